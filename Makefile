@@ -1,0 +1,55 @@
+# Two commands matter to a new user: `make demo` and `make test`. Both set up what they need.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check test-long proto format setup clean
+
+setup: $(VENV)/.installed
+
+# torch comes first and alone: resolved together with the rest, pip prefers the newest build with
+# several gigabytes of CUDA libraries.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/chorale demo $(DEMO_ARGS)
+
+test: setup
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not long" $(TEST_ARGS)
+
+test-long: setup
+	$(BIN)/pytest -m long $(TEST_ARGS)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory proto-fresh
+	$(MAKE) --no-print-directory test
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+PROTOC = PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) \
+	--grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) proto/chorale/v1/*.proto
+
+proto: setup
+	$(call PROTOC,proto)
+
+.PHONY: proto-fresh
+# The generated code is committed; this fails when it no longer matches the .proto files.
+proto-fresh: setup
+	@fresh=$$(mktemp -d) && $(call PROTOC,$$fresh) && \
+	for f in $$fresh/chorale/v1/*; do cmp -s $$f proto/chorale/v1/$$(basename $$f) || \
+	{ echo "stale: proto/chorale/v1/$$(basename $$f): run 'make proto'"; rm -r $$fresh; exit 1; }; done; \
+	rm -r $$fresh; echo "generated code is fresh"
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Chorale: the wire format that every party speaks."""

@@ -1,0 +1,1 @@
+"""Version 1 of the protocol: generated from the .proto files beside this one."""
