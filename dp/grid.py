@@ -1,0 +1,150 @@
+"""Fixed point: a float vector of bounded L2 norm becomes integers of bounded L2 norm.
+
+    x ← clip_L2(x, C·(Δ − √d/2 − 1)/Δ)      q = round(x·Δ/C)      check Σq² ≤ Δ²
+
+Rounding moves a vector by at most √d/2 grid steps, so the clip leaves that much room and one step
+for float error; the check is on the integers themselves and is exact.
+
+Invariants:
+    1. Whatever ``encode`` returns satisfies Σq² ≤ Δ². There is no other way out than an error.
+    2. The clip acts on the whole vector, never per tensor.
+    3. No finite input overflows or loses its direction: vectors are first divided by their largest
+       magnitude, so 1e308 and denormals take the same path as ones.
+    4. NaN and ±Inf raise; they are never replaced.
+
+Covered: sensitivity of one vector per silo. Not covered: noise and the ring (``dp.share``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dp.config import MAX_GRID_STEPS
+from dp.errors import NonFiniteError, NormExceededError, SpecError
+
+_TILE: Final = 1 << 14
+"""With steps ≤ 2^24 the squares of one tile sum to at most 2^62, so int64 cannot overflow."""
+_STEPS_PER_ROOT_DIMENSION: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """One clip, one scale, one dimension."""
+
+    clip_l2: float
+    """C, in the units of the delta."""
+    steps: int
+    """Δ: what C is in grid units; the integer sensitivity."""
+    dimension: int
+    """d, the length of the vectors."""
+
+    def __post_init__(self) -> None:
+        """Refuse grids on which rounding would eat a visible part of the clip."""
+        if not (math.isfinite(self.clip_l2) and self.clip_l2 > 0):
+            raise SpecError(f"clip_l2 must be positive and finite, got {self.clip_l2!r}")
+        if self.dimension < 1:
+            raise SpecError(f"dimension must be at least 1, got {self.dimension}")
+        if not 1 <= self.steps <= MAX_GRID_STEPS:
+            raise SpecError(f"grid steps must lie in [1, {MAX_GRID_STEPS}], got {self.steps}")
+        if self.steps**2 < _STEPS_PER_ROOT_DIMENSION**2 * self.dimension:
+            least = math.isqrt(_STEPS_PER_ROOT_DIMENSION**2 * self.dimension - 1) + 1
+            raise SpecError(
+                f"grid of {self.steps} steps is too coarse for {self.dimension} coordinates: "
+                f"use at least {least} steps, or train fewer parameters"
+            )
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise SpecError(f"clip_l2 {self.clip_l2!r} has no finite scale at {self.steps} steps")
+
+    @property
+    def scale(self) -> float:
+        """Grid steps per unit: s = Δ/C."""
+        return self.steps / self.clip_l2
+
+    @property
+    def clip_steps(self) -> float:
+        """The float clip in grid units: Δ − √d/2 − 1."""
+        return self.steps - math.sqrt(self.dimension) / 2.0 - 1.0
+
+    def encode(self, x: npt.NDArray[np.floating]) -> npt.NDArray[np.int32]:
+        """Clip, scale and round one vector.
+
+        Args:
+            x: Float vector of length d.
+
+        Raises:
+            SpecError: If the shape or the type is wrong.
+            NonFiniteError: If any coordinate is NaN or infinite.
+            NormExceededError: If the integers are longer than Δ after all.
+        """
+        if x.shape != (self.dimension,) or not np.issubdtype(x.dtype, np.floating):
+            raise SpecError(
+                f"expected a float vector of length {self.dimension}, got {x.dtype} {x.shape}"
+            )
+        largest = _largest_magnitude(x)
+        # A zero vector takes the same path as any other, so its timing tells little.
+        divisor = largest if largest > 0.0 else 1.0
+        norm_in_largest = math.sqrt(
+            math.fsum(float(np.dot(tile, tile)) for tile in _scaled_tiles(x, divisor))
+        )
+        # Python floats overflow to inf here, and then the clip decides.
+        unclipped = divisor * self.scale
+        clipped = self.clip_steps / norm_in_largest if norm_in_largest > 0.0 else math.inf
+        factor = min(unclipped, clipped) if largest > 0.0 else 0.0
+
+        encoded = np.empty(self.dimension, dtype=np.int32)
+        start = 0
+        for tile in _scaled_tiles(x, divisor):
+            np.multiply(tile, factor, out=tile)
+            np.rint(tile, out=tile)
+            encoded[start : start + tile.size] = tile
+            start += tile.size
+        require_norm(encoded, self.steps)
+        return encoded
+
+    def decode(self, total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Turn a signed integer sum back into floats: total·C/Δ."""
+        if total.shape != (self.dimension,) or total.dtype != np.int64:
+            raise SpecError(
+                f"expected an int64 vector of length {self.dimension}, "
+                f"got {total.dtype} {total.shape}"
+            )
+        return np.asarray(total * (self.clip_l2 / self.steps), dtype=np.float64)
+
+
+def require_norm(encoded: npt.NDArray[np.int32], steps: int) -> None:
+    """Check Σq² ≤ Δ² in integers.
+
+    Raises:
+        NormExceededError: If the vector is longer than ``steps``.
+    """
+    # Comparing both ends avoids |−2^31|, which int32 cannot hold.
+    if encoded.size and (int(encoded.max()) > steps or int(encoded.min()) < -steps):
+        raise NormExceededError("an encoded coordinate is larger than the whole clip")
+    total = 0
+    for start in range(0, encoded.size, _TILE):
+        tile = encoded[start : start + _TILE].astype(np.int64)
+        total += int(np.dot(tile, tile))
+    if total > steps * steps:
+        raise NormExceededError("the encoded vector is longer than its clip")
+
+
+def _largest_magnitude(x: npt.NDArray[np.floating]) -> float:
+    largest = 0.0
+    for start in range(0, x.size, _TILE):
+        tile = x[start : start + _TILE].astype(np.float64)
+        if not np.isfinite(tile).all():
+            raise NonFiniteError("the vector holds a NaN or an infinity")
+        largest = max(largest, float(np.abs(tile).max()))
+    return largest
+
+
+def _scaled_tiles(x: npt.NDArray[np.floating], divisor: float) -> Iterator[npt.NDArray[np.float64]]:
+    """Copies of x/divisor, tile by tile, so that no float64 copy of the whole vector exists."""
+    for start in range(0, x.size, _TILE):
+        yield x[start : start + _TILE].astype(np.float64) / divisor

@@ -1,0 +1,120 @@
+"""Per-silo figures (episodes, successes, norms) as a masked, bounded, noised block of coordinates.
+
+Each value is clipped to [0, bound] and divided by its bound, so the block of m values has L2 norm
+at most √m. The integer scale is s = ⌊Δ/√m⌋, which makes the integer norm at most Δ without any
+further clipping: m·s² ≤ Δ². The norm is checked in integers all the same.
+
+Invariants: no per-silo figure leaves except inside this block; the block's sensitivity is its
+``grid``, so its noise is z_metrics·grid over the whole sum.
+
+Covered: bounds, encoding, decoding with a standard error.
+Not covered: which names a plan may use; whether enough silos declare a family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dp.config import MAX_GRID_STEPS
+from dp.errors import NonFiniteError, SpecError
+from dp.grid import require_norm
+
+
+class Estimate(NamedTuple):
+    """A mean over silos and the standard error that the noise gives it."""
+
+    mean: float
+    standard_error: float
+
+    @property
+    def reportable(self) -> float:
+        """The mean, or NaN ("below noise") where the error exceeds it."""
+        return math.nan if self.standard_error > abs(self.mean) else self.mean
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsBlock:
+    """Layout of the block: what each coordinate means and how far it may reach."""
+
+    names: tuple[str, ...]
+    """One name per coordinate, in order."""
+    bounds: tuple[float, ...]
+    """Upper bound of each value; the lower bound is zero."""
+    grid: int = 2**16
+    """Δ of the block: its integer sensitivity."""
+
+    def __post_init__(self) -> None:
+        """Refuse layouts that are ambiguous or unbounded."""
+        if not self.names or len(set(self.names)) != len(self.names) or not all(self.names):
+            raise SpecError("metric names must be present, distinct and not empty")
+        if len(self.bounds) != len(self.names):
+            raise SpecError(f"{len(self.names)} metric names but {len(self.bounds)} bounds")
+        if not all(math.isfinite(bound) and bound > 0 for bound in self.bounds):
+            raise SpecError("every metric bound must be positive and finite")
+        if not 1 <= self.grid <= MAX_GRID_STEPS:
+            raise SpecError(f"metrics grid must lie in [1, {MAX_GRID_STEPS}], got {self.grid}")
+        if self.grid**2 < 256 * len(self.names):
+            raise SpecError(f"metrics grid {self.grid} is too coarse for {len(self.names)} metrics")
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates m."""
+        return len(self.names)
+
+    @property
+    def scale(self) -> int:
+        """Integer that a value at its bound becomes: ⌊Δ/√m⌋."""
+        return math.isqrt(self.grid**2 // self.size)
+
+    def encode(self, values: Mapping[str, float]) -> npt.NDArray[np.int32]:
+        """Clip, normalise and round one silo's values.
+
+        Args:
+            values: Exactly the block's names.
+
+        Raises:
+            SpecError: If a name is missing or unknown.
+            NonFiniteError: If a value is NaN or infinite.
+        """
+        if set(values) != set(self.names):
+            raise SpecError("metric values must name exactly the coordinates of the block")
+        raw = np.array([float(values[name]) for name in self.names], dtype=np.float64)
+        if not np.isfinite(raw).all():
+            raise NonFiniteError("the metrics hold a NaN or an infinity")
+        bounds = np.array(self.bounds, dtype=np.float64)
+        encoded = np.rint(np.clip(raw, 0.0, bounds) / bounds * self.scale).astype(np.int32)
+        require_norm(encoded, self.grid)
+        return encoded
+
+    def decode(
+        self, total: npt.NDArray[np.int64], count: int, noise_sigma_total: float
+    ) -> dict[str, Estimate]:
+        """Turn the signed integer sum into means over silos.
+
+        Rounding adds at most half a grid step per silo, bound/(2s) on the mean, which is not part
+        of the standard error.
+
+        Args:
+            total: Signed sum of the block over the silos that were summed.
+            count: How many silos were summed.
+            noise_sigma_total: Standard deviation of the summed noise in grid units.
+        """
+        if total.shape != (self.size,) or total.dtype != np.int64:
+            raise SpecError(f"expected {self.size} int64 metric sums")
+        if count < 1:
+            raise SpecError(f"a mean needs at least one silo, got {count}")
+        if not (math.isfinite(noise_sigma_total) and noise_sigma_total >= 0):
+            raise SpecError("the noise's standard deviation must be finite and not negative")
+        unit = 1.0 / (self.scale * count)
+        return {
+            name: Estimate(
+                mean=int(value) * unit * bound, standard_error=noise_sigma_total * unit * bound
+            )
+            for name, bound, value in zip(self.names, self.bounds, total, strict=True)
+        }

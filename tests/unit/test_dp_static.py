@@ -1,0 +1,104 @@
+"""What dp/ may not contain, and what it exports."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dp
+from dp import errors
+
+PACKAGE = Path(dp.__file__).parent
+BANNED_MODULES = {"random", "secrets", "numpy.random", "torch.random"}
+BANNED_ATTRIBUTES = {"random", "randn", "rand", "randint", "normal", "normal_", "default_rng"}
+
+
+def banned_randomness(source):
+    """Every use of a generator other than the keyed source."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name in BANNED_MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+            found += sorted(names & BANNED_MODULES)
+        elif isinstance(node, ast.Attribute) and node.attr in BANNED_ATTRIBUTES:
+            found.append(node.attr)
+    return found
+
+
+def test_no_other_randomness():
+    files = sorted(PACKAGE.glob("**/*.py"))
+    assert len(files) > 10
+    for path in files:
+        assert banned_randomness(path.read_text(encoding="utf-8")) == [], path.name
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import random",
+        "from random import gauss",
+        "from numpy import random",
+        "import numpy.random as r",
+        "x = np.random.default_rng(3)",
+        "x = torch.normal(0, 1, (3,))",
+        "x = torch.randn(3)",
+        "p.normal_()",
+    ],
+)
+def test_the_scan_can_fail(source):
+    assert banned_randomness(source)
+
+
+def test_imports_no_learning_framework_and_no_transport():
+    code = (
+        "import dp, dp.snr, dp.share, sys;"
+        "bad = {'torch','opacus','transformers','grpc','sqlalchemy','scipy','google.protobuf'};"
+        "sys.exit(' '.join(bad & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_public_names():
+    assert dp.__all__ == [
+        "Grid",
+        "Identity",
+        "Ledger",
+        "LedgerEntry",
+        "MetricsBlock",
+        "Mode",
+        "NoiseShare",
+        "NoiseSource",
+        "PrivacyError",
+        "PrivacySpec",
+        "Receipt",
+        "encode_round",
+    ]
+    for name in dp.__all__:
+        assert inspect.getdoc(getattr(dp, name)), name
+
+
+def test_every_error_has_its_own_reason_and_is_drawn():
+    classes = [
+        value
+        for value in vars(errors).values()
+        if inspect.isclass(value) and issubclass(value, errors.PrivacyError)
+    ]
+    assert {value.reason for value in classes} == set(errors.Reason)
+    assert len(classes) == len(errors.Reason)
+    for value in classes:
+        assert value.__name__ in errors.__doc__
