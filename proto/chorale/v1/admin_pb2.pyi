@@ -430,9 +430,12 @@ class WatchRunResponse(google.protobuf.message.Message):
     EPSILON_SPENT_FIELD_NUMBER: builtins.int
     EPSILON_CAP_FIELD_NUMBER: builtins.int
     DELTA_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
     epsilon_spent: builtins.float
     epsilon_cap: builtins.float
     delta: builtins.float
+    error: builtins.str
+    """Why a failed or aborted run stopped."""
     @property
     def run(self) -> global___RunSummary: ...
     @property
@@ -450,9 +453,10 @@ class WatchRunResponse(google.protobuf.message.Message):
         epsilon_spent: builtins.float = ...,
         epsilon_cap: builtins.float = ...,
         delta: builtins.float = ...,
+        error: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["current", b"current", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["current", b"current", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "epsilon_spent", b"epsilon_spent", "finished", b"finished", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["current", b"current", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "epsilon_spent", b"epsilon_spent", "error", b"error", "finished", b"finished", "run", b"run"]) -> None: ...
 
 global___WatchRunResponse = WatchRunResponse
 

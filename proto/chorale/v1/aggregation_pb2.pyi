@@ -82,7 +82,7 @@ class AdapterRecord(google.protobuf.message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
-    """The round this adapter opens: record 0 is the initial adapter."""
+    """The round that made this adapter; record 0 is the initial adapter."""
     parent_sha256: builtins.bytes
     adapter_sha256: builtins.bytes
     plan_sha256: builtins.bytes

@@ -1,0 +1,77 @@
+"""What the coordinator and every silo must compute identically: plans, layouts, updates, the chain.
+
+    plan.py          the run plan (tables: plan_sections.py, wording: plan_problems.py)
+    forecast.py      what a plan costs and protects, before it starts
+    layout.py        named tensors ↔ one flat vector
+    adapter.py       the published bytes
+    aggregate/       fedavg and rolora, the server step, the gauge
+    verify.py        does the published adapter follow from the sum?
+    sums.py          the published sum, the metrics block, agreement between silos
+    task.py          round tasks
+    record.py        the provenance chain and round results
+    wire.py          protobuf
+    export.py        an adapter as a peft directory
+    invite.py        the invite both daemons read
+
+Pure: no clock, no network, no torch. Covered: what is signed, hashed or verified by more than one
+party. Not covered: the masked sum itself (``secagg``) and privacy (``dp``).
+"""
+
+from federation.adapter import adapter_sha256, decode_adapter, encode_adapter
+from federation.aggregate import FIRST_ROUND, Aggregator, make_aggregator
+from federation.errors import (
+    AdapterError,
+    ChainError,
+    FederationError,
+    LayoutError,
+    PlanError,
+    UpdateError,
+)
+from federation.forecast import Forecast, forecast_plan, shared_dimension
+from federation.layout import Layout, TensorSpec
+from federation.plan import Plan, plan_sha256
+from federation.record import AdapterRecord, RecordKind, RoundResult, verify_chain
+from federation.sums import (
+    agreement,
+    encode_sum,
+    heterogeneity,
+    metrics_layout,
+    success_ratios,
+    sum_sha256,
+)
+from federation.task import RoundTask
+from federation.verify import verify_update
+
+__all__ = [
+    "FIRST_ROUND",
+    "AdapterError",
+    "AdapterRecord",
+    "Aggregator",
+    "ChainError",
+    "FederationError",
+    "Forecast",
+    "Layout",
+    "LayoutError",
+    "Plan",
+    "PlanError",
+    "RecordKind",
+    "RoundResult",
+    "RoundTask",
+    "TensorSpec",
+    "UpdateError",
+    "adapter_sha256",
+    "agreement",
+    "decode_adapter",
+    "encode_adapter",
+    "encode_sum",
+    "forecast_plan",
+    "heterogeneity",
+    "make_aggregator",
+    "metrics_layout",
+    "plan_sha256",
+    "shared_dimension",
+    "success_ratios",
+    "sum_sha256",
+    "verify_chain",
+    "verify_update",
+]

@@ -1,0 +1,40 @@
+"""The seam of an aggregation method: what is trained and uploaded, and how a mean is applied."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from federation.aggregate.server_step import Float64Vector, step
+from federation.layout import Layout, Tensors
+
+FIRST_ROUND: Final = 1
+"""Rounds count from one; record 0 is the initial adapter and record r is what round r made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aggregator(ABC):
+    """One method over one adapter layout. Stateless: the round number decides everything."""
+
+    layout: Layout
+    server_step: float
+    gauge: bool
+    name: ClassVar[str]
+
+    @abstractmethod
+    def shared_layout(self, round_number: int) -> Layout:
+        """The tensors that every silo trains and uploads in this round, and no others."""
+
+    @abstractmethod
+    def regauge(self, tensors: Tensors, next_round: int) -> Tensors:
+        """The same product BA in the factors that ``next_round`` wants."""
+
+    def apply_ungauged(self, tensors: Tensors, mean: Float64Vector, round_number: int) -> Tensors:
+        """The step alone, byte-exact on every machine."""
+        return step(self.layout, tensors, self.shared_layout(round_number), mean, self.server_step)
+
+    def apply(self, tensors: Tensors, mean: Float64Vector, round_number: int) -> Tensors:
+        """The adapter that opens the next round."""
+        moved = self.apply_ungauged(tensors, mean, round_number)
+        return self.regauge(moved, round_number + 1) if self.gauge else moved

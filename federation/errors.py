@@ -1,0 +1,47 @@
+"""Typed refusals of what every party computes identically.
+
+    FederationError
+    ├── PlanError       a run plan that cannot be honoured; ``problems`` lists all of them
+    ├── LayoutError     tensors or vectors that do not fit the agreed layout
+    ├── AdapterError    published adapter bytes that are not a well-formed adapter
+    ├── ChainError      a task, record or chain of records that does not verify
+    └── UpdateError     a published update that does not follow from the published sum
+
+Messages name public facts only (names, shapes, rounds, digests), never a private value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class FederationError(Exception):
+    """Base of every refusal of this package."""
+
+
+class PlanError(FederationError):
+    """The plan cannot be honoured.
+
+    Attributes:
+        problems: Every problem found, each with its key path and what to do about it.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("the plan is refused: " + "; ".join(self.problems))
+
+
+class LayoutError(FederationError):
+    """Tensors or a vector do not match the layout."""
+
+
+class AdapterError(FederationError):
+    """Bytes are not an adapter of the published form."""
+
+
+class ChainError(FederationError):
+    """A signed document or a link of the provenance chain does not verify."""
+
+
+class UpdateError(FederationError):
+    """The published adapter does not follow from the previous one and the sum."""

@@ -1,0 +1,175 @@
+"""The run plan: signed data that names what every silo does, and nothing that executes.
+
+A plan is a TOML document of at most 64 KiB. Its SHA-256 over the exact bytes is its identity;
+round tasks, records and descriptors carry that digest, never a re-serialised form.
+
+Invariants:
+    1. Every key is known. An unknown one is an error that names the nearest valid key, and all
+       problems of a document are reported together, each with its key path.
+    2. Every value is bounded and of the stated TOML type: no coercion, no NaN, no infinity.
+    3. The number of colluding silos c and the threshold t cannot be written in a plan: c comes
+       from the roster that the consortium root signed, t is computed from it.
+    4. A method that exists but cannot run is refused with its reason, never mapped to another.
+
+Covered: the document on its own, and the privacy part through ``dp.config.PrivacySpec``.
+Not covered: whether it suits a roster (``federation.forecast``), whether a site allows it and
+whether the evolver is compatible with the privacy mode (the silo's guardian).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import ValidationError
+
+from dp.config import Mode, PrivacySpec
+from dp.errors import PrivacyError
+from federation.aggregate.aggregator import Aggregator
+from federation.aggregate.registry import make_aggregator
+from federation.errors import PlanError
+from federation.layout import Layout
+from federation.plan_problems import explain
+from federation.plan_sections import (
+    AggregationSection,
+    EvaluateSection,
+    EvolveSection,
+    ModelSection,
+    PrivacySection,
+    RoundsSection,
+    Section,
+    SecureAggregationSection,
+    SelectionSection,
+    Slug,
+)
+from secagg.errors import ParameterError
+from secagg.parameters import threshold
+
+MAX_PLAN_BYTES: Final = 64 * 1024
+"""A plan is a page of settings; anything longer is not one."""
+
+
+class Plan(Section):
+    """One run, as the consortium agreed on it."""
+
+    name: Slug
+    """What people call the run."""
+    model: ModelSection
+    """The base model and the adapter's shape."""
+    evolve: EvolveSection
+    """The local work of one round, fixed for every silo."""
+    aggregation: AggregationSection
+    """How the sum becomes the next adapter."""
+    privacy: PrivacySection
+    """Unit, clip, noise and caps."""
+    secure_aggregation: SecureAggregationSection
+    """Cohort floor and ring."""
+    rounds: RoundsSection
+    """How many rounds, and how long each may take."""
+    selection: SelectionSection = SelectionSection()
+    """Who takes part."""
+    evaluate: EvaluateSection = EvaluateSection()
+    """Held-out evaluation inside each silo."""
+
+    @classmethod
+    def parse(cls, toml_bytes: bytes) -> Plan:
+        """Read and check a plan.
+
+        Args:
+            toml_bytes: The document, byte for byte as it was hashed.
+
+        Raises:
+            PlanError: With every problem found.
+        """
+        try:
+            plan = cls.model_validate(_tuples(_document(toml_bytes)))
+        except ValidationError as error:
+            raise PlanError(explain(error, cls)) from error
+        try:
+            plan.privacy_spec()
+        except PrivacyError as error:
+            raise PlanError([f"privacy: {error}"]) from error
+        return plan
+
+    def aggregator(self, layout: Layout) -> Aggregator:
+        """The plan's aggregation method over an adapter's layout.
+
+        Raises:
+            LayoutError: If the method or the gauge needs LoRA pairs and the layout has others.
+        """
+        section = self.aggregation
+        return make_aggregator(
+            section.method, layout, server_step=section.server_step, gauge=section.gauge
+        )
+
+    def require_cohort(self, silos: int, colluding: int) -> None:
+        """Check that a roster of this size can run the plan at all.
+
+        Raises:
+            PlanError: If it is too small for c, for ``n_min`` or for the quorum.
+        """
+        problems = []
+        try:
+            threshold(silos, colluding)
+        except ParameterError as error:
+            problems.append(f"roster: {error}")
+        n_min = self.secure_aggregation.n_min
+        if n_min > silos:
+            problems.append(
+                f"secure_aggregation.n_min: {n_min} survivors are asked for but the roster has "
+                f"{silos} silos: enrol more"
+            )
+        quorum = self.rounds.ready_quorum(n_min)
+        if quorum > silos:
+            problems.append(
+                f"rounds.quorum: a round opens with {quorum} ready silos (n_min + 1 unless set) "
+                f"but the roster has {silos}: enrol more, or set it"
+            )
+        if problems:
+            raise PlanError(problems)
+
+    def privacy_spec(self) -> PrivacySpec:
+        """The privacy part in the form that the descriptor hashes."""
+        privacy = self.privacy
+        return PrivacySpec(
+            mode=Mode(privacy.mode),
+            unit=privacy.unit,
+            clip_l2=privacy.clip_l2,
+            noise_multiplier=privacy.noise_multiplier,
+            metrics_noise_multiplier=privacy.metrics_noise_multiplier,
+            delta=privacy.delta,
+            epsilon_cap=privacy.epsilon_cap,
+            grid=privacy.grid,
+        )
+
+
+def plan_sha256(toml_bytes: bytes) -> bytes:
+    """The identity of a plan: SHA-256 of its exact bytes."""
+    return hashlib.sha256(toml_bytes).digest()
+
+
+def _document(toml_bytes: bytes) -> dict[str, object]:
+    if len(toml_bytes) > MAX_PLAN_BYTES:
+        raise PlanError(
+            [f"the document has {len(toml_bytes)} bytes: keep it within {MAX_PLAN_BYTES}"]
+        )
+    try:
+        return tomllib.loads(toml_bytes.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise PlanError([f"the document is not UTF-8 at byte {error.start}"]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError([f"the document is not TOML: {error}"]) from error
+    except (ValueError, RecursionError) as error:
+        # Dates out of range, integers of thousands of digits, arrays nested thousands deep.
+        raise PlanError([f"the document holds a value no plan needs: {error}"]) from error
+
+
+def _tuples(value: object) -> object:
+    """TOML arrays as tuples, so that the strict and frozen model can hold them."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value

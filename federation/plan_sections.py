@@ -1,0 +1,209 @@
+"""The tables of a run plan, one class each.
+
+Invariants: every class is frozen, strict, and forbids unknown keys; every number is bounded and
+finite; a line under each field says what it means.
+
+Covered: types, ranges, and what fields of one table ask of each other.
+Not covered: reading the document and wording its errors (``federation.plan``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dp.config import MAX_GRID_STEPS, Unit
+from federation.aggregate.registry import require_method, require_optimiser
+
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[int, Field(ge=1, le=7 * 24 * 3600)]
+
+_SPARE_FRACTION = 0.2
+
+
+class Section(BaseModel):
+    """One table: frozen, strict, closed."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """``[model]``: the frozen base and the adapter trained on it."""
+
+    base: Annotated[str, Field(min_length=1, max_length=512)]
+    """Model id or directory, for people; silos go by the digest."""
+    base_sha256: Sha256Hex
+    """Digest of the base model's files, lower-case hex."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    """What the base weights are held in; adapters and deltas are float32 always."""
+    lora_rank: Annotated[int, Field(ge=1, le=256)] = 8
+    """r."""
+    lora_alpha: Annotated[float, Field(gt=0, le=4096)] = 16.0
+    """α; the adapter is scaled by α/r."""
+    target: Literal["all-linear"] = "all-linear"
+    """Which layers carry an adapter."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """LoRA dropout while training."""
+
+
+class EvolveSection(Section):
+    """``[evolve]``: the local work of one round. Nothing here depends on private data."""
+
+    method: Literal["constant", "fed-se"]
+    """``constant`` contributes a fixed vector and needs no model; ``fed-se`` is filtered SFT."""
+    episodes_per_round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Episodes each silo explores, tries included; also the public bound of its metrics."""
+    epochs: Annotated[int, Field(ge=1, le=100)] = 2
+    """Passes over the training set."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-3
+    """AdamW's."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 32
+    """Trajectories per optimiser step."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Sampling temperature while exploring."""
+    window: Annotated[int, Field(ge=0, le=10_000)] = 2
+    """Rounds of successes trained on; 0 is the whole cumulative buffer."""
+    tries_per_task: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Tries at each task; the shortest success is kept."""
+    max_sequence_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 1024
+    """Longest training sequence."""
+    explore: bool = True
+    """False is the control that gathers no new trajectories."""
+    learn: bool = True
+    """False is the control whose delta is zero."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    """Seed of task sampling and of training."""
+    environments: Annotated[tuple[EnvironmentName, ...], Field(max_length=64)] = ()
+    """Environments that silos may explore; a silo serves those it has."""
+    shards: bool = False
+    """True gives each silo its own share of each environment's tasks."""
+
+    @field_validator("environments")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("name each environment once")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EvolveSection:
+        if self.method == "fed-se":
+            if not self.environments:
+                raise ValueError("method 'fed-se' explores: name at least one environment")
+            if self.episodes_per_round < 1:
+                raise ValueError("method 'fed-se' explores: set episodes_per_round")
+            if self.episodes_per_round % self.tries_per_task:
+                raise ValueError(
+                    f"episodes_per_round ({self.episodes_per_round}) must be a multiple of "
+                    f"tries_per_task ({self.tries_per_task}), so that every task gets all its tries"
+                )
+        return self
+
+
+class AggregationSection(Section):
+    """``[aggregation]``: from the sum to the next adapter."""
+
+    method: str
+    """A name of ``federation.aggregate.registry``."""
+    server_step: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """η_s; 1 is the plain mean."""
+    gauge: bool = False
+    """Rewrite the same product BA in balanced factors after each sum."""
+    server_optimiser: str = "fedavg"
+    """How the mean is applied."""
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str) -> str:
+        require_method(value)
+        return value
+
+    @field_validator("server_optimiser")
+    @classmethod
+    def _known_optimiser(cls, value: str) -> str:
+        require_optimiser(value)
+        return value
+
+
+class PrivacySection(Section):
+    """``[privacy]``: spelled out, never a default mode."""
+
+    mode: Literal["none", "silo", "record_local", "record_distributed"]
+    """``none`` must be written, like every other mode."""
+    unit: Unit = "task"
+    """Whose contribution is one unit at record level."""
+    clip_l2: Annotated[float, Field(gt=0, le=1e9)]
+    """C, on the whole shared vector."""
+    noise_multiplier: Annotated[float, Field(ge=0, le=1e9)]
+    """z: noise of the sum in multiples of C."""
+    metrics_noise_multiplier: Annotated[float, Field(ge=0, le=1e9)]
+    """z of the metrics block."""
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    """δ at which ε is stated."""
+    epsilon_cap: Annotated[float, Field(gt=0, le=1e18)]
+    """Largest ε of the run; every silo has its own cap as well."""
+    grid: Annotated[int, Field(ge=16, le=MAX_GRID_STEPS)] = 2**20
+    """Δ: the integer that C becomes."""
+    min_cosine: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Least predicted cosine between noisy and noiseless mean at which a run may start."""
+    accept_low_cosine: bool = False
+    """True starts the run below ``min_cosine`` all the same."""
+
+
+class SecureAggregationSection(Section):
+    """``[secure_aggregation]``: what a plan may choose; c and t are not among it."""
+
+    n_min: Annotated[int, Field(ge=3, le=200)]
+    """Least number of survivors that a silo accepts."""
+    ring_bits: Literal[32] = 32
+    """The ring Z_2^32 of suite v1."""
+
+
+class RoundsSection(Section):
+    """``[rounds]``: how many, and how long."""
+
+    count: Annotated[int, Field(ge=1, le=10_000)]
+    """T."""
+    ready_deadline_s: Seconds
+    """From the round task to the last ready report; covers exploring and training."""
+    phase_deadline_s: Seconds
+    """For each step of secure aggregation."""
+    quorum: Annotated[int, Field(ge=3, le=200)] | None = None
+    """Ready silos that open a round; n_min + 1 when not set."""
+    spare_attempts: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Attempts beyond T that the budget pays for; ⌈0.2·T⌉ when not set."""
+
+    @property
+    def charged_attempts(self) -> int:
+        """Attempts that ε is stated for: T and the spare ones."""
+        if self.spare_attempts is None:
+            return self.count + math.ceil(_SPARE_FRACTION * self.count)
+        return self.count + self.spare_attempts
+
+    def ready_quorum(self, n_min: int) -> int:
+        """Ready silos needed to open a round."""
+        return n_min + 1 if self.quorum is None else self.quorum
+
+
+class SelectionSection(Section):
+    """``[selection]``: no amplification is claimed from it, so there is little to choose."""
+
+    policy: Literal["all"] = "all"
+    """Everyone in the roster who is ready."""
+
+
+class EvaluateSection(Section):
+    """``[evaluate]``: inside each silo; figures leave it only in sums."""
+
+    held_out: Annotated[int, Field(ge=0, le=100_000)] = 200
+    """Held-out tasks per environment; 0 switches evaluation off."""
+    every_rounds: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Cadence."""
+    temperatures: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=10)], ...], Field(min_length=1, max_length=8)
+    ] = (0.0, 1.0)
+    """0 is greedy."""

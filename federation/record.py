@@ -1,0 +1,209 @@
+"""The provenance chain of a run: one signed record for each round, each naming its parent.
+
+    record 0        initial     the adapter that the run started from
+    record r ≥ 1    aggregated  what round r made of a sum, or
+                    skipped     round r released nothing; the adapter is the previous one
+
+Ordered checks of ``verify_chain``: signature; run, plan and base model as in the first record;
+round one above its parent's; both parent links (the adapter's and the record's digest).
+
+Covered: bounds, signatures, links, kinds. Not covered: whether an adapter follows from its sum
+(``federation.verify``), which head is the newest (round tasks and peers say so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from federation.errors import ChainError
+from secagg import bounds, canonical, suite
+from secagg.descriptor import AggregationId
+from secagg.errors import MalformedMessageError
+
+RECORD_DOMAIN: Final = "chorale/v1/adapter-record"
+LINK_DOMAIN: Final = "chorale/v1/adapter-record-link"
+INITIAL_ROUND: Final = 0
+
+
+RecordKind = Literal["initial", "aggregated", "skipped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterRecord:
+    """One link of the chain."""
+
+    run_id: str
+    """The run."""
+    round: int
+    """The round that made it; 0 for the initial adapter."""
+    kind: RecordKind
+    """Initial, aggregated or skipped."""
+    adapter_sha256: bytes
+    """The published bytes."""
+    plan_sha256: bytes
+    """Of the plan's TOML bytes."""
+    base_model_sha256: bytes
+    """The frozen base."""
+    parent_sha256: bytes = b""
+    """The previous adapter; empty for the initial record."""
+    record_parent_sha256: bytes = b""
+    """``sha256`` of the previous record; empty for the initial record."""
+    descriptor_sha256: bytes = b""
+    """The descriptor whose sum made it; aggregated records only."""
+    sum_sha256: bytes = b""
+    """Of the published sum (``federation.sums.encode_sum``); aggregated records only."""
+    survivors: tuple[str, ...] = ()
+    """U3 in ascending order; aggregated records only."""
+    signature: bytes = b""
+    """Of the coordinator; empty until signed."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds or does not fit the kind."""
+        try:
+            self._require_bounds()
+        except MalformedMessageError as error:
+            raise ChainError(str(error)) from error
+        if (self.kind == "initial") != (self.round == INITIAL_ROUND):
+            raise ChainError(f"a record of kind {self.kind} cannot be of round {self.round}")
+        if self.kind == "skipped" and self.adapter_sha256 != self.parent_sha256:
+            raise ChainError("a skipped round keeps its adapter")
+        if self.kind == "aggregated" and not self.survivors:
+            raise ChainError("an aggregated record names its survivors")
+
+    def _require_bounds(self) -> None:
+        bounds.require_name(self.run_id, "record run_id")
+        bounds.require_integer(self.round, INITIAL_ROUND, bounds.UINT32_MAX, "record round")
+        if self.kind not in get_args(RecordKind):
+            raise MalformedMessageError("record kind is not initial, aggregated or skipped")
+        linked = 0 if self.kind == "initial" else bounds.DIGEST_BYTES
+        summed = bounds.DIGEST_BYTES if self.kind == "aggregated" else 0
+        for field, size_bytes in (
+            ("adapter_sha256", bounds.DIGEST_BYTES),
+            ("plan_sha256", bounds.DIGEST_BYTES),
+            ("base_model_sha256", bounds.DIGEST_BYTES),
+            ("parent_sha256", linked),
+            ("record_parent_sha256", linked),
+            ("descriptor_sha256", summed),
+            ("sum_sha256", summed),
+        ):
+            bounds.require_bytes(getattr(self, field), size_bytes, f"{self.kind} record's {field}")
+        most = bounds.MAX_COHORT if self.kind == "aggregated" else 0
+        bounds.require_sequence(self.survivors, str, 0, most, "record survivors")
+        for silo_id in self.survivors:
+            bounds.require_silo_id(silo_id, "record survivor")
+        if not bounds.is_strictly_sorted(self.survivors):
+            raise MalformedMessageError("record survivors are not in ascending order")
+        if self.signature:
+            bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "record signature")
+
+    def signed_bytes(self) -> bytes:
+        """What the coordinator signs."""
+        return canonical.encode(
+            RECORD_DOMAIN,
+            self.run_id,
+            self.round,
+            self.kind,
+            self.adapter_sha256,
+            self.plan_sha256,
+            self.base_model_sha256,
+            self.parent_sha256,
+            self.record_parent_sha256,
+            self.descriptor_sha256,
+            self.sum_sha256,
+            self.survivors,
+        )
+
+    def sign(self, coordinator_key: Ed25519PrivateKey) -> AdapterRecord:
+        """The same record with the coordinator's signature."""
+        return replace(self, signature=suite.sign(coordinator_key, self.signed_bytes()))
+
+    def verify(self, coordinator_public_key: bytes) -> None:
+        """Check the signature.
+
+        Raises:
+            ChainError: If it is missing or not the coordinator's.
+        """
+        if not suite.verify(coordinator_public_key, self.signature, self.signed_bytes()):
+            raise ChainError(
+                f"the record of round {self.round} is not signed by the roster's coordinator"
+            )
+
+    @property
+    def sha256(self) -> bytes:
+        """What the next record calls this one: a digest of the signed bytes.
+
+        The signature is not part of it, so signing the same content again breaks no chain.
+        """
+        return canonical.digest(LINK_DOMAIN, self.signed_bytes())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundResult:
+    """What closes a round at a silo; the record carries the signature."""
+
+    record: AdapterRecord
+    """The new head."""
+    identity: AggregationId
+    """The aggregation that was finished, or the last attempt of a skipped round."""
+
+    def __post_init__(self) -> None:
+        """Refuse a result whose two halves speak of different rounds."""
+        if (self.identity.run_id, self.identity.round) != (self.record.run_id, self.record.round):
+            raise ChainError("the result's record and identity name different rounds")
+
+    def verify(self, coordinator_public_key: bytes) -> None:
+        """Check the record's signature.
+
+        Raises:
+            ChainError: If it is not the coordinator's.
+        """
+        self.record.verify(coordinator_public_key)
+
+
+def verify_chain(
+    records: Sequence[AdapterRecord],
+    coordinator_public_key: bytes,
+    *,
+    after: AdapterRecord | None = None,
+) -> AdapterRecord:
+    """Check a run's records from the initial one, or from a head that was verified before.
+
+    Args:
+        records: In the order of their rounds, without gaps.
+        coordinator_public_key: The roster's coordinator key, 32 bytes.
+        after: The head that the caller already holds; None to start at record 0.
+
+    Returns:
+        The new head: the last record, or ``after`` if there are none.
+
+    Raises:
+        ChainError: Naming the round at which the chain breaks.
+    """
+    head = after
+    for record in records:
+        record.verify(coordinator_public_key)
+        if head is None:
+            if record.kind != "initial":
+                raise ChainError(f"the chain starts with a record of kind {record.kind}")
+        else:
+            _require_link(head, record)
+        head = record
+    if head is None:
+        raise ChainError("the chain has no record")
+    return head
+
+
+def _require_link(parent: AdapterRecord, record: AdapterRecord) -> None:
+    for field in ("run_id", "plan_sha256", "base_model_sha256"):
+        if getattr(record, field) != getattr(parent, field):
+            raise ChainError(f"round {record.round}: the record changes the run's {field}")
+    if record.round != parent.round + 1:
+        raise ChainError(f"a record of round {record.round} follows one of round {parent.round}")
+    if record.parent_sha256 != parent.adapter_sha256:
+        raise ChainError(f"round {record.round}: the parent adapter is not the chain's head")
+    if record.record_parent_sha256 != parent.sha256:
+        raise ChainError(f"round {record.round}: the parent record is not the chain's head")

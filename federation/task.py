@@ -1,0 +1,92 @@
+"""The round task: what a coordinator asks of every silo before training, signed.
+
+It names the plan, the roster, the base model and the head of the adapter chain, and nothing that
+depends on anyone's data. Rounds count from one.
+
+Covered: bounds, the signed bytes, signing and verifying.
+Not covered: whether a silo agrees (its guardian), whether the deadline has passed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from federation.aggregate.aggregator import FIRST_ROUND
+from federation.errors import ChainError
+from secagg import bounds, canonical, suite
+from secagg.errors import MalformedMessageError
+
+TASK_DOMAIN: Final = "chorale/v1/round-task"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundTask:
+    """One round's invitation to train."""
+
+    run_id: str
+    """The run."""
+    round: int
+    """From one; record ``round − 1`` is the head that this round starts from."""
+    plan_sha256: bytes
+    """Of the plan's TOML bytes."""
+    roster_sha256: bytes
+    """Of the roster in force."""
+    roster_epoch: int
+    """Its epoch."""
+    base_model_sha256: bytes
+    """The frozen base."""
+    adapter_sha256: bytes
+    """The published bytes to start from."""
+    ready_deadline_unix_s: int
+    """By when a silo must report ready."""
+    signature: bytes = b""
+    """Of the coordinator; empty until signed."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds, whoever made it."""
+        try:
+            bounds.require_name(self.run_id, "task run_id")
+            bounds.require_integer(self.round, FIRST_ROUND, bounds.UINT32_MAX, "task round")
+            for name in ("plan", "roster", "base_model", "adapter"):
+                field = f"{name}_sha256"
+                bounds.require_bytes(getattr(self, field), bounds.DIGEST_BYTES, f"task {field}")
+            bounds.require_integer(self.roster_epoch, 1, bounds.UINT64_MAX, "task roster_epoch")
+            bounds.require_integer(
+                self.ready_deadline_unix_s, 1, bounds.UINT64_MAX, "task ready_deadline_unix_s"
+            )
+            if self.signature:
+                bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "task signature")
+        except MalformedMessageError as error:
+            raise ChainError(str(error)) from error
+
+    def signed_bytes(self) -> bytes:
+        """What the coordinator signs."""
+        return canonical.encode(
+            TASK_DOMAIN,
+            self.run_id,
+            self.round,
+            self.plan_sha256,
+            self.roster_sha256,
+            self.roster_epoch,
+            self.base_model_sha256,
+            self.adapter_sha256,
+            self.ready_deadline_unix_s,
+        )
+
+    def sign(self, coordinator_key: Ed25519PrivateKey) -> RoundTask:
+        """The same task with the coordinator's signature."""
+        return replace(self, signature=suite.sign(coordinator_key, self.signed_bytes()))
+
+    def verify(self, coordinator_public_key: bytes) -> None:
+        """Check the signature.
+
+        Raises:
+            ChainError: If it is missing or not the coordinator's.
+        """
+        if not suite.verify(coordinator_public_key, self.signature, self.signed_bytes()):
+            raise ChainError(
+                f"the task of round {self.round} is not signed by the roster's coordinator"
+            )

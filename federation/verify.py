@@ -1,0 +1,176 @@
+"""What a silo checks before it adopts a published adapter.
+
+Given the previous adapter, the integer sum and the plan, the next adapter is determined:
+
+    without gauge   byte for byte: the silo computes the update itself and compares the encodings;
+    with gauge      up to the bits of QR and SVD, which differ between CPU kernels. The silo applies
+                    the step itself, byte-exactly, and then checks for each layer that the published
+                    factors are the stated gauge of that product.
+
+Ordered checks:
+    1. Previous adapter, sum and published adapter are those that the record names by digest.
+    2. Without gauge: equality. Done.
+    3. The published bytes have the one encoding, the previous adapter's layout, finite values.
+    4. ‖(B'A' − BA)X‖ ≤ 1e-5·‖BA‖·√p for p = 16 public Rademacher probes X. Their seed is a digest
+       of the descriptor's and of the published bytes, so bytes cannot be fitted to the probes. For
+       a difference D the mean of ‖DX‖² is p·‖D‖² (Hutchinson 1990).
+    5. The factors are orthonormal or balanced to 1e-5, as the gauge promises; a product that is
+       right in lopsided factors would let the coordinator choose how loud the noise is.
+
+A passing silo adopts the published bytes, whose SHA-256 is the chain.
+
+Covered: the update. Not covered: that the sum is the true one (a coordinator that lies about it
+consistently is only caught by the acceptance test on tasks), signatures and links of the record
+(``federation.record``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.adapter import adapter_sha256, decode_adapter, encode_adapter
+from federation.aggregate.aggregator import Aggregator
+from federation.aggregate.gauge import Matrix, rademacher, resting_scale
+from federation.aggregate.rolora import RoLoRA, trained_factor
+from federation.aggregate.server_step import Float64Vector, mean_of_sum
+from federation.errors import AdapterError, LayoutError, UpdateError
+from federation.layout import Layout, LoraPair, Tensors
+from federation.plan import Plan
+from federation.record import AdapterRecord
+from federation.sums import encode_sum, signed_sum, sum_sha256
+from secagg import canonical
+
+TOLERANCE: Final = 1e-5
+CANCELLATION: Final = 1e-12
+PROBES: Final = 16
+PROBE_DOMAIN: Final = "chorale/v1/update-probe"
+
+
+def verify_update(
+    *,
+    plan: Plan,
+    record: AdapterRecord,
+    previous: bytes,
+    total: npt.NDArray[np.integer],
+    published: bytes,
+) -> None:
+    """Check that a published adapter follows from the previous one and the sum.
+
+    Args:
+        plan: The run's plan.
+        record: The aggregated record, its signature and links verified before.
+        previous: The adapter's bytes that the round started from.
+        total: The whole published sum as signed integers, delta then metrics block.
+        published: The adapter's bytes that the record asks to adopt.
+
+    Raises:
+        UpdateError: If any check fails.
+    """
+    if record.kind != "aggregated":
+        raise UpdateError(f"a record of kind {record.kind} has no update to verify")
+    try:
+        _require_digests(record, previous, total, published)
+        tensors = decode_adapter(previous, max_bytes=len(previous))
+        aggregator = plan.aggregator(Layout.from_tensors(tensors))
+        mean = _mean(plan, aggregator, record, total)
+        expected = aggregator.apply_ungauged(tensors, mean, record.round)
+        if not plan.aggregation.gauge:
+            if encode_adapter(expected) != published:
+                raise UpdateError("the published adapter is not the recomputed one, byte for byte")
+            return
+        adopted = decode_adapter(published, max_bytes=len(previous))
+        aggregator.layout.require(adopted)
+        if encode_adapter(adopted) != published:
+            raise UpdateError("the published adapter is not in the one published encoding")
+    except (AdapterError, LayoutError) as error:
+        raise UpdateError(f"the update cannot be verified: {error}") from error
+    seed = canonical.digest(PROBE_DOMAIN, record.descriptor_sha256, record.adapter_sha256)
+    for pair in aggregator.layout.pairs():
+        old, new = _factors(expected, pair), _factors(adopted, pair)
+        _require_same_product(old, new, seed, pair.prefix)
+        if aggregator.name != RoLoRA.name:
+            _require_balanced(old, new, pair.prefix)
+        elif trained_factor(record.round + 1) == "B":
+            _require_orthonormal(new.a_rn @ new.a_rn.T, "rows of A", pair.prefix)
+        else:
+            _require_orthonormal(new.b_mr.T @ new.b_mr, "columns of B", pair.prefix)
+
+
+class _Factors(NamedTuple):
+    a_rn: Matrix
+    b_mr: Matrix
+
+
+def _require_digests(
+    record: AdapterRecord, previous: bytes, total: npt.NDArray[np.integer], published: bytes
+) -> None:
+    for what, digest, expected in (
+        ("previous adapter", adapter_sha256(previous), record.parent_sha256),
+        ("published adapter", adapter_sha256(published), record.adapter_sha256),
+        ("published sum", sum_sha256(encode_sum(total)), record.sum_sha256),
+    ):
+        if digest != expected:
+            raise UpdateError(f"the {what} is not the one that the record names")
+
+
+def _mean(
+    plan: Plan, aggregator: Aggregator, record: AdapterRecord, total: npt.NDArray[np.integer]
+) -> Float64Vector:
+    dimension = aggregator.shared_layout(record.round).dimension
+    if total.size < dimension:
+        raise UpdateError(f"the sum has {total.size} elements, the round shares {dimension}")
+    return mean_of_sum(
+        signed_sum(total)[:dimension],
+        scale=plan.privacy.grid / plan.privacy.clip_l2,
+        count=len(record.survivors),
+    )
+
+
+def _factors(tensors: Tensors, pair: LoraPair) -> _Factors:
+    return _Factors(
+        a_rn=tensors[pair.a.name].astype(np.float64), b_mr=tensors[pair.b.name].astype(np.float64)
+    )
+
+
+def _require_same_product(old: _Factors, new: _Factors, seed: bytes, name: str) -> None:
+    probes_np = rademacher(
+        hashlib.sha256(seed + name.encode("utf-8")).digest(), old.a_rn.shape[1], PROBES
+    )
+    expected = old.b_mr @ (old.a_rn @ probes_np)
+    difference = float(np.linalg.norm(new.b_mr @ (new.a_rn @ probes_np) - expected))
+    # ‖BA‖² = tr(BᵀB·AAᵀ), from two r × r matrices.
+    norm = math.sqrt(max(0.0, float(np.sum((old.b_mr.T @ old.b_mr) * (old.a_rn @ old.a_rn.T)))))
+    # The floor is what float64 makes of factors that cancel; it moves nothing visible.
+    floor = CANCELLATION * float(np.linalg.norm(old.a_rn)) * float(np.linalg.norm(old.b_mr))
+    if not difference <= max(TOLERANCE * norm, floor) * math.sqrt(PROBES):
+        raise UpdateError(
+            f"layer {name!r}: the published product BA is not the updated one "
+            f"(difference {difference:.3g} for a norm of {norm:.3g})"
+        )
+
+
+def _require_orthonormal(gram: Matrix, what: str, name: str) -> None:
+    error = float(np.abs(gram - np.eye(gram.shape[0])).max())
+    if not error <= TOLERANCE:
+        raise UpdateError(f"layer {name!r}: the {what} are not orthonormal (off by {error:.3g})")
+
+
+def _require_balanced(old: _Factors, new: _Factors, name: str) -> None:
+    """BᵀB = Σ, and AAᵀ = Σ except where Σ_i = 0, where A rests at its former scale."""
+    gram_a, gram_b = new.a_rn @ new.a_rn.T, new.b_mr.T @ new.b_mr
+    diagonal_a, diagonal_b = np.diag(gram_a), np.diag(gram_b)
+    resting = resting_scale(old.a_rn, old.b_mr) ** 2
+    largest = float(diagonal_b.max(initial=0.0))
+    slack = TOLERANCE * max(largest, resting)
+    off_diagonal = max(
+        float(np.abs(gram - np.diag(np.diag(gram))).max()) for gram in (gram_a, gram_b)
+    )
+    equal = np.abs(diagonal_a - diagonal_b) <= slack
+    at_rest = (diagonal_b <= slack) & (np.abs(diagonal_a - resting) <= TOLERANCE * resting)
+    if not (off_diagonal <= slack and bool(np.all(equal | at_rest))):
+        raise UpdateError(f"layer {name!r}: the published factors are not balanced")

@@ -1,0 +1,109 @@
+"""Protobuf on one side, bounded documents on the other, for the task, the record and the result.
+
+``*_from_proto`` either returns an object whose every field is within bounds or raises ChainError;
+counts are looked at before items are built. ``*_to_proto`` then ``*_from_proto`` gives an equal
+object.
+
+Covered: bounds. Not covered: signatures and links, which ``federation.record`` checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from chorale.v1 import aggregation_pb2 as pb
+from federation.errors import ChainError
+from federation.record import AdapterRecord, RecordKind, RoundResult
+from federation.task import RoundTask
+from secagg import bounds
+from secagg.errors import MalformedMessageError
+from secagg.wire import identity_from_proto, identity_to_proto
+
+
+def round_task_to_proto(task: RoundTask) -> pb.RoundTask:
+    """Convert."""
+    return pb.RoundTask(
+        run_id=task.run_id,
+        round=task.round,
+        plan_sha256=task.plan_sha256,
+        roster_sha256=task.roster_sha256,
+        roster_epoch=task.roster_epoch,
+        base_model_sha256=task.base_model_sha256,
+        adapter_sha256=task.adapter_sha256,
+        ready_deadline_unix_s=task.ready_deadline_unix_s,
+        signature=task.signature,
+    )
+
+
+def round_task_from_proto(proto: pb.RoundTask) -> RoundTask:
+    """Convert, or raise ChainError."""
+    return RoundTask(
+        run_id=proto.run_id,
+        round=proto.round,
+        plan_sha256=proto.plan_sha256,
+        roster_sha256=proto.roster_sha256,
+        roster_epoch=proto.roster_epoch,
+        base_model_sha256=proto.base_model_sha256,
+        adapter_sha256=proto.adapter_sha256,
+        ready_deadline_unix_s=proto.ready_deadline_unix_s,
+        signature=proto.signature,
+    )
+
+
+def record_to_proto(record: AdapterRecord) -> pb.AdapterRecord:
+    """Convert."""
+    return pb.AdapterRecord(
+        run_id=record.run_id,
+        round=record.round,
+        parent_sha256=record.parent_sha256,
+        adapter_sha256=record.adapter_sha256,
+        plan_sha256=record.plan_sha256,
+        base_model_sha256=record.base_model_sha256,
+        descriptor_sha256=record.descriptor_sha256,
+        sum_sha256=record.sum_sha256,
+        survivors=record.survivors,
+        kind=record.kind,
+        record_parent_sha256=record.record_parent_sha256,
+        signature=record.signature,
+    )
+
+
+def record_from_proto(proto: pb.AdapterRecord) -> AdapterRecord:
+    """Convert, or raise ChainError."""
+    if len(proto.survivors) > bounds.MAX_COHORT:
+        raise ChainError(f"a record names more than {bounds.MAX_COHORT} survivors")
+    kinds: Mapping[str, RecordKind] = {kind: kind for kind in get_args(RecordKind)}
+    kind = kinds.get(proto.kind)
+    if kind is None:
+        raise ChainError("record kind is not initial, aggregated or skipped")
+    return AdapterRecord(
+        run_id=proto.run_id,
+        round=proto.round,
+        kind=kind,
+        adapter_sha256=proto.adapter_sha256,
+        plan_sha256=proto.plan_sha256,
+        base_model_sha256=proto.base_model_sha256,
+        parent_sha256=proto.parent_sha256,
+        record_parent_sha256=proto.record_parent_sha256,
+        descriptor_sha256=proto.descriptor_sha256,
+        sum_sha256=proto.sum_sha256,
+        survivors=tuple(proto.survivors),
+        signature=proto.signature,
+    )
+
+
+def round_result_to_proto(result: RoundResult) -> pb.RoundResult:
+    """Convert."""
+    return pb.RoundResult(
+        record=record_to_proto(result.record), identity=identity_to_proto(result.identity)
+    )
+
+
+def round_result_from_proto(proto: pb.RoundResult) -> RoundResult:
+    """Convert, or raise ChainError."""
+    try:
+        identity = identity_from_proto(proto.identity)
+    except MalformedMessageError as error:
+        raise ChainError(str(error)) from error
+    return RoundResult(record=record_from_proto(proto.record), identity=identity)

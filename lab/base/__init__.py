@@ -1,0 +1,1 @@
+"""The small base model: tokenizer, shape, demonstrations, build, measurement."""

@@ -1,0 +1,1 @@
+"""Playing episodes: ``episodes.py`` runs them on any ``engine.RolloutEngine``."""

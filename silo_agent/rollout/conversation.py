@@ -1,0 +1,287 @@
+"""How an episode becomes tokens, for every model and everyone who needs it.
+
+The base-model builder, the rollout engine and the trainer must agree on every token, so the layout
+is decided here and nowhere else. The pieces are cut out of the tokenizer's own chat template once:
+a template is rendered around marker texts and split at them. Invariants:
+
+1. Appending a turn only ever appends tokens. Nothing is rendered again: an episode is
+   ``opening(instruction, first_observation)``, what the model generated,
+   ``next_turn(observation)``, what the model generated, and so on.
+2. Agent tokens are what the model generated including the end token; everything else is context
+   and carries no loss.
+3. Text from an environment cannot open or close a turn: strings that the tokenizer would read as a
+   special token are removed until none is left, and the length is bounded.
+
+Covered: any Hugging Face tokenizer with a chat template, with or without a system role. Not
+covered: templates that rewrite earlier turns when a later one is added; they are only asked for the
+shape of one turn.
+
+Errors::
+
+    ConversationError
+    └── ChatTemplateError   the template has no shape that episodes can be appended to
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ChatFormat", "ChatTemplateError", "ConversationError", "RenderedEpisode", "messages"]
+
+MAX_OBSERVATION_CHARS = 4_000
+MAX_ACTION_CHARS = 200
+
+_SYSTEM, _FIRST, _AGENT, _NEXT = (f"chorale{n}marker" for n in ("system", "first", "agent", "next"))
+_MARKER = re.compile(r"<\|[^<>|]{0,40}\|>|</?s>|\[/?INST\]")
+# A fixed date keeps the tokens of all silos equal; templates that know neither name ignore them.
+_TEMPLATE_OPTIONS: Mapping[str, Any] = {"date_string": "26 Jul 2024", "enable_thinking": False}
+
+
+class ConversationError(Exception):
+    """Base of everything that can go wrong between an episode and its tokens."""
+
+
+class ChatTemplateError(ConversationError):
+    """The tokenizer has no chat template that episodes can be appended to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedEpisode:
+    """The tokens of a whole episode."""
+
+    token_ids: tuple[int, ...]
+    """Everything, in order."""
+    agent_mask: tuple[bool, ...]
+    """True where the agent wrote the token."""
+
+
+def messages(
+    instruction: str, observations: Sequence[str], actions: Sequence[str]
+) -> list[dict[str, str]]:
+    """The episode as chat messages, for reading and for reports.
+
+    Args:
+        instruction: What the agent was told first.
+        observations: One per turn, the first from the reset.
+        actions: One per answered observation.
+
+    Returns:
+        Messages with the roles system, user and assistant.
+    """
+    chat = [{"role": "system", "content": instruction}]
+    for index, observation in enumerate(observations):
+        chat.append({"role": "user", "content": observation})
+        if index < len(actions):
+            chat.append({"role": "assistant", "content": actions[index]})
+    return chat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pieces:
+    """The texts around the contents of a conversation."""
+
+    opening: tuple[str, str, str]
+    """Before the instruction, between it and the first observation, after that observation."""
+    turn: tuple[str, str]
+    """Between the agent's end token and an observation, and after that observation."""
+    end_marker: str
+    """The special token that ends the agent's turn."""
+
+
+class ChatFormat:
+    """Turns observations into tokens and tokens into actions, for one tokenizer."""
+
+    def __init__(self, tokenizer: Any, pieces: _Pieces) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = pieces
+        self._specials = _special_strings(tokenizer)
+        self.turn_end_id: int = tokenizer.convert_tokens_to_ids(pieces.end_marker)
+        ends = {self.turn_end_id}
+        if tokenizer.eos_token_id is not None:
+            ends.add(int(tokenizer.eos_token_id))
+        self.end_ids: frozenset[int] = frozenset(ends)
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any) -> ChatFormat:
+        """Cut the pieces out of a tokenizer's chat template.
+
+        Args:
+            tokenizer: Any Hugging Face tokenizer with a chat template.
+
+        Returns:
+            The format.
+
+        Raises:
+            ChatTemplateError: The template is missing or has no shape we can append to.
+        """
+        if not getattr(tokenizer, "chat_template", None):
+            raise ChatTemplateError("the tokenizer has no chat template")
+        pieces = _cut(tokenizer, system_role=True) or _cut(tokenizer, system_role=False)
+        if pieces is None:
+            raise ChatTemplateError("the chat template does not keep what it is given, in order")
+        return cls(tokenizer, pieces)
+
+    def opening(self, instruction: str, first_observation: str) -> list[int]:
+        """The tokens before the agent's first word.
+
+        Args:
+            instruction: What the agent is told once.
+            first_observation: What it sees first.
+
+        Returns:
+            Token ids that end with the header of the agent's turn.
+        """
+        before, between, after = self._pieces.opening
+        text = f"{before}{self.clean(instruction)}{between}{self.clean(first_observation)}{after}"
+        return self._encode(text)
+
+    def next_turn(self, observation: str) -> list[int]:
+        """The tokens between the agent's end token and its next word.
+
+        Args:
+            observation: What the environment answered.
+
+        Returns:
+            Token ids that end with the header of the agent's turn. If the agent was cut off before
+            its end token, the caller feeds ``turn_end_id`` first, as context.
+        """
+        before, after = self._pieces.turn
+        return self._encode(f"{before}{self.clean(observation)}{after}")
+
+    def answer(self, action: str) -> list[int]:
+        """The tokens of an agent's turn that was written as text, for demonstrations.
+
+        Args:
+            action: The action.
+
+        Returns:
+            Token ids that end with the end token.
+        """
+        return [*self._encode(self.clean(action)), self.turn_end_id]
+
+    def parse_action(self, token_ids: Sequence[int]) -> str:
+        """The action in what the agent generated.
+
+        Args:
+            token_ids: The generated tokens, with or without the end token.
+
+        Returns:
+            One line of bounded length without chat markers: the text after the last ``Action:`` if
+            there is one. May be empty; an environment answers that like any unknown action.
+        """
+        text = str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        _, _, tail = self.clean(text).rpartition("Action:")
+        lines = tail.strip().splitlines()
+        return " ".join(lines[0].split())[:MAX_ACTION_CHARS] if lines else ""
+
+    def render(
+        self, instruction: str, observations: Sequence[str], actions: Sequence[str]
+    ) -> RenderedEpisode:
+        """The tokens of an episode that is given as text.
+
+        Args:
+            instruction: What the agent was told first.
+            observations: One per action; more are ignored, because nothing answers them.
+            actions: What the agent did.
+
+        Returns:
+            The tokens with the mask of those that the agent wrote.
+
+        Raises:
+            ConversationError: There is no action, or an action answers no observation.
+        """
+        if not actions or len(observations) < len(actions):
+            raise ConversationError("an episode needs one observation before each action")
+        token_ids: list[int] = []
+        mask: list[bool] = []
+        for index, action in enumerate(actions):
+            context = (
+                self.next_turn(observations[index])
+                if index
+                else self.opening(instruction, observations[0])
+            )
+            answer = self.answer(action)
+            token_ids += context + answer
+            mask += [False] * len(context) + [True] * len(answer)
+        return RenderedEpisode(token_ids=tuple(token_ids), agent_mask=tuple(mask))
+
+    def clean(self, text: str) -> str:
+        """Text from outside with everything removed that could open or close a turn.
+
+        Args:
+            text: An instruction, observation or action.
+
+        Returns:
+            The text without special-token strings, stripped, of bounded length.
+        """
+        text = text[:MAX_OBSERVATION_CHARS]
+        while True:
+            cleaned = _MARKER.sub(" ", text)
+            for special in self._specials:
+                cleaned = cleaned.replace(special, " ")
+            if cleaned == text:
+                return text.strip()
+            text = cleaned
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False)
+        return [int(token) for token in ids["input_ids"]]
+
+
+def _special_strings(tokenizer: Any) -> tuple[str, ...]:
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    names = added | set(tokenizer.all_special_tokens)
+    return tuple(sorted((n for n in names if n.strip()), key=lambda name: (-len(name), name)))
+
+
+def _cut(tokenizer: Any, *, system_role: bool) -> _Pieces | None:
+    """Render the template around marker texts and split it at them.
+
+    Args:
+        tokenizer: The tokenizer with the template.
+        system_role: Whether the instruction is its own message; otherwise it leads the first
+            observation, for templates that know no system role.
+
+    Returns:
+        The pieces, or None if the markers do not come back once each and in order.
+    """
+    # Safety: jinja2 is what transformers renders templates with; it is there if a template is.
+    from jinja2.exceptions import TemplateError
+
+    if system_role:
+        first = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _FIRST}]
+    else:
+        first = [{"role": "user", "content": f"{_SYSTEM}\n\n{_FIRST}"}]
+    later = [{"role": "assistant", "content": _AGENT}, {"role": "user", "content": _NEXT}]
+    try:
+        short, long = (
+            str(
+                tokenizer.apply_chat_template(
+                    chat, tokenize=False, add_generation_prompt=True, **_TEMPLATE_OPTIONS
+                )
+            )
+            for chat in (first, first + later)
+        )
+    except TemplateError:
+        return None
+    opening = re.split(f"{_SYSTEM}|{_FIRST}", short)
+    turn = re.split(f"{_SYSTEM}|{_FIRST}|{_AGENT}|{_NEXT}", long)
+    if (
+        len(opening) != 3
+        or re.findall(f"{_SYSTEM}|{_FIRST}", short) != [_SYSTEM, _FIRST]
+        or re.findall(f"{_SYSTEM}|{_FIRST}|{_AGENT}|{_NEXT}", long)
+        != [_SYSTEM, _FIRST, _AGENT, _NEXT]
+    ):
+        return None
+    after_agent = turn[3].lstrip()
+    for marker in _special_strings(tokenizer):
+        if after_agent.startswith(marker):
+            return _Pieces(
+                opening=(opening[0], opening[1], opening[2]),
+                turn=(after_agent[len(marker) :], turn[4]),
+                end_marker=marker,
+            )
+    return None

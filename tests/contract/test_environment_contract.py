@@ -1,0 +1,182 @@
+"""Every registered environment keeps the promises of ``Environment``."""
+
+from collections.abc import Iterator
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+
+from lab.base.tokenizer import UNKNOWN, build_tokenizer, environment_words
+from silo_agent.envs import (
+    ENVIRONMENTS,
+    EnvironmentFailureError,
+    EpisodeStateError,
+    ScriptedEnvironment,
+    Shard,
+    ShardError,
+    Split,
+    TaskIdError,
+    make,
+)
+from silo_agent.envs.environment import MAX_OBSERVATION_WORDS
+
+# The scripted player may run out of steps in BabyAI; elsewhere it knows everything.
+EXPERT_SOLVES = {"babyai": 0.95, "craft": 1.0, "maze": 1.0, "wordle": 0.97}
+NONSENSE = ("", "zzz", "<|user|> goal", "move", "get 99 log", "craft", "é" * 5_000, "a\nb", "turn")
+
+
+@pytest.fixture(params=sorted(ENVIRONMENTS))
+def environment(request: pytest.FixtureRequest) -> Iterator[ScriptedEnvironment]:
+    made = make(request.param)
+    assert isinstance(made, ScriptedEnvironment)
+    yield made
+    made.close()
+
+
+def play(environment, task_id, rng, *, expert_share=0.0):
+    """All observations and actions of an episode, and its last step's info."""
+    observation, info = environment.reset(task_id)
+    observations, actions, ended = [observation], [], False
+    while not ended:
+        try:
+            # Asked before every step: some scripted players must see them all.
+            action = environment.expert_action(rng)
+        except EnvironmentFailureError:
+            action = environment.random_action(rng)
+        if rng.random() >= expert_share:
+            action = environment.random_action(rng)
+        observation, _, terminated, truncated, info = environment.step(action)
+        actions.append(action)
+        observations.append(observation)
+        ended = terminated or truncated
+    return observations, actions, info
+
+
+def test_names_itself(environment):
+    assert ENVIRONMENTS[environment.name].endswith(type(environment).__name__)
+    assert environment.family
+    assert environment.instruction
+
+
+def test_same_task_and_actions_give_the_same_episode(environment):
+    task_ids = environment.task_ids(Split.TRAIN)
+    other = make(environment.name)
+    for task_id in (task_ids[3], task_ids[40], task_ids[-1]):
+        seen, actions, info = play(environment, task_id, np.random.default_rng(7))
+        # Another object, with another history, must answer alike.
+        other.reset(task_ids[11])
+        first, _ = other.reset(task_id)
+        again = [first]
+        for action in actions:
+            observation, *_, other_info = other.step(action)
+            again.append(observation)
+        assert again == seen
+        assert other_info == info
+    other.close()
+
+
+def test_tasks_differ(environment):
+    firsts = {environment.reset(i)[0] for i in islice(environment.task_ids(Split.TRAIN), 64)}
+    assert len(firsts) > 32
+
+
+def test_splits_are_disjoint_and_large(environment):
+    ranges = [environment.task_ids(split) for split in Split]
+    assert all(len(tasks) >= 100_000 for tasks in ranges)
+    bounds = sorted((tasks[0], tasks[-1]) for tasks in ranges)
+    assert all(left[1] < right[0] for left, right in pairwise(bounds))
+
+
+def test_a_task_id_outside_every_split_is_refused(environment):
+    for task_id in (-1, environment.task_ids(Split.HELD_OUT)[-1] + 1):
+        with pytest.raises(TaskIdError):
+            environment.reset(task_id)
+
+
+def test_shards_deal_out_the_labels(environment):
+    count = 4
+    if len(environment.labels) % count:
+        with pytest.raises(ShardError):
+            environment.task_ids(Split.TRAIN, shard=Shard(index=0, count=count))
+        return
+    seen = []
+    for index in range(count):
+        tasks = environment.task_ids(Split.TRAIN, shard=Shard(index=index, count=count))
+        assert {environment.shard_of(task, count) for task in tasks[:50]} == {index}
+        seen.append({environment.task_label(task) for task in tasks[:50]})
+    assert set().union(*seen) == set(environment.labels)
+    assert sum(map(len, seen)) == len(environment.labels)
+
+
+def test_stops_at_the_step_limit_and_refuses_more(environment):
+    environment.reset(environment.task_ids(Split.TRAIN)[0])
+    for step in range(1, environment.max_steps + 1):
+        _, _, terminated, truncated, info = environment.step("zzz")
+        assert not terminated
+        assert truncated == (step == environment.max_steps)
+    assert not environment.success(info)
+    with pytest.raises(EpisodeStateError):
+        environment.step("zzz")
+
+
+def test_refuses_a_step_before_the_first_reset(environment):
+    with pytest.raises(EpisodeStateError):
+        make(environment.name).step("zzz")
+
+
+def test_nonsense_is_answered_not_echoed(environment):
+    for action in NONSENSE:
+        environment.reset(environment.task_ids(Split.TRAIN)[5])
+        observation, reward, terminated, _, info = environment.step(action)
+        assert reward == 0
+        assert not terminated
+        assert observation.startswith("not ")
+        assert set(observation.split()) <= environment.vocabulary
+        assert not environment.success(info)
+
+
+def test_expert_solves_tasks(environment):
+    rng = np.random.default_rng(0)
+    task_ids = environment.task_ids(Split.HELD_OUT)[:120]
+    solved = [
+        environment.success(play(environment, task, rng, expert_share=1.0)[2]) for task in task_ids
+    ]
+    assert np.mean(solved) >= EXPERT_SOLVES[environment.name]
+
+
+def test_random_player_mostly_fails(environment):
+    rng = np.random.default_rng(0)
+    solved = [
+        environment.success(play(environment, task, rng)[2])
+        for task in environment.task_ids(Split.HELD_OUT)[:120]
+    ]
+    assert np.mean(solved) < 0.25
+
+
+def test_text_is_bounded_and_inside_the_vocabulary(environment):
+    rng = np.random.default_rng(1)
+    tokenizer = build_tokenizer(environment_words())
+    unknown = tokenizer.convert_tokens_to_ids(UNKNOWN)
+    for task in environment.task_ids(Split.PRETRAIN)[:48]:
+        observations, actions, _ = play(environment, task, rng, expert_share=0.5)
+        assert max(len(text.split()) for text in observations) <= MAX_OBSERVATION_WORDS
+        for text in (*observations, *actions):
+            assert set(text.split()) <= environment.vocabulary
+    text = " ".join((environment.instruction, *observations, *actions))
+    assert unknown not in tokenizer(text)["input_ids"]
+
+
+def test_success_is_what_step_reports(environment):
+    """A reward on the last step and the verdict agree, whatever the size of the reward."""
+    rng = np.random.default_rng(2)
+    for task in environment.task_ids(Split.TRAIN)[:24]:
+        environment.reset(task)
+        ended = False
+        while not ended:
+            try:
+                action = environment.expert_action(rng)
+            except EnvironmentFailureError:
+                action = environment.random_action(rng)
+            _, reward, terminated, truncated, info = environment.step(action)
+            ended = terminated or truncated
+        assert environment.success(info) == (reward > 0)

@@ -1,0 +1,209 @@
+"""Plans: shipped examples parse, every problem is named with its path, nothing is coerced."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dp.config import Mode
+from federation import Plan, PlanError, plan_sha256
+from federation.aggregate import AGGREGATORS, REFUSED_METHODS, make_aggregator
+from federation.aggregate.registry import REFUSED_OPTIMISERS
+from federation.layout import Layout, TensorSpec
+from federation.plan import MAX_PLAN_BYTES
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("plan-*.toml"))
+CONSTANT = next(path for path in EXAMPLES if path.name == "plan-constant.toml").read_bytes()
+DEMO = next(path for path in EXAMPLES if path.name == "plan-demo-shards.toml").read_bytes()
+
+
+def edited(old: str, new: str, base: bytes = DEMO) -> bytes:
+    assert base.count(old.encode()) == 1, old
+    return base.replace(old.encode(), new.encode())
+
+
+def problems(document: bytes) -> tuple[str, ...]:
+    with pytest.raises(PlanError) as caught:
+        Plan.parse(document)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_shipped_example_parses_and_is_commented(path):
+    document = path.read_bytes()
+    plan = Plan.parse(document)
+    assert document.startswith(b"# ")
+    assert plan.privacy_spec().mode is Mode(plan.privacy.mode)
+    assert tomllib.loads(document.decode())["name"] == plan.name
+
+
+def test_the_examples_are_the_expected_ones():
+    assert [path.name for path in EXAMPLES] == [
+        "plan-constant.toml",
+        "plan-demo-environments.toml",
+        "plan-demo-shards.toml",
+        "plan-fed-se.toml",
+        "plan-qwen2.5-7b.toml",
+        "plan-silo-dp.toml",
+    ]
+
+
+def test_values_and_defaults_are_read():
+    plan = Plan.parse(CONSTANT)
+    assert plan.evolve.method == "constant"
+    assert plan.model.lora_rank == 8
+    assert plan.model.lora_alpha == 16.0
+    assert plan.secure_aggregation.ring_bits == 32
+    assert plan.selection.policy == "all"
+    assert plan.evaluate.temperatures == (0.0, 1.0)
+    assert plan.rounds.spare_attempts is None
+    assert plan.rounds.charged_attempts == 3 + 1
+    assert plan.rounds.ready_quorum(3) == 3
+    demo = Plan.parse(edited("quorum = 3\n", ""))
+    assert demo.rounds.ready_quorum(3) == 4
+    assert demo.rounds.charged_attempts == 12
+    assert demo.evolve.shards
+    assert demo.evolve.environments == ("craft",)
+
+
+def test_the_digest_is_of_the_exact_bytes():
+    assert plan_sha256(DEMO) == hashlib.sha256(DEMO).digest()
+    assert plan_sha256(DEMO + b"\n") != plan_sha256(DEMO)
+
+
+def test_a_plan_is_frozen():
+    plan = Plan.parse(CONSTANT)
+    with pytest.raises(ValueError, match="frozen"):
+        plan.name = "other"
+
+
+def test_an_unknown_key_names_the_nearest_valid_one():
+    (problem,) = problems(edited("learning_rate", "lerning_rate"))
+    assert problem.startswith("evolve.lerning_rate: unknown key")
+    assert "'learning_rate'" in problem
+    (problem,) = problems(edited("name = ", 'nmae = "x"\nname = '))
+    assert problem.startswith("nmae: unknown key")
+    assert "'name'" in problem
+    (problem,) = problems(DEMO + b"\n[privcy]\n")
+    assert problem.startswith("privcy: unknown key")
+    assert "'privacy'" in problem
+
+
+def test_all_problems_are_reported_together():
+    document = edited("n_min = 3", 'n_min = 2\nring = "a"').replace(b"epochs = 2", b"epochs = 0")
+    found = problems(document)
+    assert {problem.split(":")[0] for problem in found} == {
+        "evolve.epochs",
+        "secure_aggregation.n_min",
+        "secure_aggregation.ring",
+    }
+
+
+@pytest.mark.parametrize("key", ["c", "t", "colluding", "threshold"])
+def test_c_and_t_are_refused_with_the_reason(key):
+    (problem,) = problems(edited("n_min = 3", f"n_min = 3\n{key} = 1"))
+    assert problem.startswith(f"secure_aggregation.{key}: remove this key")
+    assert ("signed roster" in problem) or ("computed" in problem)
+
+
+@pytest.mark.parametrize("method", sorted(REFUSED_METHODS))
+def test_every_refused_method_says_why(method):
+    (problem,) = problems(edited('method = "fedavg"', f'method = "{method}"'))
+    assert problem.startswith("aggregation.method:")
+    assert REFUSED_METHODS[method] in problem
+    layout = Layout((TensorSpec(name="w", shape=(2,)),))
+    with pytest.raises(ValueError, match="is refused"):
+        make_aggregator(method, layout, server_step=1.0, gauge=False)
+
+
+def test_the_table_of_methods_is_complete():
+    table = {"fedavg", "ffa", "rolora", "fedsvd", "fedsa", "fedask", "flex_masked"}
+    table |= {"flora", "fedex", "fedpower", "lora-fair"}
+    assert set(AGGREGATORS) | set(REFUSED_METHODS) == table
+    for name in ("flora", "fedex", "fedpower", "lora-fair"):
+        assert "only ever sees sums" in REFUSED_METHODS[name]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_OPTIMISERS))
+def test_every_refused_server_optimiser_says_why(name):
+    (problem,) = problems(edited("server_step = 1.0", f'server_optimiser = "{name}"'))
+    assert "rewrites the coordinates" in problem
+
+
+def test_unknown_names_are_told_from_refused_ones():
+    (problem,) = problems(edited('method = "fedavg"', 'method = "krum"'))
+    assert "unknown method" in problem
+    (problem,) = problems(edited("server_step = 1.0", 'server_optimiser = "sgd"'))
+    assert "unknown server optimiser" in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        ("epochs = 2", "epochs = 2.0", "evolve.epochs"),
+        ("epochs = 2", "epochs = true", "evolve.epochs"),
+        ("epochs = 2", 'epochs = "2"', "evolve.epochs"),
+        ("learning_rate = 3e-3", "learning_rate = nan", "evolve.learning_rate"),
+        ("learning_rate = 3e-3", "learning_rate = inf", "evolve.learning_rate"),
+        ("shards = true", "shards = 1", "evolve.shards"),
+        ('environments = ["craft"]', "environments = []", "evolve"),
+        ('environments = ["craft"]', 'environments = ["craft", "craft"]', "evolve.environments"),
+        ("tries_per_task = 4", "tries_per_task = 5", "evolve"),
+        ("episodes_per_round = 128", "episodes_per_round = 0", "evolve"),
+        ('dtype = "float32"', 'dtype = "float8"', "model.dtype"),
+        ("base_sha256 = ", 'base_sha256 = "00"\n#', "model.base_sha256"),
+        ("clip_l2 = 10.0", "clip_l2 = 0.0", "privacy.clip_l2"),
+        ('mode = "silo"\n', "", "privacy.mode"),
+        ("delta = 1e-5", "delta = 1.0", "privacy.delta"),
+        ("\nnoise_multiplier = 0.002", "\nnoise_multiplier = 0.0", "privacy"),
+        ("quorum = 3", "quorum = 201", "rounds.quorum"),
+        ("[evaluate]", '[selection]\npolicy = "some"\n[evaluate]', "selection.policy"),
+        ('name = "demo-shards"', 'name = "../demo"', "name"),
+        ("temperatures = [0.0, 1.0]", "temperatures = []", "evaluate.temperatures"),
+    ],
+)
+def test_bad_values_are_refused_at_their_path(old, new, path):
+    found = problems(edited(old, new))
+    assert [problem.split(":")[0] for problem in found] == [path]
+    assert all(len(problem) > len(path) + 10 for problem in found)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"\xff\xfe",
+        b"name = ",
+        b"name = 'a'\nname = 'b'",
+        b"# " + b"x" * MAX_PLAN_BYTES,
+        b"a = " + b"[" * 20_000,
+        b"a = " + b"9" * 5_000,
+        b"a = 2020-99-99",
+        b"\xef\xbb\xbfname = 'a'",
+    ],
+    ids=["empty", "utf-16", "cut", "twice", "long", "deep", "huge", "date", "bom"],
+)
+def test_documents_that_are_no_plan_raise_the_typed_error(document):
+    assert problems(document)
+
+
+def test_a_long_value_is_not_echoed_whole():
+    (problem,) = problems(edited('dtype = "float32"', f'dtype = "{"x" * 5000}"'))
+    assert len(problem) < 300
+
+
+def test_cohorts_too_small_are_refused():
+    plan = Plan.parse(DEMO)
+    plan.require_cohort(4, 1)
+    plan.require_cohort(3, 1)
+    with pytest.raises(PlanError, match="roster"):
+        plan.require_cohort(2, 1)
+    with pytest.raises(PlanError, match="roster"):
+        plan.require_cohort(4, 0)
+    with pytest.raises(PlanError, match="n_min"):
+        Plan.parse(edited("n_min = 3", "n_min = 5")).require_cohort(4, 1)
+    with pytest.raises(PlanError, match=r"rounds\.quorum"):
+        Plan.parse(edited("quorum = 3", "quorum = 5")).require_cohort(4, 1)
