@@ -1,0 +1,54 @@
+"""From ring elements back to signed integers.
+
+Z_2^32 is read as [-2^31, 2^31): the centred lift. It is exact because the descriptor's no-wrap
+inequality bounds every sum, noise included, below 2^31 in absolute value.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg import prg
+from secagg.descriptor import Descriptor
+from secagg.prg import Vector
+
+SignedVector = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedSum:
+    """A sum in grid units."""
+
+    # Integer sum of the deltas, `dimension` coordinates.
+    delta: SignedVector
+    # Integer sum of the metrics block, one coordinate per name of the layout.
+    metrics: SignedVector
+
+
+def centred_lift(vector: Vector) -> SignedVector:
+    """Read ring elements as signed integers; the result shares the vector's memory.
+
+    Raises:
+        ParameterError: The vector is not contiguous little-endian uint32.
+    """
+    prg.check_vector(vector)
+    return vector.view("<i4")
+
+
+def split_sum(vector: Vector, descriptor: Descriptor) -> DecodedSum:
+    """Lift an unmasked sum and part it into delta and metrics.
+
+    Args:
+        vector: The unmasked accumulator.
+        descriptor: The descriptor it was summed under.
+
+    Returns:
+        Views into the vector.
+
+    Raises:
+        ParameterError: Another dtype, layout or length.
+    """
+    prg.check_vector(vector, descriptor.words)
+    lifted = centred_lift(vector)
+    return DecodedSum(delta=lifted[: descriptor.dimension], metrics=lifted[descriptor.dimension :])

@@ -1,0 +1,39 @@
+"""The last step: take the masks off the accumulated sum.
+
+What is left is Σ_{i ∈ U3} x_i mod 2^32: the pairwise masks between survivors cancel in the sum, the
+self masks of U3 and the pairwise masks towards U2 less U3 are subtracted here.
+"""
+
+from dataclasses import dataclass, field
+
+from secagg import prg
+from secagg.prg import Mask, MaskStreams, Vector
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unmasking:
+    """The recovered masks of one aggregation."""
+
+    masks: tuple[Mask, ...] = field(repr=False)
+    # Length of the accumulator.
+    words: int
+    # U3.
+    survivors: tuple[str, ...]
+    # Silos that sent shares with a wrong hash.
+    rejected_senders: tuple[str, ...]
+    # Silos that dealt shares which lie on no one polynomial.
+    inconsistent_dealers: tuple[str, ...]
+
+    def apply(self, accumulator: Vector) -> None:
+        """Subtract every mask from the accumulator in place, tile by tile.
+
+        Args:
+            accumulator: Σ y_i mod 2^32 over U3, little-endian uint32; may be a memory map.
+
+        Raises:
+            ParameterError: Another dtype, layout or length; nothing changed.
+        """
+        prg.check_vector(accumulator, self.words)
+        streams = MaskStreams(self.masks)
+        streams.apply(accumulator)
+        streams.close()

@@ -1,0 +1,153 @@
+"""Suite v1: the primitives and how each is keyed.
+
+* Signatures: Ed25519 over canonical encodings.
+* Agreement: X25519; a key whose shared secret would be zero is refused (RFC 7748 §6.1).
+* Derivation: HKDF-SHA256, no salt, ``info = "chorale/v1/<purpose>" ‖ ctx ‖ names``. ctx is always
+  32 bytes and each name carries its length, and no purpose is a prefix of another, so that no two
+  derivations share an info.
+* Boxes: ChaCha20-Poly1305 under a key made for one direction of one pair in one aggregation. Each
+  key seals exactly one message, which is why the nonce may be zero.
+
+Covered: keys, derivation, boxes. Not covered: constant-time guarantees beyond those of OpenSSL;
+erasing copies that the interpreter or OpenSSL made.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from secagg.errors import ParameterError
+
+SUITE: Final = 1
+CTX_BYTES: Final = 32
+SECRET_BYTES: Final = 32
+TAG_BYTES: Final = 16
+_PREFIX: Final = b"chorale/v1/"
+PURPOSES: Final = ("box", "mask", "self")
+_ZERO_NONCE: Final = bytes(12)
+# Any clamped scalar is a multiple of eight, so this one sends every low-order point to zero.
+_PROBE: Final = hashlib.sha256(b"chorale/v1/low-order-probe").digest()
+
+Secret = bytes | bytearray
+# Returns that many unpredictable bytes; os.urandom outside tests.
+Entropy = Callable[[int], bytes]
+
+
+class LowOrderError(ValueError):
+    """The shared secret would be zero. Callers turn it into a VerificationError with a name."""
+
+
+def draw(entropy: Entropy, size_bytes: int) -> bytearray:
+    """Draw a secret into memory that can be overwritten.
+
+    Raises:
+        ParameterError: The source returned another number of bytes.
+    """
+    drawn = entropy(size_bytes)
+    if len(drawn) != size_bytes:
+        raise ParameterError("the entropy source returned the wrong number of bytes")
+    return bytearray(drawn)
+
+
+def sign(key: Ed25519PrivateKey, signed_bytes: bytes) -> bytes:
+    """Sign a canonical encoding."""
+    return key.sign(signed_bytes)
+
+
+def verify(public_key: bytes, signature: bytes, signed_bytes: bytes) -> bool:
+    """Tell whether the signature is the key's over these bytes."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, signed_bytes)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def verification_key(key: Ed25519PrivateKey) -> bytes:
+    """Return the 32 bytes that verify this key's signatures."""
+    return key.public_key().public_bytes_raw()
+
+
+def agreement_public_key(private_key: Secret) -> bytes:
+    """Return the X25519 public key of a 32-byte scalar."""
+    return X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
+
+
+def agree(private_key: Secret, peer_public_key: bytes) -> bytes:
+    """Compute the X25519 shared secret.
+
+    Raises:
+        LowOrderError: The peer's key has low order.
+    """
+    private = X25519PrivateKey.from_private_bytes(private_key)
+    public = X25519PublicKey.from_public_bytes(peer_public_key)
+    try:
+        shared = private.exchange(public)
+    except ValueError as error:
+        raise LowOrderError("the peer's key has low order") from error
+    if not any(shared):
+        raise LowOrderError("the peer's key has low order")
+    return shared
+
+
+def same_point(public_key: bytes) -> bytes:
+    """Return one form for all encodings of an X25519 key that give the same shared secrets.
+
+    X25519 ignores the top bit and reduces modulo 2^255 - 19 (RFC 7748 §5), so a copied key can be
+    written in another way.
+    """
+    value = int.from_bytes(public_key, "little") & (2**255 - 1)
+    return (value % (2**255 - 19)).to_bytes(32, "little")
+
+
+def is_low_order(public_key: bytes) -> bool:
+    """Tell whether every shared secret with this key would be zero."""
+    try:
+        agree(_PROBE, public_key)
+    except LowOrderError:
+        return True
+    return False
+
+
+def derive_key(secret: Secret, purpose: str, ctx: bytes, *names: str) -> bytes:
+    """Derive a 32-byte key for one purpose in one aggregation.
+
+    Args:
+        secret: A shared secret or a seed.
+        purpose: One of PURPOSES.
+        ctx: The 32-byte context of the aggregation.
+        names: Silo ids, in the order the purpose fixes.
+
+    Returns:
+        The key.
+
+    Raises:
+        ParameterError: Unknown purpose, or a ctx of another length.
+    """
+    if purpose not in PURPOSES or len(ctx) != CTX_BYTES:
+        raise ParameterError("a derivation needs a known purpose and a 32-byte ctx")
+    info = _PREFIX + purpose.encode() + ctx
+    for name in names:
+        encoded = name.encode()
+        info += len(encoded).to_bytes(2, "big") + encoded
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(secret)
+
+
+def seal(key: bytes, associated: bytes, plaintext: Secret) -> bytes:
+    """Seal the one message of a box key."""
+    return ChaCha20Poly1305(key).encrypt(_ZERO_NONCE, plaintext, associated)
+
+
+def unseal(key: Secret, associated: bytes, ciphertext: bytes) -> bytes | None:
+    """Open a box, or return None when it does not open under this key and associated data."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(_ZERO_NONCE, ciphertext, associated)
+    except InvalidTag:
+        return None
