@@ -61,11 +61,11 @@ class EvolveSection(Section):
     """Passes over the training set."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-3
     """AdamW's."""
-    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 32
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Trajectories per optimiser step."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Sampling temperature while exploring."""
-    window: Annotated[int, Field(ge=0, le=10_000)] = 2
+    window: Annotated[int, Field(ge=0, le=10_000)] = 1
     """Rounds of successes trained on; 0 is the whole cumulative buffer."""
     tries_per_task: Annotated[int, Field(ge=1, le=1024)] = 4
     """Tries at each task; the shortest success is kept."""

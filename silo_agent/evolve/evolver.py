@@ -1,0 +1,237 @@
+"""The seam every self-evolution method sits behind. No torch.
+
+A method receives the global adapter and returns the difference it would like to make. Invariants:
+
+1. ``evolve`` starts from exactly ``Work.adapter``, bit for bit; nothing learned locally survives a
+   round except through the silo's own stores (buffer, memory).
+2. The delta names exactly ``Work.trainable`` and is float32. Without anything to learn from it is
+   zero. A method never leaves early because of what its data look like.
+3. The same work on the same stores gives the same delta.
+4. ``Evolution.metrics`` stay in the silo. Only ``episodes`` and ``successes`` go into the masked
+   metrics block.
+
+Errors::
+
+    EvolveError
+    ├── EvolverSetupError      the method cannot run with this configuration
+    └── UnknownEvolverError    no method is registered under that name
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from silo_agent.envs.tasks import Shard
+
+__all__ = [
+    "Assignment",
+    "Evaluation",
+    "EvaluationRow",
+    "Evolution",
+    "EvolveError",
+    "EvolveSettings",
+    "Evolver",
+    "EvolverSetup",
+    "EvolverSetupError",
+    "UnknownEvolverError",
+    "Work",
+]
+
+DP_MODES = frozenset({"none", "silo", "record_local", "record_distributed"})
+
+
+class EvolveError(Exception):
+    """Base of everything a method can fail with."""
+
+
+class EvolverSetupError(EvolveError):
+    """The method cannot run with this configuration."""
+
+
+class UnknownEvolverError(EvolveError):
+    """No method is registered under the requested name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvolveSettings:
+    """The plan's ``[evolve]`` settings: equal on every silo."""
+
+    episodes: int = 128
+    """Episodes explored per silo and round, all tries counted."""
+    tries_per_task: int = 4
+    """Tries per task; the shortest success of a task is what is learned from."""
+    temperature: float = 1.0
+    """Of exploration."""
+    max_new_tokens: int = 8
+    """Longest answer per turn."""
+    rollout_batch: int = 64
+    """Episodes played at once."""
+    window: int = 1
+    """Rounds of the buffer that are trained on; 0 means all."""
+    best_per_task: bool = True
+    """Train on the shortest success of each task only."""
+    epochs: int = 2
+    """Passes over the training set."""
+    batch_size: int = 8
+    """Trajectories per optimiser step."""
+    learning_rate: float = 3e-3
+    """Of AdamW."""
+    grad_clip_l2: float = 1.0
+    """Gradients are scaled down to this norm."""
+    max_sequence_tokens: int = 1024
+    """Longer trajectories are not trained on."""
+    explore: bool = True
+    """False is the control that plays nothing new."""
+    learn: bool = True
+    """False is the control that changes nothing."""
+    seed: int = 0
+    """Of the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """One round's task for a method."""
+
+    round: int
+    """Counted from 0."""
+    adapter: Mapping[str, np.ndarray]
+    """The global adapter: all factors, float32, by peft name."""
+    adapter_sha256: str
+    """Its identity."""
+    trainable: frozenset[str]
+    """Names the delta is about; the other factors stay as they are."""
+    settings: EvolveSettings
+    """From the plan."""
+    seed: int
+    """This silo's own; with the run's seed and the round it decides every draw."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evolution:
+    """What a method made of a round."""
+
+    delta: dict[str, np.ndarray]
+    """Local minus global, float32, over the trainable names."""
+    episodes: dict[str, int]
+    """Episodes finished per family."""
+    successes: dict[str, int]
+    """Those that were solved."""
+    metrics: dict[str, float]
+    """Local figures; never leave the silo."""
+    duration_s: dict[str, float]
+    """Seconds per stage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A request to judge an adapter on held-out tasks."""
+
+    round: int
+    """For the record."""
+    adapter: Mapping[str, np.ndarray]
+    """All factors; empty judges the bare base model."""
+    adapter_sha256: str
+    """Its identity."""
+    episodes: int = 208
+    """Held-out tasks per environment, in the order of the split, which deals labels out evenly."""
+    first_task: int = 0
+    """Where in the split they start; with the same start everyone is judged on the same tasks."""
+    temperatures: tuple[float, ...] = (1.0, 0.0)
+    """Each task is played once at each."""
+    shards: int = 1
+    """How many silos the labels are dealt out over, to tell own tasks from others'."""
+    max_new_tokens: int = 8
+    """Longest answer per turn."""
+    seed: int = 0
+    """Decides every draw."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRow:
+    """Counts for one label of one environment at one temperature."""
+
+    environment: str
+    """The environment's name."""
+    label: str
+    """The task label, for example the item to craft."""
+    shard: int
+    """The shard that owns the label."""
+    temperature: float
+    """0 is greedy."""
+    episodes: int
+    """Episodes finished."""
+    successes: int
+    """Those that were solved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """An environment a silo explores, and which part of its tasks."""
+
+    environment: str
+    """A key of ``silo_agent.envs.registry.ENVIRONMENTS``."""
+    shard: Shard | None = None
+    """All tasks when absent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvolverSetup:
+    """What a silo gives a method once, at start."""
+
+    assignments: tuple[Assignment, ...] = ()
+    """What the silo explores."""
+    judged: tuple[str, ...] = ()
+    """Environments it is judged on; those of the assignments when empty."""
+    base_dir: Path | None = None
+    """The base model."""
+    state_dir: Path | None = None
+    """Where the silo keeps its stores."""
+    rank: int = 8
+    """LoRA r."""
+    alpha: float = 16.0
+    """LoRA α."""
+    dtype: str = "float32"
+    """Of the base weights."""
+    threads: int = 1
+    """Of torch."""
+    options: Mapping[str, str | int | float] = field(default_factory=dict)
+    """The method's own; each method names those it knows and refuses others."""
+
+
+class Evolver(ABC):
+    """One self-evolution method, for the life of a daemon."""
+
+    name: ClassVar[str]
+    """Its key in the registry."""
+    dp_compat: ClassVar[frozenset[str]]
+    """The privacy units it may run under, out of ``DP_MODES``; the daemon refuses the others."""
+
+    @abstractmethod
+    def evolve(self, work: Work) -> Evolution:
+        """Explore, select and train; see the module's invariants."""
+
+    @abstractmethod
+    def evaluate(self, work: Evaluation) -> list[EvaluationRow]:
+        """Judge an adapter on held-out tasks; learns nothing and stores nothing."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, int]:
+        """Counters since the silo joined, ready for JSON."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from what ``state_dict`` returned before a restart."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Local gauges for the silo's own ``/metrics``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release models and stores."""

@@ -1,0 +1,67 @@
+"""Drawing tokens so that a conversation does not depend on its neighbours.
+
+Each draw uses one uniform number that is a hash of (seed, conversation key, token position), put
+through the inverse of the cumulative distribution. A conversation therefore samples the same tokens
+whatever batch it is played in, up to rounding in the model itself.
+
+This is reproducible pseudo-randomness for play, not for keys or noise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+__all__ = ["draw", "uniforms"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
+
+
+def uniforms(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One uniform number in [0, 1) per conversation and position.
+
+    Args:
+        seed: Any integer; taken modulo 2⁶⁴.
+        keys: Conversation keys, integers.
+        positions: Token positions, integers.
+
+    Returns:
+        Doubles with 53 random bits.
+    """
+    state = np.full(keys.shape, seed & _MASK, dtype=np.uint64)
+    for part in (keys, positions):
+        state = _mix(state * _GOLDEN ^ _mix(part.astype(np.uint64) + _GOLDEN))
+    return np.asarray((state >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    # The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, figure 16).
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
+def draw(
+    logits_BV: torch.Tensor, temperature: float, uniform_B: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row.
+
+    Args:
+        logits_BV: Rows of scores.
+        temperature: 0 picks the likeliest.
+        uniform_B: One uniform number per row.
+
+    Returns:
+        Tokens, and their natural-log probabilities before temperature.
+    """
+    logits_BV = logits_BV.float()
+    if temperature == 0:
+        tokens = logits_BV.argmax(dim=-1)
+    else:
+        weights = torch.softmax(logits_BV / temperature, dim=-1).double().cumsum(dim=-1)
+        target = torch.from_numpy(uniform_B)[:, None].to(weights.device) * weights[:, -1:]
+        tokens = torch.searchsorted(weights, target, right=True)[:, 0]
+        tokens = tokens.clamp_max(logits_BV.shape[-1] - 1)
+    logprobs = torch.log_softmax(logits_BV, dim=-1).gather(-1, tokens[:, None])[:, 0]
+    return tokens, logprobs
