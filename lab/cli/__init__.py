@@ -1,0 +1,1 @@
+"""``chorale-lab``: base models and research runs."""

@@ -1,0 +1,100 @@
+"""What the demo measured, read from the silos' own files.
+
+Every silo judges adapters on a slice of the held-out tasks of its own, so the slices pool into
+independent tries: base, alone and together are judged on the same tasks. The coordinator's files
+are used for bytes, phases and ε alone.
+
+Covered: success per family and per shard with Wilson intervals. Not covered: significance of paired
+differences; non-overlapping intervals are the stricter test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.wilson import Interval, wilson
+
+__all__ = ["Cell", "Outcome", "judged_rows", "pooled"]
+
+
+@dataclass(frozen=True, order=True, kw_only=True, slots=True)
+class Cell:
+    """What a rate is about."""
+
+    environment: str
+    shard: int
+    """−1 pools all shards."""
+    temperature: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Outcome:
+    """Everything the report prints."""
+
+    rates: dict[str, dict[Cell, Interval]] = field(default_factory=dict)
+    """Keyed by who: base, together, alone, and each silo's "alone silo-x"."""
+    epsilon: float = float("nan")
+    delta: float = float("nan")
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    """Finished rounds as ``run watch`` reports them."""
+    run_id: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time of the demo's stages."""
+    replay: dict[str, Any] | None = None
+    exported: str = ""
+    killed: str = ""
+
+    def headline(self, temperature: float) -> dict[str, Interval]:
+        """Base, alone (mean over silos) and together, pooled over everything judged."""
+        found: dict[str, Interval] = {}
+        for who in ("base", "alone", "together"):
+            cells = [
+                interval
+                for cell, interval in self.rates.get(who, {}).items()
+                if cell.shard < 0 and cell.temperature == temperature
+            ]
+            if cells:
+                episodes = sum(cell.episodes for cell in cells)
+                successes = sum(round(cell.rate * cell.episodes) for cell in cells)
+                found[who] = wilson(successes, episodes)
+        return found
+
+    def better(self, temperature: float) -> bool:
+        """Whether together beats base and alone with non-overlapping intervals."""
+        found = self.headline(temperature)
+        together = found.get("together")
+        return together is not None and all(
+            together.low > found[who].high for who in ("base", "alone") if who in found
+        )
+
+
+def judged_rows(path: Path, *, run_id: str, round_number: int) -> list[dict[str, Any]]:
+    """Rows of one silo's ``evaluation.jsonl`` for one adapter."""
+    rows: list[dict[str, Any]] = []
+    with path.open() as lines:
+        for line in lines:
+            row = json.loads(line)
+            if row["run"] == run_id and row["round"] == round_number:
+                rows.append(row)
+    return rows
+
+
+def pooled(rows: Iterable[Mapping[str, Any]]) -> dict[Cell, Interval]:
+    """Rates by environment and temperature, for each shard and for all shards together."""
+    episodes: dict[Cell, int] = defaultdict(int)
+    successes: dict[Cell, int] = defaultdict(int)
+    for row in rows:
+        for shard in (int(row["shard"]), -1):
+            cell = Cell(
+                environment=row["environment"], shard=shard, temperature=float(row["temperature"])
+            )
+            episodes[cell] += int(row["episodes"])
+            successes[cell] += int(row["successes"])
+    return {
+        cell: wilson(successes[cell], count) for cell, count in sorted(episodes.items()) if count
+    }

@@ -1,0 +1,92 @@
+"""What the demo shows while it runs: phase, who is waited for, deadline, success curve.
+
+A live panel on a terminal, one line per event elsewhere. Everything shown comes from
+``chorale run watch``, so it is what an admin sees: figures of sums, never of one silo.
+"""
+
+from __future__ import annotations
+
+import time
+from math import isfinite
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+__all__ = ["Progress", "sparkline"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float]) -> str:
+    """Values in [0, 1] as bars."""
+    return "".join(_BARS[min(7, max(0, int(value * 8)))] for value in values)
+
+
+class Progress:
+    """Prints to stderr; stdout stays free for results."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self._live: Live | None = None
+        self._curve: list[float] = []
+        self._started = time.monotonic()
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        """Open the live panel where there is a terminal."""
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the live panel."""
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        self.console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {text}")
+
+    def status(self, status: dict[str, Any]) -> None:
+        """Show one status of the run."""
+        run, current = status["run"], status.get("current") or {}
+        for done in status.get("finished", ()):
+            self._round(done, run)
+        phase = current.get("phase", "")
+        waiting = ", ".join(item["silo_id"] for item in current.get("waiting_for", ()))
+        line = f"round {current.get('round', run['round'])}/{run['rounds']}  {phase}"
+        if waiting:
+            line += f"  waiting for {waiting}"
+        if self._live is not None:
+            left = max(0, int(current.get("deadline_unix_s", 0)) - int(time.time()))
+            body = Text(f"{line}  ({left} s left)\nsuccess while exploring  ")
+            body.append(sparkline(self._curve), style="green")
+            self._live.update(Panel(body, title=run["run_id"], expand=False))
+        elif line != self._last:
+            self._last = line
+
+    def _round(self, done: dict[str, Any], run: dict[str, Any]) -> None:
+        ratios = [item["success_ratio"] for item in done.get("success", ())]
+        known = [ratio for ratio in ratios if isinstance(ratio, int | float) and isfinite(ratio)]
+        mean = sum(known) / len(known) if known else 0.0
+        self._curve.append(mean)
+        duration = sum(item["duration_s"] for item in done.get("timings", ()))
+        lost = sorted(set(done.get("cohort", ())) - set(done.get("survivors", ())))
+        text = (
+            f"round {done['round']:>2}/{run['rounds']}  {done['outcome']:<10}  "
+            f"{len(done.get('survivors', ()))} silos in the sum  {duration:5.1f} s  "
+            f"success while exploring {100 * mean:5.1f} %  {sparkline(self._curve)}"
+        )
+        if lost:
+            text += f"  [yellow]lost on the way: {', '.join(lost)}[/yellow]"
+        self.say(text)

@@ -1,0 +1,305 @@
+"""The demo's report: a table on the terminal and one self-contained HTML page.
+
+Plots are drawn by matplotlib and embedded as SVG; the page loads nothing. Texts of trajectories
+come from a silo's own replay and are escaped.
+
+Covered: what an `Outcome` holds. Not covered: reports across several runs.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lab.demo.outcome import Cell, Outcome
+from lab.demo.scenario import SILOS, DemoSettings
+from lab.wilson import Interval
+
+__all__ = ["load_outcome", "print_tables", "save_outcome", "write_html"]
+
+WHO = {
+    "base": "base model",
+    "alone": "each silo alone (mean)",
+    "together": "together",
+}
+MASKING_PROTECTS = (
+    "no meaningful privacy at four silos: masking is what protects you here. With so few silos "
+    "no noise gives a useful epsilon and still lets anything be learned."
+)
+
+
+def save_outcome(outcome: Outcome, settings: DemoSettings, path: Path) -> None:
+    """Write what ``chorale report`` needs later."""
+    content: dict[str, Any] = asdict(outcome)
+    content["rates"] = [
+        {"who": who, **asdict(cell), **asdict(interval)}
+        for who, cells in outcome.rates.items()
+        for cell, interval in cells.items()
+    ]
+    path.write_text(json.dumps({"settings": asdict(settings), "outcome": content}, indent=1))
+
+
+def load_outcome(path: Path) -> tuple[Outcome, DemoSettings]:
+    """Read what :func:`save_outcome` wrote."""
+    document = json.loads(path.read_text())
+    content = document["outcome"]
+    rates: dict[str, dict[Cell, Interval]] = {}
+    for row in content.pop("rates"):
+        cell = Cell(
+            environment=row["environment"], shard=row["shard"], temperature=row["temperature"]
+        )
+        rates.setdefault(row["who"], {})[cell] = Interval(
+            rate=row["rate"], low=row["low"], high=row["high"], episodes=row["episodes"]
+        )
+    return Outcome(rates=rates, **content), DemoSettings(**document["settings"])
+
+
+def _cells(outcome: Outcome) -> list[Cell]:
+    return sorted(outcome.rates.get("base", {}))
+
+
+def _label(cell: Cell) -> str:
+    where = cell.environment if cell.shard < 0 else f"{cell.environment}, shard {cell.shard + 1}"
+    return f"{where}, {'greedy' if cell.temperature == 0 else f'T={cell.temperature:g}'}"
+
+
+def _phase_means(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for done in rounds:
+        for item in done.get("timings", ()):
+            sums[item["phase"]] = sums.get(item["phase"], 0.0) + float(item["duration_s"])
+    return {phase: total / len(rounds) for phase, total in sums.items()} if rounds else {}
+
+
+def _bytes_per_upload(rounds: Sequence[Mapping[str, Any]]) -> float:
+    uploads = sum(len(done.get("survivors", ())) for done in rounds)
+    return sum(int(done.get("upload_bytes", 0)) for done in rounds) / uploads if uploads else 0.0
+
+
+def print_tables(outcome: Outcome, settings: DemoSettings, console: Console) -> None:
+    """Success with intervals, then ε, bytes and seconds."""
+    table = Table(
+        title="Success on held-out tasks, Wilson 95 % (read from the silos' own files)",
+        title_justify="left",
+    )
+    table.add_column("tasks")
+    table.add_column("n", justify="right")
+    for title in WHO.values():
+        table.add_column(title)
+    for cell in _cells(outcome):
+        row = [_label(cell), str(outcome.rates["base"][cell].episodes)]
+        row += [str(outcome.rates.get(who, {}).get(cell, "")) for who in WHO]
+        table.add_row(*row, end_section=False)
+    console.print(table)
+    alone = Table(title="Each silo alone, judged on all tasks of its slice", title_justify="left")
+    alone.add_column("silo")
+    pooled_cells = [cell for cell in _cells(outcome) if cell.shard < 0]
+    for cell in pooled_cells:
+        alone.add_column(_label(cell))
+    for silo_id in SILOS:
+        rates = outcome.rates.get(f"alone {silo_id}")
+        if rates:
+            alone.add_row(silo_id, *(str(rates.get(cell, "")) for cell in pooled_cells))
+    if alone.row_count:
+        console.print(alone)
+    console.print(
+        f"noise multiplier z = {settings.noise_multiplier} on a clip of {settings.clip_l2}: "
+        f"silo-level epsilon = {_number(outcome.epsilon)} at delta = {outcome.delta:g}"
+    )
+    console.print(f"  {MASKING_PROTECTS}")
+    console.print(f"upload per silo and round: {_bytes_per_upload(outcome.rounds) / 1024:.0f} KiB")
+    phases = ", ".join(f"{k} {v:.1f}" for k, v in _phase_means(outcome.rounds).items())
+    console.print(f"seconds per round: {phases}")
+    stages = ", ".join(f"{k} {v:.0f}" for k, v in outcome.seconds.items())
+    console.print(f"seconds in all: {stages}")
+
+
+def _number(value: float | str) -> str:
+    number = float(value)
+    return f"{number:.3g}" if math.isfinite(number) else "unbounded"
+
+
+def write_html(outcome: Outcome, settings: DemoSettings, path: Path) -> None:
+    """One page with plots, tables and two trajectories."""
+    rows = "".join(
+        "<tr><td>{}</td><td>{}</td>{}</tr>".format(
+            html.escape(_label(cell)),
+            outcome.rates["base"][cell].episodes,
+            "".join(
+                f"<td>{html.escape(str(outcome.rates.get(who, {}).get(cell, '')))}</td>"
+                for who in WHO
+            ),
+        )
+        for cell in _cells(outcome)
+    )
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in WHO.values())
+    rounds = "".join(
+        f"<tr><td>{done['round']}</td><td>{html.escape(str(done['outcome']))}</td>"
+        f"<td>{html.escape(', '.join(done.get('survivors', ())))}</td>"
+        f"<td>{int(done.get('upload_bytes', 0)):,}</td>"
+        f"<td><code>{html.escape(str(done.get('adapter_sha256', ''))[:16])}</code></td></tr>"
+        for done in outcome.rounds
+    )
+    page = _PAGE.format(
+        run=html.escape(outcome.run_id),
+        scenario=html.escape(str(settings.scenario)),
+        heads=heads,
+        rows=rows,
+        bars=_bars(outcome),
+        curve=_curve(outcome),
+        phases=_phases(outcome),
+        epsilon=_number(outcome.epsilon),
+        delta=f"{outcome.delta:g}",
+        noise=settings.noise_multiplier,
+        clip=settings.clip_l2,
+        masking=html.escape(MASKING_PROTECTS),
+        killed=html.escape(outcome.killed or "nobody"),
+        rounds=rounds,
+        replay=_replay(outcome.replay),
+        exported=html.escape(outcome.exported),
+    )
+    path.write_text(page)
+
+
+def _svg(figure: Any) -> str:
+    sink = io.StringIO()
+    figure.savefig(sink, format="svg", bbox_inches="tight", transparent=True)
+    content = sink.getvalue()
+    return content[content.index("<svg") :]
+
+
+def _figure() -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.0))
+    return figure, figure.add_subplot()
+
+
+def _bars(outcome: Outcome) -> str:
+    figure, axes = _figure()
+    colours = {"base": "#8a8f98", "alone": "#d98e32", "together": "#2f7d62"}
+    cells = [cell for cell in _cells(outcome) if cell.temperature > 0]
+    for offset, who in enumerate(WHO):
+        rates = outcome.rates.get(who, {})
+        for index, cell in enumerate(cells):
+            interval = rates.get(cell)
+            if interval is None:
+                continue
+            axes.bar(
+                index + 0.27 * (offset - 1),
+                interval.rate,
+                0.25,
+                color=colours[who],
+                label=WHO[who] if index == 0 else None,
+                yerr=[
+                    [max(0.0, interval.rate - interval.low)],
+                    [max(0.0, interval.high - interval.rate)],
+                ],
+                capsize=2,
+            )
+    axes.set_xticks(range(len(cells)), [_label(cell).replace(", T=1", "") for cell in cells])
+    axes.tick_params(axis="x", labelrotation=20)
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("success, temperature 1")
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _curve(outcome: Outcome) -> str:
+    figure, axes = _figure()
+    families = sorted({item["family"] for done in outcome.rounds for item in done["success"]})
+    for family in families:
+        points = [
+            (done["round"], item["success_ratio"], item["standard_error"])
+            for done in outcome.rounds
+            for item in done["success"]
+            if item["family"] == family and isinstance(item["success_ratio"], int | float)
+        ]
+        if points:
+            axes.errorbar(
+                *zip(*((r, s) for r, s, _ in points), strict=True), marker="o", label=family
+            )
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("round")
+    axes.set_ylabel("success while exploring")
+    if families:
+        axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _phases(outcome: Outcome) -> str:
+    figure, axes = _figure()
+    means = _phase_means(outcome.rounds)
+    axes.barh(list(means), list(means.values()), color="#4a6fa5")
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds per round")
+    return _svg(figure)
+
+
+def _replay(replay: Mapping[str, Any] | None) -> str:
+    if replay is None:
+        return "<p>No held-out task was failed before and solved after.</p>"
+    columns = ""
+    for when in ("before", "after"):
+        turns = "".join(
+            f"<li><span>{html.escape(turn['observation'])}</span>"
+            f"<b>{html.escape(turn['action'])}</b></li>"
+            for turn in replay[when]["turns"]
+        )
+        verdict = "solved" if replay[when]["success"] else "not solved"
+        columns += (
+            f"<div><h3>{when}: {verdict}</h3><ol>{turns}</ol>"
+            f"<p>{html.escape(replay[when]['final_observation'])}</p></div>"
+        )
+    head = f"{replay['environment']}, task {replay['task_id']} ({replay['label']})"
+    task = f"{html.escape(head)}: {html.escape(replay['instruction'])}"
+    return f"<p>{task}</p><div class=two>{columns}</div>"
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Chorale demo: {run}</title>
+<style>
+ :root {{ color-scheme: light; }}
+ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+   background: #fff; color: #1d2126; }}
+ table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
+ th, td {{ text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ddd; }}
+ .wide {{ overflow-x: auto; }}
+ svg {{ max-width: 100%; height: auto; }}
+ .two {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem; }}
+ li span {{ display: block; color: #5b6470; }}
+ .note {{ border-left: 4px solid #d98e32; padding: .2rem 1rem; background: #fff8ee; }}
+</style>
+<h1>Chorale demo</h1>
+<p>Run <code>{run}</code>, scenario <b>{scenario}</b>: four silos and a coordinator as separate
+processes over mutual TLS, masks and noise on. Killed in the middle of a round: {killed}.</p>
+<h2>Success on held-out tasks</h2>
+<p>Read from the silos' own files; Wilson 95 % intervals. The coordinator never saw one silo's.</p>
+{bars}
+<div class="wide"><table><tr><th>tasks</th><th>n</th>{heads}</tr>{rows}</table></div>
+<h2>Success while exploring, from the masked sum</h2>
+{curve}
+<h2>Privacy</h2>
+<p class="note">Noise multiplier z = {noise} on a clip of {clip}: silo-level epsilon = {epsilon} at
+delta = {delta}. {masking}</p>
+<h2>Rounds</h2>
+{phases}
+<div class="wide"><table><tr><th>round</th><th>outcome</th><th>in the sum</th><th>bytes up</th>
+<th>adapter</th></tr>{rounds}</table></div>
+<h2>One task, before and after</h2>
+<p>Shown from a silo's side; this text is not at the coordinator.</p>
+{replay}
+<h2>The adapter</h2>
+<p>An ordinary PEFT directory: <code>{exported}</code></p>
+</html>
+"""

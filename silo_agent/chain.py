@@ -1,0 +1,117 @@
+"""The silo follows the chain of published adapters, and stops at the first link that is wrong.
+
+Ordered invariants, for every record after the last one this silo adopted:
+
+1. The coordinator's signature and the links to the records before it.
+2. The record this silo adopted earlier is still in the chain: a fork stops it.
+3. The published bytes have the record's digest and parse as a bounded, finite adapter.
+4. An aggregated record follows from its published integer sum by the plan's update rule.
+5. Only then is the head moved, durably.
+
+Covered: forks, substituted adapters, an update that does not follow from its sum. Not covered: a
+coordinator that lies about the sum itself (forks of it are detected, the lie is not).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from federation.adapter import decode_adapter
+from federation.plan import Plan
+from federation.record import AdapterRecord, verify_chain
+from federation.verify import verify_update
+from silo_agent.errors import ChainMismatchError
+from silo_agent.local_store import ChainHead, LocalStore
+from silo_agent.transport import Coordinator
+
+__all__ = ["ChainFollower", "Head"]
+
+log = structlog.get_logger(__name__)
+
+MAX_ADAPTER_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The adopted global adapter."""
+
+    record: AdapterRecord
+    tensors: dict[str, np.ndarray]
+
+
+class ChainFollower:
+    """Adopts what the coordinator publishes, after checking it."""
+
+    def __init__(self, *, coordinator: Coordinator, store: LocalStore) -> None:
+        self._coordinator = coordinator
+        self._store = store
+
+    def sync(self, run_id: str, plan: Plan, coordinator_key: bytes) -> Head:
+        """Follow the chain of a run to its end.
+
+        Raises:
+            ChainMismatchError: the published chain contradicts what this silo adopted before.
+            FederationError: a signature, a link, an adapter or an update is wrong.
+        """
+        records = self._coordinator.records(run_id, 0)
+        verify_chain(records, coordinator_key)
+        if not records:
+            raise ChainMismatchError(f"run {run_id} publishes no record")
+        known = self._store.chain_head(run_id)
+        adopted = -1
+        if known is not None:
+            adopted = known.round
+            if adopted >= len(records) or records[adopted].sha256 != known.record_sha256:
+                raise ChainMismatchError(
+                    f"the chain of run {run_id} no longer contains the record of round {adopted} "
+                    "that this silo adopted: the coordinator shows a fork or lost records"
+                )
+        adapter = b"" if adopted < 0 else self._adapter(records[adopted])
+        for record in records[adopted + 1 :]:
+            published = self._adapter(record)
+            tensors = decode_adapter(published, max_bytes=MAX_ADAPTER_BYTES)
+            if record.kind == "aggregated":
+                self._verify_update(record, plan, adapter, published)
+            self._store.put_adapter(published)
+            self._store.set_chain_head(
+                run_id,
+                ChainHead(
+                    round=record.round,
+                    adapter_sha256=record.adapter_sha256,
+                    record_sha256=record.sha256,
+                ),
+            )
+            adapter = published
+            log.info(
+                "adapter_adopted",
+                run=run_id,
+                round=record.round,
+                kind=record.kind,
+                adapter=record.adapter_sha256.hex()[:12],
+            )
+        tensors = decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
+        return Head(record=records[-1], tensors=tensors)
+
+    def _adapter(self, record: AdapterRecord) -> bytes:
+        local = self._store.adapter(record.adapter_sha256)
+        if local is not None:
+            return local
+        return self._coordinator.blob(record.adapter_sha256, max_bytes=MAX_ADAPTER_BYTES)
+
+    def _verify_update(
+        self, record: AdapterRecord, plan: Plan, previous: bytes, published: bytes
+    ) -> None:
+        content = self._coordinator.blob(record.sum_sha256, max_bytes=MAX_ADAPTER_BYTES)
+        if len(content) % 4:
+            raise ChainMismatchError("the published sum is not a whole number of elements")
+        # The scale follows from the plan, so a silo that missed the descriptor can verify as well.
+        verify_update(
+            plan=plan,
+            record=record,
+            previous=previous,
+            total=np.frombuffer(content, dtype="<i4"),
+            published=published,
+        )

@@ -1,0 +1,93 @@
+"""``chorale-silo alone`` and ``replay``: what a silo can find out for itself.
+
+Nothing here talks to the coordinator or spends budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from silo_agent.cli.envelope import Format, answering, say, succeed
+
+__all__ = ["alone", "replay"]
+
+DEFAULT_DATA = Path("silo-data")
+MAX_ADAPTER_BYTES = 1 << 30
+
+Data = Annotated[
+    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
+]
+Output = Annotated[
+    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
+]
+PlanFile = Annotated[Path, typer.Argument(help="The run plan.", exists=True, dir_okay=False)]
+
+
+def alone(
+    plan: PlanFile,
+    adapter: Annotated[Path, typer.Option(help="The initial adapter.", exists=True)],
+    out: Annotated[Path, typer.Option(help="Directory for evaluation and final adapter.")],
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Evolve without the others: the baseline a federation has to beat."""
+    with answering(output):
+        from federation.plan import Plan
+        from silo_agent.alone import evolve_alone
+        from silo_agent.config import SiloConfig
+
+        evolve_alone(
+            config=SiloConfig.load(data),
+            plan=Plan.parse(plan.read_bytes()),
+            adapter=adapter.read_bytes(),
+            out_dir=out,
+            progress=lambda number, ratio: say(
+                f"round {number}: success while exploring {100 * ratio:.1f} %"
+            ),
+        )
+        succeed(output, {"out": str(out)})
+
+
+def replay(
+    plan: PlanFile,
+    before: Annotated[Path, typer.Option(help="Adapter file.", exists=True)],
+    after: Annotated[Path, typer.Option(help="Adapter file.", exists=True)],
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Show one held-out task that only the second adapter solves, turn by turn."""
+    with answering(output):
+        from federation.adapter import decode_adapter
+        from federation.plan import Plan
+        from silo_agent.config import SiloConfig
+        from silo_agent.replay import replay as find
+
+        found = find(
+            config=SiloConfig.load(data),
+            plan=Plan.parse(plan.read_bytes()),
+            before=decode_adapter(before.read_bytes(), max_bytes=MAX_ADAPTER_BYTES),
+            after=decode_adapter(after.read_bytes(), max_bytes=MAX_ADAPTER_BYTES),
+        )
+        if found is None:
+            say("no held-out task was failed before and solved after")
+            succeed(output, {"replay": None})
+            return
+        shown: dict[str, Any] = {}
+        for when, trajectory in (("before", found.before), ("after", found.after)):
+            say(f"{when}: {'solved' if trajectory.success else 'not solved'}")
+            turns = [{"observation": s.observation, "action": s.action} for s in trajectory.steps]
+            for turn in turns:
+                say(f"  {turn['observation']}\n    > {turn['action']}")
+            shown[when] = {
+                "success": trajectory.success,
+                "turns": turns,
+                "final_observation": trajectory.final_observation,
+            }
+        task = {
+            key: value for key, value in asdict(found).items() if key not in ("before", "after")
+        }
+        succeed(output, {"replay": {**task, **shown}})

@@ -1,0 +1,191 @@
+"""What every command answers with: prose on stderr, one JSON envelope on stdout when asked.
+
+Envelope: ``{schema_version, status: "ok", data}`` or
+``{schema_version, status: "error", error_code, message, hint, next_step}``.
+Exit codes: 0 ok, 1 the coordinator or the daemon, 2 connection or authentication, 3 timeout,
+4 arguments or files, 5 a bug.
+
+Invariants: stdout carries nothing but the envelope, or nothing at all; every failure that a class
+of this package names becomes one envelope with a code; anything else is a bug, says so, and shows
+its traceback on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum, StrEnum
+from itertools import pairwise
+from typing import Any, NoReturn
+
+__all__ = [
+    "Answered",
+    "CommandError",
+    "Exit",
+    "Format",
+    "answering",
+    "refuse_arguments",
+    "say",
+    "succeed",
+]
+
+SCHEMA_VERSION = 1
+
+
+class Format(StrEnum):
+    """What stdout carries."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Exit(IntEnum):
+    """Exit codes."""
+
+    OK = 0
+    SERVER = 1
+    CONNECT = 2
+    TIMEOUT = 3
+    ARGUMENTS = 4
+    BUG = 5
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked to."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        exit_code: Exit,
+        hint: str = "",
+        next_step: str = "",
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.exit_code = exit_code
+        self.hint = hint
+        self.next_step = next_step
+        self.data = data
+
+
+class Answered(SystemExit):
+    """A command that failed has said so and ends with its exit code."""
+
+
+def say(text: str) -> None:
+    """Prose for people."""
+    sys.stderr.write(text + "\n")
+
+
+def succeed(output: Format, data: Mapping[str, Any]) -> None:
+    """The envelope of a success."""
+    if output is Format.JSON:
+        _print({"schema_version": SCHEMA_VERSION, "status": "ok", "data": data})
+
+
+@contextmanager
+def answering(output: Format) -> Iterator[None]:
+    """Turn whatever a command raises into one envelope and one exit code."""
+    try:
+        yield
+    except CommandError as error:
+        _fail(output, error)
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug still gets its envelope
+        known = _known(error)
+        if known is None:
+            traceback.print_exc(file=sys.stderr)
+            known = CommandError(
+                f"{type(error).__name__}: {error}",
+                code="bug",
+                exit_code=Exit.BUG,
+                hint="this is a defect of chorale-silo; the traceback above belongs in its report",
+            )
+        _fail(output, known)
+
+
+def refuse_arguments(arguments: Sequence[str]) -> NoReturn:
+    """End a call whose arguments the parser refused and explained on stderr."""
+    wants_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+    error = CommandError(
+        "the arguments are wrong; the reason is on stderr",
+        code="arguments",
+        exit_code=Exit.ARGUMENTS,
+        next_step="chorale-silo COMMAND --help",
+    )
+    if wants_json:
+        _print(_envelope(error))
+    raise Answered(int(error.exit_code))
+
+
+def _known(error: Exception) -> CommandError | None:
+    # Imported only when something went wrong: the packages behind them are not free to load.
+    from dp.errors import PrivacyError
+    from federation.errors import FederationError
+    from silo_agent.errors import IdentityError, SiloError, TransportError
+
+    code = type(error).__name__.removesuffix("Error")
+    code = "".join(f"_{c.lower()}" if c.isupper() else c for c in code).lstrip("_")
+    if isinstance(error, TransportError):
+        timeout = str(error).startswith("DEADLINE_EXCEEDED")
+        return CommandError(
+            str(error),
+            code=error.reason or code,
+            # A reason is the coordinator's own word; without one it was never reached.
+            exit_code=Exit.TIMEOUT if timeout else Exit.SERVER if error.reason else Exit.CONNECT,
+            next_step="check the coordinator's address, this machine's clock and the certificate",
+        )
+    if isinstance(error, IdentityError):
+        # An invite has a reason of its own: expired, spent, unknown or malformed.
+        reason = getattr(error, "reason", "")
+        return CommandError(str(error), code=reason or code, exit_code=Exit.CONNECT)
+    if isinstance(error, SiloError | PrivacyError | FederationError):
+        return CommandError(str(error), code=code, exit_code=Exit.ARGUMENTS)
+    return None
+
+
+def _fail(output: Format, error: CommandError) -> NoReturn:
+    say(f"error: {error}")
+    for label, text in (("hint", error.hint), ("next", error.next_step)):
+        if text:
+            say(f"{label}: {text}")
+    if output is Format.JSON:
+        _print(_envelope(error))
+    raise Answered(int(error.exit_code))
+
+
+def _envelope(error: CommandError) -> dict[str, Any]:
+    envelope: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "status": "error",
+        "error_code": error.code,
+        "message": str(error),
+        "hint": error.hint,
+        "next_step": error.next_step,
+    }
+    if error.data is not None:
+        envelope["data"] = error.data
+    return envelope
+
+
+def _print(envelope: Mapping[str, Any]) -> None:
+    json.dump(_plain(envelope), sys.stdout, allow_nan=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity; it is written as its name."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,158 @@
+"""What ``chorale-silo status`` shows: the silo's own files and its probes, read only.
+
+Covered: a daemon that runs, one that does not, a silo that has not joined yet or whose base model
+is missing; each of these is a line, not a failure. Not covered: asking the coordinator.
+"""
+
+from __future__ import annotations
+
+import http.client
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from silo_agent.config import SiloConfig
+from silo_agent.errors import ConfigError, SiloError
+from silo_agent.identity import Identity
+from silo_agent.local_store import LocalStore
+from silo_agent.probes import ADDRESS_FILE, parse_listen
+
+__all__ = ["RunStatus", "Status", "read_status"]
+
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """One run as this silo followed it."""
+
+    run: str
+    """Its id."""
+    round: int
+    """Of the adopted record."""
+    adapter_sha256: str
+    """Of the adopted adapter."""
+    local_rounds: int
+    """Rounds of local work reported here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """Everything at a glance."""
+
+    federation: str | None
+    """None before joining."""
+    silo_id: str | None
+    """None before joining."""
+    certificate_expiry_unix_s: int | None
+    """When the client certificate ends; None before joining."""
+    daemon: str
+    """``ready``, ``not ready`` or ``not running``."""
+    probes: str | None
+    """Address of the daemon's probes."""
+    base_sha256: str | None
+    """Digest of the base model; None where there is none to read."""
+    families: tuple[str, ...]
+    """What is declared to the coordinator."""
+    roster_epoch: int
+    """Newest accepted; 0 before the first."""
+    runs: tuple[RunStatus, ...]
+    """Runs this silo followed."""
+    problems: tuple[str, ...]
+    """What is in the way of taking part."""
+
+    def as_data(self) -> dict[str, Any]:
+        """For the envelope."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        member = f"{self.silo_id} of {self.federation}" if self.silo_id else "not joined yet"
+        probes = f" (probes on {self.probes})" if self.probes else ""
+        lines = [
+            f"silo: {member}",
+            f"certificate: {self._certificate()}",
+            f"daemon: {self.daemon}{probes}",
+            f"base model: {self.base_sha256 or 'none'}",
+            f"declares: {', '.join(self.families) or 'nothing'}",
+            f"roster epoch: {self.roster_epoch or 'none seen'}",
+        ]
+        lines += [
+            f"run {run.run}: adopted round {run.round}, adapter {run.adapter_sha256[:12]}, "
+            f"{run.local_rounds} round(s) of local work"
+            for run in self.runs
+        ]
+        return lines + [f"problem: {problem}" for problem in self.problems]
+
+    def _certificate(self) -> str:
+        if self.certificate_expiry_unix_s is None:
+            return "none"
+        return f"until {datetime.fromtimestamp(self.certificate_expiry_unix_s, tz=UTC):%F %R} UTC"
+
+
+def read_status(data_dir: Path) -> Status:
+    """Look at a data directory.
+
+    Raises:
+        SiloError: The configuration or the silo's state cannot be read.
+    """
+    config = SiloConfig.load(data_dir)
+    store = LocalStore(config.data_dir)
+    problems: list[str] = []
+    federation = silo_id = base = expiry = None
+    try:
+        identity = Identity.load(config.data_dir)
+        federation, silo_id = identity.federation, identity.silo_id
+        expiry = identity.certificate_expiry_unix_s
+    except SiloError as error:
+        problems.append(str(error))
+    try:
+        base = config.base_sha256().hex()
+    except ConfigError as error:
+        problems.append(str(error))
+    address = _address(config.data_dir)
+    daemon = _ask(address) if address else "not running"
+    done = [entry.get("run") for entry in store.rounds()]
+    runs = tuple(
+        RunStatus(
+            run=run,
+            round=head.round,
+            adapter_sha256=head.adapter_sha256.hex(),
+            local_rounds=done.count(run),
+        )
+        for run, head in sorted(store.chain_heads().items())
+    )
+    return Status(
+        federation=federation,
+        silo_id=silo_id,
+        certificate_expiry_unix_s=expiry,
+        daemon=daemon,
+        probes=address if daemon != "not running" else None,
+        base_sha256=base,
+        families=config.families(),
+        roster_epoch=store.newest_roster_epoch(),
+        runs=runs,
+        problems=tuple(problems),
+    )
+
+
+def _address(data_dir: Path) -> str | None:
+    try:
+        return (data_dir / ADDRESS_FILE).read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def _ask(address: str) -> str:
+    host, port = parse_listen(address)
+    with closing(http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", "/readyz")
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException):
+            # The file of a daemon that was killed: nobody answers there.
+            return "not running"
+    return "ready" if answer.status == http.client.OK else "not ready"

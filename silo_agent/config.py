@@ -1,0 +1,305 @@
+"""``silo.toml``: what one silo daemon runs with.
+
+::
+
+    policy_file = "policy.toml"          # relative paths are relative to the data directory
+    base_model = "base"                  # a directory, or a model id that is in the local cache
+    probes_listen = "127.0.0.1:0"
+    threads = 2
+    evaluate = true
+    environments = [{ environment = "craft", shard_index = 0, shard_count = 4 }]
+
+    [fed-se]                             # options of one evolution method
+    buffer_capacity = 20000
+
+Invariants:
+
+1. An unknown key is an error, in the file and in the environment.
+2. ``CHORALE_SILO_<KEY>`` overrides the file, for example ``CHORALE_SILO_THREADS=4``; tables and
+   lists are written as JSON there.
+3. No secret is in it. Keys live in files of their own that only the daemon's user can read.
+4. Without a base model the digest is 32 zero bytes: only a plan that names this digest, and a
+   policy that lists it, fit such a silo.
+
+Covered: the file, the environment, finding the base model. Not covered: fetching a model; put it on
+the machine first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from silo_agent.adapter.base_model import BaseModelError, base_sha256
+from silo_agent.envs.registry import ENVIRONMENTS
+from silo_agent.envs.tasks import Shard
+from silo_agent.errors import ConfigError, ProbeError
+from silo_agent.evolve.evolver import Assignment
+from silo_agent.probes import parse_listen
+
+__all__ = ["CONFIG_FILE", "NO_BASE_MODEL", "EnvironmentEntry", "SiloConfig", "write_starter"]
+
+CONFIG_FILE = "silo.toml"
+FED_SE = "fed-se"
+ENVIRONMENT_PREFIX = "CHORALE_SILO_"
+NO_BASE_MODEL = bytes(32)
+"""Digest of a silo without a base model, for methods that need none."""
+Options = Mapping[str, str | int | float]
+
+
+class EnvironmentEntry(BaseModel):
+    """One environment the silo explores, and its share of the tasks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    environment: str
+    """A name of ``silo_agent.envs.registry``."""
+    shard_index: Annotated[int, Field(ge=0)] | None = None
+    """Which share, counted from 0; all tasks when absent."""
+    shard_count: Annotated[int, Field(ge=1)] | None = None
+    """How many shares there are."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.environment not in ENVIRONMENTS:
+            raise ValueError(
+                f"unknown environment {self.environment!r}; known: {', '.join(ENVIRONMENTS)}"
+            )
+        if (self.shard_index is None) != (self.shard_count is None):
+            raise ValueError("shard_index and shard_count go together")
+        if self.shard_index is not None and self.shard_index >= (self.shard_count or 0):
+            raise ValueError(f"there is no shard {self.shard_index} of {self.shard_count}")
+        return self
+
+    def assignment(self) -> Assignment:
+        """The form the evolution methods read."""
+        if self.shard_index is None or self.shard_count is None:
+            return Assignment(environment=self.environment)
+        shard = Shard(index=self.shard_index, count=self.shard_count)
+        return Assignment(environment=self.environment, shard=shard)
+
+
+class SiloConfig(BaseSettings):
+    """The configuration of one daemon; ``load`` reads it."""
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
+
+    data_dir: Path
+    """Keys, ledger, buffer, reports."""
+    policy_file: Path = Path("policy.toml")
+    """What this site allows."""
+    base_model: Path | None = None
+    """Directory of the base model."""
+    probes_listen: str = "127.0.0.1:0"
+    """``host:port`` of probes and metrics; port 0 is written to ``probes.address``."""
+    environments: tuple[EnvironmentEntry, ...] = ()
+    """What is explored here."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Of the learning framework."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    """This silo's own."""
+    evaluate: bool = True
+    """Whether adopted adapters are judged on held-out tasks when a plan asks for it."""
+    held_out_offset: Annotated[int, Field(ge=0)] = 0
+    """Where in the held-out tasks the evaluation starts."""
+    constant: dict[str, str | int | float] = {}
+    """Options of the ``constant`` method."""
+    fed_se: dict[str, str | int | float] = {}
+    """Options of the ``fed-se`` method."""
+
+    @classmethod
+    def load(cls, data_dir: Path) -> SiloConfig:
+        """Read ``silo.toml`` of a data directory and the environment.
+
+        Raises:
+            ConfigError: With every problem found.
+        """
+        path = data_dir / CONFIG_FILE
+        document = _document(path)
+        document.setdefault("data_dir", str(data_dir))
+        if FED_SE in document:
+            # The method's own name, which no Python field can have.
+            document["fed_se"] = document.pop(FED_SE)
+        _require_known_environment()
+        try:
+            return cls(**document)
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {_problems(error)}") from error
+        except SettingsError as error:
+            raise ConfigError(f"the environment overrides {path}: {error}") from error
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment comes before the file; nothing else is read."""
+        del settings_cls, dotenv_settings, file_secret_settings
+        return env_settings, init_settings
+
+    @field_validator("probes_listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        try:
+            parse_listen(value)
+        except ProbeError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    @field_validator("environments", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """A bare name stands for all tasks of that environment."""
+        if isinstance(value, list | tuple):
+            return tuple({"environment": v} if isinstance(v, str) else v for v in value)
+        return value
+
+    @model_validator(mode="after")
+    def _resolve(self) -> Self:
+        data_dir = self.data_dir.expanduser().absolute()
+        object.__setattr__(self, "data_dir", data_dir)
+        object.__setattr__(self, "policy_file", data_dir / self.policy_file.expanduser())
+        if self.base_model is not None:
+            object.__setattr__(self, "base_model", _base_directory(data_dir, self.base_model))
+        names = [entry.environment for entry in self.environments]
+        if len(set(names)) != len(names):
+            raise ValueError("environments: name each environment once")
+        return self
+
+    @cached_property
+    def _base_sha256(self) -> bytes:
+        if self.base_model is None:
+            return NO_BASE_MODEL
+        try:
+            return bytes.fromhex(base_sha256(self.base_model))
+        except BaseModelError as error:
+            raise ConfigError(str(error)) from error
+
+    def base_sha256(self) -> bytes:
+        """Digest of the base model's files, computed once.
+
+        Raises:
+            ConfigError: The directory is no base model.
+        """
+        return self._base_sha256
+
+    def assignments(self) -> tuple[Assignment, ...]:
+        """What the silo explores."""
+        return tuple(entry.assignment() for entry in self.environments)
+
+    def families(self) -> tuple[str, ...]:
+        """Environment families this silo declares to the coordinator: public."""
+        # Each built-in environment is a family of its own name.
+        names = {entry.environment for entry in self.environments}
+        if "family" in self.constant:
+            names.add(str(self.constant["family"]))
+        return tuple(sorted(names))
+
+    def options(self, method: str) -> Options:
+        """The options of an evolution method; empty for one without a table."""
+        return {"constant": self.constant, FED_SE: self.fed_se}.get(method, {})
+
+
+def write_starter(data_dir: Path, *, base_model: str | None = None) -> bool:
+    """Write a commented ``silo.toml``; False if there is one, which is left as it is."""
+    path = data_dir / CONFIG_FILE
+    if path.exists():
+        return False
+    # A JSON string is a TOML string as well.
+    model = f"base_model = {json.dumps(base_model)}" if base_model else '# base_model = "/models/x"'
+    path.write_text(_STARTER.format(base_model=model))
+    return True
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} does not exist: run `chorale-silo join INVITE --data {path.parent}` first"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _require_known_environment() -> None:
+    known = {name.upper() for name in SiloConfig.model_fields}
+    # The CLI's own variable says where the data directory is.
+    known.add("DATA")
+    for name in os.environ:
+        if name.startswith(ENVIRONMENT_PREFIX):
+            key = name.removeprefix(ENVIRONMENT_PREFIX)
+            if key not in known:
+                raise ConfigError(f"the environment variable {name} overrides no key of silo.toml")
+
+
+def _problems(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors(include_url=False, include_context=False):
+        path = ".".join(str(part) for part in item["loc"]) or "silo.toml"
+        known = ", ".join(sorted(SiloConfig.model_fields))
+        unknown = item["type"] == "extra_forbidden"
+        text = f"unknown key (known: {known})" if unknown else item["msg"]
+        lines.append(f"{path}: {text.removeprefix('Value error, ')}")
+    return "; ".join(lines)
+
+
+def _base_directory(data_dir: Path, base_model: Path) -> Path:
+    directory = data_dir / base_model.expanduser()
+    if directory.is_dir():
+        return directory
+    if base_model.is_absolute() or len(base_model.parts) != 2:
+        raise ValueError(f"base_model: {directory} is no directory")
+    return _cached(str(base_model))
+
+
+def _cached(model_id: str) -> Path:
+    # Imported only for a model id, because a directory needs nothing of it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model_id, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError) as error:
+        raise ValueError(
+            f"base_model: {model_id!r} is neither a directory nor a model in the local cache; "
+            f"download it first, for example with `hf download {model_id}`"
+        ) from error
+
+
+_STARTER = """\
+# What this silo daemon runs with. What it may take part in is a matter of policy.toml.
+# Every key can be overridden by CHORALE_SILO_<KEY>; an unknown key is an error.
+
+# A directory, relative to this file, or a model id that is in the local cache.
+{base_model}
+
+# What is explored here. One entry, for all tasks:
+#   environments = ["craft"]
+# or one share of four of its tasks:
+#   environments = [{{ environment = "craft", shard_index = 0, shard_count = 4 }}]
+environments = []
+
+# Judge every adopted adapter on held-out tasks when a plan asks for it.
+evaluate = true
+
+# Threads of the learning framework.
+threads = 1
+
+# Probes and metrics, plain HTTP. Port 0 lets the system choose and writes it to probes.address;
+# set a fixed port for Prometheus.
+probes_listen = "127.0.0.1:0"
+"""

@@ -1,0 +1,331 @@
+"""The silo daemon: polls the coordinator, works, takes part in sums, follows the chain.
+
+Ordered invariants for each instruction:
+
+1. The roster is verified under the pinned root key before anything the coordinator signed is
+   believed, and an epoch older than the newest one seen is refused.
+2. A task or descriptor is acted on only after the guardian (``policy.py``) accepted it; a refusal
+   is a counted, explained, normal event.
+3. Local work runs on its own thread while the daemon goes on polling, so a silo at work is never
+   mistaken for a dead one.
+4. Whatever a check finds wrong ends the session it concerns, is counted and logged in one line,
+   and the daemon keeps running.
+
+Covered: restarts at any point (the silo takes part again from the next round), lost connections,
+hostile messages. Not covered: two runs at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+
+import structlog
+
+from dp.errors import PrivacyError
+from dp.ledger import Ledger
+from federation.errors import FederationError
+from federation.plan import Plan
+from federation.task import RoundTask
+from secagg.bounds import UINT32_MAX
+from secagg.descriptor import AggregationId, SignedDescriptor, verify_descriptor
+from secagg.errors import SecAggError
+from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from secagg.roster import SignedRoster, verify_roster
+from silo_agent.chain import ChainFollower, Head
+from silo_agent.config import SiloConfig
+from silo_agent.errors import PolicyRefusalError, SessionError, SiloError, TransportError
+from silo_agent.identity import Identity
+from silo_agent.local_store import LocalStore
+from silo_agent.metrics import SiloMetrics
+from silo_agent.policy import Decision, Policy, check_descriptor, check_task
+from silo_agent.probes import Probes
+from silo_agent.session import Session, round_entry
+from silo_agent.transport import Coordinator, Idle, Instruction, RoundAborted, RoundClosed
+from silo_agent.work import LocalWork
+
+__all__ = ["Daemon", "run"]
+
+_STEP_OF = {
+    KeyBundles: "share_keys",
+    BoxDelivery: "masked_input",
+    Survivors: "consistency_check",
+    ConsistencySignatures: "unmask",
+}
+"""The step whose answer each message asks for."""
+
+log = structlog.get_logger(__name__)
+
+POLL_WAIT_S = 8
+PAUSE_AFTER_ERROR_S = 1.0
+
+
+class Daemon:
+    """One silo of one federation."""
+
+    def __init__(self, config: SiloConfig) -> None:
+        self.config = config
+        self.stopping = threading.Event()
+        self.identity = Identity.load(config.data_dir)
+        self.policy = Policy.load(config.policy_file)
+        self.store = LocalStore(config.data_dir)
+        self.metrics = SiloMetrics()
+        self.ledger = Ledger.open(
+            config.data_dir / "privacy.ledger",
+            delta=self.policy.privacy.delta,
+            epsilon_cap=self.policy.privacy.epsilon_cap,
+        )
+        self.coordinator = Coordinator(
+            address=self.identity.coordinator_address,
+            credentials=self.identity.channel_credentials(),
+            stopping=self.stopping,
+        )
+        self.chain = ChainFollower(coordinator=self.coordinator, store=self.store)
+        self.work = LocalWork(
+            config=config, coordinator=self.coordinator, store=self.store, metrics=self.metrics
+        )
+        self._roster: SignedRoster | None = None
+        self._plan: tuple[bytes, Plan] | None = None
+        self._session: Session | None = None
+        self._head: Head | None = None
+        self._task: RoundTask | None = None
+
+    def serve(self) -> None:
+        """Poll until told to stop."""
+        last_id = ""
+        log.info("silo_started", silo=self.identity.silo_id)
+        while not self.stopping.is_set():
+            instruction: Instruction | None = None
+            try:
+                instruction = self.coordinator.poll(last_id, wait_s=POLL_WAIT_S)
+                if instruction is not None:
+                    last_id = instruction.instruction_id
+                    self._obey(instruction)
+            except PolicyRefusalError as refusal:
+                self._refuse(refusal)
+            except (SecAggError, PrivacyError, FederationError, SiloError) as error:
+                self._survive(error)
+            self.metrics.observe_ledger(self.ledger)
+
+    def close(self) -> None:
+        """Stop work, wipe secrets, release the ledger."""
+        self.stopping.set()
+        self._end_session()
+        self.work.close()
+        self.coordinator.close()
+        self.ledger.close()
+
+    # Instructions ---------------------------------------------------------------------------------
+
+    def _obey(self, instruction: Instruction) -> None:
+        message = instruction.payload
+        match message:
+            case Idle():
+                self._end_session()
+            case RoundTask():
+                self._end_session()
+                self._take_task(message)
+            case SignedDescriptor():
+                self._end_session()
+                self._open_session(message)
+            case KeyBundles() | BoxDelivery() | Survivors() | ConsistencySignatures():
+                session = self._session
+                if session is None or session.identity != instruction.identity:
+                    # A restarted silo sees the middle of a round it is no longer part of.
+                    log.info("not_in_this_aggregation", identity=str(instruction.identity))
+                    return
+                started = time.monotonic()
+                session.handle(message)
+                self.metrics.observe_phase(_STEP_OF[type(message)], time.monotonic() - started)
+                if isinstance(message, ConsistencySignatures):
+                    self.metrics.rounds.labels(outcome="contributed").inc()
+            case RoundClosed():
+                self._end_session()
+                self._follow(message.record.run_id)
+            case RoundAborted():
+                log.warning("round_aborted", reason=message.reason)
+                self.metrics.rounds.labels(outcome="aborted").inc()
+                self._end_session()
+
+    def _take_task(self, task: RoundTask) -> None:
+        roster = self._trusted_roster(task.roster_sha256)
+        task.verify(roster.roster.coordinator_key)
+        plan = self._fetch_plan(task.plan_sha256)
+        self._task = task
+        decision = check_task(
+            self.policy,
+            task=task,
+            plan=plan,
+            base_sha256=self.work.base_sha256,
+            now_unix_s=int(time.time()),
+        )
+        self._admit(decision)
+        self._require_budget(task, plan)
+        head = self._follow(task.run_id)
+        if head.record.adapter_sha256 != task.adapter_sha256 or task.round != head.record.round + 1:
+            raise SessionError("the task does not start from the head of the published chain")
+        if self.ledger.has_agreed(task.run_id, task.round, 0, 0):
+            raise PolicyRefusalError(
+                rule="survivors_already_signed",
+                public_reason="survivors_already_signed",
+                detail="this silo signed survivors of an earlier attempt of this round",
+            )
+        self.work.start(task=task, plan=plan, head=head)
+
+    def _open_session(self, signed: SignedDescriptor) -> None:
+        descriptor = signed.descriptor
+        identity = descriptor.identity
+        roster = self._trusted_roster(descriptor.roster_sha256)
+        verify_descriptor(signed, roster.roster)
+        head = self._head
+        finished = self.work.finished(identity.run_id, identity.round)
+        if finished is None or head is None:
+            raise SessionError("a descriptor for a round whose local work this silo has not done")
+        if descriptor.adapter_sha256 != head.record.adapter_sha256:
+            raise SessionError("the descriptor starts from another adapter than the chain's head")
+        plan = self._fetch_plan(descriptor.plan_sha256)
+        decision = check_descriptor(
+            self.policy,
+            descriptor=descriptor,
+            silo_id=self.identity.silo_id,
+            plan=plan,
+            base_sha256=self.work.base_sha256,
+            layout=finished.layout,
+            now_unix_s=int(time.time()),
+        )
+        self._admit(decision)
+        self._session = Session(
+            silo_id=self.identity.silo_id,
+            signing_key=self.identity.signing_key,
+            roster=roster,
+            descriptor=signed,
+            base_model_sha256=self.work.base_sha256,
+            adapter_sha256=head.record.adapter_sha256,
+            spec=plan.privacy_spec(),
+            contribution=finished.contribution(descriptor.metrics),
+            ledger=self.ledger,
+            spool_directory=self.config.data_dir / "spool",
+            coordinator=self.coordinator,
+            metrics=self.metrics,
+        )
+        log.info("session_opened", identity=str(identity), cohort=len(descriptor.cohort))
+
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    # Trust ----------------------------------------------------------------------------------------
+
+    def _trusted_roster(self, roster_sha256: bytes) -> SignedRoster:
+        """The roster with this digest, verified under the pinned root and not older than known."""
+        roster = self._roster
+        if roster is None or roster.roster.sha256 != roster_sha256:
+            roster = self.coordinator.roster()
+            verify_roster(
+                roster,
+                self.identity.root_key,
+                last_epoch=self.store.newest_roster_epoch(),
+                last_sha256=self.store.newest_roster_sha256(),
+            )
+            if roster.roster.sha256 != roster_sha256:
+                raise SessionError("the published roster is not the one the message names")
+            if roster.roster.federation != self.identity.federation:
+                raise SessionError("the roster belongs to another federation")
+            self.store.set_newest_roster_epoch(roster.roster.epoch, roster.roster.sha256)
+            self._roster = roster
+        return roster
+
+    def _fetch_plan(self, plan_sha256: bytes) -> Plan:
+        if self._plan is None or self._plan[0] != plan_sha256:
+            self._plan = (plan_sha256, Plan.parse(self.coordinator.plan(plan_sha256)))
+        return self._plan[1]
+
+    def _follow(self, run_id: str) -> Head:
+        records = self.coordinator.records(run_id, 0)
+        if not records:
+            raise SessionError(f"run {run_id} publishes no record")
+        plan = self._fetch_plan(records[0].plan_sha256)
+        roster = self._roster or self._trusted_roster(self.coordinator.roster().roster.sha256)
+        self._head = self.chain.sync(run_id, plan, roster.roster.coordinator_key)
+        self.work.adopted(self._head, plan)
+        return self._head
+
+    # Refusals and errors --------------------------------------------------------------------------
+
+    def _admit(self, decision: Decision) -> None:
+        """Count a favourable verdict of the guardian; raise any other.
+
+        Raises:
+            PolicyRefusalError: with the rule that fired.
+        """
+        if not decision.accepted:
+            raise PolicyRefusalError(
+                rule=decision.rule, public_reason=decision.public_reason, detail=decision.detail
+            )
+        self.metrics.count_decision(accepted=True, rule=decision.rule)
+
+    def _require_budget(self, task: RoundTask, plan: Plan) -> None:
+        """Refuse before any work when this round could not be charged."""
+        entry = round_entry(
+            plan.privacy_spec(),
+            identity=AggregationId(
+                run_id=task.run_id, round=task.round, step=0, part=0, attempt=UINT32_MAX
+            ),
+            dimension=1,
+            descriptor_sha256=bytes(32),
+        )
+        projected = self.ledger.projected_epsilon(entry)
+        if projected > self.ledger.epsilon_cap:
+            raise PolicyRefusalError(
+                rule="epsilon_cap",
+                public_reason="budget",
+                detail=f"this round would raise epsilon to {projected:.4g}, past the cap of "
+                f"{self.ledger.epsilon_cap:.4g} in policy.toml",
+            )
+
+    def _refuse(self, refusal: PolicyRefusalError) -> None:
+        self._end_session()
+        self.metrics.count_decision(accepted=False, rule=refusal.rule)
+        task = self._task
+        log.warning("refused", rule=refusal.rule, detail=refusal.detail)
+        self.metrics.rounds.labels(outcome="refused").inc()
+        if task is None:
+            return
+        try:
+            self.coordinator.refuse(
+                run_id=task.run_id, round_number=task.round, reason=refusal.public_reason
+            )
+        except TransportError as error:
+            self._survive(error)
+
+    def _survive(self, error: Exception) -> None:
+        """Count and log an error in one line, drop the session, go on."""
+        kind = type(error).__name__
+        self.metrics.count_error(kind)
+        if not self.stopping.is_set():
+            log.error("instruction_failed", kind=kind, detail=str(error))
+        self._end_session()
+        self.stopping.wait(PAUSE_AFTER_ERROR_S)
+
+
+def run(config: SiloConfig) -> None:
+    """Run the daemon until SIGTERM or SIGINT."""
+    daemon = Daemon(config)
+    probes = Probes(
+        listen=config.probes_listen, registry=daemon.metrics.registry, data_dir=config.data_dir
+    )
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        daemon.stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    probes.start()
+    try:
+        daemon.serve()
+    finally:
+        daemon.close()
+        probes.stop()

@@ -1,0 +1,98 @@
+"""Typed failures of the silo daemon.
+
+::
+
+    SiloError
+    ├── ConfigError            silo.toml, or what it points at, cannot be used
+    │   └── PolicyFileError    policy.toml cannot be used
+    ├── PolicyRefusalError     the guardian said no; carries the rule and a public reason
+    ├── IdentityError          keys, certificate, pinned root or invite cannot be used
+    ├── SessionError           a message that does not fit what this silo is doing
+    ├── TransportError         the coordinator cannot be reached, or answered with a refusal
+    ├── ChainMismatchError     the published chain contradicts what this silo adopted
+    ├── SpoolError             a masked upload cannot be kept, or is not what was written
+    ├── LocalStoreError        the silo's own state on disk cannot be used
+    └── ProbeError             the port for probes and metrics cannot be opened
+
+Texts may name local facts; only ``PolicyRefusalError.public_reason`` is ever sent anywhere.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ChainMismatchError",
+    "ConfigError",
+    "IdentityError",
+    "LocalStoreError",
+    "PolicyFileError",
+    "PolicyRefusalError",
+    "ProbeError",
+    "SessionError",
+    "SiloError",
+    "SpoolError",
+    "TransportError",
+]
+
+
+class SiloError(Exception):
+    """Base of every failure of the silo daemon."""
+
+
+class ConfigError(SiloError):
+    """The configuration, or a file it names, cannot be used."""
+
+
+class PolicyFileError(ConfigError):
+    """The site's policy cannot be used; nothing is accepted without one."""
+
+
+class PolicyRefusalError(SiloError):
+    """The guardian refused.
+
+    Attributes:
+        rule: The rule that fired.
+        public_reason: A fixed text that holds no private fact; this alone leaves the silo.
+        detail: For the silo's own log.
+    """
+
+    def __init__(self, *, rule: str, public_reason: str, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}")
+        self.rule = rule
+        self.public_reason = public_reason
+        self.detail = detail
+
+
+class IdentityError(SiloError):
+    """Keys, certificate, pinned root or invite cannot be used."""
+
+
+class SessionError(SiloError):
+    """A message does not fit what this silo is doing."""
+
+
+class TransportError(SiloError):
+    """The coordinator cannot be reached, or answered with a refusal.
+
+    Attributes:
+        reason: The coordinator's stable reason code; empty where there was no answer.
+    """
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ChainMismatchError(SiloError):
+    """The published chain contradicts what this silo adopted."""
+
+
+class SpoolError(SiloError):
+    """A masked upload cannot be kept, or is not what was written."""
+
+
+class LocalStoreError(SiloError):
+    """The silo's own state on disk cannot be used."""
+
+
+class ProbeError(SiloError):
+    """The port for probes and metrics cannot be opened."""

@@ -1,0 +1,369 @@
+"""Who this silo is: its keys, its certificate, and the federation root it pinned.
+
+Joining, in order:
+
+1. Keys are made here and never leave: P-256 for TLS, Ed25519 for protocol messages. Joining the
+   same federation again keeps the Ed25519 key, so that the roster stays as it is.
+2. The enrolment port's certificate chain is fetched without trusting it; the CA in it must have the
+   SHA-256 of the invite. Only then is the secret sent, over TLS verified by that CA.
+3. The answer must hold a certificate for our key and our SPIFFE URI from that CA, and a root key
+   with the SHA-256 of the invite.
+4. ``identity/`` appears complete, mode 0700, or not at all.
+
+Covered: altered or stale invites, a coordinator with another CA or root, a wrong answer, a crash
+while joining. Not covered: keys in hardware, renewal before the certificate ends.
+
+Errors::
+
+    IdentityError
+    ├── NotJoinedError             there is no identity in this data directory
+    ├── AlreadyJoinedError         another federation, silo or root lives here
+    ├── InviteRefusedError         expired, spent, unknown or malformed; ``reason`` says which
+    └── UntrustedCoordinatorError  the CA, the certificate or the root is not what the invite pins
+    TransportError                 the enrolment port cannot be reached
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import NameOID
+
+from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc
+from federation.invite import (
+    Invite,
+    InviteFormatError,
+    join_statement,
+    parse_invite,
+    silo_spiffe_uri,
+)
+from silo_agent.durable import replace_file, sync_directory
+from silo_agent.errors import IdentityError, TransportError
+from silo_agent.tls_chain import fetch_chain
+
+__all__ = [
+    "AlreadyJoinedError",
+    "Identity",
+    "InviteRefusedError",
+    "NotJoinedError",
+    "UntrustedCoordinatorError",
+    "join",
+]
+
+DIRECTORY: Final = "identity"
+PREVIOUS: Final = "identity.previous"
+PARTIAL: Final = "identity.partial"
+TIMEOUT_S: Final = 20.0
+_PEM: Final = serialization.Encoding.PEM
+_DER: Final = serialization.Encoding.DER
+
+
+class NotJoinedError(IdentityError):
+    """There is no identity in this data directory."""
+
+
+class AlreadyJoinedError(IdentityError):
+    """Another federation, silo or root lives in this data directory."""
+
+
+class UntrustedCoordinatorError(IdentityError):
+    """The coordinator is not the one that the invite pins."""
+
+
+class InviteRefusedError(IdentityError):
+    """The invite cannot be used.
+
+    Attributes:
+        reason: The coordinator's stable reason code, or ``invite_malformed``.
+    """
+
+    def __init__(self, text: str, *, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """A silo's keys and what it trusts. The keys are never part of a ``repr``."""
+
+    federation: str
+    silo_id: str
+    coordinator_address: str
+    root_key: bytes
+    """The consortium root's 32-byte Ed25519 key."""
+    leaf: x509.Certificate
+    ca: x509.Certificate
+    signing_key: Ed25519PrivateKey = field(repr=False)
+    leaf_key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def certificate_expiry_unix_s(self) -> int:
+        """When the certificate ends."""
+        return int(self.leaf.not_valid_after_utc.timestamp())
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Return mutual TLS credentials that trust the federation's CA alone."""
+        return grpc.ssl_channel_credentials(
+            root_certificates=self.ca.public_bytes(_PEM),
+            private_key=_private_pem(self.leaf_key),
+            certificate_chain=self.leaf.public_bytes(_PEM) + self.ca.public_bytes(_PEM),
+        )
+
+    @classmethod
+    def load(cls, data_dir: Path) -> Identity:
+        """Read the identity that :func:`join` stored.
+
+        Args:
+            data_dir: The silo's data directory.
+
+        Returns:
+            The identity.
+
+        Raises:
+            NotJoinedError: There is none.
+            IdentityError: A file is unreadable, or open to other users.
+        """
+        directory = data_dir / DIRECTORY
+        previous = data_dir / PREVIOUS
+        if not directory.exists() and previous.exists():
+            # A crash came between the two renames of a second join.
+            previous.rename(directory)
+        if not directory.exists():
+            raise NotJoinedError(
+                f"{data_dir} has no identity: run `chorale-silo join INVITE --data {data_dir}`"
+            )
+        for name in ("leaf.key", "protocol.key"):
+            if (directory / name).stat().st_mode & 0o077:
+                raise IdentityError(f"{directory / name} is open to other users: chmod 600 it")
+        try:
+            facts = json.loads((directory / "identity.json").read_text())
+            root = serialization.load_pem_public_key((directory / "root.pub").read_bytes())
+            signing = serialization.load_pem_private_key(
+                (directory / "protocol.key").read_bytes(), None
+            )
+            leaf_key = serialization.load_pem_private_key(
+                (directory / "leaf.key").read_bytes(), None
+            )
+            leaf = x509.load_pem_x509_certificate((directory / "leaf.pem").read_bytes())
+            ca = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
+            federation, silo_id = str(facts["federation"]), str(facts["silo_id"])
+            address = str(facts["coordinator_address"])
+        except (OSError, ValueError, TypeError, KeyError, UnsupportedAlgorithm) as error:
+            raise IdentityError(f"{directory} cannot be read: {error}") from error
+        if (
+            not isinstance(root, Ed25519PublicKey)
+            or not isinstance(signing, Ed25519PrivateKey)
+            or not isinstance(leaf_key, ec.EllipticCurvePrivateKey)
+        ):
+            raise IdentityError(f"{directory} holds a key of the wrong kind")
+        return cls(
+            federation=federation,
+            silo_id=silo_id,
+            coordinator_address=address,
+            root_key=root.public_bytes_raw(),
+            leaf=leaf,
+            ca=ca,
+            signing_key=signing,
+            leaf_key=leaf_key,
+        )
+
+    def _store(self, data_dir: Path) -> None:
+        partial = data_dir / PARTIAL
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700)
+        root = Ed25519PublicKey.from_public_bytes(self.root_key)
+        facts = {
+            "federation": self.federation,
+            "silo_id": self.silo_id,
+            "coordinator_address": self.coordinator_address,
+        }
+        for name, content in (
+            ("leaf.key", _private_pem(self.leaf_key)),
+            ("protocol.key", _private_pem(self.signing_key)),
+            ("leaf.pem", self.leaf.public_bytes(_PEM)),
+            ("ca.pem", self.ca.public_bytes(_PEM)),
+            (
+                "root.pub",
+                root.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo),
+            ),
+            ("identity.json", (json.dumps(facts, indent=2, sort_keys=True) + "\n").encode()),
+        ):
+            replace_file(partial / name, (content,))
+        directory, previous = data_dir / DIRECTORY, data_dir / PREVIOUS
+        if directory.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            directory.rename(previous)
+        partial.rename(directory)
+        sync_directory(data_dir)
+        shutil.rmtree(previous, ignore_errors=True)
+
+
+def join(invite: Invite | str, data_dir: Path) -> Identity:
+    """Redeem an invite and store the new identity.
+
+    Args:
+        invite: The line from the admin, or what it parses to.
+        data_dir: The silo's data directory; created with mode 0700.
+
+    Returns:
+        The identity, as stored.
+
+    Raises:
+        InviteRefusedError: The invite is malformed, expired, spent or unknown.
+        UntrustedCoordinatorError: The coordinator is not the one the invite pins.
+        AlreadyJoinedError: This directory belongs to another federation, silo or root.
+        TransportError: The enrolment port cannot be reached.
+    """
+    try:
+        parsed = parse_invite(invite) if isinstance(invite, str) else invite
+    except InviteFormatError as error:
+        raise InviteRefusedError(str(error), reason="invite_malformed") from error
+    if parsed.expires_unix_s <= time.time():
+        raise InviteRefusedError(
+            "the invite has expired: check this machine's clock, or ask the admin for a new one "
+            f"(chorale invite {parsed.silo_id})",
+            reason="invite_expired",
+        )
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    signing_key = _kept_key(parsed, data_dir) or Ed25519PrivateKey.generate()
+    leaf_key = ec.generate_private_key(ec.SECP256R1())
+    ca = _fetch_ca(parsed)
+    response = _redeem(parsed, ca, leaf_key, signing_key)
+    identity = Identity(
+        federation=parsed.federation,
+        silo_id=parsed.silo_id,
+        coordinator_address=parsed.coordinator_address,
+        root_key=response.root_key,
+        leaf=_verified_leaf(parsed, ca, leaf_key, response),
+        ca=ca,
+        signing_key=signing_key,
+        leaf_key=leaf_key,
+    )
+    identity._store(data_dir)  # noqa: SLF001 - the second half of this function, kept with load()
+    return identity
+
+
+def _kept_key(invite: Invite, data_dir: Path) -> Ed25519PrivateKey | None:
+    try:
+        known = Identity.load(data_dir)
+    except NotJoinedError:
+        return None
+    if (known.federation, known.silo_id) != (invite.federation, invite.silo_id) or (
+        hashlib.sha256(known.root_key).digest() != invite.root_sha256
+    ):
+        raise AlreadyJoinedError(
+            f"{data_dir} belongs to {known.silo_id} of {known.federation}: "
+            "use another data directory for this invite"
+        )
+    return known.signing_key
+
+
+def _fetch_ca(invite: Invite) -> x509.Certificate:
+    """Take the CA from the enrolment port's chain, trusting nothing but its digest."""
+    for certificate in fetch_chain(invite.enrol_address, timeout_s=TIMEOUT_S):
+        if hashlib.sha256(certificate.public_bytes(_DER)).digest() == invite.ca_sha256:
+            return certificate
+    raise UntrustedCoordinatorError(
+        f"{invite.enrol_address} does not present the CA that the invite pins: the invite is of "
+        "another coordinator, or somebody is in between. Nothing was sent."
+    )
+
+
+def _redeem(
+    invite: Invite,
+    ca: x509.Certificate,
+    leaf_key: ec.EllipticCurvePrivateKey,
+    signing_key: Ed25519PrivateKey,
+) -> enrolment_pb2.JoinResponse:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, invite.silo_id)])
+    csr = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(subject)
+        .sign(leaf_key, hashes.SHA256())
+        .public_bytes(_DER)
+    )
+    request = enrolment_pb2.JoinRequest(
+        federation=invite.federation,
+        silo_id=invite.silo_id,
+        invite_secret=invite.secret,
+        csr=csr,
+        verification_key=signing_key.public_key().public_bytes_raw(),
+        signature=signing_key.sign(join_statement(invite.federation, invite.silo_id, csr)),
+    )
+    credentials = grpc.ssl_channel_credentials(root_certificates=ca.public_bytes(_PEM))
+    with grpc.secure_channel(invite.enrol_address, credentials) as channel:
+        try:
+            response: enrolment_pb2.JoinResponse = enrolment_pb2_grpc.EnrolmentServiceStub(
+                channel
+            ).Join(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise _refusal(error, invite) from error
+    return response
+
+
+def _refusal(error: Any, invite: Invite) -> IdentityError | TransportError:
+    trailers = dict(error.trailing_metadata() or ())
+    reason = str(trailers.get("chorale-reason", ""))
+    if not reason:
+        return TransportError(
+            f"joining through {invite.enrol_address} failed: {error.code().name}: {error.details()}"
+        )
+    return InviteRefusedError(
+        f"the coordinator refused to enrol {invite.silo_id}: {error.details()} "
+        f"({trailers.get('chorale-hint', '')})",
+        reason=reason,
+    )
+
+
+def _verified_leaf(
+    invite: Invite,
+    ca: x509.Certificate,
+    leaf_key: ec.EllipticCurvePrivateKey,
+    response: enrolment_pb2.JoinResponse,
+) -> x509.Certificate:
+    if hashlib.sha256(response.root_key).digest() != invite.root_sha256:
+        raise UntrustedCoordinatorError("the answer names another consortium root than the invite")
+    if response.ca_certificate != ca.public_bytes(_DER):
+        raise UntrustedCoordinatorError("the answer names another CA than the invite")
+    try:
+        leaf = x509.load_der_x509_certificate(response.certificate)
+        leaf.verify_directly_issued_by(ca)
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        key = leaf.public_key()
+    except (
+        ValueError,
+        TypeError,
+        InvalidSignature,
+        UnsupportedAlgorithm,
+        x509.ExtensionNotFound,
+    ) as error:
+        raise UntrustedCoordinatorError("the answer's certificate is not from its CA") from error
+    if key != leaf_key.public_key():
+        raise UntrustedCoordinatorError("the answer's certificate is for another key")
+    if uris != [silo_spiffe_uri(invite.federation, invite.silo_id)]:
+        raise UntrustedCoordinatorError("the answer's certificate names another silo")
+    now = dt.datetime.now(dt.UTC)
+    if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
+        raise UntrustedCoordinatorError(
+            "the answer's certificate is not valid now: compare this machine's clock with the "
+            "coordinator's"
+        )
+    return leaf
+
+
+def _private_pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

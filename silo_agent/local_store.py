@@ -1,0 +1,254 @@
+"""What a silo remembers across restarts, and what it reports to its own people.
+
+Files under the data directory::
+
+    state.json            newest roster epoch and digest; the adopted head of each run's chain
+    rounds.jsonl          one line per round of local work: losses, counts, timings
+    evaluation.jsonl      one line per judged label and temperature
+    adapters/<sha256>     adopted adapters, by the SHA-256 of their published bytes
+
+Invariants:
+
+1. ``state.json`` is replaced durably and at once. A damaged one stops the daemon: guessing an epoch
+   or a head would reopen what they close.
+2. The newest roster epoch never goes down.
+3. An adapter is stored only under the digest of its own bytes, and checked again when it is read.
+4. The two reports stay on this machine; nothing in this project sends them anywhere. A line that a
+   crash cut short is dropped, never the lines before it.
+
+Covered: crashes, damage. Not covered: two daemons on one directory (the ledger's lock stops the
+second), rotation of the reports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silo_agent.durable import append_line, replace_file
+from silo_agent.errors import LocalStoreError
+
+__all__ = ["ChainHead", "LocalStore"]
+
+DIGEST_BYTES = 32
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainHead:
+    """The last record of a run that this silo adopted."""
+
+    round: int
+    """Its round; 0 is the initial adapter."""
+    adapter_sha256: bytes
+    """Of the published bytes."""
+    record_sha256: bytes
+    """Of the signed record."""
+
+
+class LocalStore:
+    """The silo's own state and reports; safe to call from several threads."""
+
+    def __init__(self, data_dir: Path) -> None:
+        """Open the store.
+
+        Raises:
+            LocalStoreError: The state file is damaged or the directory cannot be used.
+        """
+        self._directory = data_dir
+        self._state_file = data_dir / "state.json"
+        self._lock = threading.Lock()
+        self._roster_epoch = 0
+        self._roster_sha256: bytes | None = None
+        self._heads: dict[str, ChainHead] = {}
+        try:
+            self._load(json.loads(self._state_file.read_bytes()))
+        except FileNotFoundError:
+            # A silo that has never taken part in anything.
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LocalStoreError(
+                f"{self._state_file} is damaged: restore it from a backup; without it this silo "
+                "could be shown an old roster or another chain"
+            ) from error
+
+    # Roster ---------------------------------------------------------------------------------------
+
+    def newest_roster_epoch(self) -> int:
+        """The newest roster epoch accepted; 0 before the first."""
+        return self._roster_epoch
+
+    def newest_roster_sha256(self) -> bytes | None:
+        """Digest of the roster accepted at that epoch, where it was stored with it."""
+        return self._roster_sha256
+
+    def set_newest_roster_epoch(self, epoch: int, sha256: bytes | None = None) -> None:
+        """Remember an accepted roster durably.
+
+        Raises:
+            LocalStoreError: The epoch is older than one that was accepted.
+        """
+        with self._lock:
+            if epoch < self._roster_epoch:
+                raise LocalStoreError(
+                    f"roster epoch {epoch} is older than {self._roster_epoch}, accepted before"
+                )
+            if (epoch, sha256) == (self._roster_epoch, self._roster_sha256):
+                return
+            self._roster_epoch, self._roster_sha256 = epoch, sha256
+            self._save()
+
+    # Chain ----------------------------------------------------------------------------------------
+
+    def chain_head(self, run_id: str) -> ChainHead | None:
+        """The adopted head of a run; None for a run this silo never followed."""
+        return self._heads.get(run_id)
+
+    def chain_heads(self) -> dict[str, ChainHead]:
+        """The adopted head of every run."""
+        with self._lock:
+            return dict(self._heads)
+
+    def set_chain_head(self, run_id: str, head: ChainHead) -> None:
+        """Move the head of a run, durably."""
+        with self._lock:
+            self._heads[run_id] = head
+            self._save()
+
+    # Adapters -------------------------------------------------------------------------------------
+
+    def put_adapter(self, content: bytes) -> bytes:
+        """Keep an adopted adapter; returns its SHA-256."""
+        digest = hashlib.sha256(content)
+        directory = self._directory / "adapters"
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            path = directory / digest.hexdigest()
+            if self.adapter(digest.digest()) is None:
+                replace_file(path, (content,))
+        except OSError as error:
+            raise LocalStoreError(f"cannot keep an adapter in {directory}: {error}") from error
+        return digest.digest()
+
+    def adapter(self, sha256: bytes) -> bytes | None:
+        """A kept adapter, or None; one whose bytes were damaged counts as not kept."""
+        try:
+            content = (self._directory / "adapters" / sha256.hex()).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LocalStoreError(f"cannot read adapter {sha256.hex()[:12]}: {error}") from error
+        return content if hashlib.sha256(content).digest() == sha256 else None
+
+    # Reports --------------------------------------------------------------------------------------
+
+    def append_round(self, entry: Mapping[str, Any]) -> None:
+        """Report one round of local work."""
+        self._append("rounds.jsonl", entry)
+
+    def append_evaluation(
+        self,
+        *,
+        run_id: str,
+        round_number: int,
+        adapter_sha256: str,
+        rows: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Report how one adapter did: a line for each row, all with the run and the round."""
+        for row in rows:
+            self._append(
+                "evaluation.jsonl",
+                {"run": run_id, "round": round_number, "adapter_sha256": adapter_sha256, **row},
+            )
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Every reported round, oldest first."""
+        return list(self._lines("rounds.jsonl"))
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Every reported evaluation row, oldest first."""
+        return list(self._lines("evaluation.jsonl"))
+
+    def _append(self, name: str, entry: Mapping[str, Any]) -> None:
+        path = self._directory / name
+        line = json.dumps(_finite(entry), allow_nan=False, separators=(",", ":")).encode()
+        try:
+            with self._lock:
+                append_line(path, line)
+        except OSError as error:
+            raise LocalStoreError(f"cannot append to {path}: {error}") from error
+
+    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+        path = self._directory / name
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return
+        # What follows the last line feed is a write that never returned.
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise LocalStoreError(f"{path} is damaged at line {number}") from error
+            yield entry
+
+    def _load(self, state: dict[str, Any]) -> None:
+        if state["format"] != FORMAT:
+            raise LocalStoreError(f"{self._state_file} was written by another version")
+        roster = state["roster"]
+        self._roster_epoch = int(roster["epoch"])
+        self._roster_sha256 = None if roster["sha256"] is None else _digest(roster["sha256"])
+        self._heads = {
+            run_id: ChainHead(
+                round=int(head["round"]),
+                adapter_sha256=_digest(head["adapter_sha256"]),
+                record_sha256=_digest(head["record_sha256"]),
+            )
+            for run_id, head in state["heads"].items()
+        }
+
+    def _save(self) -> None:
+        sha256 = self._roster_sha256
+        state = {
+            "format": FORMAT,
+            "roster": {
+                "epoch": self._roster_epoch,
+                "sha256": None if sha256 is None else sha256.hex(),
+            },
+            "heads": {
+                run_id: {
+                    "round": head.round,
+                    "adapter_sha256": head.adapter_sha256.hex(),
+                    "record_sha256": head.record_sha256.hex(),
+                }
+                for run_id, head in sorted(self._heads.items())
+            },
+        }
+        try:
+            replace_file(self._state_file, (json.dumps(state, indent=2).encode() + b"\n",))
+        except OSError as error:
+            raise LocalStoreError(f"cannot write {self._state_file}: {error}") from error
+
+
+def _digest(value: str) -> bytes:
+    digest = bytes.fromhex(value)
+    if len(digest) != DIGEST_BYTES:
+        raise ValueError("not a SHA-256")
+    return digest
+
+
+def _finite(value: Any) -> Any:
+    """Numbers that JSON does not have become their names, so that a bad round can be reported."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

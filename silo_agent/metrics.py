@@ -1,0 +1,178 @@
+"""The silo's own figures for its own monitoring. None of them is sent to the coordinator.
+
+Names begin with ``chorale_silo_``. Invariants:
+
+1. The registry is injected or made here; nothing registers globally.
+2. Labels come from closed sets and every combination exists from the start, so that a rate or an
+   alert never waits for a first event. A value outside its set is counted under ``other``.
+3. Run ids, rounds, tasks and texts are never labels.
+
+Covered: what the daemon counts. Not covered: memory of the GPU, for which the exporter of its maker
+is the better source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from dp.errors import PrivacyError
+from dp.ledger import Ledger
+from federation.errors import FederationError
+from secagg.descriptor import STEPS
+from secagg.errors import SecAggError
+from silo_agent.envs.registry import ENVIRONMENTS
+from silo_agent.errors import SiloError
+from silo_agent.policy import ACCEPTED, RULE_NAMES
+
+__all__ = ["OTHER", "PHASES", "SiloMetrics"]
+
+OTHER = "other"
+DAEMON_RULES = ("epsilon_cap", "survivors_already_signed")
+"""Refusals that need the ledger, which the guardian's rules do not read."""
+OUTCOMES = ("contributed", "refused", "aborted")
+PHASES = ("explore", "train", "evaluate", *STEPS)
+FAMILIES = (*sorted(ENVIRONMENTS), "constant", OTHER)
+UNITS = ("silo",)
+"""Whose contribution ε is about; record-level units join when their modes can run."""
+_DURATION_BUCKETS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
+_REWARD = "task_reward"
+_LOSS = "last_loss"
+_TOKENS = "agent_tokens"
+
+
+class SiloMetrics:
+    """Every metric of one daemon."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self.rounds = self._counter("rounds", "Rounds by how they ended for this silo", "outcome")
+        self.policy_decisions = self._counter(
+            "policy_decisions", "Verdicts of the site policy by rule", "decision", "rule"
+        )
+        self.errors = self._counter("errors", "Errors the daemon survived, by type", "kind")
+        self.nonfinite_deltas = self._counter(
+            "nonfinite_deltas", "Deltas that were not finite, for which zeros went up"
+        )
+        self.rollout_tokens = self._counter(
+            "rollout_tokens", "Tokens of the agent's own turns that were trained on"
+        )
+        self.train_loss = self._gauge("train_loss", "Loss of the last local training step")
+        self.task_reward = self._gauge("task_reward", "Mean task reward of the last round")
+        self.success_ratio = self._gauge(
+            "success_ratio", "Successes per episode of the last round's exploration", "environment"
+        )
+        self.dp_epsilon_spent = self._gauge(
+            "dp_epsilon_spent", "Epsilon charged in the silo's ledger", "unit"
+        )
+        self.dp_epsilon_cap = self._gauge(
+            "dp_epsilon_cap", "Epsilon that the silo's own policy allows", "unit"
+        )
+        self.phase_duration = Histogram(
+            "chorale_silo_phase_duration_seconds",
+            "Seconds this silo took for a phase of a round",
+            ("phase",),
+            registry=self.registry,
+            buckets=_DURATION_BUCKETS_S,
+        )
+        self._initialise()
+
+    def count_error(self, kind: str) -> None:
+        """Count an error by the name of its type; an unknown name counts as ``other``."""
+        self.errors.labels(kind=kind if kind in ERROR_KINDS else OTHER).inc()
+
+    def count_decision(self, *, accepted: bool, rule: str) -> None:
+        """Count a verdict of the guardian."""
+        decision = "accept" if accepted else "refuse"
+        self.policy_decisions.labels(decision=decision, rule=rule).inc()
+
+    def observe_phase(self, phase: str, duration_s: float) -> None:
+        """Record how long a phase took; names outside ``PHASES`` are not recorded."""
+        if phase in PHASES:
+            self.phase_duration.labels(phase=phase).observe(duration_s)
+
+    def observe_ledger(self, ledger: Ledger) -> None:
+        """Show what was spent and what may be."""
+        self.dp_epsilon_spent.labels(unit="silo").set(ledger.spent_epsilon())
+        self.dp_epsilon_cap.labels(unit="silo").set(ledger.epsilon_cap)
+
+    def observe_evolution(
+        self,
+        *,
+        episodes: Mapping[str, int],
+        successes: Mapping[str, int],
+        figures: Mapping[str, float],
+    ) -> None:
+        """Show one round of local work.
+
+        Args:
+            episodes: Episodes per family.
+            successes: Solved ones per family.
+            figures: The method's own figures; ``last_loss``, ``agent_tokens`` and ``task_reward``
+                are shown where present.
+        """
+        played = dict.fromkeys(FAMILIES, 0)
+        solved = dict.fromkeys(FAMILIES, 0)
+        for family, count in episodes.items():
+            played[_known(family)] += count
+            solved[_known(family)] += successes.get(family, 0)
+        for family, count in played.items():
+            if count:
+                self.success_ratio.labels(environment=family).set(solved[family] / count)
+        if total := sum(played.values()):
+            # Without a figure of the method's own, success is the reward: one or nothing.
+            self.task_reward.set(figures.get(_REWARD, sum(solved.values()) / total))
+        if _LOSS in figures:
+            self.train_loss.set(figures[_LOSS])
+        self.rollout_tokens.inc(max(0.0, figures.get(_TOKENS, 0.0)))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"chorale_silo_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"chorale_silo_{name}", text, labels, registry=self.registry)
+
+    def _initialise(self) -> None:
+        for outcome in OUTCOMES:
+            self.rounds.labels(outcome=outcome)
+        self.policy_decisions.labels(decision="accept", rule=ACCEPTED)
+        for rule in RULE_NAMES:
+            self.policy_decisions.labels(decision="refuse", rule=rule)
+        for rule in DAEMON_RULES:
+            self.policy_decisions.labels(decision="refuse", rule=rule)
+        for kind in ERROR_KINDS:
+            self.errors.labels(kind=kind)
+        for family in FAMILIES:
+            # Nothing was played yet, which is not the same as nothing was solved.
+            self.success_ratio.labels(environment=family).set(float("nan"))
+        for unit in UNITS:
+            self.dp_epsilon_spent.labels(unit=unit)
+            self.dp_epsilon_cap.labels(unit=unit)
+        for phase in PHASES:
+            self.phase_duration.labels(phase=phase)
+
+
+def _known(family: str) -> str:
+    return family if family in FAMILIES else OTHER
+
+
+def _tree(base: type[Exception]) -> Iterator[str]:
+    yield base.__name__
+    for child in base.__subclasses__():
+        yield from _tree(child)
+
+
+ERROR_KINDS = tuple(
+    dict.fromkeys(
+        (
+            "local_work",
+            OTHER,
+            *(
+                name
+                for base in (SiloError, SecAggError, PrivacyError, FederationError)
+                for name in _tree(base)
+            ),
+        )
+    )
+)

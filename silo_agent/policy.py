@@ -1,0 +1,143 @@
+"""The guardian: whether this silo takes part, decided by its own file and public facts alone.
+
+A verdict goes through an ordered tuple of small rules; the first one that fires names itself. Tasks
+and descriptors are both checked against the plan they name, so that a descriptor cannot bring in
+another plan than the one that was trained under.
+
+Invariants:
+
+1. Rules read the policy, the plan, signed documents and the clock. None of them can see data, so a
+   refusal tells nothing about data.
+2. Public reasons are fixed texts. What was compared goes into ``detail``, which stays here.
+3. A rule that cannot be evaluated refuses.
+
+Covered: verdicts on plans, tasks and descriptors. Not covered: the budget, which the ledger
+enforces before every upload, and approval by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from federation.plan import Plan
+from federation.task import RoundTask
+from secagg.descriptor import Descriptor
+from silo_agent.policy_descriptor import DESCRIPTOR_RULES, DescriptorCase, SharedLayout
+from silo_agent.policy_document import Policy, write_default, write_for_plan
+from silo_agent.policy_plan import PLAN_RULES, TASK_RULES, CaseT_contra, PlanCase, Rule, TaskCase
+
+__all__ = [
+    "ACCEPTED",
+    "RULE_NAMES",
+    "Decision",
+    "Policy",
+    "check_descriptor",
+    "check_plan",
+    "check_task",
+    "write_default",
+    "write_for_plan",
+]
+
+ACCEPTED = "accepted"
+"""What a verdict names when no rule fired."""
+
+RULE_NAMES: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        (
+            *(rule.name for rule in PLAN_RULES),
+            *(rule.name for rule in TASK_RULES),
+            *(rule.name for rule in DESCRIPTOR_RULES),
+        )
+    )
+)
+"""Every rule that can refuse, in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """A verdict."""
+
+    accepted: bool
+    """Whether the silo takes part."""
+    rule: str
+    """The rule that fired; ``accepted`` when none did."""
+    public_reason: str
+    """A fixed text for the coordinator; empty when accepted."""
+    detail: str
+    """What was compared, for the silo's own log."""
+
+
+def check_plan(policy: Policy, *, plan: Plan, base_sha256: bytes) -> Decision:
+    """The verdict on a plan alone, before anything was signed.
+
+    Args:
+        policy: The site's.
+        plan: What is asked for.
+        base_sha256: Digest of the base model that this silo holds.
+    """
+    return _decide(PLAN_RULES, PlanCase(policy=policy, plan=plan, base_sha256=base_sha256))
+
+
+def check_task(
+    policy: Policy, *, task: RoundTask, plan: Plan, base_sha256: bytes, now_unix_s: int
+) -> Decision:
+    """The verdict on a round task.
+
+    Args:
+        policy: The site's.
+        task: Verified: the coordinator signed it.
+        plan: The plan that the task names by digest.
+        base_sha256: Digest of the base model that this silo holds.
+        now_unix_s: This silo's clock.
+    """
+    return _decide(
+        TASK_RULES,
+        TaskCase(
+            policy=policy, task=task, plan=plan, base_sha256=base_sha256, now_unix_s=now_unix_s
+        ),
+    )
+
+
+def check_descriptor(
+    policy: Policy,
+    *,
+    descriptor: Descriptor,
+    silo_id: str,
+    plan: Plan,
+    base_sha256: bytes,
+    layout: SharedLayout,
+    now_unix_s: int,
+) -> Decision:
+    """The verdict on a descriptor.
+
+    Args:
+        policy: The site's.
+        descriptor: Verified against the roster.
+        silo_id: This silo.
+        plan: The plan that the descriptor names by digest.
+        base_sha256: Digest of the base model that this silo holds.
+        layout: Of the vector that this silo trained.
+        now_unix_s: This silo's clock.
+    """
+    return _decide(
+        DESCRIPTOR_RULES,
+        DescriptorCase(
+            policy=policy,
+            plan=plan,
+            base_sha256=base_sha256,
+            descriptor=descriptor,
+            silo_id=silo_id,
+            layout=layout,
+            now_unix_s=now_unix_s,
+        ),
+    )
+
+
+def _decide(rules: tuple[Rule[CaseT_contra], ...], case: CaseT_contra) -> Decision:
+    for rule in rules:
+        detail = rule.fires(case)
+        if detail is not None:
+            return Decision(
+                accepted=False, rule=rule.name, public_reason=rule.public_reason, detail=detail
+            )
+    return Decision(accepted=True, rule=ACCEPTED, public_reason="", detail="")

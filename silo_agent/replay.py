@@ -1,0 +1,84 @@
+"""Two episodes of one held-out task, before and after, for the silo operator's own eyes.
+
+Both adapters play the same tasks greedily; the first task that only the second one solves is shown
+turn by turn. The text never leaves the silo: this prints where the operator stands.
+
+Covered: built-in environments, in-process engine. Not covered: explaining why an action was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from federation.plan import Plan
+from silo_agent.config import SiloConfig
+from silo_agent.envs.registry import make
+from silo_agent.envs.tasks import Split
+from silo_agent.errors import ConfigError
+from silo_agent.rollout.episodes import run_episodes
+from silo_agent.rollout.hf import HfEngine
+from silo_agent.trajectory import Task, Trajectory
+
+__all__ = ["Replay", "replay"]
+
+CANDIDATES = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """One task, played twice."""
+
+    environment: str
+    task_id: int
+    label: str
+    instruction: str
+    before: Trajectory
+    after: Trajectory
+
+
+def replay(
+    *,
+    config: SiloConfig,
+    plan: Plan,
+    before: Mapping[str, np.ndarray],
+    after: Mapping[str, np.ndarray],
+) -> Replay | None:
+    """Find a task that only ``after`` solves; None if there is none among the candidates.
+
+    Raises:
+        ConfigError: this silo has no base model, or no environment of the plan.
+    """
+    if config.base_model is None or not plan.evolve.environments:
+        raise ConfigError("a replay needs base_model in silo.toml and environments in the plan")
+    name = plan.evolve.environments[0]
+    environment = make(name)
+    ids = environment.task_ids(Split.HELD_OUT)[:CANDIDATES]
+    tasks = [Task(environment=name, task_id=task_id) for task_id in ids]
+    engine = HfEngine(
+        config.base_model,
+        alpha=plan.model.lora_alpha,
+        dtype=plan.model.dtype,
+        threads=config.threads,
+    )
+    played: list[tuple[Trajectory, ...]] = []
+    for version, tensors in (("before", before), ("after", after)):
+        engine.load_adapter(version, tensors)
+        played.append(run_episodes(engine, tasks, temperature=0.0, seed=0).trajectories)
+    engine.close()
+    after_by_task = {trajectory.task: trajectory for trajectory in played[1]}
+    for first in played[0]:
+        second = after_by_task.get(first.task)
+        if second is not None and second.success and not first.success:
+            environment.reset(first.task.task_id)
+            return Replay(
+                environment=name,
+                task_id=first.task.task_id,
+                label=environment.task_label(first.task.task_id),
+                instruction=environment.instruction,
+                before=first,
+                after=second,
+            )
+    return None

@@ -1,0 +1,338 @@
+"""The silo's line to the coordinator: outbound gRPC over mTLS, and nothing else.
+
+Invariants:
+
+1. Every call has a deadline; idempotent calls are tried again with growing pauses while the
+   coordinator is unreachable, up to ``patience_s``.
+2. An upload resumes where the coordinator says it stopped; the bytes come from the spool, so a
+   repeat is the identical upload.
+3. Bytes fetched by digest are checked against it, and never exceed the size the caller allows.
+4. What arrives is parsed by the ``wire`` modules only; a malformed message is a typed error.
+
+Covered: lost connections, a restarted coordinator, oversize and corrupt answers. Not covered:
+proxies (the channel honours the usual environment variables, untested).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+import federation.wire as federation_wire
+import secagg.wire as secagg_wire
+from chorale.v1 import round_pb2 as pb
+from chorale.v1 import round_pb2_grpc
+from federation.record import AdapterRecord
+from federation.task import RoundTask
+from secagg.descriptor import AggregationId, SignedDescriptor
+from secagg.messages import (
+    BoxDelivery,
+    ConsistencySignature,
+    ConsistencySignatures,
+    KeyBundle,
+    KeyBundles,
+    MaskedInputHeader,
+    ShareBoxes,
+    Survivors,
+    UnmaskingShares,
+)
+from secagg.roster import SignedRoster
+from silo_agent.errors import TransportError
+from silo_agent.spool import Spool
+
+__all__ = ["Coordinator", "Idle", "Instruction", "RoundAborted", "RoundClosed"]
+
+CALL_TIMEOUT_S = 30.0
+MAX_MESSAGE_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
+MAX_PLAN_BYTES = 64 << 10
+RETRYABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Idle:
+    """Nothing to do for this silo."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundAborted:
+    """The attempt, or this silo's part in it, ended without a release."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundClosed:
+    """A round ended; its record is the newest of the chain."""
+
+    record: AdapterRecord
+
+
+Payload = (
+    Idle
+    | RoundTask
+    | SignedDescriptor
+    | KeyBundles
+    | BoxDelivery
+    | Survivors
+    | ConsistencySignatures
+    | RoundClosed
+    | RoundAborted
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instruction:
+    """One answer of the coordinator to a poll."""
+
+    instruction_id: str
+    identity: AggregationId | None
+    payload: Payload
+
+
+class Coordinator:
+    """The coordinator as this silo reaches it."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        credentials: grpc.ChannelCredentials,
+        patience_s: float = 300.0,
+        stopping: threading.Event | None = None,
+        server_name: str = "",
+    ) -> None:
+        self._patience_s = patience_s
+        self._stopping = stopping or threading.Event()
+        options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
+        if server_name:
+            options.append(("grpc.ssl_target_name_override", server_name))
+        self._channel = grpc.secure_channel(address, credentials, options=options)
+        self._stub = round_pb2_grpc.RoundServiceStub(self._channel)
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def roster(self) -> SignedRoster:
+        """The roster the coordinator publishes; its signature is for the caller to check."""
+        response = self._call(self._stub.GetRoster, pb.GetRosterRequest())
+        return secagg_wire.roster_from_proto(response.roster)
+
+    def plan(self, plan_sha256: bytes) -> bytes:
+        """The TOML bytes with this SHA-256."""
+        response = self._call(self._stub.GetPlan, pb.GetPlanRequest(plan_sha256=plan_sha256))
+        plan: bytes = response.plan
+        if len(plan) > MAX_PLAN_BYTES or hashlib.sha256(plan).digest() != plan_sha256:
+            raise TransportError("the plan is not the one with the signed digest")
+        return plan
+
+    def poll(self, last_instruction_id: str, *, wait_s: int) -> Instruction | None:
+        """Wait for a new instruction; None if nothing changed within ``wait_s``."""
+        response = self._call(
+            self._stub.Poll,
+            pb.PollRequest(last_instruction_id=last_instruction_id, wait_s=wait_s),
+            timeout_s=wait_s + CALL_TIMEOUT_S,
+        )
+        if response.instruction_id == last_instruction_id:
+            return None
+        identity = (
+            secagg_wire.identity_from_proto(response.identity)
+            if response.HasField("identity")
+            else None
+        )
+        return Instruction(
+            instruction_id=response.instruction_id[:256],
+            identity=identity,
+            payload=_payload(response),
+        )
+
+    def report_ready(
+        self, *, run_id: str, round_number: int, adapter_sha256: bytes, families: tuple[str, ...]
+    ) -> None:
+        """Local work is done."""
+        self._call(
+            self._stub.ReportReady,
+            pb.ReportReadyRequest(
+                run_id=run_id,
+                round=round_number,
+                adapter_sha256=adapter_sha256,
+                families=families,
+            ),
+        )
+
+    def refuse(self, *, run_id: str, round_number: int, reason: str) -> None:
+        """This silo takes no part, for a public reason."""
+        self._call(
+            self._stub.Refuse, pb.RefuseRequest(run_id=run_id, round=round_number, reason=reason)
+        )
+
+    def advertise_keys(self, identity: AggregationId, bundle: KeyBundle) -> None:
+        """R0."""
+        self._call(
+            self._stub.AdvertiseKeys,
+            pb.AdvertiseKeysRequest(
+                identity=secagg_wire.identity_to_proto(identity),
+                bundle=secagg_wire.key_bundle_to_proto(bundle),
+            ),
+        )
+
+    def share_keys(self, identity: AggregationId, boxes: ShareBoxes) -> None:
+        """R1."""
+        self._call(
+            self._stub.ShareKeys,
+            pb.ShareKeysRequest(
+                identity=secagg_wire.identity_to_proto(identity),
+                boxes=secagg_wire.share_boxes_to_proto(boxes),
+            ),
+        )
+
+    def upload(self, identity: AggregationId, header: MaskedInputHeader, spool: Spool) -> None:
+        """R2: stream the spooled vector, resuming after every cut until it is whole."""
+        wire_identity = secagg_wire.identity_to_proto(identity)
+        opening = pb.UploadOpening(
+            identity=wire_identity, header=secagg_wire.masked_input_header_to_proto(header)
+        )
+
+        def send() -> int:
+            offset = self._stub.GetUploadOffset(
+                pb.GetUploadOffsetRequest(identity=wire_identity), timeout=CALL_TIMEOUT_S
+            ).offset_bytes
+            if offset >= header.length_bytes:
+                return header.length_bytes
+
+            def parts() -> Iterator[pb.UploadMaskedInputRequest]:
+                opening.offset_bytes = offset
+                yield pb.UploadMaskedInputRequest(opening=opening)
+                for chunk in spool.chunks(offset, CHUNK_BYTES):
+                    yield pb.UploadMaskedInputRequest(chunk=pb.UploadChunk(content=chunk))
+
+            timeout_s = CALL_TIMEOUT_S + header.length_bytes / 1e6
+            response = self._stub.UploadMaskedInput(parts(), timeout=timeout_s)
+            return int(response.received_bytes)
+
+        received = self._retry(send)
+        if received != header.length_bytes:
+            raise TransportError(
+                f"the coordinator holds {received} of {header.length_bytes} bytes of the upload"
+            )
+
+    def check_consistency(self, identity: AggregationId, message: ConsistencySignature) -> None:
+        """R3."""
+        self._call(
+            self._stub.CheckConsistency,
+            pb.CheckConsistencyRequest(
+                identity=secagg_wire.identity_to_proto(identity),
+                signature=secagg_wire.consistency_signature_to_proto(message),
+            ),
+        )
+
+    def unmask(self, identity: AggregationId, shares: UnmaskingShares) -> None:
+        """R4."""
+        self._call(
+            self._stub.Unmask,
+            pb.UnmaskRequest(
+                identity=secagg_wire.identity_to_proto(identity),
+                shares=secagg_wire.unmasking_shares_to_proto(shares),
+            ),
+        )
+
+    def records(self, run_id: str, from_round: int) -> tuple[AdapterRecord, ...]:
+        """The provenance chain from a round on; signatures are for the caller to check."""
+        response = self._call(
+            self._stub.ListRecords, pb.ListRecordsRequest(run_id=run_id, from_round=from_round)
+        )
+        return tuple(federation_wire.record_from_proto(record) for record in response.records)
+
+    def blob(self, sha256: bytes, *, max_bytes: int) -> bytes:
+        """Published bytes by digest.
+
+        Raises:
+            TransportError: too many bytes, or not the bytes of that digest.
+        """
+
+        def fetch() -> bytes:
+            content = bytearray()
+            stream: Any = self._stub.FetchBlob(
+                pb.FetchBlobRequest(sha256=sha256), timeout=CALL_TIMEOUT_S + max_bytes / 1e6
+            )
+            for part in stream:
+                content += part.content
+                if len(content) > max_bytes:
+                    stream.cancel()
+                    raise TransportError(f"published bytes exceed the {max_bytes} allowed")
+            if hashlib.sha256(content).digest() != sha256:
+                raise TransportError("published bytes do not have the digest they were asked by")
+            return bytes(content)
+
+        content: bytes = self._retry(fetch)
+        return content
+
+    def _call(self, method: Any, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        return self._retry(lambda: method(request, timeout=timeout_s))
+
+    def _retry(self, attempt: Callable[[], Any]) -> Any:
+        give_up_at = time.monotonic() + self._patience_s
+        pause_s = 0.2
+        while True:
+            try:
+                return attempt()
+            except grpc.RpcError as error:
+                code = error.code()
+                if code not in RETRYABLE or time.monotonic() > give_up_at:
+                    raise TransportError(
+                        f"{code.name}: {_hint(error)}", reason=_trailer(error, "chorale-reason")
+                    ) from error
+            if self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):  # noqa: S311  # jitter only
+                raise TransportError("the daemon is stopping", reason="stopping")
+            pause_s = min(pause_s * 2, 5.0)
+
+
+def _payload(response: pb.PollResponse) -> Payload:  # noqa: PLR0911  # one line per message kind
+    match response.WhichOneof("instruction"):
+        case "round_task":
+            return federation_wire.round_task_from_proto(response.round_task)
+        case "descriptor":
+            return secagg_wire.descriptor_from_proto(response.descriptor)
+        case "key_bundles":
+            return secagg_wire.key_bundles_from_proto(response.key_bundles)
+        case "box_delivery":
+            return secagg_wire.box_delivery_from_proto(response.box_delivery)
+        case "survivors":
+            return secagg_wire.survivors_from_proto(response.survivors)
+        case "consistency_signatures":
+            return secagg_wire.consistency_signatures_from_proto(response.consistency_signatures)
+        case "round_result":
+            record = federation_wire.record_from_proto(response.round_result.record)
+            return RoundClosed(record=record)
+        case "aborted":
+            return RoundAborted(reason=response.aborted.reason[:200])
+        case _:
+            return Idle()
+
+
+def _trailer(error: grpc.RpcError, key: str) -> str:
+    trailers: Any = error.trailing_metadata()
+    for name, value in trailers or ():
+        if name == key:
+            return str(value)[:200]
+    return ""
+
+
+def _hint(error: grpc.RpcError) -> str:
+    return _trailer(error, "chorale-hint") or str(error.details() or "no detail")[:200]

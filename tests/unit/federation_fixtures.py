@@ -1,0 +1,42 @@
+"""A two-layer LoRA-like adapter and plans over it, for the tests of `federation`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from federation import Plan
+
+RANK = 3
+SIDES = {"model.layer0": (9, 7), "model.layer1": (5, 12)}
+GRID = 2**20
+CLIP = 4.0
+
+_CONSTANT = (Path(__file__).parents[2] / "deploy" / "examples" / "plan-constant.toml").read_text()
+
+
+def lora(seed: int, *, b_scale: float = 1.0) -> dict[str, np.ndarray]:
+    """Gaussian A, and gaussian B scaled by ``b_scale`` (0 is a fresh adapter)."""
+    draw = np.random.default_rng(seed)
+    tensors = {}
+    for prefix, (m, n) in SIDES.items():
+        tensors[f"{prefix}.lora_A.weight"] = draw.normal(size=(RANK, n)).astype(np.float32)
+        b = draw.normal(size=(m, RANK)) * b_scale
+        tensors[f"{prefix}.lora_B.weight"] = (b + 0.0).astype(np.float32)
+    return tensors
+
+
+def product(tensors: dict[str, np.ndarray], prefix: str) -> np.ndarray:
+    """BA in float64."""
+    a, b = (tensors[f"{prefix}.lora_{which}.weight"].astype(np.float64) for which in "AB")
+    return b @ a
+
+
+def plan_of(method: str, *, gauge: bool = False, server_step: float = 1.0) -> Plan:
+    """A valid plan with this aggregation."""
+    text = _CONSTANT.replace(
+        'method = "fedavg"',
+        f'method = "{method}"\ngauge = {str(gauge).lower()}\nserver_step = {server_step!r}',
+    ).replace("clip_l2 = 1.0", f"clip_l2 = {CLIP!r}")
+    return Plan.parse(text.encode())

@@ -1,0 +1,156 @@
+"""A plan, a policy that allows exactly it, and the descriptor that follows from it."""
+
+from dataclasses import replace
+from typing import Any
+
+from dp.grid import Grid
+from dp.metrics_block import MetricsBlock
+from dp.share import per_silo_sigma
+from federation.layout import Layout, TensorSpec
+from federation.plan import Plan
+from federation.sums import metrics_layout
+from federation.task import RoundTask
+from secagg.descriptor import (
+    NOISE_DISCRETE_GAUSSIAN,
+    NOISE_NONE,
+    AggregationId,
+    Descriptor,
+    MetricsLayout,
+)
+from secagg.parameters import threshold
+from silo_agent.policy_document import Policy
+
+NOW_UNIX_S = 1_800_000_000
+"""2027-01-15 08:00 UTC."""
+BASE = bytes.fromhex("ab" * 32)
+COHORT = ("silo-a", "silo-b", "silo-c", "silo-d")
+LAYOUT = Layout((TensorSpec(name="layer.lora_A.weight", shape=(8, 16)),))
+
+PLAN = f"""
+name = "sample"
+[model]
+base = "small"
+base_sha256 = "{BASE.hex()}"
+dtype = "float32"
+[evolve]
+method = "fed-se"
+environments = ["craft", "maze"]
+episodes_per_round = 128
+tries_per_task = 4
+[aggregation]
+method = "fedavg"
+[privacy]
+mode = "silo"
+clip_l2 = 2.0
+noise_multiplier = 4.0
+metrics_noise_multiplier = 4.0
+delta = 1e-5
+epsilon_cap = 50.0
+[secure_aggregation]
+n_min = 3
+[rounds]
+count = 5
+ready_deadline_s = 300
+phase_deadline_s = 10
+"""
+
+POLICY = f"""
+[models]
+allowed = ["{BASE.hex()}"]
+[environments]
+allowed = ["craft", "maze"]
+[methods]
+evolvers = ["fed-se"]
+aggregation = ["fedavg"]
+[privacy]
+modes = ["silo"]
+max_epsilon_per_run = 6.0
+min_noise_multiplier = 4.0
+max_clip_l2 = 2.0
+epsilon_cap = 50.0
+delta = 1e-5
+[cohort]
+min_silos = 4
+min_threshold = 3
+min_survivors = 3
+min_colluding = 1
+partners = ["silo-b", "silo-c", "silo-d"]
+[schedule]
+hours_utc = "07:30-08:30"
+[limits]
+max_rounds = 5
+max_episodes_per_round = 128
+max_dimension = 128
+max_attempts_per_round = 2
+"""
+
+
+def make_plan(*changes: tuple[str, str]) -> Plan:
+    return Plan.parse(edited(PLAN, *changes).encode())
+
+
+def make_policy(*changes: tuple[str, str]) -> Policy:
+    return Policy.parse(edited(POLICY, *changes).encode())
+
+
+def edited(text: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def make_task(**changes: Any) -> RoundTask:
+    task = RoundTask(
+        run_id="run-1",
+        round=2,
+        plan_sha256=bytes([1]) * 32,
+        roster_sha256=bytes([2]) * 32,
+        roster_epoch=1,
+        base_model_sha256=BASE,
+        adapter_sha256=bytes([3]) * 32,
+        ready_deadline_unix_s=NOW_UNIX_S + 300,
+    )
+    return replace(task, **changes)
+
+
+def make_descriptor(plan: Plan, **changes: Any) -> Descriptor:
+    """What an honest coordinator makes of the plan, with some fields replaced."""
+    spec = plan.privacy_spec()
+    t, c, n_min = threshold(len(COHORT), 1), 1, plan.secure_aggregation.n_min
+    declared = dict.fromkeys(COHORT, ("craft", "maze"))
+    names, bounds = metrics_layout(plan, declared, t=t, n_min=n_min)
+    block = MetricsBlock(names=names, bounds=bounds)
+    clip = spec.clip_l2
+    descriptor = Descriptor(
+        version=1,
+        suite=1,
+        identity=AggregationId(run_id="run-1", round=2, step=0, part=0, attempt=1),
+        roster_sha256=bytes([2]) * 32,
+        roster_epoch=1,
+        cohort=COHORT,
+        colluding=c,
+        threshold=t,
+        n_min=n_min,
+        plan_sha256=bytes([1]) * 32,
+        base_model_sha256=BASE,
+        adapter_sha256=bytes([3]) * 32,
+        layout_sha256=LAYOUT.sha256,
+        dimension=LAYOUT.dimension,
+        unit_clip=clip,
+        vector_clip=clip,
+        max_units=1,
+        scale=Grid(clip_l2=clip, steps=spec.grid, dimension=LAYOUT.dimension).scale,
+        metrics=MetricsLayout(
+            names=block.names,
+            bounds=block.bounds,
+            grid=block.grid,
+            sigma=per_silo_sigma(spec.metrics_noise_multiplier, block.grid, t, n_min, c),
+        ),
+        ring_bits=32,
+        noise_mechanism=NOISE_DISCRETE_GAUSSIAN if spec.noise_multiplier else NOISE_NONE,
+        noise_sigma=per_silo_sigma(spec.noise_multiplier, spec.grid, t, n_min, c),
+        privacy_spec_sha256=spec.sha256(),
+        deadlines_unix_s=tuple(NOW_UNIX_S + 10 * step for step in range(1, 6)),
+    )
+    return replace(descriptor, **changes)

@@ -1,0 +1,321 @@
+"""chorale-silo: the contract of its answers, its start-up time, and its read-only commands."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+from silo_policy_samples import PLAN, POLICY, edited
+
+from dp.config import Mode
+from dp.errors import LedgerCorruptError
+from dp.ledger import Identity, Ledger, LedgerEntry
+from silo_agent.budget import LEDGER_FILE, read_budget
+from silo_agent.cli.envelope import Exit
+from silo_agent.cli.main import main
+from silo_agent.config import SiloConfig
+from silo_agent.local_store import ChainHead, LocalStore
+from silo_agent.policy_document import Policy
+from silo_agent.probes import ADDRESS_FILE, Probes
+
+NO_MODEL = ("ab" * 32, "00" * 32)
+DENY_ALL = b"[limits]\nmax_dimension = 0\nmax_attempts_per_round = 0"
+HEAVY = ("torch", "transformers", "peft", "minigrid", "gymnasium", "grpc", "numpy", "pydantic")
+
+
+def call(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["chorale-silo", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    captured = capsys.readouterr()
+    return int(stop.value.code or 0), captured.out, captured.err
+
+
+@pytest.fixture
+def silo(tmp_path: Path) -> Path:
+    """A silo without a base model, whose policy allows the sample plan."""
+    (tmp_path / "silo.toml").write_text('environments = ["craft", "maze"]')
+    (tmp_path / "policy.toml").write_text(edited(POLICY, NO_MODEL))
+    (tmp_path / "plan.toml").write_text(edited(PLAN, NO_MODEL))
+    return tmp_path
+
+
+def entry(round_number: int, run: str = "run-1", mode: Mode = Mode.SILO) -> LedgerEntry:
+    return LedgerEntry(
+        run=run,
+        round=round_number,
+        attempt=1,
+        step=0,
+        part=0,
+        mode=mode,
+        q=1.0,
+        z=0.0 if mode is Mode.NONE else 5.0,
+        steps=1,
+        dimension=4,
+        descriptor_sha256=bytes(32),
+    )
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['chorale-silo', '--help']\n"
+        "from silo_agent.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "join" in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+def test_budget_and_policy_load_no_learning_framework(silo: Path):
+    code = (
+        f"import sys; sys.argv = ['chorale-silo', 'budget', '--data', {str(silo)!r}]\n"
+        "from silo_agent.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        f"plan = {str(silo / 'plan.toml')!r}\n"
+        f"sys.argv = ['', 'policy', 'check', plan, '--data', {str(silo)!r}]\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_an_accepted_plan(silo: Path, monkeypatch, capsys):
+    code, out, err = call(
+        monkeypatch, capsys,
+        "policy", "check", str(silo / "plan.toml"), "--data", str(silo), "--format", "json",
+    )  # fmt: skip
+    assert code == Exit.OK
+    envelope = json.loads(out)
+    assert envelope["schema_version"] == 1
+    assert envelope["status"] == "ok"
+    assert envelope["data"]["rule"] == "accepted"
+    assert "accepted" in err
+
+
+def test_a_refused_plan_names_its_rule(silo: Path, monkeypatch, capsys):
+    (silo / "policy.toml").write_text(
+        edited(POLICY, NO_MODEL, ("max_clip_l2 = 2.0", "max_clip_l2 = 1.0"))
+    )
+    code, out, err = call(
+        monkeypatch, capsys,
+        "policy", "check", str(silo / "plan.toml"), "--data", str(silo), "--format", "json",
+    )  # fmt: skip
+    envelope = json.loads(out)
+    assert code == Exit.SERVER
+    assert set(envelope) >= {"schema_version", "status", "error_code", "message", "hint"}
+    assert (envelope["status"], envelope["error_code"]) == ("error", "policy_refusal")
+    assert envelope["data"]["rule"] == "clip"
+    assert "refused by rule clip" in err
+
+
+def test_without_json_stdout_is_empty(silo: Path, monkeypatch, capsys):
+    code, out, err = call(monkeypatch, capsys, "budget", "--data", str(silo))
+    assert (code, out) == (Exit.OK, "")
+    assert "epsilon 0 spent, 50 left of 50" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "error_code"),
+    [
+        ("silo.toml", "config"),
+        ("policy.toml", "policy_file"),
+        ("plan.toml", "plan"),
+    ],
+)
+def test_unknown_keys_are_argument_errors(
+    silo: Path, monkeypatch, capsys, file: str, error_code: str
+):
+    (silo / file).write_text("nonsense = 1")
+    code, out, err = call(
+        monkeypatch, capsys,
+        "policy", "check", str(silo / "plan.toml"), "--data", str(silo), "--format", "json",
+    )  # fmt: skip
+    envelope = json.loads(out)
+    assert code == Exit.ARGUMENTS
+    assert envelope["error_code"] == error_code
+    assert "nonsense" in envelope["message"]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["budget", "--nonsense"], ["nonsense"], ["policy", "check"], ["join"]]
+)
+def test_wrong_arguments_exit_with_their_own_code(monkeypatch, capsys, arguments: list[str]):
+    code, out, _ = call(monkeypatch, capsys, *arguments)
+    assert (code, out) == (Exit.ARGUMENTS, "")
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--format", "json")
+    assert code == Exit.ARGUMENTS
+    assert json.loads(out)["error_code"] == "arguments"
+
+
+def test_a_missing_plan_file_is_an_argument_error(silo: Path, monkeypatch, capsys):
+    code, _, err = call(monkeypatch, capsys, "policy", "check", "none.toml", "--data", str(silo))
+    assert code == Exit.ARGUMENTS
+    assert "cannot read none.toml" in err
+
+
+def test_a_bug_says_it_is_one(silo: Path, monkeypatch, capsys):
+    def bug(*_arguments, **_options):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("silo_agent.budget.read_budget", bug)
+    code, out, err = call(monkeypatch, capsys, "budget", "--data", str(silo), "--format", "json")
+    assert code == Exit.BUG
+    assert json.loads(out)["error_code"] == "bug"
+    assert "Traceback" in err
+
+
+def test_policy_init_writes_a_file_once(tmp_path: Path, monkeypatch, capsys):
+    code, out, _ = call(
+        monkeypatch, capsys, "policy", "init", "--data", str(tmp_path), "--format", "json"
+    )
+    assert code == Exit.OK
+    assert Path(json.loads(out)["data"]["policy_file"]) == tmp_path / "policy.toml"
+    code, _, err = call(monkeypatch, capsys, "policy", "init", "--data", str(tmp_path))
+    assert code == Exit.ARGUMENTS
+    assert "exists" in err
+
+
+def test_policy_init_from_a_plan_is_a_policy_that_accepts_it(silo: Path, monkeypatch, capsys):
+    (silo / "policy.toml").unlink()
+    plan = str(silo / "plan.toml")
+    assert call(monkeypatch, capsys, "policy", "init", "--plan", plan, "--data", str(silo))[0] == 0
+    assert call(monkeypatch, capsys, "policy", "check", plan, "--data", str(silo))[0] == 0
+
+
+def test_budget_works_while_the_daemon_holds_the_ledger(silo: Path, monkeypatch, capsys):
+    with Ledger.open(silo / LEDGER_FILE, delta=1e-5, epsilon_cap=50.0) as held:
+        held.reserve(entry(1))
+        held.reserve(entry(2))
+        held.mark_agreed(Identity("run-1", 2, 0, 0, 1))
+        held.reserve(entry(1, run="run-2", mode=Mode.NONE))
+        before = (silo / LEDGER_FILE).read_bytes()
+        code, out, _ = call(monkeypatch, capsys, "budget", "--data", str(silo), "--format", "json")
+        data = json.loads(out)["data"]
+        assert code == Exit.OK
+        assert data["epsilon_spent"] == held.spent_epsilon() > 0
+        assert data["epsilon_left"] == 50.0 - held.spent_epsilon()
+        assert (silo / LEDGER_FILE).read_bytes() == before
+        # The daemon's lock and its writing are not disturbed.
+        held.reserve(entry(3))
+    assert data["runs"] == [
+        {"run": "run-1", "epsilon": data["epsilon_spent"], "attempts": 2, "unprotected": 0},
+        {"run": "run-2", "epsilon": 0.0, "attempts": 1, "unprotected": 1},
+    ]
+
+
+def test_runs_are_not_additive_and_a_damaged_ledger_is_refused(tmp_path: Path):
+    with Ledger.open(tmp_path / LEDGER_FILE, delta=1e-5, epsilon_cap=50.0) as ledger:
+        ledger.reserve(entry(1))
+        ledger.reserve(entry(1, run="run-2"))
+    found = read_budget(tmp_path, delta=1e-5, epsilon_cap=1.0)
+    assert found.epsilon_left == 0.0
+    assert math.fsum(run.epsilon for run in found.runs) > found.epsilon_spent
+    content = bytearray((tmp_path / LEDGER_FILE).read_bytes())
+    content[-3] ^= 1
+    (tmp_path / LEDGER_FILE).write_bytes(content)
+    with pytest.raises(LedgerCorruptError):
+        read_budget(tmp_path, delta=1e-5, epsilon_cap=50.0)
+
+
+def test_status_of_a_silo_that_has_not_joined(silo: Path, monkeypatch, capsys):
+    code, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    data = json.loads(out)["data"]
+    assert code == Exit.OK
+    assert (data["silo_id"], data["daemon"]) == (None, "not running")
+    assert data["base_sha256"] == "00" * 32
+    assert data["families"] == ["craft", "maze"]
+    assert "not joined yet" in err
+
+
+def test_status_finds_a_running_daemon_and_notices_a_dead_one(silo: Path, monkeypatch, capsys):
+    store = LocalStore(silo)
+    store.set_newest_roster_epoch(7)
+    store.set_chain_head(
+        "run-1", ChainHead(round=2, adapter_sha256=bytes([1]) * 32, record_sha256=bytes(32))
+    )
+    store.append_round({"run": "run-1", "round": 1})
+    probes = Probes(listen="127.0.0.1:0", registry=CollectorRegistry(), data_dir=silo)
+    probes.start()
+    address = probes.address
+    try:
+        _, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    finally:
+        probes.stop()
+    data = json.loads(out)["data"]
+    assert (data["daemon"], data["probes"], data["roster_epoch"]) == ("ready", address, 7)
+    assert data["runs"] == [
+        {"run": "run-1", "round": 2, "adapter_sha256": "01" * 32, "local_rounds": 1}
+    ]
+    assert "run-1: adopted round 2" in err
+    # A daemon that was killed leaves its address behind.
+    (silo / ADDRESS_FILE).write_text(address)
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    assert json.loads(out)["data"]["daemon"] == "not running"
+
+
+def test_an_invite_that_is_none_is_an_authentication_error(tmp_path: Path, monkeypatch, capsys):
+    code, out, _ = call(
+        monkeypatch, capsys, "join", "hello", "--data", str(tmp_path / "new"), "--format", "json"
+    )
+    assert code == Exit.CONNECT
+    assert json.loads(out)["error_code"] == "invite_malformed"
+    assert not (tmp_path / "new" / "silo.toml").exists()
+
+
+def test_joining_writes_starters_that_load_and_keeps_what_is_there(
+    tmp_path: Path, monkeypatch, capsys
+):
+    joined = SimpleNamespace(federation="oncology", silo_id="hospital-a")
+    calls = []
+
+    def join(invite: str, data_dir: Path) -> SimpleNamespace:
+        calls.append((invite, data_dir))
+        data_dir.mkdir(exist_ok=True)
+        return joined
+
+    monkeypatch.setattr("silo_agent.identity.join", join)
+    monkeypatch.chdir(tmp_path)
+    Path("base").mkdir()
+    data = tmp_path / "silo"
+    arguments = ("join", "chorale1.x", "--data", str(data), "--format", "json")
+    code, out, err = call(monkeypatch, capsys, *arguments, "--base-model", "base")
+    assert code == Exit.OK
+    assert json.loads(out)["data"]["wrote_policy_toml"] is True
+    assert "joined oncology as hospital-a" in err
+    assert SiloConfig.load(data).base_model == tmp_path / "base"
+    assert Policy.load(data / "policy.toml") == Policy.parse(DENY_ALL)
+    (data / "policy.toml").write_text("# mine")
+    code, out, _ = call(monkeypatch, capsys, *arguments)
+    assert json.loads(out)["data"]["wrote_policy_toml"] is False
+    assert (data / "policy.toml").read_text() == "# mine"
+    assert calls == [("chorale1.x", data)] * 2
+
+
+def test_run_hands_the_configuration_to_the_daemon(silo: Path, monkeypatch, capsys):
+    seen = []
+
+    def run(config: SiloConfig) -> None:
+        seen.append(config)
+        structlog.get_logger("test").info("daemon_event", silo="silo-a")
+
+    monkeypatch.setattr("silo_agent.daemon.run", run)
+    try:
+        code, out, err = call(monkeypatch, capsys, "run", "--data", str(silo), "--format", "json")
+    finally:
+        structlog.reset_defaults()
+    assert code == Exit.OK
+    assert seen == [SiloConfig.load(silo)]
+    # The log is on stderr, so that stdout stays one envelope.
+    assert json.loads(out)["data"] == {"stopped": True}
+    assert json.loads(err.splitlines()[0])["event"] == "daemon_event"

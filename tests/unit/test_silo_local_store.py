@@ -1,0 +1,124 @@
+"""What a silo remembers: durable, never older, damage stops it, reports stay readable."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from silo_agent.errors import LocalStoreError
+from silo_agent.local_store import ChainHead, LocalStore
+
+HEAD = ChainHead(round=3, adapter_sha256=bytes([1]) * 32, record_sha256=bytes([2]) * 32)
+
+
+def test_a_new_silo_remembers_nothing(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    assert store.newest_roster_epoch() == 0
+    assert store.newest_roster_sha256() is None
+    assert store.chain_head("run-1") is None
+    assert store.rounds() == store.evaluations() == []
+
+
+def test_state_survives_a_restart(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    store.set_newest_roster_epoch(4, bytes([9]) * 32)
+    store.set_chain_head("run-1", HEAD)
+    again = LocalStore(tmp_path)
+    assert again.newest_roster_epoch() == 4
+    assert again.newest_roster_sha256() == bytes([9]) * 32
+    assert again.chain_head("run-1") == HEAD
+    assert again.chain_heads() == {"run-1": HEAD}
+
+
+def test_the_roster_epoch_never_goes_down(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    store.set_newest_roster_epoch(4)
+    store.set_newest_roster_epoch(4)
+    with pytest.raises(LocalStoreError, match="older"):
+        store.set_newest_roster_epoch(3)
+    assert LocalStore(tmp_path).newest_roster_epoch() == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"format": 1}',
+        b'{"format": 2}',
+        b'{"format": 1, "roster": {"epoch": 1, "sha256": "aa"}, "heads": {}}',
+    ],
+)
+def test_damaged_state_stops_the_silo(tmp_path: Path, content: bytes):
+    (tmp_path / "state.json").write_bytes(content)
+    with pytest.raises(LocalStoreError):
+        LocalStore(tmp_path)
+
+
+def test_a_crash_before_the_rename_keeps_the_old_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = LocalStore(tmp_path)
+    store.set_newest_roster_epoch(1)
+
+    def crash(_self: Path, _target: Path) -> None:
+        raise OSError(5, "crash")
+
+    monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(LocalStoreError, match="crash"):
+        store.set_newest_roster_epoch(2)
+    assert LocalStore(tmp_path).newest_roster_epoch() == 1
+
+
+def test_adapters_are_kept_by_the_digest_of_their_bytes(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    digest = store.put_adapter(b"adapter")
+    assert LocalStore(tmp_path).adapter(digest) == b"adapter"
+    assert store.adapter(bytes(32)) is None
+
+
+def test_a_damaged_adapter_counts_as_missing_and_can_be_stored_again(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    digest = store.put_adapter(b"adapter")
+    (tmp_path / "adapters" / digest.hex()).write_bytes(b"adaptor")
+    assert store.adapter(digest) is None
+    store.put_adapter(b"adapter")
+    assert store.adapter(digest) == b"adapter"
+
+
+def test_reports_are_appended_in_order(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    store.append_round({"run": "run-1", "round": 1, "metrics": {"last_loss": 0.5}})
+    store.append_round({"run": "run-1", "round": 2, "metrics": {"last_loss": math.nan}})
+    store.append_evaluation(
+        run_id="run-1",
+        round_number=2,
+        adapter_sha256="ab" * 32,
+        rows=[{"label": "plank", "successes": 3}, {"label": "stick", "successes": 0}],
+    )
+    again = LocalStore(tmp_path)
+    assert [entry["round"] for entry in again.rounds()] == [1, 2]
+    assert again.rounds()[1]["metrics"] == {"last_loss": "nan"}
+    assert again.evaluations() == [
+        {"run": "run-1", "round": 2, "adapter_sha256": "ab" * 32, "label": label, "successes": n}
+        for label, n in (("plank", 3), ("stick", 0))
+    ]
+
+
+@pytest.mark.parametrize("torn", [b'{"round"', b"x" * 10_000])
+def test_a_torn_last_line_is_dropped_and_the_next_one_is_whole(tmp_path: Path, torn: bytes):
+    store = LocalStore(tmp_path)
+    store.append_round({"round": 1})
+    with (tmp_path / "rounds.jsonl").open("ab") as file:
+        file.write(torn)
+    assert store.rounds() == [{"round": 1}]
+    store.append_round({"round": 2})
+    assert store.rounds() == [{"round": 1}, {"round": 2}]
+
+
+def test_damage_inside_a_report_is_named(tmp_path: Path):
+    (tmp_path / "rounds.jsonl").write_text(json.dumps({"round": 1}) + "\nnonsense\n")
+    with pytest.raises(LocalStoreError, match="line 2"):
+        LocalStore(tmp_path).rounds()
