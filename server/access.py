@@ -1,0 +1,320 @@
+"""Who may call what: one table, checked on every call.
+
+Invariants:
+
+1. A method that is not in the table is refused.
+2. The certificate is judged now, not when the connection was made: its issuer, its validity, its
+   federation, its role, and for a silo that it is the very certificate on record.
+3. A handler runs only after that, and finds its caller in :func:`current_peer`.
+4. Whatever a handler raises is answered from the catalogue, and counted.
+
+Covered: unary and streaming methods of the coordinator's services. Not covered: rate limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Final
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from server.errors import (
+    ExpiredCertificateError,
+    ForeignFederationError,
+    RevokedCertificateError,
+    RoleDeniedError,
+    UnauthenticatedError,
+    answer_errors,
+)
+from server.metrics import CoordinatorMetrics
+from server.pki import certificate_sha256
+from server.store.silos import SiloRow
+
+__all__ = ["ACCESS", "AccessInterceptor", "AccessPolicy", "Peer", "Role", "current_peer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+MAX_CERTIFICATES_CACHED: Final = 1024
+
+
+class Role(StrEnum):
+    """What a certificate's URI can say."""
+
+    ADMIN = "admin"
+    VIEWER = "viewer"
+    SILO = "silo"
+
+
+_ADMINS: Final = frozenset({Role.ADMIN})
+_READERS: Final = frozenset({Role.ADMIN, Role.VIEWER})
+_SILOS: Final = frozenset({Role.SILO})
+_ANYONE: Final[frozenset[Role]] = frozenset()
+"""No certificate needed; only the enrolment port serves such a method."""
+
+ACCESS: Final = MappingProxyType(
+    {
+        "/chorale.v1.EnrolmentService/Join": _ANYONE,
+        "/chorale.v1.AdminService/CreateInvite": _ADMINS,
+        "/chorale.v1.AdminService/ListSilos": _READERS,
+        "/chorale.v1.AdminService/ProposeRoster": _ADMINS,
+        "/chorale.v1.AdminService/PublishRoster": _ADMINS,
+        "/chorale.v1.AdminService/StartRun": _ADMINS,
+        "/chorale.v1.AdminService/AbortRun": _ADMINS,
+        "/chorale.v1.AdminService/ListRuns": _READERS,
+        "/chorale.v1.AdminService/WatchRun": _READERS,
+        "/chorale.v1.AdminService/ListAdapters": _READERS,
+        "/chorale.v1.AdminService/GetAdapter": _READERS,
+        "/chorale.v1.AdminService/TailAudit": _READERS,
+        "/chorale.v1.RoundService/GetRoster": _SILOS,
+        "/chorale.v1.RoundService/GetPlan": _SILOS,
+        "/chorale.v1.RoundService/Poll": _SILOS,
+        "/chorale.v1.RoundService/ReportReady": _SILOS,
+        "/chorale.v1.RoundService/Refuse": _SILOS,
+        "/chorale.v1.RoundService/AdvertiseKeys": _SILOS,
+        "/chorale.v1.RoundService/ShareKeys": _SILOS,
+        "/chorale.v1.RoundService/GetUploadOffset": _SILOS,
+        "/chorale.v1.RoundService/UploadMaskedInput": _SILOS,
+        "/chorale.v1.RoundService/CheckConsistency": _SILOS,
+        "/chorale.v1.RoundService/Unmask": _SILOS,
+        "/chorale.v1.RoundService/FetchBlob": _SILOS,
+        "/chorale.v1.RoundService/ListRecords": _SILOS,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """An authenticated caller."""
+
+    role: Role
+    name: str
+    """Silo id, or the admin's name."""
+    certificate_sha256: bytes
+
+
+_PEER: ContextVar[Peer] = ContextVar("chorale_peer")
+
+
+def current_peer() -> Peer:
+    """Return who is calling.
+
+    Returns:
+        The caller of the RPC that this code runs in.
+
+    Raises:
+        UnauthenticatedError: The method needs no certificate, so there is no caller to name.
+    """
+    peer = _PEER.get(None)
+    if peer is None:
+        raise UnauthenticatedError("this call has no authenticated caller")
+    return peer
+
+
+class AccessPolicy:
+    """Judges a certificate for a method, at this moment."""
+
+    def __init__(
+        self,
+        *,
+        federation: str,
+        ca: x509.Certificate,
+        find_silo: Callable[[str], SiloRow | None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._federation = federation
+        self._ca = ca
+        self._find_silo = find_silo
+        self._clock = clock
+
+    def admit(self, method: str, certificate_pem: bytes | None) -> Peer | None:
+        """Decide one call.
+
+        Args:
+            method: The full method name.
+            certificate_pem: What TLS verified; None if there is none.
+
+        Returns:
+            The caller; None where the method needs none.
+
+        Raises:
+            AccessError: The call is refused; the type says why.
+        """
+        roles = ACCESS.get(method)
+        if roles is None:
+            raise RoleDeniedError(f"no role may call {method[:128]}")
+        if not roles:
+            return None
+        if not certificate_pem:
+            raise UnauthenticatedError("this method needs a client certificate")
+        certificate = _parse(certificate_pem)
+        peer = self._identify(certificate)
+        if peer.role not in roles:
+            raise RoleDeniedError(f"the role {peer.role.value} may not call {method}")
+        if peer.role is Role.SILO:
+            silo = self._find_silo(peer.name)
+            if silo is None or silo.revoked:
+                raise RevokedCertificateError(f"{peer.name} is not an enrolled silo")
+            if silo.certificate_sha256 != peer.certificate_sha256:
+                raise RevokedCertificateError(f"{peer.name} has a newer certificate than this one")
+        return peer
+
+    def _identify(self, certificate: x509.Certificate) -> Peer:
+        try:
+            certificate.verify_directly_issued_by(self._ca)
+        except (InvalidSignature, ValueError, TypeError) as error:
+            raise UnauthenticatedError("the certificate is not of this federation's CA") from error
+        now = self._clock()
+        if not (
+            certificate.not_valid_before_utc.timestamp()
+            <= now
+            < certificate.not_valid_after_utc.timestamp()
+        ):
+            raise ExpiredCertificateError(
+                f"the certificate was valid until {certificate.not_valid_after_utc.isoformat()}"
+            )
+        federation, role, name = _spiffe(certificate)
+        if federation != self._federation:
+            raise ForeignFederationError(
+                f"the certificate is of {federation[:64]!r}, this is {self._federation!r}"
+            )
+        try:
+            known = Role(role)
+        except ValueError as error:
+            raise RoleDeniedError(f"unknown role {role[:64]!r}") from error
+        return Peer(role=known, name=name, certificate_sha256=certificate_sha256(certificate))
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Puts the policy, the catalogue and the call metrics around every handler."""
+
+    def __init__(self, *, policy: AccessPolicy, metrics: CoordinatorMetrics) -> None:
+        self._policy = policy
+        self._metrics = metrics
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of a call.
+
+        Args:
+            continuation: Finds the handler.
+            handler_call_details: Names the method.
+
+        Returns:
+            The wrapped handler, or None for a method that nobody serves.
+        """
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method: Any = handler_call_details.method
+        kind = (
+            f"{'client_stream' if handler.request_streaming else 'unary'}_"
+            f"{'server_stream' if handler.response_streaming else 'unary'}"
+        )
+        make = {
+            "unary_unary": grpc.unary_unary_rpc_method_handler,
+            "unary_server_stream": grpc.unary_stream_rpc_method_handler,
+            "client_stream_unary": grpc.stream_unary_rpc_method_handler,
+            "client_stream_server_stream": grpc.stream_stream_rpc_method_handler,
+        }[kind]
+        inner = (
+            handler.unary_unary
+            or handler.unary_stream
+            or handler.stream_unary
+            or handler.stream_stream
+        )
+        wrap = self._stream if handler.response_streaming else self._single
+        return make(
+            wrap(method, kind, inner), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _single(self, method: str, kind: str, inner: Callable[..., Awaitable[Any]]) -> Any:
+        async def call(request: Any, context: Context) -> Any:
+            async def answer() -> Any:
+                self._admit(method, context)
+                return await inner(request, context)
+
+            started = time.perf_counter()
+            try:
+                return await answer_errors(context, self._metrics, answer)
+            finally:
+                self._handled(method, kind, context, time.perf_counter() - started)
+
+        return call
+
+    def _stream(self, method: str, kind: str, inner: Callable[..., AsyncIterator[Any]]) -> Any:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            started = time.perf_counter()
+            try:
+
+                async def open_stream() -> AsyncIterator[Any]:
+                    self._admit(method, context)
+                    return aiter(inner(request, context))
+
+                responses = await answer_errors(context, self._metrics, open_stream)
+                while True:
+
+                    async def advance() -> tuple[bool, Any]:
+                        try:
+                            return True, await anext(responses)
+                        except StopAsyncIteration:
+                            return False, None
+
+                    more, response = await answer_errors(context, self._metrics, advance)
+                    if not more:
+                        return
+                    yield response
+            finally:
+                self._handled(method, kind, context, time.perf_counter() - started)
+
+        return call
+
+    def _admit(self, method: str, context: Context) -> None:
+        pem = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+        peer = self._policy.admit(method, pem)
+        if peer is not None:
+            _PEER.set(peer)
+
+    def _handled(self, method: str, kind: str, context: Context, elapsed_s: float) -> None:
+        _, service, name = method.split("/")
+        code = context.code()
+        labels = {"grpc_type": kind, "grpc_service": service, "grpc_method": name}
+        self._metrics.rpc_handled.labels(**labels, grpc_code=_code_name(code)).inc()
+        self._metrics.rpc_seconds.labels(**labels).observe(elapsed_s)
+
+
+def _code_name(code: Any) -> str:
+    if code is None or code == 0:
+        return grpc.StatusCode.OK.name
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return next((known.name for known in grpc.StatusCode if known.value[0] == code), "UNKNOWN")
+
+
+@lru_cache(maxsize=MAX_CERTIFICATES_CACHED)
+def _parse(pem: bytes) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise UnauthenticatedError("the client certificate is malformed") from error
+
+
+def _spiffe(certificate: x509.Certificate) -> tuple[str, str, str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError) as error:
+        raise UnauthenticatedError("the certificate carries no name") from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    parts = uris[0].removeprefix("spiffe://").split("/") if len(uris) == 1 else []
+    if len(parts) != 3 or not uris[0].startswith("spiffe://") or not all(parts):
+        raise UnauthenticatedError("the certificate does not carry exactly one SPIFFE URI")
+    return parts[0], parts[1], parts[2]

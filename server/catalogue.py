@@ -1,0 +1,248 @@
+"""The one table from error types to what a caller is told.
+
+Invariants:
+
+1. Every error type of the coordinator, and the bases of the cores, has an entry of its own or
+   inherits its nearest base's; anything else is ``internal``.
+2. Reasons are stable words, a closed set, and the label values of
+   ``chorale_rejected_messages_total``.
+3. Hints are ASCII, public, and say what to do.
+
+Covered: everything a servicer raises. Not covered: failures before a servicer runs (TLS, an
+unknown method), which gRPC answers itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+from grpc import StatusCode
+
+from dp.errors import PrivacyError
+from federation.errors import FederationError, PlanError
+from secagg.errors import MalformedMessageError, SecAggError, UnexpectedMessageError
+from server import errors
+
+__all__ = ["CATALOGUE", "Answer", "Reason", "describe"]
+
+log = structlog.get_logger(__name__)
+
+MAX_TEXT_CHARS: Final = 1000
+
+
+class Reason(StrEnum):
+    """Stable reason codes: trailing metadata ``chorale-reason`` and a metric label."""
+
+    INTERNAL = "internal"
+    CONFIGURATION = "configuration"
+    PKI = "pki"
+    ACCESS_DENIED = "access_denied"
+    UNAUTHENTICATED = "unauthenticated"
+    CERTIFICATE_EXPIRED = "certificate_expired"
+    CERTIFICATE_REVOKED = "certificate_revoked"
+    FOREIGN_FEDERATION = "foreign_federation"
+    ROLE_DENIED = "role_denied"
+    ENROLMENT_REFUSED = "enrolment_refused"
+    INVITE_UNKNOWN = "invite_unknown"
+    INVITE_EXPIRED = "invite_expired"
+    INVITE_SPENT = "invite_spent"
+    CSR_REFUSED = "csr_refused"
+    POSSESSION_UNPROVEN = "possession_unproven"
+    ROSTER_REFUSED = "roster_refused"
+    ROOT_KEY = "root_key"
+    BLOB_UNAVAILABLE = "blob_unavailable"
+    AUDIT_BROKEN = "audit_broken"
+    STORE_REFUSED = "store_refused"
+    RUN_UNKNOWN = "run_unknown"
+    RUN_REFUSED = "run_refused"
+    NOT_PUBLISHED = "not_published"
+    ROUND_REFUSED = "round_refused"
+    WRONG_ROUND = "wrong_round"
+    WRONG_PHASE = "wrong_phase"
+    FOREIGN_MESSAGE = "foreign_message"
+    UPLOAD_REFUSED = "upload_refused"
+    TOO_FEW_SILOS = "too_few_silos"
+    MALFORMED_MESSAGE = "malformed_message"
+    UNEXPECTED_MESSAGE = "unexpected_message"
+    CHECK_FAILED = "check_failed"
+    PLAN_REFUSED = "plan_refused"
+    FEDERATION_REFUSED = "federation_refused"
+    PRIVACY_REFUSED = "privacy_refused"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What the catalogue holds for one error type."""
+
+    code: StatusCode
+    reason: Reason
+    hint: str
+    public_text: bool
+    """Whether the error's own message may leave the process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What the caller is told."""
+
+    code: StatusCode
+    reason: Reason
+    hint: str
+    text: str
+
+
+def _entry(code: StatusCode, reason: Reason, hint: str, *, public_text: bool = True) -> Entry:
+    return Entry(code=code, reason=reason, hint=hint, public_text=public_text)
+
+
+_INTERNAL: Final = _entry(
+    StatusCode.INTERNAL,
+    Reason.INTERNAL,
+    "the coordinator's log has the detail",
+    public_text=False,
+)
+_LOG: Final = "the coordinator's log has the detail"
+_NEW_INVITE: Final = "ask the admin for a new invite: chorale invite <silo>"
+_RESUME: Final = "poll for the current instruction"
+
+CATALOGUE: Final = MappingProxyType(
+    {
+        errors.CoordinatorError: _INTERNAL,
+        errors.ConfigurationError: _entry(
+            StatusCode.FAILED_PRECONDITION, Reason.CONFIGURATION, "correct coordinator.toml"
+        ),
+        errors.PkiError: _entry(StatusCode.INTERNAL, Reason.PKI, _LOG, public_text=False),
+        errors.AccessError: _entry(
+            StatusCode.PERMISSION_DENIED, Reason.ACCESS_DENIED, "use another certificate"
+        ),
+        errors.UnauthenticatedError: _entry(
+            StatusCode.UNAUTHENTICATED,
+            Reason.UNAUTHENTICATED,
+            "connect with the client certificate from chorale-silo join or chorale init",
+        ),
+        errors.ExpiredCertificateError: _entry(
+            StatusCode.UNAUTHENTICATED,
+            Reason.CERTIFICATE_EXPIRED,
+            "silo: join with a new invite; admin: chorale admin renew",
+        ),
+        errors.RevokedCertificateError: _entry(
+            StatusCode.PERMISSION_DENIED, Reason.CERTIFICATE_REVOKED, _NEW_INVITE
+        ),
+        errors.ForeignFederationError: _entry(
+            StatusCode.PERMISSION_DENIED,
+            Reason.FOREIGN_FEDERATION,
+            "check which federation this data directory joined",
+        ),
+        errors.RoleDeniedError: _entry(
+            StatusCode.PERMISSION_DENIED,
+            Reason.ROLE_DENIED,
+            "this method needs another role's certificate",
+        ),
+        errors.EnrolmentError: _entry(
+            StatusCode.PERMISSION_DENIED, Reason.ENROLMENT_REFUSED, _NEW_INVITE
+        ),
+        errors.UnknownInviteError: _entry(
+            StatusCode.PERMISSION_DENIED, Reason.INVITE_UNKNOWN, _NEW_INVITE
+        ),
+        errors.ExpiredInviteError: _entry(
+            StatusCode.PERMISSION_DENIED, Reason.INVITE_EXPIRED, _NEW_INVITE
+        ),
+        errors.SpentInviteError: _entry(
+            StatusCode.PERMISSION_DENIED, Reason.INVITE_SPENT, _NEW_INVITE
+        ),
+        errors.CertificateRequestError: _entry(
+            StatusCode.INVALID_ARGUMENT, Reason.CSR_REFUSED, "send a signed CSR with a P-256 key"
+        ),
+        errors.PossessionProofError: _entry(
+            StatusCode.INVALID_ARGUMENT,
+            Reason.POSSESSION_UNPROVEN,
+            "sign the join statement with the Ed25519 key of the request",
+        ),
+        errors.RosterError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.ROSTER_REFUSED,
+            "propose the roster again and have the root sign it",
+        ),
+        errors.RootKeyError: _entry(
+            StatusCode.FAILED_PRECONDITION, Reason.ROOT_KEY, "check the root directory"
+        ),
+        errors.BlobError: _entry(
+            StatusCode.NOT_FOUND, Reason.BLOB_UNAVAILABLE, "ask for a published digest"
+        ),
+        errors.AuditError: _entry(
+            StatusCode.DATA_LOSS, Reason.AUDIT_BROKEN, "chorale audit verify"
+        ),
+        errors.StoreError: _entry(
+            StatusCode.INTERNAL, Reason.STORE_REFUSED, _LOG, public_text=False
+        ),
+        errors.UnknownRunError: _entry(
+            StatusCode.NOT_FOUND, Reason.RUN_UNKNOWN, "chorale run list shows the runs"
+        ),
+        errors.RunError: _entry(
+            StatusCode.FAILED_PRECONDITION, Reason.RUN_REFUSED, "chorale run list shows the runs"
+        ),
+        errors.NotPublishedError: _entry(
+            StatusCode.NOT_FOUND, Reason.NOT_PUBLISHED, "wait until the admin publishes it"
+        ),
+        errors.RoundError: _entry(StatusCode.FAILED_PRECONDITION, Reason.ROUND_REFUSED, _RESUME),
+        errors.WrongRoundError: _entry(StatusCode.FAILED_PRECONDITION, Reason.WRONG_ROUND, _RESUME),
+        errors.WrongPhaseError: _entry(StatusCode.FAILED_PRECONDITION, Reason.WRONG_PHASE, _RESUME),
+        errors.ForeignMessageError: _entry(
+            StatusCode.PERMISSION_DENIED,
+            Reason.FOREIGN_MESSAGE,
+            "a silo speaks for itself only",
+        ),
+        errors.UploadError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.UPLOAD_REFUSED,
+            "ask GetUploadOffset and resume there",
+        ),
+        errors.TooFewSilosError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.TOO_FEW_SILOS,
+            "the attempt is over; poll for the next one",
+        ),
+        SecAggError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.CHECK_FAILED,
+            "the message failed the named check of secure aggregation",
+        ),
+        MalformedMessageError: _entry(
+            StatusCode.INVALID_ARGUMENT, Reason.MALFORMED_MESSAGE, "a field is out of bounds"
+        ),
+        UnexpectedMessageError: _entry(
+            StatusCode.FAILED_PRECONDITION, Reason.UNEXPECTED_MESSAGE, _RESUME
+        ),
+        FederationError: _entry(
+            StatusCode.INVALID_ARGUMENT, Reason.FEDERATION_REFUSED, "correct the document"
+        ),
+        PlanError: _entry(
+            StatusCode.INVALID_ARGUMENT, Reason.PLAN_REFUSED, "chorale run plan lists the problems"
+        ),
+        PrivacyError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.PRIVACY_REFUSED,
+            "check the plan's privacy section",
+        ),
+    }
+)
+
+
+def describe(error: BaseException) -> Answer:
+    """Look an error up, by its nearest catalogued type.
+
+    Args:
+        error: What was raised.
+
+    Returns:
+        What the caller is told. An error nobody foresaw is logged here, with its traceback.
+    """
+    entry = next((CATALOGUE[kind] for kind in type(error).__mro__ if kind in CATALOGUE), _INTERNAL)
+    if not entry.public_text:
+        log.error("internal_error", kind=type(error).__name__, exc_info=error)
+    text = str(error)[:MAX_TEXT_CHARS] if entry.public_text else "internal error"
+    return Answer(code=entry.code, reason=entry.reason, hint=entry.hint, text=text)

@@ -1,0 +1,161 @@
+"""``chorale adapter``: the provenance chain of a run, and adapters for use elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from server.cli.envelope import (
+    DEFAULT_DATA,
+    CommandError,
+    Data,
+    Exit,
+    Format,
+    Output,
+    answering,
+    say,
+    succeed,
+)
+
+if TYPE_CHECKING:
+    from federation.plan import Plan
+    from federation.record import AdapterRecord
+
+__all__ = ["app"]
+
+app = typer.Typer(help="What runs made.", no_args_is_help=True)
+
+MAX_ADAPTER_BYTES: Final = 1 << 30
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]
+
+
+@app.command("list")
+def list_adapters(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """The chain of a run's adapters: how each came to be, and from whom."""
+    with answering(output):
+        from server.cli.client import connect, plain
+
+        with connect(data) as stub:
+            records = _records(stub, run_id)
+        for record in records:
+            say(
+                f"round {record.round:>3}  {record.kind:<10} {record.adapter_sha256.hex()[:16]}  "
+                f"{', '.join(record.survivors)}"
+            )
+        succeed(output, {"records": [plain(record) for record in records]})
+
+
+@app.command("export")
+def export(
+    *,
+    run_id: Run,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory to write.")],
+    round_number: Annotated[
+        int | None, typer.Option("--round", help="Which round's; the newest if not given.", min=0)
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Write an adapter as a PEFT directory, with the facts of where it comes from.
+
+    Load it with peft.PeftModel.from_pretrained(base, DIRECTORY). The chain is verified first: every
+    record's signature and link, and the adapter's digest.
+    """
+    with answering(output):
+        from federation.adapter import decode_adapter
+        from federation.export import write_peft_adapter
+        from server.cli.client import connect
+
+        with connect(data) as stub:
+            plan, chain = _verified(data, run_id, _records(stub, run_id))
+            if round_number is not None and round_number >= len(chain):
+                raise CommandError(
+                    f"{run_id} has rounds 0 to {len(chain) - 1}",
+                    code="arguments",
+                    exit_code=Exit.ARGUMENTS,
+                )
+            record = chain[-1 if round_number is None else round_number]
+            content = _fetch(stub, record.adapter_sha256)
+        written = write_peft_adapter(
+            decode_adapter(content, max_bytes=MAX_ADAPTER_BYTES),
+            out,
+            base=plan.model.base,
+            rank=plan.model.lora_rank,
+            alpha=plan.model.lora_alpha,
+            provenance={
+                "run": run_id,
+                "round": str(record.round),
+                "kind": record.kind,
+                "adapter_sha256": record.adapter_sha256.hex(),
+                "record_sha256": record.sha256.hex(),
+                "record_signature": record.signature.hex(),
+                "plan_sha256": record.plan_sha256.hex(),
+                "base_model_sha256": record.base_model_sha256.hex(),
+                "survivors": ", ".join(record.survivors),
+            },
+        )
+        say(f"wrote {written}: peft.PeftModel.from_pretrained(base, {str(written)!r})")
+        succeed(
+            output,
+            {
+                "directory": str(written),
+                "round": record.round,
+                "adapter_sha256": record.adapter_sha256.hex(),
+            },
+        )
+
+
+def _records(stub: Any, run_id: str) -> list[Any]:
+    from chorale.v1 import admin_pb2
+    from server.cli.client import CALL_TIMEOUT_S
+
+    request = admin_pb2.ListAdaptersRequest(run_id=run_id)
+    return list(stub.ListAdapters(request, timeout=CALL_TIMEOUT_S).records)
+
+
+def _verified(
+    data: Path, run_id: str, messages: list[Any]
+) -> tuple[Plan, tuple[AdapterRecord, ...]]:
+    """Check the chain against the roster's coordinator key; return it with the run's plan."""
+    from federation.plan import Plan
+    from federation.record import verify_chain
+    from federation.wire import record_from_proto
+    from server.config import CoordinatorConfig
+    from server.store import Store
+
+    store = Store(CoordinatorConfig.load(data).database)
+    try:
+        signed = store.rosters.current()
+        plan = Plan.parse(store.runs.get(run_id).plan)
+    finally:
+        store.close()
+    if signed is None:
+        raise CommandError(
+            "no roster is published, so the records' signatures cannot be checked",
+            code="not_published",
+            exit_code=Exit.ARGUMENTS,
+        )
+    chain = tuple(record_from_proto(message) for message in messages)
+    verify_chain(chain, signed.roster.coordinator_key)
+    return plan, chain
+
+
+def _fetch(stub: Any, sha256: bytes) -> bytes:
+    import hashlib
+
+    from chorale.v1 import admin_pb2
+    from server.cli.client import CALL_TIMEOUT_S
+
+    request = admin_pb2.GetAdapterRequest(adapter_sha256=sha256)
+    content = b"".join(
+        part.content for part in stub.GetAdapter(request, timeout=10 * CALL_TIMEOUT_S)
+    )
+    if hashlib.sha256(content).digest() != sha256:
+        raise CommandError(
+            "the coordinator sent other bytes than the record names",
+            code="adapter_altered",
+            exit_code=Exit.SERVER,
+        )
+    return content

@@ -1,0 +1,130 @@
+"""The admin's line to the coordinator, and its messages as plain values.
+
+Covered: mutual TLS with the certificate in ``DATA_DIR/admin``, deadlines, an expired certificate
+told apart from an absent coordinator. Not covered: admins on other machines; copy the data
+directory's ``coordinator.toml``, ``admin`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from cryptography import x509
+from google.protobuf.message import Message
+
+from chorale.v1 import admin_pb2_grpc
+from server.cli.envelope import CommandError, Exit
+from server.config import CoordinatorConfig, split_address
+
+__all__ = ["CALL_TIMEOUT_S", "connect", "plain"]
+
+CALL_TIMEOUT_S: Final = 30.0
+MAX_MESSAGE_BYTES: Final = 4 << 20
+
+
+@contextmanager
+def connect(data_dir: Path) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
+    """Open the admin's channel.
+
+    Args:
+        data_dir: The coordinator's data directory.
+
+    Yields:
+        The stub.
+
+    Raises:
+        CommandError: There is no valid admin certificate.
+        ConfigurationError: The configuration cannot be read.
+    """
+    config = CoordinatorConfig.load(data_dir)
+    directory = config.paths.admin
+    try:
+        ca, key, chain = (
+            (directory / name).read_bytes() for name in ("ca.pem", "admin.key", "admin.pem")
+        )
+        expiry = x509.load_pem_x509_certificate(chain).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"the admin certificate in {directory} cannot be read: {error}",
+            code="certificate_unreadable",
+            exit_code=Exit.CONNECT,
+            next_step="chorale admin renew, on the coordinator's host",
+        ) from error
+    address, options = _target(config)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=ca, private_key=key, certificate_chain=chain
+    )
+    with grpc.secure_channel(address, credentials, options=options) as channel:
+        try:
+            yield admin_pb2_grpc.AdminServiceStub(channel)
+        except grpc.RpcError as error:
+            # A server that refuses an expired certificate only ever looks unreachable.
+            if error.code() is grpc.StatusCode.UNAVAILABLE and _is_past(expiry):
+                raise CommandError(
+                    f"the admin certificate ended at {expiry.isoformat()}",
+                    code="certificate_expired",
+                    exit_code=Exit.CONNECT,
+                    next_step="chorale admin renew, on the coordinator's host",
+                ) from error
+            raise
+
+
+def _is_past(expiry: dt.datetime) -> bool:
+    return dt.datetime.now(dt.UTC) >= expiry
+
+
+def _target(config: CoordinatorConfig) -> tuple[str, list[tuple[str, Any]]]:
+    """Dial loopback where the coordinator listens there; its public name need not resolve here."""
+    options: list[tuple[str, Any]] = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ]
+    host, port = split_address(config.listen)
+    try:
+        listening = ipaddress.ip_address(host)
+    except ValueError:
+        return config.dial_coordinator, options
+    if listening.is_unspecified or listening.is_loopback:
+        options.append(("grpc.ssl_target_name_override", "localhost"))
+        return (f"[::1]:{port}" if listening.version == 6 else f"127.0.0.1:{port}"), options
+    return config.dial_coordinator, options
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Turn a message into JSON's types.
+
+    Args:
+        message: Any message without maps.
+
+    Returns:
+        Every scalar field under its own name; bytes as hex, not-a-number as null,
+        infinity as the text inf, absent sub-messages left out.
+    """
+    content: dict[str, Any] = {}
+    for descriptor in message.DESCRIPTOR.fields:
+        value = getattr(message, descriptor.name)
+        if isinstance(value, Message):
+            if message.HasField(descriptor.name):
+                content[descriptor.name] = plain(value)
+        elif isinstance(value, str | bytes | int | float):
+            content[descriptor.name] = _scalar(value)
+        else:
+            content[descriptor.name] = [
+                plain(item) if isinstance(item, Message) else _scalar(item) for item in value
+            ]
+    return content
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

@@ -1,0 +1,248 @@
+"""What every command answers with: prose on stderr, one JSON envelope on stdout when asked.
+
+Envelope: ``{schema_version, status: "ok", data}`` or
+``{schema_version, status: "error", error_code, message, hint, next_step}``.
+Exit codes: 0 ok, 1 the coordinator, 2 connection or authentication, 3 timeout, 4 arguments or
+files, 5 a bug.
+
+Invariants:
+
+1. stdout carries the envelope, or nothing.
+2. Every typed failure becomes one envelope with a stable code; anything else is a bug, says so,
+   and shows its traceback on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum, StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+__all__ = [
+    "Answered",
+    "CommandError",
+    "Data",
+    "Exit",
+    "Format",
+    "Output",
+    "answering",
+    "run_app",
+    "say",
+    "succeed",
+]
+
+SCHEMA_VERSION: Final = 1
+DEFAULT_DATA: Final = Path("chorale-data")
+_PARSER_EXIT: Final = 2
+_DENIED: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+_ARGUMENTS: Final = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
+
+
+class Format(StrEnum):
+    """What stdout carries."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Exit(IntEnum):
+    """Exit codes."""
+
+    OK = 0
+    SERVER = 1
+    CONNECT = 2
+    TIMEOUT = 3
+    ARGUMENTS = 4
+    BUG = 5
+
+
+Output = Annotated[
+    Format, typer.Option("--format", help="json prints one envelope on stdout, for scripts.")
+]
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data", envvar="CHORALE_DATA", help="The coordinator's data directory, from chorale init."
+    ),
+]
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked to."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        exit_code: Exit,
+        hint: str = "",
+        next_step: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.exit_code = exit_code
+        self.hint = hint
+        self.next_step = next_step
+
+
+class Answered(SystemExit):
+    """A command that failed has said so and ends with its exit code."""
+
+
+def say(text: str) -> None:
+    """Print prose for people.
+
+    Args:
+        text: One or more lines.
+    """
+    sys.stderr.write(text + "\n")
+
+
+def succeed(output: Format, data: Mapping[str, Any]) -> None:
+    """Print the envelope of a success, if one was asked for.
+
+    Args:
+        output: What stdout carries.
+        data: The command's result.
+    """
+    if output is Format.JSON:
+        _print({"schema_version": SCHEMA_VERSION, "status": "ok", "data": dict(data)})
+
+
+@contextmanager
+def answering(output: Format) -> Iterator[None]:
+    """Turn whatever a command raises into one envelope and one exit code.
+
+    Args:
+        output: What stdout carries.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        Answered: With the exit code.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Answered(130) from None
+    except Exception as error:  # noqa: BLE001 - the border of the process: everything gets an answer
+        _fail(output, _known(error))
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command line; refused arguments exit with code 4.
+
+    Args:
+        app: The command line.
+    """
+    try:
+        app()
+    except Answered:
+        raise
+    except SystemExit as stop:
+        # The parser of arguments exits with 2, which here means connection or authentication.
+        if stop.code != _PARSER_EXIT:
+            raise
+        _refuse_arguments(sys.argv[1:])
+
+
+def _refuse_arguments(arguments: Sequence[str]) -> NoReturn:
+    error = CommandError(
+        "the arguments are wrong; the reason is on stderr",
+        code="arguments",
+        exit_code=Exit.ARGUMENTS,
+        next_step="chorale COMMAND --help",
+    )
+    if "--format=json" in arguments or ("--format", "json") in pairwise(arguments):
+        _print(_envelope(error))
+    raise Answered(int(error.exit_code))
+
+
+def _known(error: Exception) -> CommandError:
+    if isinstance(error, CommandError):
+        return error
+    # Imported only when something went wrong: the packages behind them are not free to load.
+    import grpc
+
+    if isinstance(error, grpc.RpcError):
+        return _rpc(error)
+    from server.catalogue import Reason, describe
+    from server.errors import CoordinatorError
+
+    described = describe(error)
+    if isinstance(error, CoordinatorError) or described.reason is not Reason.INTERNAL:
+        hint = described.hint if described.text == str(error) else ""
+        return CommandError(
+            str(error), code=described.reason.value, exit_code=Exit.ARGUMENTS, hint=hint
+        )
+    if isinstance(error, OSError):
+        return CommandError(str(error), code="file", exit_code=Exit.ARGUMENTS)
+    traceback.print_exception(error, file=sys.stderr)
+    return CommandError(
+        f"{type(error).__name__}: {error}",
+        code="bug",
+        exit_code=Exit.BUG,
+        hint="this is a defect of chorale; the traceback above belongs in its report",
+    )
+
+
+def _rpc(error: Any) -> CommandError:
+    trailers = dict(error.trailing_metadata() or ())
+    reason = str(trailers.get("chorale-reason", ""))
+    code = error.code().name
+    if code == "DEADLINE_EXCEEDED":
+        exit_code = Exit.TIMEOUT
+    elif code in _DENIED or (not reason and code == "UNAVAILABLE"):
+        exit_code = Exit.CONNECT
+    elif code in _ARGUMENTS:
+        exit_code = Exit.ARGUMENTS
+    else:
+        exit_code = Exit.SERVER
+    return CommandError(
+        str(error.details() or code),
+        code=reason or code.lower(),
+        exit_code=exit_code,
+        hint=str(trailers.get("chorale-hint", "")),
+        next_step=(
+            "check that chorale-coordinator serve runs and that the admin certificate is still "
+            "valid (chorale admin renew)"
+            if exit_code is Exit.CONNECT and not reason
+            else ""
+        ),
+    )
+
+
+def _fail(output: Format, error: CommandError) -> NoReturn:
+    say(f"error: {error}")
+    for label, text in (("hint", error.hint), ("next", error.next_step)):
+        if text:
+            say(f"{label}: {text}")
+    if output is Format.JSON:
+        _print(_envelope(error))
+    raise Answered(int(error.exit_code))
+
+
+def _envelope(error: CommandError) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "error",
+        "error_code": error.code,
+        "message": str(error),
+        "hint": error.hint,
+        "next_step": error.next_step,
+    }
+
+
+def _print(envelope: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(envelope, allow_nan=False) + "\n")
+    sys.stdout.flush()

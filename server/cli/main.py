@@ -1,0 +1,75 @@
+"""``chorale``: the admin's command line.
+
+The contract of every command is ``envelope.py``'s. Heavy packages are imported inside the commands,
+so that ``--help`` answers at once. Commands of other packages arrive by the entry-point group
+``chorale.commands`` (each a function with typer's annotations) and are loaded only when called:
+the server knows no name of the lab.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+import typer
+
+from server.cli import adapter, audit, federation, root, run
+from server.cli.envelope import Answered, Exit, run_app, say
+
+__all__ = ["app", "main"]
+
+GROUP: Final = "chorale.commands"
+
+app = typer.Typer(
+    name="chorale",
+    help=(
+        "Federations of organisations that evolve one agent together and share no data.\n\n"
+        "First steps: chorale root init (elsewhere), chorale init, chorale-coordinator serve, "
+        "chorale invite SILO, chorale roster propose, chorale root sign, chorale roster publish, "
+        "chorale run start."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(root.app)
+app.command("init")(federation.init)
+app.command("invite")(federation.invite)
+app.add_typer(federation.silo_app, name="silo")
+app.add_typer(federation.roster_app, name="roster")
+app.add_typer(run.app, name="run")
+app.add_typer(adapter.app, name="adapter")
+app.add_typer(audit.app, name="audit")
+app.add_typer(federation.admin_app, name="admin")
+
+
+def main() -> None:
+    """Run the command line."""
+    called = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        if entry.name == called:
+            app.command(entry.name)(_load(entry))
+        else:
+            app.command(entry.name, help=f"From {entry.module.partition('.')[0]}.")(_stub)
+    run_app(app)
+
+
+def _load(entry: EntryPoint) -> Callable[..., Any]:
+    try:
+        command: Callable[..., Any] = entry.load()
+    except ImportError as error:
+        say(f"error: chorale {entry.name} needs more packages: {error}")
+        say("hint: pip install 'chorale[lab]'")
+        raise Answered(int(Exit.ARGUMENTS)) from error
+    return command
+
+
+def _stub() -> None:
+    """Stand in the list of commands for one that is not called now."""
+
+
+if __name__ == "__main__":
+    main()

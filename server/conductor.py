@@ -1,0 +1,275 @@
+"""Starts, resumes and stops runs, and answers what each silo is to do now.
+
+Invariants:
+
+1. One run is active at a time; a second start is refused with the name of the first.
+2. A submit token starts a run once: the same token answers with the same run.
+3. After a restart every run that was active goes on from its last signed record.
+
+Covered: start, resume, abort, instructions, status. Not covered: several runs at once, pausing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator
+
+import structlog
+
+import federation.wire as federation_wire
+import secagg.wire as secagg_wire
+from chorale.v1 import admin_pb2, round_pb2
+from federation.adapter import decode_adapter
+from federation.errors import FederationError
+from federation.plan import Plan
+from federation.record import AdapterRecord
+from secagg.descriptor import SignedDescriptor
+from secagg.errors import SecAggError
+from secagg.messages import (
+    BoxDelivery,
+    ConsistencySignatures,
+    KeyBundles,
+    Survivors,
+)
+from server.audit import AuditEvent
+from server.context import RunContext
+from server.errors import CoordinatorError, RunError, UnknownRunError
+from server.figures import RoundFigures
+from server.round import Attempt
+from server.run import RunDriver
+from server.status import watch_response
+from server.store.runs import RunState
+
+__all__ = ["Conductor"]
+
+log = structlog.get_logger(__name__)
+
+MAX_ADAPTER_BYTES = 1 << 30
+STATUS_EVERY_S = 2.0
+
+
+class Conductor:
+    """The runs of one coordinator."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        self.driver: RunDriver | None = None
+        self._task: asyncio.Task[None] | None = None
+        # A restarted coordinator must not repeat an instruction id of the one before.
+        self._boot = secrets.token_hex(4)
+
+    # Lifecycle ------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Go on with the run that was active when the coordinator stopped."""
+        for row in self.context.store.runs.list():
+            if row.state is RunState.RUNNING:
+                self._launch(row.run_id)
+                self.context.audit.append(AuditEvent.RUN_RESUMED, run=row.run_id)
+                return
+
+    async def close(self) -> None:
+        """Stop driving; the run stays active in the store."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def start_run(self, plan_toml: bytes, adapter: bytes, submit_token: str) -> str:
+        """Start a run; returns its id.
+
+        Raises:
+            FederationError: the plan or the adapter is refused, with the reason.
+            RunError: another run is active, or there is no roster yet.
+        """
+        store = self.context.store
+        known = store.runs.by_submit_token(submit_token)
+        if known is not None:
+            return known.run_id
+        plan = Plan.parse(plan_toml)
+        decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
+        active = [row for row in store.runs.list() if row.state is RunState.RUNNING]
+        if active:
+            raise RunError(f"run {active[0].run_id} is active: wait for it, or abort it")
+        roster = store.rosters.current()
+        if roster is None:
+            raise RunError("no roster is published: chorale roster propose, sign and publish")
+        plan.require_cohort(len(roster.roster.entries), roster.roster.colluding)
+        plan_sha256 = hashlib.sha256(plan_toml).digest()
+        run_id = f"{plan.name}-{secrets.token_hex(4)}"
+        store.runs.create(
+            run_id=run_id,
+            name=plan.name,
+            plan=plan_toml,
+            plan_sha256=plan_sha256,
+            submit_token=submit_token,
+            state=RunState.RUNNING,
+        )
+        record = AdapterRecord(
+            run_id=run_id,
+            round=0,
+            parent_sha256=b"",
+            adapter_sha256=self.context.blobs.put(adapter),
+            plan_sha256=plan_sha256,
+            base_model_sha256=bytes.fromhex(plan.model.base_sha256),
+            descriptor_sha256=b"",
+            sum_sha256=b"",
+            survivors=(),
+            kind="initial",
+            record_parent_sha256=b"",
+        ).sign(self.context.signing_key)
+        store.records.append(record)
+        self.context.audit.append(
+            AuditEvent.RUN_STARTED,
+            run=run_id,
+            plan=plan_sha256.hex(),
+            adapter=record.adapter_sha256.hex(),
+        )
+        self._launch(run_id)
+        return run_id
+
+    async def abort_run(self, run_id: str) -> None:
+        """Stop a run for good; its adapters stay."""
+        driver = self.driver
+        if driver is None or driver.row.run_id != run_id or self._task is None:
+            raise UnknownRunError(f"no active run {run_id!r}")
+        await self.close()
+        self.context.store.runs.set_state(run_id, RunState.ABORTED, "aborted by the admin")
+        self.context.audit.append(AuditEvent.RUN_ABORTED, run=run_id)
+        self.driver = None
+        self.context.changed.notify()
+
+    def _launch(self, run_id: str) -> None:
+        store = self.context.store
+        row = store.runs.get(run_id)
+        roster = store.rosters.current()
+        if roster is None:
+            raise RunError("no roster is published")
+        self.driver = RunDriver(
+            row=row, plan=Plan.parse(row.plan), roster=roster, context=self.context
+        )
+        self.driver.finished = [
+            RoundFigures.from_json(done.figures_json) for done in store.rounds.finished(run_id)
+        ]
+        self._task = asyncio.create_task(self._drive(self.driver))
+
+    async def _drive(self, driver: RunDriver) -> None:
+        run_id = driver.row.run_id
+        try:
+            await driver.drive()
+        except (CoordinatorError, FederationError, SecAggError) as error:
+            # A stop with a known reason is one line; only defects get a traceback.
+            log.error("run_stopped", run=run_id, reason=str(error))  # noqa: TRY400
+            self.context.store.runs.set_state(run_id, RunState.FAILED, str(error))
+            self.context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=str(error))
+        except Exception:
+            # The daemon must outlive a defect in one run, and the admin must see that it stopped.
+            log.exception("run_crashed", run=run_id)
+            self.context.store.runs.set_state(run_id, RunState.FAILED, "internal error: see log")
+            self.context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason="internal error")
+        finally:
+            self.context.changed.notify()
+
+    # What a silo is told --------------------------------------------------------------------------
+
+    def attempt(self) -> Attempt:
+        """The aggregation that is open now."""
+        return self._require_driver().active_attempt()
+
+    def require_run(self, run_id: str) -> RunDriver:
+        """The active run, which must be this one."""
+        driver = self._require_driver()
+        if driver.row.run_id != run_id:
+            raise UnknownRunError(f"the active run is {driver.row.run_id!r}")
+        return driver
+
+    def _require_driver(self) -> RunDriver:
+        if self.driver is None:
+            raise UnknownRunError("no run is active")
+        return self.driver
+
+    async def poll(
+        self, silo_id: str, last_instruction_id: str, wait_s: float
+    ) -> round_pb2.PollResponse:
+        """The instruction for this silo, as soon as it differs from the last one it saw."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + wait_s
+        while True:
+            instruction_id, response = self._instruction(silo_id)
+            left = give_up_at - loop.time()
+            if instruction_id != last_instruction_id or left <= 0:
+                response.instruction_id = instruction_id
+                return response
+            await self.context.changed.wait(left)
+
+    def _instruction(self, silo_id: str) -> tuple[str, round_pb2.PollResponse]:
+        driver = self.driver
+        if driver is None or silo_id not in driver.roster.roster.silo_ids:
+            return f"{self._boot}:idle", round_pb2.PollResponse(idle=round_pb2.Idle())
+        run_id, figures = driver.row.run_id, driver.current
+        place = f"{self._boot}:{run_id}:{figures.round}:{figures.attempt}"
+        if driver.training is not None:
+            task = driver.training.task
+            return (
+                f"{place}:training:{task.ready_deadline_unix_s}",
+                round_pb2.PollResponse(round_task=federation_wire.round_task_to_proto(task)),
+            )
+        if driver.attempt is not None:
+            return self._attempt_instruction(place, driver.attempt, silo_id)
+        response = round_pb2.PollResponse()
+        response.round_result.record.CopyFrom(federation_wire.record_to_proto(driver.head))
+        return f"{self._boot}:{run_id}:record:{driver.head.round}", response
+
+    @staticmethod
+    def _attempt_instruction(
+        place: str, attempt: Attempt, silo_id: str
+    ) -> tuple[str, round_pb2.PollResponse]:
+        response = round_pb2.PollResponse()
+        if silo_id not in attempt.cohort:
+            response.idle.SetInParent()
+            return f"{place}:idle", response
+        response.identity.CopyFrom(secagg_wire.identity_to_proto(attempt.identity))
+        instruction = attempt.instruction(silo_id)
+        match instruction.message:
+            case SignedDescriptor() as message:
+                response.descriptor.CopyFrom(secagg_wire.descriptor_to_proto(message))
+            case KeyBundles() as message:
+                response.key_bundles.CopyFrom(secagg_wire.key_bundles_to_proto(message))
+            case BoxDelivery() as message:
+                response.box_delivery.CopyFrom(secagg_wire.box_delivery_to_proto(message))
+            case Survivors() as message:
+                response.survivors.CopyFrom(secagg_wire.survivors_to_proto(message))
+            case ConsistencySignatures() as message:
+                response.consistency_signatures.CopyFrom(
+                    secagg_wire.consistency_signatures_to_proto(message)
+                )
+            case None:
+                response.aborted.reason = "dropped: this silo missed a phase of the attempt"
+        # A dropped silo is told once, whatever the phase is by now.
+        phase = "dropped" if instruction.message is None else instruction.phase.value
+        return f"{place}:{phase}", response
+
+    # What the admin sees --------------------------------------------------------------------------
+
+    async def watch(self, run_id: str) -> AsyncIterator[admin_pb2.WatchRunResponse]:
+        """A status at every change, and every few seconds; ends with the run."""
+        sent = 0
+        while True:
+            row = self.context.store.runs.get(run_id)
+            driver = self.driver
+            if driver is not None and driver.row.run_id == run_id:
+                finished = driver.finished
+            else:
+                driver = None
+                finished = [
+                    RoundFigures.from_json(done.figures_json)
+                    for done in self.context.store.rounds.finished(run_id)
+                ]
+            yield watch_response(
+                row=row, driver=driver, finished=finished[sent:], context=self.context
+            )
+            sent = len(finished)
+            if row.state is not RunState.RUNNING:
+                return
+            await self.context.changed.wait(STATUS_EVERY_S)

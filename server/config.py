@@ -1,0 +1,273 @@
+"""``coordinator.toml``: what the coordinator is called, where it listens, where it keeps things.
+
+Unknown keys are errors. ``CHORALE_COORDINATOR_<KEY>`` in the environment overrides the file. Every
+path inside the data directory is fixed by :class:`DataPaths`, so that tools agree without options.
+
+Covered: types, addresses, host names, unknown keys. Not covered: whether a port is free.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from federation.invite import FEDERATION_NAME
+from server.durable import write_durably
+from server.errors import ConfigurationError
+
+__all__ = ["CoordinatorConfig", "DataPaths", "split_address", "write_config"]
+
+CONFIG_NAME: Final = "coordinator.toml"
+ENV_PREFIX: Final = "CHORALE_COORDINATOR_"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split ``host:port``; an IPv6 host is in brackets.
+
+    Args:
+        address: The text.
+
+    Returns:
+        Host without brackets, and port.
+
+    Raises:
+        ValueError: It is not of that form.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not host:port")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if ":" in host and not bracketed:
+        raise ValueError(f"{address!r}: an IPv6 address needs brackets")
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def _address(address: str) -> str:
+    split_address(address)
+    return address
+
+
+def _federation(name: str) -> str:
+    if FEDERATION_NAME.fullmatch(name) is None:
+        raise ValueError("a federation's name has lower-case letters, digits, dots and dashes")
+    return name
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataPaths:
+    """Where everything in the data directory is."""
+
+    data_dir: Path
+
+    @property
+    def config(self) -> Path:
+        """The TOML file."""
+        return self.data_dir / CONFIG_NAME
+
+    @property
+    def pki(self) -> Path:
+        """CA and server certificate with their keys."""
+        return self.data_dir / "pki"
+
+    @property
+    def admin(self) -> Path:
+        """The admin's client certificate."""
+        return self.data_dir / "admin"
+
+    @property
+    def protocol_key(self) -> Path:
+        """The Ed25519 key that signs tasks, descriptors and records."""
+        return self.data_dir / "protocol.key"
+
+    @property
+    def root_public_key(self) -> Path:
+        """The consortium root's public key. Its private key is never in this directory."""
+        return self.data_dir / "root.pub"
+
+    @property
+    def audit(self) -> Path:
+        """The audit log."""
+        return self.data_dir / "audit.jsonl"
+
+    @property
+    def scratch(self) -> Path:
+        """Accumulators and upload spools of the open attempt."""
+        return self.data_dir / "scratch"
+
+
+class CoordinatorConfig(BaseSettings):
+    """The coordinator's settings, read once at the start."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENV_PREFIX,
+        nested_model_default_partial_update=False,
+    )
+
+    federation: Annotated[str, AfterValidator(_federation)]
+    """Name and SPIFFE trust domain."""
+    host_names: tuple[str, ...] = Field(min_length=1)
+    """DNS names and IP addresses in the server certificate; silos dial the first."""
+    listen: Address = "0.0.0.0:7443"
+    """Mutual TLS: silos and admins."""
+    enrol_listen: Address = "0.0.0.0:7444"
+    """Server TLS only: enrolment."""
+    probes_listen: Address = "127.0.0.1:7445"
+    """Plain HTTP: /livez, /readyz, /metrics."""
+    coordinator_address: Address | None = None
+    """What silos dial; the first host name with the port of ``listen`` if unset."""
+    enrol_address: Address | None = None
+    """The same for enrolment."""
+    database_url: str | None = None
+    """SQLAlchemy URL; SQLite in the data directory if unset."""
+    adapters_dir: Path | None = None
+    """Adapters and sums; ``adapters`` in the data directory if unset."""
+    _data_dir: Path = PrivateAttr(default=Path())
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment first, then what ``load`` read from the file."""
+        _ = (settings_cls, dotenv_settings, file_secret_settings)
+        return env_settings, init_settings
+
+    @classmethod
+    def load(cls, data_dir: Path) -> CoordinatorConfig:
+        """Read the configuration of a data directory.
+
+        Args:
+            data_dir: The directory ``chorale init`` made.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigurationError: The file is absent or is refused; the text names each key.
+        """
+        path = DataPaths(data_dir=data_dir).config
+        try:
+            content = tomllib.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise ConfigurationError(f"{path} is absent: run chorale init first") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigurationError(f"{path}: {error}") from error
+        known = {f"{ENV_PREFIX}{name}".upper() for name in cls.model_fields}
+        strays = sorted(
+            name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known
+        )
+        if strays:
+            raise ConfigurationError(f"the environment sets unknown settings: {', '.join(strays)}")
+        try:
+            config = cls(**content)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+                for problem in error.errors()
+            )
+            raise ConfigurationError(f"{path}: {problems}") from error
+        config._data_dir = data_dir.resolve()
+        return config
+
+    @property
+    def paths(self) -> DataPaths:
+        """Where everything in the data directory is."""
+        return DataPaths(data_dir=self._data_dir)
+
+    @property
+    def data_dir(self) -> Path:
+        """The directory this configuration was read from."""
+        return self._data_dir
+
+    @property
+    def database(self) -> str:
+        """The SQLAlchemy URL in force."""
+        return self.database_url or f"sqlite:///{self._data_dir / 'coordinator.db'}"
+
+    @property
+    def adapters(self) -> Path:
+        """The blob directory in force."""
+        return self.adapters_dir or self._data_dir / "adapters"
+
+    @property
+    def dial_coordinator(self) -> str:
+        """What silos dial for rounds."""
+        return self.coordinator_address or self._dial(self.listen)
+
+    @property
+    def dial_enrolment(self) -> str:
+        """What silos dial to join."""
+        return self.enrol_address or self._dial(self.enrol_listen)
+
+    def _dial(self, listen: str) -> str:
+        host = self.host_names[0]
+        try:
+            bracketed = ipaddress.ip_address(host).version == 6
+        except ValueError:
+            bracketed = False
+        return f"{f'[{host}]' if bracketed else host}:{split_address(listen)[1]}"
+
+
+def write_config(
+    data_dir: Path,
+    *,
+    federation: str,
+    host_names: tuple[str, ...],
+    listen: str,
+    enrol_listen: str,
+    probes_listen: str,
+) -> CoordinatorConfig:
+    """Write a new ``coordinator.toml`` and read it back.
+
+    Args:
+        data_dir: The data directory; it exists.
+        federation: Name and SPIFFE trust domain.
+        host_names: Names and addresses of the server certificate.
+        listen: Mutual TLS address.
+        enrol_listen: Enrolment address.
+        probes_listen: Probe address.
+
+    Returns:
+        The configuration as read.
+
+    Raises:
+        ConfigurationError: A value is refused.
+    """
+    names = ", ".join(_quoted(name) for name in host_names)
+    text = (
+        f"federation = {_quoted(federation)}\n"
+        f"# The server certificate's names; silos dial the first.\n"
+        f"host_names = [{names}]\n"
+        f"# Mutual TLS for silos and admins, server TLS for enrolment, plain HTTP for probes.\n"
+        f"listen = {_quoted(listen)}\n"
+        f"enrol_listen = {_quoted(enrol_listen)}\n"
+        f"probes_listen = {_quoted(probes_listen)}\n"
+    )
+    write_durably(DataPaths(data_dir=data_dir).config, text.encode(), mode=0o640)
+    return CoordinatorConfig.load(data_dir)
+
+
+def _quoted(text: str) -> str:
+    if any(ord(character) < 32 or character in '"\\' for character in text):
+        raise ConfigurationError(f"{text!r} cannot be written to {CONFIG_NAME}")
+    return f'"{text}"'

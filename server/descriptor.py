@@ -1,0 +1,102 @@
+"""Building descriptor D from what everyone already signed or published.
+
+Invariants: nothing in D is the coordinator's choice beyond who is ready and the deadlines; c comes
+from the roster, t follows from c and n, the noise from the plan's multiplier and t, n_min, c.
+
+Covered: `fedavg` and `rolora` under `none` and `silo`. Not covered: several steps or parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dp.grid import Grid
+from dp.metrics_block import MetricsBlock
+from dp.share import per_silo_sigma
+from federation.adapter import decode_adapter
+from federation.layout import Layout
+from federation.plan import Plan
+from federation.sums import metrics_layout
+from secagg.descriptor import (
+    NOISE_DISCRETE_GAUSSIAN,
+    NOISE_NONE,
+    STEPS,
+    VERSION,
+    AggregationId,
+    Descriptor,
+    MetricsLayout,
+)
+from secagg.parameters import threshold
+from secagg.roster import SignedRoster
+from secagg.suite import SUITE
+
+__all__ = ["build_descriptor"]
+
+MAX_ADAPTER_BYTES = 1 << 30
+
+
+def build_descriptor(
+    *,
+    identity: AggregationId,
+    plan: Plan,
+    plan_sha256: bytes,
+    roster: SignedRoster,
+    ready: Mapping[str, tuple[str, ...]],
+    adapter: bytes,
+    adapter_sha256: bytes,
+    now_unix_s: int,
+) -> Descriptor:
+    """D for the silos that reported ready.
+
+    Args:
+        identity: Which aggregation.
+        plan: The run's plan.
+        plan_sha256: Of its TOML bytes.
+        roster: The published roster.
+        ready: Silo to the environment families it declares.
+        adapter: Published bytes of the global adapter.
+        adapter_sha256: Their digest, the head of the chain.
+        now_unix_s: Deadlines count from here, one plan phase each.
+    """
+    spec = plan.privacy_spec()
+    cohort = tuple(sorted(ready))
+    colluding = roster.roster.colluding
+    t = threshold(len(cohort), colluding)
+    n_min = plan.secure_aggregation.n_min
+    tensors = decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
+    layout = plan.aggregator(Layout.from_tensors(tensors)).shared_layout(identity.round)
+    grid = Grid(clip_l2=spec.clip_l2, steps=spec.grid, dimension=layout.dimension)
+    figures = metrics_layout(plan, ready, t=t, n_min=n_min)
+    block = MetricsBlock(names=figures.names, bounds=figures.bounds)
+    phase_s = plan.rounds.phase_deadline_s
+    return Descriptor(
+        version=VERSION,
+        suite=SUITE,
+        identity=identity,
+        roster_sha256=roster.roster.sha256,
+        roster_epoch=roster.roster.epoch,
+        cohort=cohort,
+        colluding=colluding,
+        threshold=t,
+        n_min=n_min,
+        plan_sha256=plan_sha256,
+        base_model_sha256=bytes.fromhex(plan.model.base_sha256),
+        adapter_sha256=adapter_sha256,
+        layout_sha256=layout.sha256,
+        dimension=layout.dimension,
+        unit_clip=spec.clip_l2,
+        vector_clip=spec.clip_l2,
+        max_units=1,
+        scale=grid.scale,
+        metrics=MetricsLayout(
+            names=block.names,
+            bounds=block.bounds,
+            grid=block.grid,
+            sigma=per_silo_sigma(spec.metrics_noise_multiplier, block.grid, t, n_min, colluding),
+        ),
+        ring_bits=plan.secure_aggregation.ring_bits,
+        noise_mechanism=NOISE_DISCRETE_GAUSSIAN if spec.noise_multiplier > 0 else NOISE_NONE,
+        noise_sigma=per_silo_sigma(spec.noise_multiplier, spec.grid, t, n_min, colluding),
+        privacy_spec_sha256=spec.sha256(),
+        deadlines_unix_s=tuple(now_unix_s + phase_s * (k + 1) for k in range(len(STEPS))),
+    )

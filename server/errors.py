@@ -1,0 +1,260 @@
+"""Typed refusals of the coordinator, and the one catalogue that turns any error into an answer.
+
+::
+
+    CoordinatorError
+    ├── ConfigurationError         coordinator.toml or the data directory cannot be used
+    ├── PkiError                   a certificate or key cannot be made, read or trusted
+    ├── AccessError                who calls, and whether they may
+    │   ├── UnauthenticatedError       no usable client certificate
+    │   ├── ExpiredCertificateError    it was valid when the connection was made, and is no longer
+    │   ├── RevokedCertificateError    revoked, replaced, or never issued to this silo
+    │   ├── ForeignFederationError     of another federation
+    │   └── RoleDeniedError            this role may not call this method
+    ├── EnrolmentError
+    │   ├── UnknownInviteError         no such invite, or another silo's or federation's
+    │   ├── ExpiredInviteError
+    │   ├── SpentInviteError
+    │   ├── CertificateRequestError    the CSR is malformed, unsigned, or not for a P-256 key
+    │   └── PossessionProofError       the Ed25519 signature does not verify
+    ├── RosterError                nobody to propose, or a published roster that is refused
+    ├── RootKeyError               the consortium root's directory or confirmation
+    ├── BlobError                  a blob is absent, or its bytes are not those of its digest
+    ├── AuditError                 the audit chain is broken; says at which record
+    ├── StoreError                 the database is unusable or refuses a change
+    ├── UnknownRunError            no such run
+    ├── RunError                   a run cannot be started or cannot go on
+    ├── NotPublishedError          asked for something that is not published
+    ├── QuarantinedSumError        a sum that honest silos cannot have made; it is not applied
+    └── RoundError                 a message that does not fit the round
+        ├── WrongRoundError            another run, round or attempt
+        ├── WrongPhaseError            another phase
+        ├── ForeignMessageError        sent with another silo's certificate
+        ├── UploadError                truncated, extended or altered bytes
+        └── TooFewSilosError           fewer than max(t, n_min) answered
+
+A servicer raises; :func:`abort` answers with the gRPC code, and puts the stable reason and a public
+hint into the trailing metadata ``chorale-reason`` and ``chorale-hint``. The error's own text is
+public only where the catalogue says so. What the catalogue does not know is INTERNAL, says nothing,
+and goes to the log with its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+import grpc
+
+if TYPE_CHECKING:
+    from server.catalogue import Answer
+
+__all__ = [
+    "AccessError",
+    "AuditError",
+    "BlobError",
+    "CertificateRequestError",
+    "ConfigurationError",
+    "CoordinatorError",
+    "EnrolmentError",
+    "ExpiredCertificateError",
+    "ExpiredInviteError",
+    "ForeignFederationError",
+    "ForeignMessageError",
+    "NotPublishedError",
+    "PkiError",
+    "PossessionProofError",
+    "QuarantinedSumError",
+    "RevokedCertificateError",
+    "RoleDeniedError",
+    "RootKeyError",
+    "RosterError",
+    "RoundError",
+    "RunError",
+    "SpentInviteError",
+    "StoreError",
+    "TooFewSilosError",
+    "UnauthenticatedError",
+    "UnknownInviteError",
+    "UnknownRunError",
+    "UploadError",
+    "WrongPhaseError",
+    "WrongRoundError",
+    "abort",
+    "answer_errors",
+]
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RefusalMetrics(Protocol):
+    """What :func:`answer_errors` needs of the metrics."""
+
+    def count_refusal(self, reason: str) -> None:
+        """Count one refused message."""
+
+
+class CoordinatorError(Exception):
+    """Base of every refusal of this package."""
+
+
+class ConfigurationError(CoordinatorError):
+    """The configuration or the data directory cannot be used."""
+
+
+class PkiError(CoordinatorError):
+    """A certificate or key cannot be made, read or trusted."""
+
+
+class AccessError(CoordinatorError):
+    """The caller may not do this."""
+
+
+class UnauthenticatedError(AccessError):
+    """There is no usable client certificate."""
+
+
+class ExpiredCertificateError(AccessError):
+    """The client certificate is outside its validity now."""
+
+
+class RevokedCertificateError(AccessError):
+    """The certificate is revoked, replaced, or was never issued to this silo."""
+
+
+class ForeignFederationError(AccessError):
+    """The certificate is of another federation."""
+
+
+class RoleDeniedError(AccessError):
+    """This role may not call this method."""
+
+
+class EnrolmentError(CoordinatorError):
+    """A silo cannot join."""
+
+
+class UnknownInviteError(EnrolmentError):
+    """The secret matches no invite for this silo and federation."""
+
+
+class ExpiredInviteError(EnrolmentError):
+    """The invite's time is over."""
+
+
+class SpentInviteError(EnrolmentError):
+    """The invite was used before."""
+
+
+class CertificateRequestError(EnrolmentError):
+    """The certificate request is malformed, unsigned, or not for a P-256 key."""
+
+
+class PossessionProofError(EnrolmentError):
+    """The join request is not signed by the verification key it names."""
+
+
+class RosterError(CoordinatorError):
+    """There is nobody to propose, or the published roster is refused."""
+
+
+class RootKeyError(CoordinatorError):
+    """The consortium root's directory cannot be used, or the signature was declined."""
+
+
+class BlobError(CoordinatorError):
+    """A blob is absent, or its bytes are not those of its digest."""
+
+
+class AuditError(CoordinatorError):
+    """The audit chain is broken or unreadable."""
+
+
+class StoreError(CoordinatorError):
+    """The database is unusable or refuses a change."""
+
+
+class UnknownRunError(CoordinatorError):
+    """There is no such run."""
+
+
+class RunError(CoordinatorError):
+    """A run cannot be started or cannot go on."""
+
+
+class NotPublishedError(CoordinatorError):
+    """The caller asked for something that is not published."""
+
+
+class QuarantinedSumError(CoordinatorError):
+    """A sum is larger than honest silos can make it; it is not applied."""
+
+
+class RoundError(CoordinatorError):
+    """A message does not fit the round."""
+
+
+class WrongRoundError(RoundError):
+    """The message is for another run, round or attempt."""
+
+
+class WrongPhaseError(RoundError):
+    """The message is for another phase."""
+
+
+class ForeignMessageError(RoundError):
+    """The message names another silo than the client certificate."""
+
+
+class UploadError(RoundError):
+    """The upload's bytes are truncated, extended or altered."""
+
+
+class TooFewSilosError(RoundError):
+    """Fewer than max(t, n_min) silos answered."""
+
+
+async def abort(context: Context, error: Exception) -> NoReturn:
+    """End the RPC with the catalogue's answer to an error.
+
+    Args:
+        context: The RPC's servicer context.
+        error: What the handler raised.
+    """
+    from server.catalogue import describe
+
+    await _send(context, describe(error))
+
+
+async def answer_errors(
+    context: Context, metrics: RefusalMetrics, answer: Callable[[], Awaitable[T]]
+) -> T:
+    """Run a handler's body; count and answer whatever it refuses.
+
+    Args:
+        context: The RPC's servicer context.
+        metrics: Counts refusals by reason.
+        answer: The body.
+
+    Returns:
+        What the body returned.
+    """
+    from server.catalogue import describe
+
+    try:
+        return await answer()
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the process's border: whatever a handler raises is answered
+        described = describe(error)
+        metrics.count_refusal(described.reason.value)
+        await _send(context, described)
+
+
+async def _send(context: Context, answer: Answer) -> NoReturn:
+    await context.abort(
+        answer.code,
+        answer.text,
+        (("chorale-reason", answer.reason.value), ("chorale-hint", answer.hint)),
+    )

@@ -1,0 +1,56 @@
+"""What anyone may know about one round: times, bytes, who took part, and the sum's figures.
+
+Covered: everything here is public to the federation; nothing is one silo's. Not covered: figures
+of single silos, which stay in the silo.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+
+from server.round import Phase
+
+__all__ = ["RoundFigures"]
+
+
+@dataclass(kw_only=True, slots=True)
+class RoundFigures:
+    """What anyone may know about one round: times, bytes, who took part, and the sum's figures."""
+
+    round: int
+    attempt: int = 0
+    phase: Phase = Phase.TRAINING
+    phase_since_unix_s: float = 0.0
+    deadline_unix_s: float = 0.0
+    timings_s: dict[str, float] = field(default_factory=dict)
+    cohort: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+    upload_bytes: int = 0
+    success: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Family to success ratio and its standard error, from the masked sum."""
+    update_norm: float = math.nan
+    agreement: float = math.nan
+    """κ, NaN below noise."""
+    heterogeneity: float = math.nan
+    """ζ̂², NaN below noise."""
+    outcome: str = ""
+    adapter_sha256: bytes = b""
+
+    def to_json(self) -> str:
+        """For the store."""
+        content = asdict(self)
+        content["adapter_sha256"] = self.adapter_sha256.hex()
+        return json.dumps(content, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> RoundFigures:
+        """Read back what :meth:`to_json` wrote."""
+        content = json.loads(text)
+        content["phase"] = Phase(content["phase"])
+        content["adapter_sha256"] = bytes.fromhex(content["adapter_sha256"])
+        content["cohort"] = tuple(content["cohort"])
+        content["survivors"] = tuple(content["survivors"])
+        content["success"] = {k: (v[0], v[1]) for k, v in content["success"].items()}
+        return cls(**content)

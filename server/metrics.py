@@ -1,0 +1,222 @@
+"""What Prometheus may know of the coordinator: public facts and figures of sums.
+
+Invariants:
+
+1. The registry is injected; nothing is registered twice or globally.
+2. A run id is never a label. Label values come from closed sets and exist from the start; the
+   exceptions are ``silo`` (enrolled ids) and ``environment`` (families that a plan names).
+3. No figure is one silo's, beyond when it was heard of and when its certificate ends.
+
+Covered: the coordinator's names of the operations chapter that a round or an enrolment can feed.
+Not covered: silo figures, which stay on the silo's own port.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from server.catalogue import Reason
+from server.figures import RoundFigures
+from server.round import STEPS, Phase
+from server.store.silos import SiloRow
+
+__all__ = ["CoordinatorMetrics", "RoundOutcome", "SiloState"]
+
+PHASE_BUCKETS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+ENROLMENT_REASONS: Final = (
+    Reason.INVITE_UNKNOWN,
+    Reason.INVITE_EXPIRED,
+    Reason.INVITE_SPENT,
+    Reason.CSR_REFUSED,
+    Reason.POSSESSION_UNPROVEN,
+    Reason.INTERNAL,
+)
+
+
+class SiloState(StrEnum):
+    """Where a silo is on its way into rounds."""
+
+    INVITED = "invited"
+    ENROLLED = "enrolled"
+    ROSTERED = "rostered"
+    REVOKED = "revoked"
+
+
+class RoundOutcome(StrEnum):
+    """How a round can end."""
+
+    AGGREGATED = "aggregated"
+    SKIPPED = "skipped"
+
+
+class CoordinatorMetrics:
+    """Every metric of one coordinator."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = CollectorRegistry() if registry is None else registry
+        reg = self.registry
+        Info("chorale_build", "What runs here.", registry=reg).info({"version": _version()})
+        self.silos = Gauge("chorale_silos", "Silos by state.", ["state"], registry=reg)
+        self.silo_last_seen = Gauge(
+            "chorale_silo_last_seen_timestamp_seconds",
+            "When a silo last called.",
+            ["silo"],
+            registry=reg,
+        )
+        self.certificate_expiry = Gauge(
+            "chorale_certificate_expiry_timestamp_seconds",
+            "When a silo's certificate ends.",
+            ["silo"],
+            registry=reg,
+        )
+        self.rounds = Counter("chorale_rounds", "Closed rounds.", ["outcome"], registry=reg)
+        self.phase = Gauge(
+            "chorale_round_phase", "1 for the current phase.", ["phase"], registry=reg
+        )
+        self.phase_duration = Histogram(
+            "chorale_round_phase_duration_seconds",
+            "Time spent in a phase.",
+            ["phase"],
+            buckets=PHASE_BUCKETS_S,
+            registry=reg,
+        )
+        self.upload_bytes = Counter(
+            "chorale_upload_bytes", "Masked bytes folded into sums.", registry=reg
+        )
+        self.upload_resumes = Counter(
+            "chorale_upload_resumes", "Uploads resumed at an offset.", registry=reg
+        )
+        self.dropouts = Counter(
+            "chorale_secagg_dropouts", "Silos lost in an attempt.", ["stage"], registry=reg
+        )
+        self.aborts = Counter(
+            "chorale_secagg_aborts", "Attempts without a release.", ["reason"], registry=reg
+        )
+        self.epsilon_spent = Gauge("chorale_dp_epsilon_spent", "ε charged so far.", registry=reg)
+        self.epsilon_cap = Gauge("chorale_dp_epsilon_cap", "ε the plan allows.", registry=reg)
+        self.success = Gauge(
+            "chorale_federation_success_ratio",
+            "Success by environment family, from the masked sum.",
+            ["environment"],
+            registry=reg,
+        )
+        self.agreement = Gauge(
+            "chorale_agreement_ratio", "How far the updates agree, from the sum.", registry=reg
+        )
+        self.heterogeneity = Gauge(
+            "chorale_update_heterogeneity", "Spread of the updates, from the sum.", registry=reg
+        )
+        self.audit_head = Gauge("chorale_audit_head_index", "Newest audit record.", registry=reg)
+        self.audit_failures = Counter(
+            "chorale_audit_verify_failures", "Failed checks of the audit chain.", registry=reg
+        )
+        self.rejected = Counter(
+            "chorale_rejected_messages", "Refused calls by reason.", ["reason"], registry=reg
+        )
+        self.enrolments = Counter(
+            "chorale_enrolments", "Join requests by outcome.", ["outcome"], registry=reg
+        )
+        rpc = ["grpc_type", "grpc_service", "grpc_method"]
+        self.rpc_handled = Counter(
+            "grpc_server_handled", "Finished calls.", [*rpc, "grpc_code"], registry=reg
+        )
+        self.rpc_seconds = Histogram(
+            "grpc_server_handling_seconds", "Time to answer a call.", rpc, registry=reg
+        )
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for state in SiloState:
+            self.silos.labels(state=state.value).set(0)
+        for outcome in RoundOutcome:
+            self.rounds.labels(outcome=outcome.value)
+        for phase in Phase:
+            self.phase.labels(phase=phase.value).set(0)
+            self.phase_duration.labels(phase=phase.value)
+        for step in STEPS:
+            self.dropouts.labels(stage=step.value)
+            self.aborts.labels(reason=f"too_few_{step.value}")
+            self.aborts.labels(reason=f"refused_{step.value}")
+        for reason in Reason:
+            self.rejected.labels(reason=reason.value)
+        for name in ("joined", *ENROLMENT_REASONS):
+            self.enrolments.labels(outcome=str(name))
+
+    def count_refusal(self, reason: str) -> None:
+        """Count one refused call.
+
+        Args:
+            reason: A reason of the catalogue.
+        """
+        self.rejected.labels(reason=Reason(reason).value).inc()
+
+    def set_phase(self, phase: str) -> None:
+        """Show which phase the round is in.
+
+        Args:
+            phase: The phase's name.
+        """
+        current = Phase(phase)
+        for known in Phase:
+            self.phase.labels(phase=known.value).set(1 if known is current else 0)
+
+    def set_epsilon(self, *, spent: float, cap: float) -> None:
+        """Show the privacy budget of the active run.
+
+        Args:
+            spent: ε charged so far.
+            cap: ε the plan allows.
+        """
+        self.epsilon_spent.set(spent)
+        self.epsilon_cap.set(cap)
+
+    def observe_round(self, figures: RoundFigures) -> None:
+        """Take over the public figures of a closed round.
+
+        Args:
+            figures: The figures.
+        """
+        self.rounds.labels(outcome=RoundOutcome(figures.outcome).value).inc()
+        for family, (ratio, _) in figures.success.items():
+            self.success.labels(environment=family).set(ratio)
+        if not math.isnan(figures.agreement):
+            self.agreement.set(figures.agreement)
+        if not math.isnan(figures.heterogeneity):
+            self.heterogeneity.set(figures.heterogeneity)
+
+    def observe_silos(
+        self, *, invited: int, silos: Sequence[SiloRow], rostered: frozenset[str]
+    ) -> None:
+        """Show who is where; called before each scrape.
+
+        Args:
+            invited: Open invites of silos that have not joined.
+            silos: Everyone enrolled.
+            rostered: Members of the current roster.
+        """
+        counts = dict.fromkeys(SiloState, 0)
+        counts[SiloState.INVITED] = invited
+        for silo in silos:
+            if silo.revoked:
+                counts[SiloState.REVOKED] += 1
+            elif silo.silo_id in rostered:
+                counts[SiloState.ROSTERED] += 1
+            else:
+                counts[SiloState.ENROLLED] += 1
+            self.silo_last_seen.labels(silo=silo.silo_id).set(silo.last_seen_unix_s)
+            self.certificate_expiry.labels(silo=silo.silo_id).set(silo.certificate_expiry_unix_s)
+        for state, count in counts.items():
+            self.silos.labels(state=state.value).set(count)
+
+
+def _version() -> str:
+    try:
+        return version("chorale")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,328 @@
+"""The federation's issuing CA and every certificate it signs.
+
+Invariants:
+
+1. Every key is P-256; a request for any other key is refused.
+2. A subject's name comes from the coordinator's records, never from the request: a CSR gives its
+   public key and the proof that it is held, nothing else.
+3. A silo's or admin's certificate carries exactly one URI, ``spiffe://<federation>/<role>/<name>``,
+   and the client usage alone; the server's carries its host names and the server usage alone.
+4. Private keys are written 0600 into 0700 directories, and are never part of a ``repr``.
+
+Covered: issuing, storing, reading back. Not covered: renewal, rotation of the CA, hardware keys.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from federation.invite import silo_spiffe_uri
+from server.durable import private_directory, write_durably
+from server.errors import CertificateRequestError, PkiError
+
+__all__ = ["CertificateAuthority", "Leaf", "certificate_sha256", "not_after_unix_s"]
+
+CA_LIFE: Final = dt.timedelta(days=3650)
+SERVER_LIFE: Final = dt.timedelta(days=397)
+ADMIN_LIFE: Final = dt.timedelta(hours=24)
+SILO_LIFE: Final = dt.timedelta(days=30)
+CLOCK_SKEW: Final = dt.timedelta(minutes=5)
+MAX_CSR_BYTES: Final = 8192
+
+
+def certificate_sha256(certificate: x509.Certificate) -> bytes:
+    """Return the digest by which invites pin and the store names a certificate.
+
+    Args:
+        certificate: The certificate.
+
+    Returns:
+        SHA-256 of its DER form.
+    """
+    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
+
+
+def not_after_unix_s(certificate: x509.Certificate) -> int:
+    """Return when a certificate expires.
+
+    Args:
+        certificate: The certificate.
+
+    Returns:
+        Unix time.
+    """
+    return int(certificate.not_valid_after_utc.timestamp())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaf:
+    """A certificate with its key and the CA that signed it."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+    ca: x509.Certificate
+
+    @property
+    def chain_pem(self) -> bytes:
+        """The certificate and its CA, as a TLS server sends them."""
+        return _pem(self.certificate) + _pem(self.ca)
+
+    @property
+    def key_pem(self) -> bytes:
+        """The private key."""
+        return _key_pem(self.key)
+
+    @property
+    def ca_pem(self) -> bytes:
+        """The CA alone."""
+        return _pem(self.ca)
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>.pem``, ``<name>.key`` and ``ca.pem``.
+
+        Args:
+            directory: Created with mode 0700.
+            name: First part of the file names.
+        """
+        private_directory(directory)
+        write_durably(directory / f"{name}.key", self.key_pem)
+        write_durably(directory / f"{name}.pem", self.chain_pem, mode=0o644)
+        write_durably(directory / "ca.pem", self.ca_pem, mode=0o644)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateAuthority:
+    """The issuing CA of one federation."""
+
+    federation: str
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @classmethod
+    def create(cls, federation: str) -> CertificateAuthority:
+        """Make a new CA with a key of its own.
+
+        Args:
+            federation: Whose CA it is.
+
+        Returns:
+            The CA, in memory only.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{federation} issuing CA")])
+        certificate = (
+            _builder(name, name, key.public_key(), CA_LIFE)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(federation=federation, certificate=certificate, key=key)
+
+    @classmethod
+    def load(cls, directory: Path, federation: str) -> CertificateAuthority:
+        """Read a saved CA.
+
+        Args:
+            directory: Where :meth:`save` put it.
+            federation: Whose CA it is.
+
+        Returns:
+            The CA.
+
+        Raises:
+            PkiError: A file is absent, unreadable, or key and certificate do not belong together.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
+            key = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), None)
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise PkiError(f"the CA in {directory} cannot be read: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or (
+            key.public_key() != certificate.public_key()
+        ):
+            raise PkiError(f"ca.key and ca.pem in {directory} do not belong together")
+        return cls(federation=federation, certificate=certificate, key=key)
+
+    def save(self, directory: Path) -> None:
+        """Write ``ca.pem`` and ``ca.key``.
+
+        Args:
+            directory: Created with mode 0700.
+        """
+        private_directory(directory)
+        write_durably(directory / "ca.key", _key_pem(self.key))
+        write_durably(directory / "ca.pem", _pem(self.certificate), mode=0o644)
+
+    @property
+    def sha256(self) -> bytes:
+        """What invites pin."""
+        return certificate_sha256(self.certificate)
+
+    def issue_server(self, host_names: tuple[str, ...]) -> Leaf:
+        """Make the coordinator's server certificate.
+
+        Args:
+            host_names: DNS names and IP addresses.
+
+        Returns:
+            Certificate and key.
+
+        Raises:
+            PkiError: A name is neither.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName([_host(name) for name in host_names])
+        certificate = self._sign(
+            key.public_key(),
+            common_name="coordinator",
+            names=names,
+            usage=ExtendedKeyUsageOID.SERVER_AUTH,
+            life=SERVER_LIFE,
+        )
+        return Leaf(certificate=certificate, key=key, ca=self.certificate)
+
+    def issue_admin(self, name: str, *, role: str = "admin") -> Leaf:
+        """Make an operator's client certificate.
+
+        Args:
+            name: Who it is for.
+            role: ``admin``, or ``viewer`` for reading only.
+
+        Returns:
+            Certificate and key.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(
+            key.public_key(),
+            common_name=name,
+            names=_uri(f"spiffe://{self.federation}/{role}/{name}"),
+            usage=ExtendedKeyUsageOID.CLIENT_AUTH,
+            life=ADMIN_LIFE,
+        )
+        return Leaf(certificate=certificate, key=key, ca=self.certificate)
+
+    def issue_silo(self, csr_der: bytes, silo_id: str) -> x509.Certificate:
+        """Sign a silo's request.
+
+        Args:
+            csr_der: PKCS#10; only its key is used.
+            silo_id: Whose certificate it becomes.
+
+        Returns:
+            The certificate.
+
+        Raises:
+            CertificateRequestError: Malformed, not signed by its key, or not a P-256 key.
+        """
+        if len(csr_der) > MAX_CSR_BYTES:
+            raise CertificateRequestError(f"a request has at most {MAX_CSR_BYTES} bytes")
+        try:
+            request = x509.load_der_x509_csr(csr_der)
+            public_key = request.public_key()
+            signed = request.is_signature_valid
+        except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
+            raise CertificateRequestError("the certificate request is malformed") from error
+        if not isinstance(public_key, ec.EllipticCurvePublicKey) or not isinstance(
+            public_key.curve, ec.SECP256R1
+        ):
+            raise CertificateRequestError("the certificate request is not for a P-256 key")
+        if not signed:
+            raise CertificateRequestError("the certificate request is not signed by its key")
+        return self._sign(
+            public_key,
+            common_name=silo_id,
+            names=_uri(silo_spiffe_uri(self.federation, silo_id)),
+            usage=ExtendedKeyUsageOID.CLIENT_AUTH,
+            life=SILO_LIFE,
+        )
+
+    def _sign(
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        *,
+        common_name: str,
+        names: x509.SubjectAlternativeName,
+        usage: x509.ObjectIdentifier,
+        life: dt.timedelta,
+    ) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        return (
+            _builder(subject, self.certificate.subject, public_key, life)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(names, critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+                critical=False,
+            )
+            .sign(self.key, hashes.SHA256())
+        )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, life: dt.timedelta
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + life)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _uri(uri: str) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(name)
+    except ValueError as error:
+        raise PkiError(f"{name!r} is neither a DNS name nor an IP address") from error
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

@@ -1,0 +1,223 @@
+"""RoundService: the silos' RPCs, each checked, bounded and handed to the run.
+
+Invariants:
+
+1. The sender of a message is the silo of the client certificate; a message that names another silo
+   is refused.
+2. Every refusal is a raised typed error; the interceptor answers and counts it.
+3. An upload stream is read chunk by chunk into the spool; nothing is kept in memory.
+
+Covered: wrong identity, wrong phase, malformed, late and oversize messages. Not covered: rate
+limits for an enrolled silo.
+"""
+
+# ruff: noqa: N802, ARG002 - method names are the RPCs' names in round.proto; gRPC passes a context
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+import federation.wire as federation_wire
+import secagg.wire as secagg_wire
+from chorale.v1 import round_pb2 as pb
+from chorale.v1 import round_pb2_grpc
+from federation.sums import require_families
+from secagg.errors import MalformedMessageError
+from server.access import current_peer
+from server.conductor import Conductor
+from server.errors import (
+    ForeignMessageError,
+    NotPublishedError,
+    UploadError,
+)
+
+__all__ = ["RoundService"]
+
+MAX_WAIT_S = 60
+CHUNK_BYTES = 1 << 20
+MAX_REASON_CHARS = 200
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RoundService(round_pb2_grpc.RoundServiceServicer):
+    """What a silo may ask of the coordinator."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+        self._context = conductor.context
+
+    async def GetRoster(
+        self, request: pb.GetRosterRequest, context: Context
+    ) -> pb.GetRosterResponse:
+        """The published roster."""
+        self._silo()
+        roster = self._context.store.rosters.current()
+        if roster is None:
+            raise NotPublishedError("no roster is published yet")
+        return pb.GetRosterResponse(roster=secagg_wire.roster_to_proto(roster))
+
+    async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
+        """A plan by its digest."""
+        self._silo()
+        row = self._context.store.runs.by_plan(request.plan_sha256)
+        if row is None:
+            raise NotPublishedError("no run has a plan of this digest")
+        return pb.GetPlanResponse(plan=row.plan)
+
+    async def Poll(self, request: pb.PollRequest, context: Context) -> pb.PollResponse:
+        """The current instruction, as soon as it changes."""
+        silo_id = self._silo()
+        wait_s = min(request.wait_s, MAX_WAIT_S)
+        response = await self._conductor.poll(silo_id, request.last_instruction_id, wait_s)
+        self._context.liveness.touch(silo_id)
+        return response
+
+    async def ReportReady(
+        self, request: pb.ReportReadyRequest, context: Context
+    ) -> pb.ReportReadyResponse:
+        """Local work is done."""
+        silo_id = self._silo()
+        families = tuple(sorted(request.families))
+        # Checked here, so that one silo's malformed words cannot stop the round for all.
+        require_families(silo_id, families)
+        driver = self._conductor.require_run(request.run_id)
+        driver.report_ready(
+            silo_id,
+            round_number=request.round,
+            adapter_sha256=request.adapter_sha256,
+            families=families,
+        )
+        self._context.store.silos.set_families(silo_id, families)
+        return pb.ReportReadyResponse()
+
+    async def Refuse(self, request: pb.RefuseRequest, context: Context) -> pb.RefuseResponse:
+        """The silo takes no part."""
+        silo_id = self._silo()
+        reason = request.reason[:MAX_REASON_CHARS]
+        driver = self._conductor.require_run(request.run_id)
+        driver.refuse(silo_id, round_number=request.round, reason=reason)
+        return pb.RefuseResponse()
+
+    async def AdvertiseKeys(
+        self, request: pb.AdvertiseKeysRequest, context: Context
+    ) -> pb.AdvertiseKeysResponse:
+        """R0."""
+        bundle = secagg_wire.key_bundle_from_proto(request.bundle)
+        self._own(bundle.silo_id)
+        identity = secagg_wire.identity_from_proto(request.identity)
+        self._conductor.attempt().receive_bundle(identity, bundle)
+        self._context.changed.notify()
+        return pb.AdvertiseKeysResponse()
+
+    async def ShareKeys(
+        self, request: pb.ShareKeysRequest, context: Context
+    ) -> pb.ShareKeysResponse:
+        """R1."""
+        boxes = secagg_wire.share_boxes_from_proto(request.boxes)
+        self._own(boxes.sender)
+        identity = secagg_wire.identity_from_proto(request.identity)
+        self._conductor.attempt().receive_boxes(identity, boxes)
+        self._context.changed.notify()
+        return pb.ShareKeysResponse()
+
+    async def GetUploadOffset(
+        self, request: pb.GetUploadOffsetRequest, context: Context
+    ) -> pb.GetUploadOffsetResponse:
+        """Where to resume an upload."""
+        silo_id = self._silo()
+        identity = secagg_wire.identity_from_proto(request.identity)
+        offset = self._conductor.attempt().upload_offset(identity, silo_id)
+        return pb.GetUploadOffsetResponse(offset_bytes=offset)
+
+    async def UploadMaskedInput(
+        self, request_iterator: AsyncIterator[pb.UploadMaskedInputRequest], context: Context
+    ) -> pb.UploadMaskedInputResponse:
+        """R2."""
+        parts = aiter(request_iterator)
+        first = await anext(parts, None)
+        if first is None or first.WhichOneof("part") != "opening":
+            raise MalformedMessageError("an upload begins with its opening")
+        opening = first.opening
+        header = secagg_wire.masked_input_header_from_proto(opening.header)
+        silo_id = self._own(header.silo_id)
+        identity = secagg_wire.identity_from_proto(opening.identity)
+        attempt = self._conductor.attempt()
+        upload = attempt.open_upload(identity, header)
+        offset = opening.offset_bytes
+        async for part in parts:
+            if part.WhichOneof("part") != "chunk":
+                raise MalformedMessageError("after the opening an upload has only chunks")
+            # An earlier stream of the same silo may still be draining: the spool's own offset
+            # decides, and a chunk of the stale stream is refused.
+            upload.append(offset, part.chunk.content)
+            offset += len(part.chunk.content)
+            self._context.liveness.touch(silo_id)
+        if not upload.complete:
+            raise UploadError(
+                f"the stream ended {upload.length_bytes - upload.received_bytes} bytes early: "
+                "resume at the offset"
+            )
+        async with attempt.lock:
+            await asyncio.to_thread(attempt.fold_upload, identity, silo_id)
+        self._context.changed.notify()
+        return pb.UploadMaskedInputResponse(received_bytes=upload.length_bytes)
+
+    async def CheckConsistency(
+        self, request: pb.CheckConsistencyRequest, context: Context
+    ) -> pb.CheckConsistencyResponse:
+        """R3."""
+        signature = secagg_wire.consistency_signature_from_proto(request.signature)
+        self._own(signature.silo_id)
+        identity = secagg_wire.identity_from_proto(request.identity)
+        self._conductor.attempt().receive_consistency(identity, signature)
+        self._context.changed.notify()
+        return pb.CheckConsistencyResponse()
+
+    async def Unmask(self, request: pb.UnmaskRequest, context: Context) -> pb.UnmaskResponse:
+        """R4."""
+        shares = secagg_wire.unmasking_shares_from_proto(request.shares)
+        self._own(shares.silo_id)
+        identity = secagg_wire.identity_from_proto(request.identity)
+        self._conductor.attempt().receive_unmasking(identity, shares)
+        self._context.changed.notify()
+        return pb.UnmaskResponse()
+
+    async def FetchBlob(
+        self, request: pb.FetchBlobRequest, context: Context
+    ) -> AsyncIterator[pb.FetchBlobResponse]:
+        """Published bytes by digest, in chunks."""
+        self._silo()
+        content = self._context.blobs.get(request.sha256)
+        for start in range(request.offset_bytes, len(content), CHUNK_BYTES):
+            yield pb.FetchBlobResponse(content=content[start : start + CHUNK_BYTES])
+
+    async def ListRecords(
+        self, request: pb.ListRecordsRequest, context: Context
+    ) -> pb.ListRecordsResponse:
+        """The provenance chain from a round on."""
+        self._silo()
+        records = self._context.store.records.list(request.run_id)
+        return pb.ListRecordsResponse(
+            records=[
+                federation_wire.record_to_proto(record)
+                for record in records
+                if record.round >= request.from_round
+            ]
+        )
+
+    def _silo(self) -> str:
+        """The calling silo, noted as alive."""
+        silo_id = current_peer().name
+        self._context.liveness.touch(silo_id)
+        return silo_id
+
+    def _own(self, silo_id: str) -> str:
+        """The calling silo, which must be the one the message names."""
+        if silo_id != self._silo():
+            raise ForeignMessageError(f"the certificate is not {silo_id!r}'s")
+        return silo_id

@@ -1,0 +1,110 @@
+"""What `chorale run watch` shows: public facts about a run, as one message.
+
+Covered: phase, who is waited for and since when, deadlines, figures of the sum, ε. Not covered:
+anything of a single silo beyond whether it was heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chorale.v1 import admin_pb2 as pb
+from dp.errors import PrivacyError
+from dp.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
+from federation.plan import Plan
+from server.context import RunContext
+from server.figures import RoundFigures
+from server.run import RunDriver
+from server.store.runs import RunRow
+
+__all__ = ["epsilon_spent", "run_summary", "watch_response"]
+
+
+def epsilon_spent(plan: Plan, releases: int) -> float:
+    """ε of so many charged attempts under the plan's joint mechanism; inf without noise."""
+    spec = plan.privacy_spec()
+    if releases == 0:
+        return 0.0
+    if spec.noise_multiplier == 0:
+        return float("inf")
+    z = joint_noise_multiplier(spec.noise_multiplier, spec.metrics_noise_multiplier)
+    try:
+        return epsilon(rdp_gaussian(z, releases), spec.delta)
+    except PrivacyError:
+        return float("inf")
+
+
+def run_summary(
+    row: RunRow, plan: Plan, *, round_number: int, adapter_sha256: bytes
+) -> pb.RunSummary:
+    """One line of `chorale run list`."""
+    return pb.RunSummary(
+        run_id=row.run_id,
+        name=row.name,
+        state=row.state.value,
+        round=round_number,
+        rounds=plan.rounds.count,
+        adapter_sha256=adapter_sha256,
+    )
+
+
+def watch_response(
+    *,
+    row: RunRow,
+    driver: RunDriver | None,
+    finished: Sequence[RoundFigures],
+    context: RunContext,
+) -> pb.WatchRunResponse:
+    """The state of a run now, with the finished rounds this stream has not sent before."""
+    plan = Plan.parse(row.plan)
+    records = context.store.records.list(row.run_id)
+    spec = plan.privacy_spec()
+    releases = context.store.rounds.releases(row.run_id)
+    response = pb.WatchRunResponse(
+        run=run_summary(
+            row,
+            plan,
+            round_number=records[-1].round,
+            adapter_sha256=records[-1].adapter_sha256,
+        ),
+        finished=[_round_status(figures) for figures in finished],
+        epsilon_spent=epsilon_spent(plan, releases),
+        epsilon_cap=spec.epsilon_cap,
+        delta=spec.delta,
+        error=row.error,
+    )
+    if driver is not None:
+        current = _round_status(driver.current)
+        for silo_id in driver.waiting_for:
+            current.waiting_for.add(
+                silo_id=silo_id,
+                since_unix_s=int(driver.current.phase_since_unix_s),
+                last_byte_unix_s=int(context.liveness.last_seen(silo_id)),
+            )
+        response.current.CopyFrom(current)
+    return response
+
+
+def _round_status(figures: RoundFigures) -> pb.RoundStatus:
+    return pb.RoundStatus(
+        round=figures.round,
+        attempt=figures.attempt,
+        phase=figures.phase.value,
+        phase_since_unix_s=int(figures.phase_since_unix_s),
+        deadline_unix_s=int(figures.deadline_unix_s),
+        cohort=figures.cohort,
+        survivors=figures.survivors,
+        timings=[
+            pb.PhaseTiming(phase=phase, duration_s=duration)
+            for phase, duration in figures.timings_s.items()
+        ],
+        success=[
+            pb.FamilySuccess(family=family, success_ratio=ratio, standard_error=error)
+            for family, (ratio, error) in sorted(figures.success.items())
+        ],
+        upload_bytes=figures.upload_bytes,
+        update_norm=figures.update_norm,
+        agreement=figures.agreement,
+        outcome=figures.outcome,
+        adapter_sha256=figures.adapter_sha256,
+    )

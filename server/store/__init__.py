@@ -1,0 +1,54 @@
+"""Everything the coordinator remembers, one file a noun.
+
+Each noun's methods are transactions of their own, and join the one opened by
+:meth:`Store.transaction`, so that several changes become durable together.
+
+Covered: SQLite (the default) and PostgreSQL by URL, migrations at the start. Not covered: blobs and
+the audit log, which are files (``server/blobs.py``, ``server/audit.py``).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from sqlalchemy import Connection
+
+from server.store.database import Database
+from server.store.invites import Invites
+from server.store.records import Records
+from server.store.rosters import Rosters
+from server.store.rounds import Rounds
+from server.store.runs import Runs
+from server.store.silos import Silos
+
+__all__ = ["Store"]
+
+
+class Store:
+    """The coordinator's database."""
+
+    def __init__(self, database_url: str) -> None:
+        self._database = Database(database_url)
+        self._database.migrate()
+        self.invites = Invites(self._database)
+        self.silos = Silos(self._database)
+        self.rosters = Rosters(self._database)
+        self.runs = Runs(self._database)
+        self.rounds = Rounds(self._database)
+        self.records = Records(self._database)
+
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """Make everything inside the ``with`` block one durable change.
+
+        Returns:
+            The context manager.
+        """
+        return self._database.transaction()
+
+    def check_writable(self) -> None:
+        """Prove that the database takes a write; raises StoreError if not."""
+        self._database.check_writable()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._database.close()

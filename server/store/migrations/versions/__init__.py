@@ -1,0 +1,1 @@
+"""One file a change, named after its revision."""

@@ -1,0 +1,67 @@
+"""Published rosters, as the root signed them.
+
+Covered: the newest epoch, and that epochs only grow. Not covered: the signature, which
+``server/admin.py`` verifies before it publishes.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import insert, select
+
+import secagg.wire as secagg_wire
+from chorale.v1 import secagg_pb2
+from secagg.roster import SignedRoster
+from server.errors import RosterError
+from server.store.database import Database
+from server.store.schema import rosters
+
+__all__ = ["Rosters"]
+
+
+class Rosters:
+    """The table of rosters."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def publish(self, signed: SignedRoster, *, at_unix_s: int) -> None:
+        """Store a verified roster; publishing the current one again changes nothing.
+
+        Args:
+            signed: The roster.
+            at_unix_s: Now.
+
+        Raises:
+            RosterError: Its epoch is not newer than the current one.
+        """
+        with self._database.transaction() as connection:
+            current = self.current()
+            if current is not None:
+                if current == signed:
+                    return
+                if signed.roster.epoch <= current.roster.epoch:
+                    raise RosterError(
+                        f"epoch {signed.roster.epoch} is not newer than {current.roster.epoch}"
+                    )
+            connection.execute(
+                insert(rosters).values(
+                    epoch=signed.roster.epoch,
+                    sha256=signed.roster.sha256,
+                    roster=secagg_wire.roster_to_proto(signed).SerializeToString(),
+                    published_unix_s=at_unix_s,
+                )
+            )
+
+    def current(self) -> SignedRoster | None:
+        """Return the newest roster.
+
+        Returns:
+            The roster, or None before the first.
+        """
+        with self._database.transaction() as connection:
+            content = connection.execute(
+                select(rosters.c.roster).order_by(rosters.c.epoch.desc()).limit(1)
+            ).scalar()
+        if content is None:
+            return None
+        return secagg_wire.roster_from_proto(secagg_pb2.Roster.FromString(content))

@@ -1,0 +1,95 @@
+"""The tables. ``migrations/versions`` makes them; a test holds the two together.
+
+Times are Unix seconds, digests and documents are bytes, and what is JSON here is JSON nowhere else:
+each noun's file turns its rows into typed values.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+__all__ = ["METADATA", "invites", "records", "rosters", "rounds", "runs", "silos"]
+
+METADATA: Final = MetaData()
+
+invites: Final = Table(
+    "invites",
+    METADATA,
+    Column("secret_sha256", LargeBinary(32), primary_key=True),
+    Column("silo_id", String(63), nullable=False, index=True),
+    Column("created_unix_s", BigInteger, nullable=False),
+    Column("expires_unix_s", BigInteger, nullable=False),
+    Column("spent_unix_s", BigInteger),
+)
+
+silos: Final = Table(
+    "silos",
+    METADATA,
+    Column("silo_id", String(63), primary_key=True),
+    Column("spiffe_uri", String(512), nullable=False, unique=True),
+    Column("verification_key", LargeBinary(32), nullable=False),
+    Column("certificate_sha256", LargeBinary(32), nullable=False),
+    Column("certificate_expiry_unix_s", BigInteger, nullable=False),
+    Column("enrolled_unix_s", BigInteger, nullable=False),
+    Column("last_seen_unix_s", Float, nullable=False),
+    Column("families", Text, nullable=False),
+    Column("revoked", Boolean, nullable=False),
+)
+
+rosters: Final = Table(
+    "rosters",
+    METADATA,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+    Column("roster", LargeBinary, nullable=False),
+    Column("published_unix_s", BigInteger, nullable=False),
+)
+
+runs: Final = Table(
+    "runs",
+    METADATA,
+    Column("run_id", String(128), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("plan", LargeBinary, nullable=False),
+    Column("plan_sha256", LargeBinary(32), nullable=False, index=True),
+    Column("submit_token", String(128), nullable=False, unique=True),
+    Column("state", String(16), nullable=False),
+    Column("error", Text, nullable=False),
+    Column("created_unix_s", Float, nullable=False),
+)
+
+rounds: Final = Table(
+    "rounds",
+    METADATA,
+    Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("phase", String(32), nullable=False),
+    Column("phases_unix_s", Text, nullable=False),
+    Column("descriptor", LargeBinary),
+    Column("outcome", String(16), nullable=False),
+    Column("figures_json", Text, nullable=False),
+)
+
+records: Final = Table(
+    "records",
+    METADATA,
+    Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("adapter_sha256", LargeBinary(32), nullable=False, index=True),
+    Column("record", LargeBinary, nullable=False),
+)

@@ -1,0 +1,60 @@
+"""Rules about the source itself that no linter knows."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("secagg", "dp", "federation", "server", "silo_agent", "lab")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+MAX_LINES = 400
+LONGER: dict[str, str] = {}
+"""Files over the limit, each with its reason."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_file(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    name = str(path.relative_to(ROOT))
+    assert ast.get_docstring(tree), f"{name} has no module docstring"
+    lines = len(text.splitlines())
+    assert lines <= MAX_LINES or name in LONGER, f"{name} has {lines} lines"
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Assert), f"{name}:{node.lineno} checks input with assert"
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"{name}:{node.lineno} has a bare except"
+    assert path.stem not in {"utils", "common", "helpers", "manager"}
+
+
+@pytest.mark.parametrize("package", ["secagg", "dp"])
+def test_the_cores_draw_no_unkeyed_randomness(package):
+    pattern = re.compile(r"np\.random|numpy\.random|import random|torch\.(randn|rand|normal)")
+    for path in (ROOT / package).rglob("*.py"):
+        assert not pattern.search(path.read_text()), path
+
+
+def test_nothing_unsafe_is_loaded_or_evaluated():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                assert names.isdisjoint({"pickle", "cloudpickle", "dill", "shelve"}), path
+            if isinstance(node, ast.Call):
+                call = ast.unparse(node.func)
+                unsafe = {"eval", "exec", "torch.load", "yaml.load", "np.load"}
+                assert call not in unsafe, f"{path}:{node.lineno}"
+
+
+def test_no_big_or_forbidden_file_is_tracked():
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+    ).stdout.split(b"\0")
+    for name in filter(None, tracked):
+        path = ROOT / name.decode()
+        if path.exists():
+            assert path.stat().st_size <= 5 << 20, path
+            assert path.suffix not in {".pkl", ".pt", ".bin", ".ckpt", ".key", ".pem"}, path

@@ -1,0 +1,188 @@
+"""A federation of real processes whose silos contribute known vectors.
+
+Silo k uploads ±2^-k·(1 + (j mod 8)/8): every value is a power-of-two pattern of its own, so a lost,
+doubled or swapped silo is visible in the sum.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from federation.adapter import decode_adapter, encode_adapter
+from lab.loopback import LoopbackFederation
+from silo_agent.evolve.constant import constant_pattern
+
+SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
+VALUES = {silo: 2.0 ** -(k + 3) for k, silo in enumerate(SILOS)}
+RANK, WIDTH = 4, 96
+CLIP, GRID = 16.0, 2**20
+NO_MODEL = "0" * 64
+
+
+def initial_tensors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    tensors = {}
+    for layer in range(2):
+        prefix = f"base_model.model.layers.{layer}.proj"
+        a = rng.normal(size=(RANK, WIDTH)).astype(np.float32)
+        tensors[f"{prefix}.lora_A.weight"] = a
+        tensors[f"{prefix}.lora_B.weight"] = np.zeros((WIDTH, RANK), np.float32)
+    return tensors
+
+
+DIMENSION = sum(t.size for t in initial_tensors().values())
+
+
+def plan_toml(
+    *,
+    rounds: int = 1,
+    mode: str = "none",
+    noise: float = 0.0,
+    epsilon_cap: float = 1e9,
+    phase_deadline_s: int = 6,
+    extra: str = "",
+    method: str = "fedavg",
+    gauge: bool = False,
+) -> str:
+    return f"""\
+name = "protocol"
+[model]
+base = "none"
+base_sha256 = "{NO_MODEL}"
+dtype = "float32"
+lora_rank = {RANK}
+[evolve]
+method = "constant"
+episodes_per_round = 64
+[aggregation]
+method = "{method}"
+gauge = {str(gauge).lower()}
+[privacy]
+mode = "{mode}"
+clip_l2 = {CLIP}
+grid = {GRID}
+noise_multiplier = {noise}
+metrics_noise_multiplier = {noise}
+delta = 1e-5
+epsilon_cap = {epsilon_cap}
+accept_low_cosine = true
+[secure_aggregation]
+n_min = 3
+[rounds]
+count = {rounds}
+ready_deadline_s = 60
+phase_deadline_s = {phase_deadline_s}
+quorum = 3
+[evaluate]
+held_out = 0
+{extra}
+"""
+
+
+def silo_toml(silo_id: str, value: str | float | None = None) -> str:
+    shown = VALUES[silo_id] if value is None else value
+    text = f'"{shown}"' if isinstance(shown, str) else repr(shown)
+    return f"""\
+environments = []
+evaluate = false
+probes_listen = "127.0.0.1:0"
+[constant]
+value = {text}
+family = "constant"
+episodes = 64
+successes = {8 * (1 + SILOS.index(silo_id))}
+"""
+
+
+def policy_toml(
+    *, modes: str = '["none", "silo"]', epsilon_cap: float = 1e9, model: str = NO_MODEL
+) -> str:
+    return f"""\
+[models]
+allowed = ["{model}"]
+[environments]
+allowed = []
+[methods]
+evolvers = ["constant"]
+aggregation = ["fedavg", "rolora"]
+[privacy]
+modes = {modes}
+max_epsilon_per_run = "unlimited"
+max_clip_l2 = 1000.0
+epsilon_cap = {epsilon_cap}
+delta = 1e-5
+[limits]
+max_rounds = 100
+max_episodes_per_round = 1000
+max_dimension = 10000000
+max_attempts_per_round = 10
+"""
+
+
+def configure(
+    loopback: LoopbackFederation,
+    silo_id: str,
+    *,
+    value: str | float | None = None,
+    policy: str | None = None,
+) -> None:
+    directory = loopback.silo_dir(silo_id)
+    (directory / "silo.toml").write_text(silo_toml(silo_id, value))
+    (directory / "policy.toml").write_text(policy or policy_toml())
+
+
+@contextmanager
+def federation(
+    directory: Path, *, environment: Mapping[str, str] | None = None
+) -> Iterator[LoopbackFederation]:
+    """Enrolled and rostered; the coordinator runs, the silos do not yet."""
+    with LoopbackFederation(directory=directory, environment=environment or {}) as loopback:
+        loopback.found()
+        loopback.start_coordinator()
+        for silo_id in SILOS:
+            loopback.enrol(silo_id)
+            configure(loopback, silo_id)
+        loopback.publish_roster(colluding=1)
+        yield loopback
+
+
+def write_run(loopback: LoopbackFederation, plan: str) -> tuple[Path, Path]:
+    plan_file = loopback.directory / "plan.toml"
+    plan_file.write_text(plan)
+    adapter_file = loopback.directory / "initial.safetensors"
+    adapter_file.write_bytes(encode_adapter(initial_tensors()))
+    return plan_file, adapter_file
+
+
+def watch_to_end(loopback: LoopbackFederation, run_id: str) -> tuple[dict[str, Any], list[Any]]:
+    """The last status and every finished round."""
+    rounds: list[Any] = []
+    last: dict[str, Any] = {}
+    for status in loopback.watch(run_id):
+        rounds += status.get("finished", ())
+        last = status
+    return last, rounds
+
+
+def fixed_point(value: float) -> np.ndarray:
+    """What a silo's vector is in grid units: plain rounding, the clip does not bite here."""
+    pattern = constant_pattern(value, DIMENSION).astype(np.float64)
+    assert np.linalg.norm(pattern) < CLIP * 0.9
+    return np.rint(pattern * (GRID / CLIP)).astype(np.int64)
+
+
+def published(loopback: LoopbackFederation, adapter_sha256: str) -> dict[str, np.ndarray]:
+    matches = [
+        path
+        for path in (loopback.data_dir / "adapters").rglob("*")
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == adapter_sha256
+    ]
+    return decode_adapter(matches[0].read_bytes(), max_bytes=1 << 26)
+
+
+def flat(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([tensors[name].ravel() for name in sorted(tensors)])

@@ -1,0 +1,200 @@
+"""A coordinator's ports with the real access control, for tests; only the conductor is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from chorale.v1 import admin_pb2, admin_pb2_grpc, enrolment_pb2_grpc, round_pb2, round_pb2_grpc
+from server.access import AccessInterceptor, AccessPolicy, current_peer
+from server.admin import AdminContext, AdminService
+from server.audit import AuditLog
+from server.blobs import BlobStore
+from server.enrolment import EnrolmentService
+from server.founding import Founding, found
+from server.keys import load_signing_key, read_public_key
+from server.metrics import CoordinatorMetrics
+from server.pki import CertificateAuthority
+from server.root import create_root
+from server.store import Store
+
+FEDERATION = "oncology"
+
+
+class Clock:
+    """Real time plus an offset that a test sets."""
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.offset_s
+
+
+class EchoRounds(round_pb2_grpc.RoundServiceServicer):
+    """Answers a poll with the caller's name."""
+
+    async def Poll(self, request, context):  # noqa: N802 - the RPC's name
+        return round_pb2.PollResponse(instruction_id=current_peer().name)
+
+    async def GetRoster(self, request, context):  # noqa: N802 - the RPC's name
+        raise ZeroDivisionError("a defect with a secret in its text")
+
+
+@dataclass
+class RecordingConductor:
+    """Remembers what it was asked."""
+
+    started: list[tuple[bytes, bytes, str]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+
+    async def start_run(self, plan_toml: bytes, adapter: bytes, submit_token: str) -> str:
+        self.started.append((plan_toml, adapter, submit_token))
+        return "run-1"
+
+    async def abort_run(self, run_id: str) -> None:
+        self.aborted.append(run_id)
+
+    async def watch(self, run_id: str):
+        for number in range(3):
+            run = admin_pb2.RunSummary(run_id=run_id, round=number, rounds=3, state="running")
+            yield admin_pb2.WatchRunResponse(run=run)
+        yield admin_pb2.WatchRunResponse(
+            run=admin_pb2.RunSummary(run_id=run_id, round=3, rounds=3, state="finished")
+        )
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Coordinator:
+    """Both gRPC ports, on an event loop in a thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root_dir = directory / "root"
+        root_public = create_root(self.root_dir)
+        main, enrol, probes = free_ports(3)
+        self.data_dir = directory / "data"
+        self.config = found(
+            self.data_dir,
+            Founding(
+                federation=FEDERATION,
+                hosts=("localhost",),
+                root_public_key=root_public,
+                listen=f"127.0.0.1:{main}",
+                enrol_listen=f"127.0.0.1:{enrol}",
+                probes_listen=f"127.0.0.1:{probes}",
+            ),
+        )
+        paths = self.config.paths
+        self.clock = Clock()
+        self.authority = CertificateAuthority.load(paths.pki, FEDERATION)
+        self.store = Store(self.config.database)
+        self.audit = AuditLog(paths.audit)
+        self.metrics = CoordinatorMetrics()
+        self.conductor = RecordingConductor()
+        self.root_key = read_public_key(paths.root_public_key)
+        key = load_signing_key(paths.protocol_key)
+        self.admin = AdminService(
+            AdminContext(
+                config=self.config,
+                authority=self.authority,
+                root_key=self.root_key,
+                coordinator_key=key.public_key().public_bytes_raw(),
+                store=self.store,
+                blobs=BlobStore(self.config.adapters),
+                audit=self.audit,
+                conductor=self.conductor,
+                last_seen=lambda _: 0.0,
+                clock=self.clock,
+            )
+        )
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self.loop).result(20)
+
+    async def _start(self) -> None:
+        policy = AccessPolicy(
+            federation=FEDERATION,
+            ca=self.authority.certificate,
+            find_silo=self.store.silos.get,
+            clock=self.clock,
+        )
+        interceptor = AccessInterceptor(policy=policy, metrics=self.metrics)
+        pki = self.config.paths.pki
+        pair = ((pki / "server.key").read_bytes(), (pki / "server.pem").read_bytes())
+        ca = (pki / "ca.pem").read_bytes()
+        self.servers = [
+            grpc.aio.server(interceptors=(interceptor,)),
+            grpc.aio.server(interceptors=(interceptor,)),
+        ]
+        main, enrol = self.servers
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self.admin, main)
+        round_pb2_grpc.add_RoundServiceServicer_to_server(EchoRounds(), main)
+        enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(
+            EnrolmentService(
+                authority=self.authority,
+                root_key=self.root_key,
+                store=self.store,
+                audit=self.audit,
+                metrics=self.metrics,
+                clock=self.clock,
+            ),
+            enrol,
+        )
+        main.add_secure_port(
+            self.config.listen,
+            grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=True),
+        )
+        enrol.add_secure_port(self.config.enrol_listen, grpc.ssl_server_credentials([pair]))
+        for server in self.servers:
+            await server.start()
+
+    def close(self) -> None:
+        async def stop() -> None:
+            for server in self.servers:
+                await server.stop(None)
+
+        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(20)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+        self.store.close()
+
+    def admin_channel(self) -> grpc.Channel:
+        directory = self.config.paths.admin
+        return grpc.secure_channel(
+            self.config.dial_coordinator,
+            grpc.ssl_channel_credentials(
+                root_certificates=(directory / "ca.pem").read_bytes(),
+                private_key=(directory / "admin.key").read_bytes(),
+                certificate_chain=(directory / "admin.pem").read_bytes(),
+            ),
+        )
+
+    def invite(self, silo_id: str, ttl_s: int = 3600) -> str:
+        with self.admin_channel() as channel:
+            return (
+                admin_pb2_grpc.AdminServiceStub(channel)
+                .CreateInvite(
+                    admin_pb2.CreateInviteRequest(silo_id=silo_id, ttl_s=ttl_s), timeout=10
+                )
+                .invite
+            )
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0

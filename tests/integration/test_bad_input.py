@@ -1,0 +1,140 @@
+"""Bad input over real processes: a typed error, a counter, and both daemons alive afterwards."""
+
+import numpy as np
+import pytest
+
+from lab.loopback import LoopbackError
+from tests.integration import constant_federation as cf
+
+pytestmark = pytest.mark.xdist_group("federation")
+
+
+def start_all(loopback, faulty=None, environment=None):
+    for silo_id in cf.SILOS[:3]:
+        loopback.start_silo(silo_id)
+    loopback.environment = environment or {}
+    loopback.start_silo(cf.SILOS[3], module=faulty or "silo_agent.cli.main")
+
+
+def run(loopback, plan, token="bad"):
+    plan_file, adapter = cf.write_run(loopback, plan)
+    return cf.watch_to_end(loopback, loopback.start_run(plan_file, adapter, token=token))
+
+
+def assert_all_alive(loopback):
+    for name in ("coordinator", *cf.SILOS):
+        assert loopback.alive(name), loopback.log(name)[-2000:]
+
+
+def total(samples, prefix):
+    return sum(value for name, value in samples.items() if name.startswith(prefix))
+
+
+def test_nan_delta_goes_up_as_zeros(tmp_path):
+    with cf.federation(tmp_path) as loopback:
+        cf.configure(loopback, cf.SILOS[3], value="nan")
+        start_all(loopback)
+        last, rounds = run(loopback, cf.plan_toml())
+        assert tuple(rounds[0]["survivors"]) == cf.SILOS
+        summed = sum(cf.fixed_point(cf.VALUES[silo_id]) for silo_id in cf.SILOS[:3])
+        mean = summed.astype(np.float64) / ((cf.GRID / cf.CLIP) * len(cf.SILOS))
+        expected = (cf.flat(cf.initial_tensors()).astype(np.float64) + mean).astype(np.float32)
+        result = cf.flat(cf.published(loopback, last["run"]["adapter_sha256"]))
+        np.testing.assert_array_equal(result, expected)
+        assert total(loopback.metrics(cf.SILOS[3]), "chorale_silo_nonfinite_deltas_total") == 1
+        assert "nan" not in loopback.log("coordinator").lower()
+        assert_all_alive(loopback)
+
+
+@pytest.mark.parametrize(
+    ("switch", "reason"),
+    [("CHORALE_TEST_TRUNCATE", "upload"), ("CHORALE_TEST_WRONG_ROUND", "round")],
+)
+def test_a_bad_upload_costs_only_its_sender_and_only_once(tmp_path, switch, reason):
+    with cf.federation(tmp_path) as loopback:
+        start_all(loopback, "tests.integration.faulty_silo", {switch: "1"})
+        last, rounds = run(loopback, cf.plan_toml(rounds=2))
+        assert last["run"]["state"] == "finished"
+        assert tuple(rounds[0]["survivors"]) == cf.SILOS[:3]
+        assert tuple(rounds[1]["survivors"]) == cf.SILOS
+        refused = {
+            name: value
+            for name, value in loopback.metrics("coordinator").items()
+            if name.startswith("chorale_rejected_messages_total") and value > 0
+        }
+        assert any(reason in name for name in refused), refused
+        assert total(loopback.metrics(cf.SILOS[3]), "chorale_silo_errors_total") >= 1
+        assert_all_alive(loopback)
+
+
+def test_exceeded_budget_is_an_explained_refusal(tmp_path):
+    with cf.federation(tmp_path) as loopback:
+        cf.configure(loopback, cf.SILOS[3], policy=cf.policy_toml(epsilon_cap=0.5))
+        start_all(loopback)
+        last, rounds = run(loopback, cf.plan_toml(mode="silo", noise=0.05))
+        assert last["run"]["state"] == "finished"
+        assert tuple(rounds[0]["survivors"]) == cf.SILOS[:3]
+        samples = loopback.metrics(cf.SILOS[3])
+        refusals = [
+            name
+            for name, value in samples.items()
+            if name.startswith("chorale_silo_policy_decisions_total")
+            and 'decision="refuse"' in name
+            and value > 0
+        ]
+        assert refusals == [
+            'chorale_silo_policy_decisions_total{decision="refuse",rule="epsilon_cap"}'
+        ]
+        assert "epsilon" in loopback.log(cf.SILOS[3])
+        spent = loopback.silo("budget", "--data", str(loopback.silo_dir(cf.SILOS[3])))
+        assert float(spent["epsilon_spent"]) == 0.0
+        spent = loopback.silo("budget", "--data", str(loopback.silo_dir(cf.SILOS[0])))
+        assert float(spent["epsilon_spent"]) > 0.5
+        assert_all_alive(loopback)
+
+
+def test_wrong_base_model_is_refused_by_every_silo_and_stops_the_run(tmp_path):
+    with cf.federation(tmp_path) as loopback:
+        start_all(loopback)
+        plan = cf.plan_toml().replace(cf.NO_MODEL, "ab" * 32)
+        last, rounds = run(loopback, plan)
+        assert last["run"]["state"] == "failed"
+        assert rounds == []
+        assert "quorum" in last["error"]
+        for silo_id in cf.SILOS:
+            samples = loopback.metrics(silo_id)
+            assert total(samples, 'chorale_silo_policy_decisions_total{decision="refuse"') >= 1
+        assert_all_alive(loopback)
+
+
+def test_unknown_key_in_a_plan_is_refused_with_its_name(tmp_path):
+    with cf.federation(tmp_path) as loopback:
+        plan_file, adapter = cf.write_run(loopback, cf.plan_toml(extra="every_round = 2"))
+        with pytest.raises(LoopbackError, match="every_rounds"):
+            loopback.start_run(plan_file, adapter, token="unknown")
+        assert loopback.alive("coordinator")
+
+
+def test_coordinator_killed_between_rounds_goes_on_from_the_same_adapter(tmp_path):
+    with cf.federation(tmp_path) as loopback:
+        start_all(loopback)
+        plan_file, adapter = cf.write_run(loopback, cf.plan_toml(rounds=6))
+        run_id = loopback.start_run(plan_file, adapter, token="crash")
+        for status in loopback.watch(run_id):
+            if status["run"]["round"] >= 2:
+                loopback.kill("coordinator")
+                break
+        loopback.start_coordinator()
+        records = loopback.chorale("adapter", "list", run_id, "--data", str(loopback.data_dir))
+        before = [r["adapter_sha256"] for r in records["records"]]
+        last, rounds = cf.watch_to_end(loopback, run_id)
+        assert last["run"]["state"] == "finished", last
+        records = loopback.chorale("adapter", "list", run_id, "--data", str(loopback.data_dir))
+        after = [r["adapter_sha256"] for r in records["records"]]
+        assert len(before) >= 3
+        assert after[: len(before)] == before
+        assert len(after) == 7
+        heads = [(loopback.silo_dir(s) / "adapters" / after[-1]).exists() for s in cf.SILOS]
+        assert all(heads)
+        assert len({r["round"] for r in rounds}) == len(rounds) == 6
+        assert_all_alive(loopback)

@@ -1,0 +1,102 @@
+"""The coordinator never has a silo's plaintext: memory map, disk and database are searched.
+
+What is looked for are the silo's delta as raw float32 and float64, in fixed point (int32, int64)
+and as ring elements. The same search must find them in the silo's own process, and in a
+coordinator that runs with masks off on both sides; otherwise it could not fail.
+"""
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration import constant_federation as cf
+
+pytestmark = pytest.mark.xdist_group("federation")
+
+WINDOW = 16
+"""Elements of the pattern that are looked for together."""
+
+
+def needles(silo_id: str) -> dict[str, bytes]:
+    floats = cf.constant_pattern(cf.VALUES[silo_id], WINDOW)
+    fixed = np.rint(floats.astype(np.float64) * (cf.GRID / cf.CLIP)).astype(np.int64)
+    return {
+        "float32": floats.astype("<f4").tobytes(),
+        "float64": floats.astype("<f8").tobytes(),
+        "fixed point": fixed.astype("<i8").tobytes(),
+        "ring": fixed.astype("<u4").tobytes(),
+    }
+
+
+def memory(pid: int) -> list[bytes]:
+    """Every readable mapping of a process."""
+    parts = []
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as mem:
+        for line in maps:
+            match = re.match(r"([0-9a-f]+)-([0-9a-f]+) r", line)
+            if match is None or "[vvar" in line or "[vsyscall]" in line:
+                continue
+            start, end = (int(text, 16) for text in match.groups())
+            try:
+                mem.seek(start)
+                parts.append(mem.read(end - start))
+            except (OSError, ValueError, OverflowError):
+                continue
+    return parts
+
+
+def disk(directory: Path) -> list[bytes]:
+    return [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
+
+
+def found(haystacks: list[bytes], silo_id: str) -> set[str]:
+    return {
+        name
+        for name, needle in needles(silo_id).items()
+        if any(needle in haystack for haystack in haystacks)
+    }
+
+
+def sum_needle() -> bytes:
+    total = sum(cf.fixed_point(cf.VALUES[silo_id]) for silo_id in cf.SILOS)
+    return total[:WINDOW].astype("<i4").tobytes()
+
+
+def run_once(tmp_path, *, masks: bool):
+    environment = {} if masks else {"CHORALE_TEST_PLAINTEXT": "1"}
+    coordinator = None if masks else "tests.integration.maskless_coordinator"
+    silo = "silo_agent.cli.main" if masks else "tests.integration.faulty_silo"
+    with cf.federation(tmp_path, environment=environment) as loopback:
+        if coordinator is not None:
+            loopback.kill("coordinator")
+            loopback.start_coordinator(module=coordinator)
+        for silo_id in cf.SILOS:
+            loopback.start_silo(silo_id, module=silo)
+        plan, adapter = cf.write_run(loopback, cf.plan_toml())
+        run_id = loopback.start_run(plan, adapter, token="search")
+        last, rounds = cf.watch_to_end(loopback, run_id)
+        assert rounds[0]["outcome"] == "aggregated", last
+        time.sleep(0.5)
+        at_coordinator = memory(loopback.pid("coordinator")) + disk(loopback.data_dir)
+        at_silos = {silo_id: memory(loopback.pid(silo_id)) for silo_id in cf.SILOS}
+    return at_coordinator, at_silos
+
+
+def test_with_masks_only_the_sum_is_at_the_coordinator(tmp_path):
+    at_coordinator, at_silos = run_once(tmp_path, masks=True)
+    assert any(sum_needle() in haystack for haystack in at_coordinator)
+    for silo_id in cf.SILOS:
+        assert found(at_coordinator, silo_id) == set()
+        # The search is able to find it where it is allowed to be.
+        assert "float32" in found(at_silos[silo_id], silo_id)
+        for other in set(cf.SILOS) - {silo_id}:
+            assert found(at_silos[other], silo_id) == set()
+
+
+def test_without_masks_the_same_search_finds_it(tmp_path):
+    at_coordinator, _ = run_once(tmp_path, masks=False)
+    seen = {silo_id: found(at_coordinator, silo_id) for silo_id in cf.SILOS}
+    assert all("ring" in names for names in seen.values()), seen
