@@ -109,7 +109,7 @@ def metrics_layout(
         LayoutError: If a declaration is malformed.
     """
     for silo_id, families in declared.items():
-        _require_families(silo_id, families)
+        require_families(silo_id, families)
     least = max(t, n_min)
     counts = Counter(family for families in declared.values() for family in families)
     shown = sorted(
@@ -194,7 +194,7 @@ def _quotient(numerator: Estimate, denominator: Estimate) -> Estimate:
     return Estimate(mean=ratio, standard_error=error / denominator.mean)
 
 
-def _require_families(silo_id: str, families: tuple[str, ...]) -> None:
+def require_families(silo_id: str, families: tuple[str, ...]) -> None:
     if len(families) > MAX_FAMILIES_PER_SILO or len(set(families)) != len(families):
         raise LayoutError(
             f"silo {silo_id!r} declares a family twice or more than {MAX_FAMILIES_PER_SILO}"

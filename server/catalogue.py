@@ -19,7 +19,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-import structlog
 from grpc import StatusCode
 
 from dp.errors import PrivacyError
@@ -28,8 +27,6 @@ from secagg.errors import MalformedMessageError, SecAggError, UnexpectedMessageE
 from server import errors
 
 __all__ = ["CATALOGUE", "Answer", "Reason", "describe"]
-
-log = structlog.get_logger(__name__)
 
 MAX_TEXT_CHARS: Final = 1000
 
@@ -66,6 +63,7 @@ class Reason(StrEnum):
     FOREIGN_MESSAGE = "foreign_message"
     UPLOAD_REFUSED = "upload_refused"
     TOO_FEW_SILOS = "too_few_silos"
+    SUM_QUARANTINED = "sum_quarantined"
     MALFORMED_MESSAGE = "malformed_message"
     UNEXPECTED_MESSAGE = "unexpected_message"
     CHECK_FAILED = "check_failed"
@@ -93,6 +91,8 @@ class Answer:
     reason: Reason
     hint: str
     text: str
+    public: bool
+    """False: the text says nothing, and the error belongs in the log."""
 
 
 def _entry(code: StatusCode, reason: Reason, hint: str, *, public_text: bool = True) -> Entry:
@@ -206,6 +206,11 @@ CATALOGUE: Final = MappingProxyType(
             Reason.TOO_FEW_SILOS,
             "the attempt is over; poll for the next one",
         ),
+        errors.QuarantinedSumError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.SUM_QUARANTINED,
+            "the round is skipped; the adapter stays as it was",
+        ),
         SecAggError: _entry(
             StatusCode.FAILED_PRECONDITION,
             Reason.CHECK_FAILED,
@@ -239,10 +244,14 @@ def describe(error: BaseException) -> Answer:
         error: What was raised.
 
     Returns:
-        What the caller is told. An error nobody foresaw is logged here, with its traceback.
+        What the caller is told.
     """
     entry = next((CATALOGUE[kind] for kind in type(error).__mro__ if kind in CATALOGUE), _INTERNAL)
-    if not entry.public_text:
-        log.error("internal_error", kind=type(error).__name__, exc_info=error)
     text = str(error)[:MAX_TEXT_CHARS] if entry.public_text else "internal error"
-    return Answer(code=entry.code, reason=entry.reason, hint=entry.hint, text=text)
+    return Answer(
+        code=entry.code,
+        reason=entry.reason,
+        hint=entry.hint,
+        text=text,
+        public=entry.public_text,
+    )

@@ -45,6 +45,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import grpc
+import structlog
 
 if TYPE_CHECKING:
     from server.catalogue import Answer
@@ -83,6 +84,8 @@ __all__ = [
     "abort",
     "answer_errors",
 ]
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -224,7 +227,7 @@ async def abort(context: Context, error: Exception) -> NoReturn:
     """
     from server.catalogue import describe
 
-    await _send(context, describe(error))
+    await _send(context, describe(error), error)
 
 
 async def answer_errors(
@@ -249,10 +252,12 @@ async def answer_errors(
     except Exception as error:  # noqa: BLE001 - the process's border: whatever a handler raises is answered
         described = describe(error)
         metrics.count_refusal(described.reason.value)
-        await _send(context, described)
+        await _send(context, described, error)
 
 
-async def _send(context: Context, answer: Answer) -> NoReturn:
+async def _send(context: Context, answer: Answer, error: Exception) -> NoReturn:
+    if not answer.public:
+        log.error("internal_error", kind=type(error).__name__, exc_info=error)
     await context.abort(
         answer.code,
         answer.text,

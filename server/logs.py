@@ -10,6 +10,7 @@ import logging
 import sys
 
 import structlog
+import structlog.tracebacks
 
 __all__ = ["configure_logs"]
 
@@ -25,7 +26,10 @@ def configure_logs(level: int = logging.INFO) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
+            # Without locals: a frame's variables may hold an invite's secret or a key.
+            structlog.processors.ExceptionRenderer(
+                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+            ),
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -145,18 +145,11 @@ class Identity:
             raise NotJoinedError(
                 f"{data_dir} has no identity: run `chorale-silo join INVITE --data {data_dir}`"
             )
-        for name in ("leaf.key", "protocol.key"):
-            if (directory / name).stat().st_mode & 0o077:
-                raise IdentityError(f"{directory / name} is open to other users: chmod 600 it")
         try:
             facts = json.loads((directory / "identity.json").read_text())
             root = serialization.load_pem_public_key((directory / "root.pub").read_bytes())
-            signing = serialization.load_pem_private_key(
-                (directory / "protocol.key").read_bytes(), None
-            )
-            leaf_key = serialization.load_pem_private_key(
-                (directory / "leaf.key").read_bytes(), None
-            )
+            signing = _read_private(directory / "protocol.key")
+            leaf_key = _read_private(directory / "leaf.key")
             leaf = x509.load_pem_x509_certificate((directory / "leaf.pem").read_bytes())
             ca = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
             federation, silo_id = str(facts["federation"]), str(facts["silo_id"])
@@ -363,6 +356,12 @@ def _verified_leaf(
             "coordinator's"
         )
     return leaf
+
+
+def _read_private(path: Path) -> object:
+    if path.stat().st_mode & 0o077:
+        raise IdentityError(f"{path} is open to other users: chmod 600 it")
+    return serialization.load_pem_private_key(path.read_bytes(), None)
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:

@@ -111,7 +111,8 @@ class LocalWork:
         self._lock = threading.Lock()
         self._finished: FinishedWork | None = None
         self._started: tuple[str, int, bytes] | None = None
-        self._evaluated: set[tuple[str, int]] = set()
+        # A restarted silo must not report the same adapter twice.
+        self._evaluated = {(row["run"], int(row["round"])) for row in store.evaluations()}
         self._evolver: tuple[str, Evolver] | None = None
         self._thread = threading.Thread(target=self._serve, name="local-work", daemon=True)
         self._thread.start()

@@ -22,6 +22,7 @@ __all__ = ["demo", "report"]
 DEFAULT_OUT = Path("demo-out")
 OUTCOME = "outcome.json"
 REPORT = "report.html"
+LOG_WIDTH = 120
 
 
 def demo(
@@ -67,7 +68,7 @@ def demo(
     outcome = Demo(
         directory=out, settings=settings, progress=progress, kill=kill, alone=alone
     ).run()
-    console = Console(highlight=False)
+    console = _console()
     print_tables(outcome, settings, console)
     save_outcome(outcome, settings, out / OUTCOME)
     write_html(outcome, settings, out / REPORT)
@@ -106,9 +107,15 @@ def report(
     if not path.exists():
         raise typer.BadParameter(f"{path} does not exist: run `chorale demo --out {out}` first")
     outcome, settings = load_outcome(path)
-    print_tables(outcome, settings, Console(highlight=False))
+    print_tables(outcome, settings, _console())
     write_html(outcome, settings, out / REPORT)
     typer.echo(f"report: {out / REPORT}", err=True)
+
+
+def _console() -> Console:
+    """Standard output; wide enough for the table where there is no terminal to fit into."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=LOG_WIDTH)
 
 
 def _empty(out: Path) -> None:

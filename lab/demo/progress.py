@@ -18,6 +18,8 @@ from rich.text import Text
 
 __all__ = ["Progress", "sparkline"]
 
+LOG_WIDTH = 160
+"""Columns of a line where there is no terminal to fit into."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -31,10 +33,11 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
+        if not self.console.is_terminal:
+            self.console = Console(stderr=True, highlight=False, width=LOG_WIDTH)
         self._live: Live | None = None
         self._curve: list[float] = []
         self._started = time.monotonic()
-        self._last = ""
 
     def __enter__(self) -> Self:
         """Open the live panel where there is a terminal."""
@@ -72,8 +75,6 @@ class Progress:
             body = Text(f"{line}  ({left} s left)\nsuccess while exploring  ")
             body.append(sparkline(self._curve), style="green")
             self._live.update(Panel(body, title=run["run_id"], expand=False))
-        elif line != self._last:
-            self._last = line
 
     def _round(self, done: dict[str, Any], run: dict[str, Any]) -> None:
         ratios = [item["success_ratio"] for item in done.get("success", ())]

@@ -13,7 +13,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ MASKING_PROTECTS = (
 
 def save_outcome(outcome: Outcome, settings: DemoSettings, path: Path) -> None:
     """Write what ``chorale report`` needs later."""
-    content: dict[str, Any] = asdict(outcome)
+    content: dict[str, Any] = {
+        entry.name: getattr(outcome, entry.name) for entry in fields(outcome)
+    }
     content["rates"] = [
         {"who": who, **asdict(cell), **asdict(interval)}
         for who, cells in outcome.rates.items()
@@ -225,9 +227,8 @@ def _curve(outcome: Outcome) -> str:
             if item["family"] == family and isinstance(item["success_ratio"], int | float)
         ]
         if points:
-            axes.errorbar(
-                *zip(*((r, s) for r, s, _ in points), strict=True), marker="o", label=family
-            )
+            numbers, ratios, errors = zip(*points, strict=True)
+            axes.errorbar(numbers, ratios, yerr=errors, marker="o", capsize=2, label=family)
     axes.set_ylim(0, 1)
     axes.set_xlabel("round")
     axes.set_ylabel("success while exploring")

@@ -181,9 +181,11 @@ def _known(error: Exception) -> CommandError:
 
     described = describe(error)
     if isinstance(error, CoordinatorError) or described.reason is not Reason.INTERNAL:
-        hint = described.hint if described.text == str(error) else ""
         return CommandError(
-            str(error), code=described.reason.value, exit_code=Exit.ARGUMENTS, hint=hint
+            str(error),
+            code=described.reason.value,
+            exit_code=Exit.ARGUMENTS,
+            hint=described.hint if described.public else "",
         )
     if isinstance(error, OSError):
         return CommandError(str(error), code="file", exit_code=Exit.ARGUMENTS)

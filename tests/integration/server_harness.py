@@ -1,4 +1,4 @@
-"""A coordinator's ports with the real access control, for tests; only the conductor is a stand-in."""
+"""A coordinator's ports with the real access control; only the conductor is a stand-in."""
 
 from __future__ import annotations
 

@@ -1,0 +1,173 @@
+"""The admin's RPCs over mutual TLS: rosters that only the root can make, runs, adapters, audit."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+import pytest
+from server_harness import Coordinator
+
+from chorale.v1 import admin_pb2 as pb
+from chorale.v1 import admin_pb2_grpc
+from secagg.wire import roster_from_proto
+from server.blobs import BlobStore
+from server.errors import RootKeyError
+from server.root import create_root
+from server.root import sign as sign_roster
+from server.roster_file import read_roster, roster_message, write_roster
+from silo_agent.identity import join
+
+pytestmark = pytest.mark.xdist_group("server_admin")
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("coordinator")
+    running = Coordinator(directory)
+    for silo_id in ("hospital-a", "hospital-b", "hospital-c"):
+        join(running.invite(silo_id), directory / silo_id)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def admin(coordinator):
+    with coordinator.admin_channel() as channel:
+        yield admin_pb2_grpc.AdminServiceStub(channel)
+
+
+def propose(admin, colluding=1):
+    return admin.ProposeRoster(pb.ProposeRosterRequest(colluding=colluding), timeout=10).roster
+
+
+def signed(coordinator, message, directory=None):
+    message.signature = message.signature or bytes(64)
+    roster = roster_from_proto(message).roster
+    directory = directory or coordinator.root_dir
+    return roster_message(sign_roster(roster, directory, confirm=lambda _: True))
+
+
+def refused(coordinator, call, reason):
+    before = coordinator.counted("chorale_rejected_messages_total", reason=reason)
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    assert dict(caught.value.trailing_metadata())["chorale-reason"] == reason
+    after = coordinator.counted("chorale_rejected_messages_total", reason=reason)
+    assert after == before + 1
+    return caught.value
+
+
+def publish(admin, message):
+    admin.PublishRoster(pb.PublishRosterRequest(roster=message), timeout=10)
+
+
+def test_a_roster_goes_out_to_the_root_and_comes_back(coordinator, admin, tmp_path):
+    proposal = propose(admin)
+    assert not proposal.signature
+    assert [entry.silo_id for entry in proposal.entries] == [
+        "hospital-a",
+        "hospital-b",
+        "hospital-c",
+    ]
+    write_roster(tmp_path / "roster.json", proposal)
+    shown = []
+    roster = read_roster(tmp_path / "roster.json").roster
+    with pytest.raises(RootKeyError, match="not confirmed"):
+        sign_roster(roster, coordinator.root_dir, confirm=lambda text: shown.append(text) or False)
+    assert "hospital-b" in shown[0]
+    assert f"epoch {proposal.epoch}" in shown[0]
+    result = sign_roster(roster, coordinator.root_dir, confirm=lambda _: True)
+    publish(admin, roster_message(result))
+    assert coordinator.store.rosters.current() == result
+    states = {
+        silo.silo_id: silo.state
+        for silo in admin.ListSilos(pb.ListSilosRequest(), timeout=10).silos
+    }
+    assert states["hospital-a"] == "rostered"
+    assert propose(admin).epoch == proposal.epoch + 1
+
+
+def test_only_the_root_makes_a_roster(coordinator, admin, tmp_path):
+    current = coordinator.store.rosters.current()
+    create_root(tmp_path / "other-root")
+    unsigned = propose(admin)
+    unsigned.signature = bytes(64)
+    refused(coordinator, lambda: publish(admin, unsigned), "roster_refused")
+    other = signed(coordinator, propose(admin), tmp_path / "other-root")
+    refused(coordinator, lambda: publish(admin, other), "roster_refused")
+    altered = signed(coordinator, propose(admin))
+    altered.colluding = 2
+    refused(coordinator, lambda: publish(admin, altered), "roster_refused")
+    assert coordinator.store.rosters.current() == current
+
+
+def test_even_the_root_cannot_publish_strangers_or_the_past(coordinator, admin):
+    stranger = propose(admin)
+    stranger.entries[1].verification_key = b"\x09" * 32
+    error = refused(
+        coordinator, lambda: publish(admin, signed(coordinator, stranger)), "roster_refused"
+    )
+    assert "hospital-b" in error.details()
+    elsewhere = propose(admin)
+    elsewhere.coordinator_key = b"\x08" * 32
+    refused(coordinator, lambda: publish(admin, signed(coordinator, elsewhere)), "roster_refused")
+    publish(admin, signed(coordinator, propose(admin)))
+    past = propose(admin)
+    past.epoch = 1
+    refused(coordinator, lambda: publish(admin, signed(coordinator, past)), "roster_refused")
+
+
+def test_too_many_colluders_are_refused(coordinator, admin):
+    for colluding in (0, 2):
+        refused(coordinator, lambda c=colluding: propose(admin, c), "roster_refused")
+
+
+@pytest.mark.parametrize(("silo_id", "ttl_s"), [("Bad Name", 3600), ("a", 1), ("a", 10**9)])
+def test_invites_are_bounded(coordinator, admin, silo_id, ttl_s):
+    request = pb.CreateInviteRequest(silo_id=silo_id, ttl_s=ttl_s)
+    refused(coordinator, lambda: admin.CreateInvite(request, timeout=10), "enrolment_refused")
+
+
+def test_runs_go_to_the_conductor(coordinator, admin):
+    request = pb.StartRunRequest(plan=b"plan", adapter=b"adapter", submit_token="t")
+    assert admin.StartRun(request, timeout=10).run_id == "run-1"
+    assert coordinator.conductor.started == [(b"plan", b"adapter", "t")]
+    admin.AbortRun(pb.AbortRunRequest(run_id="run-1"), timeout=10)
+    assert coordinator.conductor.aborted == ["run-1"]
+    seen = list(admin.WatchRun(pb.WatchRunRequest(run_id="run-1"), timeout=10))
+    assert [status.run.round for status in seen] == [0, 1, 2, 3]
+
+
+def test_adapters_stream_in_chunks(coordinator, admin):
+    content = bytes(range(256)) * 10_000
+    sha256 = BlobStore(coordinator.config.adapters).put(content)
+    parts = list(admin.GetAdapter(pb.GetAdapterRequest(adapter_sha256=sha256), timeout=10))
+    assert len(parts) == 3
+    assert b"".join(part.content for part in parts) == content
+    unknown = pb.GetAdapterRequest(adapter_sha256=b"\x00" * 32)
+    refused(coordinator, lambda: list(admin.GetAdapter(unknown, timeout=10)), "blob_unavailable")
+    nothing = pb.ListAdaptersRequest(run_id="none")
+    refused(coordinator, lambda: admin.ListAdapters(nothing, timeout=10), "run_unknown")
+
+
+def test_every_change_is_in_the_audit_log_with_its_admin(coordinator, admin):
+    admin.CreateInvite(pb.CreateInviteRequest(silo_id="hospital-z", ttl_s=60), timeout=10)
+    answer = admin.TailAudit(pb.TailAuditRequest(lines=1), timeout=10)
+    record = json.loads(answer.records[0])
+    assert record["event"] == "invite_created"
+    assert record["details"]["admin"] == "admin"
+    assert record["details"]["silo"] == "hospital-z"
+    assert coordinator.audit.verify() == coordinator.audit.head_index + 1
+
+
+def test_calls_are_measured(coordinator, admin):
+    labels = {
+        "grpc_type": "unary_unary",
+        "grpc_service": "chorale.v1.AdminService",
+        "grpc_method": "ListSilos",
+    }
+    before = coordinator.counted("grpc_server_handled_total", **labels, grpc_code="OK")
+    admin.ListSilos(pb.ListSilosRequest(), timeout=10)
+    after = coordinator.counted("grpc_server_handled_total", **labels, grpc_code="OK")
+    assert after == before + 1

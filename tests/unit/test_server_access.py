@@ -1,0 +1,149 @@
+"""The whole access table, times roles, times what can be wrong with a certificate."""
+
+import itertools
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from chorale.v1 import admin_pb2, enrolment_pb2, round_pb2
+from server.access import ACCESS, AccessPolicy, Role, current_peer
+from server.errors import (
+    AccessError,
+    ExpiredCertificateError,
+    ForeignFederationError,
+    RevokedCertificateError,
+    RoleDeniedError,
+    UnauthenticatedError,
+)
+from server.pki import CertificateAuthority, certificate_sha256, not_after_unix_s
+from server.store.silos import SiloRow
+
+CA = CertificateAuthority.create("oncology")
+NOW = not_after_unix_s(CA.issue_admin("x").certificate) - 86_400
+
+
+def silo_certificate(authority=CA, silo_id="hospital-a"):
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    der = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    return authority.issue_silo(der, silo_id)
+
+
+SILO = silo_certificate()
+CERTIFICATES = {
+    Role.ADMIN: CA.issue_admin("alex").certificate,
+    Role.VIEWER: CA.issue_admin("pat", role="viewer").certificate,
+    Role.SILO: SILO,
+}
+
+
+def row(**changes):
+    values = {
+        "silo_id": "hospital-a",
+        "spiffe_uri": "spiffe://oncology/silo/hospital-a",
+        "verification_key": b"\x01" * 32,
+        "certificate_sha256": certificate_sha256(SILO),
+        "certificate_expiry_unix_s": not_after_unix_s(SILO),
+        "enrolled_unix_s": 0,
+    }
+    return SiloRow(**{**values, **changes})
+
+
+def policy(*, now=NOW, silo=row(), ca=CA):  # noqa: B008 - a frozen value
+    return AccessPolicy(
+        federation="oncology",
+        ca=ca.certificate,
+        find_silo=lambda silo_id: silo if silo and silo_id == silo.silo_id else None,
+        clock=lambda: now,
+    )
+
+
+def pem(certificate):
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def test_the_table_is_the_wire():
+    services = [
+        *enrolment_pb2.DESCRIPTOR.services_by_name.values(),
+        *admin_pb2.DESCRIPTOR.services_by_name.values(),
+        *round_pb2.DESCRIPTOR.services_by_name.values(),
+    ]
+    assert set(ACCESS) == {
+        f"/{service.full_name}/{method.name}" for service in services for method in service.methods
+    }
+
+
+@pytest.mark.parametrize(("method", "role"), tuple(itertools.product(ACCESS, Role)))
+def test_every_method_for_every_role(method, role):
+    allowed = ACCESS[method]
+    if not allowed:
+        assert policy().admit(method, None) is None
+    elif role in allowed:
+        peer = policy().admit(method, pem(CERTIFICATES[role]))
+        assert peer.role is role
+        assert peer.name == {"admin": "alex", "viewer": "pat", "silo": "hospital-a"}[role]
+    else:
+        with pytest.raises(RoleDeniedError):
+            policy().admit(method, pem(CERTIFICATES[role]))
+
+
+def test_a_viewer_can_change_nothing():
+    writers = {"CreateInvite", "ProposeRoster", "PublishRoster", "StartRun", "AbortRun"}
+    for method, roles in ACCESS.items():
+        if method.rpartition("/")[2] in writers:
+            assert roles == {Role.ADMIN}
+
+
+@pytest.mark.parametrize("method", [method for method, roles in ACCESS.items() if roles])
+def test_no_expired_foreign_or_absent_certificate_passes_anywhere(method):
+    role = min(ACCESS[method])
+    certificate = CERTIFICATES[role]
+    with pytest.raises(UnauthenticatedError):
+        policy().admit(method, None)
+    late = not_after_unix_s(certificate)
+    with pytest.raises(ExpiredCertificateError):
+        policy(now=late).admit(method, pem(certificate))
+    with pytest.raises(ExpiredCertificateError):
+        policy(now=NOW - 7 * 86_400).admit(method, pem(certificate))
+    with pytest.raises(UnauthenticatedError):
+        policy(ca=CertificateAuthority.create("oncology")).admit(method, pem(certificate))
+    neighbour = CertificateAuthority(
+        federation="cardiology", certificate=CA.certificate, key=CA.key
+    )
+    foreign = (
+        silo_certificate(neighbour)
+        if role is Role.SILO
+        else neighbour.issue_admin("alex", role=role.value).certificate
+    )
+    with pytest.raises(ForeignFederationError):
+        policy().admit(method, pem(foreign))
+
+
+POLL = "/chorale.v1.RoundService/Poll"
+
+
+@pytest.mark.parametrize(
+    "silo",
+    [None, row(revoked=True), row(certificate_sha256=b"\x00" * 32)],
+    ids=["stranger", "revoked", "replaced"],
+)
+def test_a_silo_needs_the_certificate_on_record(silo):
+    with pytest.raises(RevokedCertificateError):
+        policy(silo=silo).admit(POLL, pem(SILO))
+
+
+def test_unknown_methods_and_rubbish_are_refused():
+    with pytest.raises(RoleDeniedError):
+        policy().admit("/chorale.v1.RoundService/Nothing", pem(SILO))
+    with pytest.raises(UnauthenticatedError):
+        policy().admit(POLL, b"-----BEGIN CERTIFICATE-----\nrubbish")
+    unknown = CA.issue_admin("x", role="owner").certificate
+    with pytest.raises(AccessError):
+        policy().admit(POLL, pem(unknown))
+
+
+def test_outside_a_call_there_is_no_peer():
+    with pytest.raises(UnauthenticatedError):
+        current_peer()

@@ -1,0 +1,95 @@
+"""Certificates carry what the coordinator says, and nothing a request asks for."""
+
+import datetime as dt
+import ipaddress
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from server.errors import CertificateRequestError, PkiError
+from server.pki import CertificateAuthority
+
+CA = CertificateAuthority.create("oncology")
+
+
+def csr(key, *, uri="spiffe://oncology/admin/root"):
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "somebody-else")])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(name)
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False
+    )
+    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return builder.sign(key, algorithm).public_bytes(serialization.Encoding.DER)
+
+
+def names(certificate):
+    return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+
+def usages(certificate):
+    return list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+
+
+def life(certificate):
+    return certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
+
+
+def test_a_silo_gets_its_own_name_whatever_it_asks_for():
+    key = ec.generate_private_key(ec.SECP256R1())
+    leaf = CA.issue_silo(csr(key), "hospital-a")
+    leaf.verify_directly_issued_by(CA.certificate)
+    assert leaf.public_key() == key.public_key()
+    assert names(leaf).get_values_for_type(x509.UniformResourceIdentifier) == [
+        "spiffe://oncology/silo/hospital-a"
+    ]
+    assert leaf.subject.rfc4514_string() == "CN=hospital-a"
+    assert usages(leaf) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert dt.timedelta(days=29) < life(leaf) <= dt.timedelta(days=30)
+    assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_admin_and_server_certificates():
+    admin = CA.issue_admin("alex").certificate
+    assert names(admin).get_values_for_type(x509.UniformResourceIdentifier) == [
+        "spiffe://oncology/admin/alex"
+    ]
+    assert life(admin) <= dt.timedelta(hours=24)
+    server = CA.issue_server(("coord.example.org", "10.0.0.1")).certificate
+    assert names(server).get_values_for_type(x509.DNSName) == ["coord.example.org"]
+    assert names(server).get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.1")]
+    assert usages(server) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    with pytest.raises(PkiError):
+        CA.issue_server(("bücher.example",))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate()],
+    ids=["p384", "ed25519"],
+)
+def test_other_key_types_are_refused(key):
+    with pytest.raises(CertificateRequestError, match="P-256"):
+        CA.issue_silo(csr(key), "hospital-a")
+
+
+def test_an_unsigned_or_malformed_request_is_refused():
+    request = bytearray(csr(ec.generate_private_key(ec.SECP256R1())))
+    request[-1] ^= 1
+    for content in (bytes(request), b"", b"not a request", b"\x30" * 10_000):
+        with pytest.raises(CertificateRequestError):
+            CA.issue_silo(content, "hospital-a")
+
+
+def test_save_and_load(tmp_path):
+    CA.save(tmp_path / "pki")
+    loaded = CertificateAuthority.load(tmp_path / "pki", "oncology")
+    assert loaded.sha256 == CA.sha256
+    assert "key=" not in repr(loaded)
+    CertificateAuthority.create("oncology").issue_admin("x").save(tmp_path / "pki", "other")
+    with pytest.raises(PkiError, match="do not belong together"):
+        CertificateAuthority.load(tmp_path / "pki", "oncology")
+    with pytest.raises(PkiError, match="cannot be read"):
+        CertificateAuthority.load(tmp_path / "absent", "oncology")
