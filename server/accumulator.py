@@ -6,6 +6,7 @@ Invariants:
    is deleted in the same call.
 2. Memory is O(tile) and disk is O(vector + uploads in flight), whatever the number of silos.
 3. A chunk past the announced length is refused before it is written.
+4. A stream that outlived its attempt cannot write into a later one's spool.
 
 Covered: truncated, extended, repeated and corrupted uploads; resuming at an offset within one
 coordinator process. Not covered: continuing a half-folded sum after a coordinator crash; the
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -45,7 +47,8 @@ class Upload:
         """Write one chunk at its offset.
 
         Raises:
-            UploadError: the chunk is empty, too big, leaves a gap or runs past the end.
+            UploadError: the chunk is empty, too big, leaves a gap or runs past the end, or the
+                attempt is over.
         """
         if not 0 < len(content) <= MAX_CHUNK_BYTES:
             raise UploadError(f"a chunk has 1 to {MAX_CHUNK_BYTES} bytes, not {len(content)}")
@@ -56,8 +59,12 @@ class Upload:
             )
         if offset_bytes + len(content) > self.length_bytes:
             raise UploadError(f"the upload is longer than its signed {self.length_bytes} bytes")
-        with self._path.open("ab") as spool:
-            spool.write(content)
+        try:
+            with self._path.open("r+b") as spool:
+                spool.seek(offset_bytes)
+                spool.write(content)
+        except FileNotFoundError as error:
+            raise UploadError("the attempt that this upload was for is over") from error
         self._digest.update(content)
         self.received_bytes += len(content)
 
@@ -108,9 +115,9 @@ class Accumulator:
             raise UploadError(
                 f"this aggregation takes {4 * self.length} bytes, the header says {length_bytes}"
             )
-        return Upload(
-            self._directory / f"{silo_id}.masked", length_bytes=length_bytes, sha256=sha256
-        )
+        # The token keeps a stream of an earlier attempt, which may still drain, out of this spool.
+        path = self._directory / f"{silo_id}.{secrets.token_hex(4)}.masked"
+        return Upload(path, length_bytes=length_bytes, sha256=sha256)
 
     def fold(self, upload: Upload) -> None:
         """Add a finished upload to the sum, tile by tile, and delete its spool.

@@ -8,7 +8,7 @@ Invariants:
 3. Every change is in the audit log, with the admin's name.
 
 Covered: invites, silos, rosters, adapters, audit; runs are the conductor's. Not covered: adapters
-bigger than one message in StartRun.
+above 1 GiB.
 """
 
 # ruff: noqa: N802 - method names are the RPCs' names in admin.proto
@@ -29,7 +29,7 @@ from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
 from federation.invite import SILO_ID, Invite, silo_spiffe_uri
 from federation.plan import Plan
-from secagg.errors import SecAggError
+from secagg.errors import MalformedMessageError, SecAggError
 from secagg.parameters import threshold
 from secagg.roster import Roster, RosterEntry, root_key_sha256, verify_roster
 from server.access import current_peer
@@ -48,6 +48,7 @@ __all__ = ["AdminContext", "AdminService", "RunConductor"]
 MIN_TTL_S: Final = 60
 MAX_TTL_S: Final = 30 * 86400
 MAX_TAIL: Final = 1000
+MAX_ADAPTER_BYTES: Final = 1 << 30
 CHUNK_BYTES: Final = 1 << 20
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -203,11 +204,27 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
         return pb.PublishRosterResponse()
 
-    async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
-        """Start a run, once a token."""
+    async def StartRun(
+        self, request_iterator: AsyncIterator[pb.StartRunRequest], context: Context
+    ) -> pb.StartRunResponse:
+        """Start a run, once a token; the adapter comes in chunks."""
         _ = context
+        parts = aiter(request_iterator)
+        first = await anext(parts, None)
+        if first is None or first.WhichOneof("part") != "opening":
+            raise MalformedMessageError("a start begins with its opening")
+        opening = first.opening
+        if opening.adapter_bytes > MAX_ADAPTER_BYTES:
+            raise MalformedMessageError(f"an adapter has at most {MAX_ADAPTER_BYTES} bytes")
+        adapter = bytearray()
+        async for part in parts:
+            adapter += part.adapter_chunk
+            if len(adapter) > opening.adapter_bytes or not part.adapter_chunk:
+                raise MalformedMessageError("the adapter is not as long as its opening says")
+        if len(adapter) != opening.adapter_bytes:
+            raise MalformedMessageError("the adapter is not as long as its opening says")
         run_id = await self._context.conductor.start_run(
-            request.plan, request.adapter, request.submit_token or secrets.token_hex(16)
+            opening.plan, bytes(adapter), opening.submit_token or secrets.token_hex(16)
         )
         return pb.StartRunResponse(run_id=run_id)
 

@@ -21,6 +21,7 @@ import structlog
 import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2, round_pb2
+from dp.errors import PrivacyError
 from federation.adapter import decode_adapter
 from federation.errors import FederationError
 from federation.plan import Plan
@@ -98,14 +99,6 @@ class Conductor:
         plan.require_cohort(len(roster.roster.entries), roster.roster.colluding)
         plan_sha256 = hashlib.sha256(plan_toml).digest()
         run_id = f"{plan.name}-{secrets.token_hex(4)}"
-        store.runs.create(
-            run_id=run_id,
-            name=plan.name,
-            plan=plan_toml,
-            plan_sha256=plan_sha256,
-            submit_token=submit_token,
-            state=RunState.RUNNING,
-        )
         record = AdapterRecord(
             run_id=run_id,
             round=0,
@@ -119,7 +112,17 @@ class Conductor:
             kind="initial",
             record_parent_sha256=b"",
         ).sign(self.context.signing_key)
-        store.records.append(record)
+        # A run without its first record could not be resumed.
+        with store.transaction():
+            store.runs.create(
+                run_id=run_id,
+                name=plan.name,
+                plan=plan_toml,
+                plan_sha256=plan_sha256,
+                submit_token=submit_token,
+                state=RunState.RUNNING,
+            )
+            store.records.append(record)
         self.context.audit.append(
             AuditEvent.RUN_STARTED,
             run=run_id,
@@ -134,6 +137,8 @@ class Conductor:
         driver = self.driver
         if driver is None or driver.row.run_id != run_id or self._task is None:
             raise UnknownRunError(f"no active run {run_id!r}")
+        if self.context.store.runs.get(run_id).state is not RunState.RUNNING:
+            raise RunError(f"run {run_id} is over: there is nothing to abort")
         await self.close()
         self.context.store.runs.set_state(run_id, RunState.ABORTED, "aborted by the admin")
         self.context.audit.append(AuditEvent.RUN_ABORTED, run=run_id)
@@ -158,7 +163,7 @@ class Conductor:
         run_id = driver.row.run_id
         try:
             await driver.drive()
-        except (CoordinatorError, FederationError, SecAggError) as error:
+        except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
             # A stop with a known reason is one line; only defects get a traceback.
             log.error("run_stopped", run=run_id, reason=str(error))  # noqa: TRY400
             self.context.store.runs.set_state(run_id, RunState.FAILED, str(error))
@@ -266,10 +271,10 @@ class Conductor:
                     RoundFigures.from_json(done.figures_json)
                     for done in self.context.store.rounds.finished(run_id)
                 ]
-            yield watch_response(
-                row=row, driver=driver, finished=finished[sent:], context=self.context
-            )
-            sent = len(finished)
+            # The driver's list may grow while the caller holds this response.
+            unsent = tuple(finished[sent:])
+            sent += len(unsent)
+            yield watch_response(row=row, driver=driver, finished=unsent, context=self.context)
             if row.state is not RunState.RUNNING:
                 return
             await self.context.changed.wait(STATUS_EVERY_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 
 import grpc
 import structlog
@@ -22,7 +23,7 @@ from server.conductor import Conductor
 from server.config import CoordinatorConfig, DataPaths
 from server.context import RunContext
 from server.enrolment import EnrolmentService
-from server.errors import ConfigurationError
+from server.errors import AuditError, ConfigurationError
 from server.keys import load_signing_key, read_public_key
 from server.liveness import Liveness
 from server.metrics import CoordinatorMetrics
@@ -58,6 +59,7 @@ async def _serve(config: CoordinatorConfig) -> None:
     store = Store(config.database)
     audit = AuditLog(paths.audit)
     metrics = CoordinatorMetrics()
+    _verify_audit(audit, metrics)
     authority = CertificateAuthority.load(paths.pki, config.federation)
     signing_key = load_signing_key(paths.protocol_key)
     root_key = read_public_key(paths.root_public_key)
@@ -112,7 +114,7 @@ async def _serve(config: CoordinatorConfig) -> None:
         listen=config.probes_listen,
         registry=metrics.registry,
         checks={"database": store.check_writable},
-        refresh=lambda: _refresh(store, metrics, audit),
+        refresh=lambda: _refresh(store, metrics, audit, liveness),
     )
     await rounds.start()
     await enrolment.start()
@@ -144,12 +146,25 @@ def _credentials(paths: DataPaths, *, require_client: bool) -> grpc.ServerCreden
     )
 
 
-def _refresh(store: Store, metrics: CoordinatorMetrics, audit: AuditLog) -> None:
+def _verify_audit(audit: AuditLog, metrics: CoordinatorMetrics) -> None:
+    """Count and log a broken audit chain; stopping the rounds would mend nothing."""
+    try:
+        audit.verify()
+    except AuditError as error:
+        metrics.audit_failures.inc()
+        log.error("audit_broken", reason=str(error))  # noqa: TRY400 - the reason says it all
+
+
+def _refresh(
+    store: Store, metrics: CoordinatorMetrics, audit: AuditLog, liveness: Liveness
+) -> None:
     roster = store.rosters.current()
     rostered = frozenset(roster.roster.silo_ids) if roster is not None else frozenset()
-    metrics.observe_silos(
-        invited=len(store.invites.open()), silos=store.silos.list(), rostered=rostered
-    )
+    silos = [
+        replace(silo, last_seen_unix_s=max(silo.last_seen_unix_s, liveness.last_seen(silo.silo_id)))
+        for silo in store.silos.list()
+    ]
+    metrics.observe_silos(invited=len(store.invites.open()), silos=silos, rostered=rostered)
     metrics.audit_head.set(audit.head_index)
 
 

@@ -216,9 +216,7 @@ class Attempt:
                 "answered in time, which is too few to go on"
             )
         # R3 and R4 losses are drop-outs of the protocol, not of the sum: U3 stays what it is.
-        for silo_id in sorted(self.waiting_for):
-            self.dropped[silo_id] = self.phase
-        self.active -= self.waiting_for
+        self._drop_waited_for()
         match state:
             case CollectBundles():
                 self._state, bundles = state.close()
@@ -248,12 +246,18 @@ class Attempt:
             raise WrongPhaseError(f"nothing to unmask in phase {self.phase}")
         if not state.ready:
             raise TooFewSilosError(f"{self.phase}: too few shares to unmask")
+        self._drop_waited_for()
         state.finish().apply(self._accumulator.vector)
         return np.array(self._accumulator.vector, dtype=np.uint32)
 
     def close(self) -> None:
         """Delete spools and accumulator."""
         self._accumulator.close()
+
+    def _drop_waited_for(self) -> None:
+        missing = self.waiting_for
+        self.dropped.update(dict.fromkeys(sorted(missing), self.phase))
+        self.active -= missing
 
     def _expect(self, identity: AggregationId, kind: type[StateT]) -> StateT:
         if identity != self.identity:

@@ -6,8 +6,9 @@ Ordered invariants of a round:
    ready or refused, or at the deadline with at least a quorum.
 2. The descriptor is built from the plan, the roster and the ready silos alone; c comes from the
    roster and t from c and n.
-3. An attempt that fails before survivors were declared is followed by another with new keys, up to
-   the plan's spare attempts; one that fails later ends the round as skipped, the adapter unchanged.
+3. An attempt that fails before survivors were declared is followed by another with new keys, while
+   the plan's charged attempts still leave one for each round to come; one that fails later ends the
+   round as skipped, the adapter unchanged.
 4. Each phase change is one durable transaction; each round ends with one signed record.
 
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts between
@@ -18,7 +19,6 @@ attempt after a restart.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -34,26 +34,18 @@ from server.aggregation import Aggregated, aggregate
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.descriptor import build_descriptor
+from server.epsilon import epsilon_spent
 from server.errors import QuarantinedSumError, RunError, TooFewSilosError, WrongRoundError
 from server.figures import RoundFigures
 from server.round import STEPS, Attempt, Phase
 from server.store.runs import RunRow, RunState
+from server.training import Training
 
 __all__ = ["RunDriver"]
 
 log = structlog.get_logger(__name__)
 
 ALREADY_AGREED = "survivors_already_signed"
-
-
-@dataclass(kw_only=True, slots=True)
-class _Training:
-    """Who answered the RoundTask."""
-
-    task: RoundTask
-    ready: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Silo to the environment families it declares."""
-    refused: dict[str, str] = field(default_factory=dict)
 
 
 class RunDriver:
@@ -67,7 +59,7 @@ class RunDriver:
         self.roster = roster
         self.records: list[AdapterRecord] = list(context.store.records.list(row.run_id))
         self.attempt: Attempt | None = None
-        self.training: _Training | None = None
+        self.training: Training | None = None
         self.current = RoundFigures(round=self.next_round)
         self.finished: list[RoundFigures] = []
         self._context = context
@@ -88,10 +80,7 @@ class RunDriver:
         """Silos the current phase waits for."""
         if self.attempt is not None:
             return tuple(sorted(self.attempt.waiting_for))
-        if self.training is None:
-            return ()
-        answered = self.training.ready.keys() | self.training.refused.keys()
-        return tuple(s for s in self._silos if s not in answered)
+        return () if self.training is None else self.training.unanswered(self._silos)
 
     # Messages of silos --------------------------------------------------------------------------
 
@@ -99,18 +88,14 @@ class RunDriver:
         self, silo_id: str, *, round_number: int, adapter_sha256: bytes, families: tuple[str, ...]
     ) -> None:
         """A silo's local work is done."""
-        training = self._training(round_number)
-        if adapter_sha256 != training.task.adapter_sha256:
-            raise WrongRoundError("ready for another adapter than the one this round starts from")
-        training.refused.pop(silo_id, None)
-        training.ready[silo_id] = families
+        self._training(round_number).report_ready(
+            silo_id, adapter_sha256=adapter_sha256, families=families
+        )
         self._context.changed.notify()
 
     def refuse(self, silo_id: str, *, round_number: int, reason: str) -> None:
         """A silo takes no part."""
-        training = self._training(round_number)
-        training.ready.pop(silo_id, None)
-        training.refused[silo_id] = reason
+        self._training(round_number).refuse(silo_id, reason)
         self._context.audit.append(
             AuditEvent.SILO_REFUSED,
             run=self.row.run_id,
@@ -126,7 +111,7 @@ class RunDriver:
             raise WrongRoundError("no aggregation is open")
         return self.attempt
 
-    def _training(self, round_number: int) -> _Training:
+    def _training(self, round_number: int) -> Training:
         if self.training is None or round_number != self.current.round:
             raise WrongRoundError(f"round {round_number} is not in training")
         return self.training
@@ -140,6 +125,7 @@ class RunDriver:
             RunError: the run cannot go on; the reason says why and what to do.
         """
         self._set_run(RunState.RUNNING)
+        self._show_epsilon()
         while self.next_round <= self.plan.rounds.count:
             await self._round()
         self._set_run(RunState.FINISHED)
@@ -147,21 +133,32 @@ class RunDriver:
         self._context.changed.notify()
 
     async def _round(self) -> None:
-        self.current = RoundFigures(round=self.next_round, adapter_sha256=self.head.adapter_sha256)
         attempt_number = self._context.store.rounds.attempts(self.row.run_id, self.next_round)
+        self.current = RoundFigures(round=self.next_round, attempt=attempt_number)
+        self.current.adapter_sha256 = self.head.adapter_sha256
         spare = self.plan.rounds.charged_attempts - self.plan.rounds.count
         for number in range(attempt_number + 1, attempt_number + 2 + spare):
+            if not self._affordable():
+                break
             self.current.attempt = number
             cohort = await self._await_ready(number)
             if cohort is None:
                 break
             aggregated = await self._attempt(number, cohort)
             if aggregated is not None:
-                self._close_round(aggregated)
+                with self._context.store.transaction():
+                    self._close_round(aggregated)
                 return
             if self.current.outcome == "skipped":
                 break
-        self._skip_round()
+        with self._context.store.transaction():
+            self._skip_round()
+
+    def _affordable(self) -> bool:
+        """Whether this round may be charged once more: ε is stated for so many and no more."""
+        releases = self._context.store.rounds.releases(self.row.run_id)
+        rounds_left = self.plan.rounds.count - len(self.records) + 1
+        return releases + rounds_left <= self.plan.rounds.charged_attempts
 
     async def _await_ready(self, attempt_number: int) -> dict[str, tuple[str, ...]] | None:
         """Wait for the silos; None when so many refused for good that the round is skipped."""
@@ -170,7 +167,7 @@ class RunDriver:
         while True:
             now = self._context.clock()
             deadline = int(now) + self.plan.rounds.ready_deadline_s
-            self.training = _Training(task=self._sign_task(deadline))
+            self.training = Training(task=self._sign_task(deadline))
             self._enter(Phase.TRAINING, deadline, attempt_number)
             while self._context.clock() < deadline:
                 waiting = [s for s in self.waiting_for if self._context.liveness.alive(s)]
@@ -248,6 +245,7 @@ class RunDriver:
             context.metrics.upload_bytes.inc(attempt.received_bytes)
             attempt.close()
             self.attempt = None
+            self._show_epsilon()
         self.current.survivors = attempt.survivors
         return aggregated
 
@@ -277,7 +275,7 @@ class RunDriver:
             if step is not STEPS[-1]:
                 async with attempt.lock:
                     attempt.close_phase()
-                self._leave()
+            self._leave()
             self._context.changed.notify()
 
     # Closing a round ------------------------------------------------------------------------------
@@ -390,6 +388,12 @@ class RunDriver:
             figures.timings_s.get(figures.phase.value, 0.0) + spent
         )
         self._context.metrics.phase_duration.labels(phase=figures.phase.value).observe(spent)
+
+    def _show_epsilon(self) -> None:
+        releases = self._context.store.rounds.releases(self.row.run_id)
+        self._context.metrics.set_epsilon(
+            spent=epsilon_spent(self.plan, releases), cap=self.plan.privacy.epsilon_cap
+        )
 
     def _set_run(self, state: RunState, error: str = "") -> None:
         self._context.store.runs.set_state(self.row.run_id, state, error)

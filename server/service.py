@@ -149,6 +149,8 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         attempt = self._conductor.attempt()
         upload = attempt.open_upload(identity, header)
         offset = opening.offset_bytes
+        if 0 < offset == upload.received_bytes:
+            self._context.metrics.upload_resumes.inc()
         async for part in parts:
             if part.WhichOneof("part") != "chunk":
                 raise MalformedMessageError("after the opening an upload has only chunks")

@@ -9,29 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chorale.v1 import admin_pb2 as pb
-from dp.errors import PrivacyError
-from dp.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
 from federation.plan import Plan
 from server.context import RunContext
+from server.epsilon import epsilon_spent
 from server.figures import RoundFigures
 from server.run import RunDriver
 from server.store.runs import RunRow
 
-__all__ = ["epsilon_spent", "run_summary", "watch_response"]
-
-
-def epsilon_spent(plan: Plan, releases: int) -> float:
-    """ε of so many charged attempts under the plan's joint mechanism; inf without noise."""
-    spec = plan.privacy_spec()
-    if releases == 0:
-        return 0.0
-    if spec.noise_multiplier == 0:
-        return float("inf")
-    z = joint_noise_multiplier(spec.noise_multiplier, spec.metrics_noise_multiplier)
-    try:
-        return epsilon(rdp_gaussian(z, releases), spec.delta)
-    except PrivacyError:
-        return float("inf")
+__all__ = ["run_summary", "watch_response"]
 
 
 def run_summary(

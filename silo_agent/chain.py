@@ -58,8 +58,8 @@ class ChainFollower:
         """
         records = self._coordinator.records(run_id, 0)
         verify_chain(records, coordinator_key)
-        if not records:
-            raise ChainMismatchError(f"run {run_id} publishes no record")
+        if records[0].run_id != run_id:
+            raise ChainMismatchError(f"run {run_id} is answered with the chain of another run")
         known = self._store.chain_head(run_id)
         adopted = -1
         if known is not None:

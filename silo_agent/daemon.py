@@ -166,6 +166,8 @@ class Daemon:
         head = self._follow(task.run_id)
         if head.record.adapter_sha256 != task.adapter_sha256 or task.round != head.record.round + 1:
             raise SessionError("the task does not start from the head of the published chain")
+        if task.plan_sha256 != head.record.plan_sha256:
+            raise SessionError("the task names another plan than the run's")
         if self.ledger.has_agreed(task.run_id, task.round, 0, 0):
             raise PolicyRefusalError(
                 rule="survivors_already_signed",
@@ -185,6 +187,8 @@ class Daemon:
             raise SessionError("a descriptor for a round whose local work this silo has not done")
         if descriptor.adapter_sha256 != head.record.adapter_sha256:
             raise SessionError("the descriptor starts from another adapter than the chain's head")
+        if descriptor.plan_sha256 != head.record.plan_sha256:
+            raise SessionError("the descriptor names another plan than the run's")
         plan = self._fetch_plan(descriptor.plan_sha256)
         decision = check_descriptor(
             self.policy,

@@ -116,7 +116,12 @@ class Session:
         )
         self._state: State
         self._state, bundle = protocol.begin(setup)
-        coordinator.advertise_keys(self.identity, bundle)
+        try:
+            coordinator.advertise_keys(self.identity, bundle)
+        except Exception:
+            # Nobody else holds this object yet, so nobody else could wipe its keys.
+            self.close()
+            raise
 
     def handle(self, message: KeyBundles | BoxDelivery | Survivors | ConsistencySignatures) -> None:
         """Answer one message of the coordinator.

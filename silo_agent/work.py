@@ -198,10 +198,13 @@ class LocalWork:
                 episodes=evolution.episodes,
                 successes=evolution.successes,
             )
-        for stage, duration_s in evolution.duration_s.items():
-            self._metrics.observe_phase(stage, duration_s)
-        self._note(task, evolution, delta, time.monotonic() - started)
-        self._report(task)
+        try:
+            for stage, duration_s in evolution.duration_s.items():
+                self._metrics.observe_phase(stage, duration_s)
+            self._note(task, evolution, delta, time.monotonic() - started)
+        finally:
+            # The silo's own books may fail; that must not show outside.
+            self._report(task)
 
     def _report(self, task: RoundTask) -> None:
         self._coordinator.report_ready(

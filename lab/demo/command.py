@@ -22,12 +22,17 @@ __all__ = ["demo", "report"]
 DEFAULT_OUT = Path("demo-out")
 OUTCOME = "outcome.json"
 REPORT = "report.html"
+MARKER = ".chorale-demo"
+"""Says that a directory is a demo's own and may be emptied."""
 LOG_WIDTH = 120
 
 
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Directory for everything the demo makes; emptied first.")
+        Path,
+        typer.Option(
+            help="Directory for everything the demo makes; emptied first.", file_okay=False
+        ),
     ] = DEFAULT_OUT,
     scenario: Annotated[
         Scenario, typer.Option(help="shards: one family dealt out; environments: one each.")
@@ -73,22 +78,25 @@ def demo(
     save_outcome(outcome, settings, out / OUTCOME)
     write_html(outcome, settings, out / REPORT)
     console.print(f"report: {out / REPORT}")
+    console.print(f"adapter: {outcome.exported}")
     console.print(
-        f"adapter: {outcome.exported}  (PEFT: PeftModel.from_pretrained(base, directory))"
+        "  use it: peft.AutoPeftModelForCausalLM.from_pretrained(directory), "
+        "or PeftModel.from_pretrained(base, directory)"
     )
     headline = outcome.headline(1.0)
-    verdict = outcome.better(1.0)
-    console.print(
-        "together beats base and alone with non-overlapping intervals: "
-        + ("yes" if verdict else "no")
-    )
+    if control is Control.NONE:
+        question, verdict = "together beats base and alone, intervals apart", outcome.better(1.0)
+    else:
+        question, verdict = "the control stays inside the base's interval", outcome.unmoved(1.0)
+    console.print(f"{question} (temperature 1): {'yes' if verdict else 'no'}")
     sys.stdout.write(
         json.dumps(
             {
                 "scenario": scenario.value,
                 "control": control.value,
                 "success": {who: round(interval.rate, 4) for who, interval in headline.items()},
-                "beats_both": verdict,
+                "question": question,
+                "answer": verdict,
                 "epsilon": outcome.epsilon,
                 "seconds": {stage: round(s, 1) for stage, s in outcome.seconds.items()},
             }
@@ -121,7 +129,8 @@ def _console() -> Console:
 def _empty(out: Path) -> None:
     """Empty a directory that an earlier demo made; refuse any other that holds something."""
     if out.exists() and any(out.iterdir()):
-        if not (out / "plan.toml").exists():
+        if not (out / MARKER).exists():
             raise typer.BadParameter(f"{out} holds something that no demo made: choose another")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).touch()

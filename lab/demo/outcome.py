@@ -72,6 +72,12 @@ class Outcome:
             together.low > found[who].high for who in ("base", "alone") if who in found
         )
 
+    def unmoved(self, temperature: float) -> bool:
+        """Whether together lies inside the base's interval, as a control run must."""
+        found = self.headline(temperature)
+        base, together = found["base"], found["together"]
+        return base.low <= together.rate <= base.high
+
 
 def judged_rows(path: Path, *, run_id: str, round_number: int) -> list[dict[str, Any]]:
     """Rows of one silo's ``evaluation.jsonl`` for one adapter."""
@@ -85,11 +91,13 @@ def judged_rows(path: Path, *, run_id: str, round_number: int) -> list[dict[str,
 
 
 def pooled(rows: Iterable[Mapping[str, Any]]) -> dict[Cell, Interval]:
-    """Rates by environment and temperature, for each shard and for all shards together."""
+    """Rates by environment and temperature, for all shards and, where there are some, each."""
+    rows = list(rows)
+    parts = len({row["shard"] for row in rows})
     episodes: dict[Cell, int] = defaultdict(int)
     successes: dict[Cell, int] = defaultdict(int)
     for row in rows:
-        for shard in (int(row["shard"]), -1):
+        for shard in (int(row["shard"]), -1) if parts > 1 else (-1,):
             cell = Cell(
                 environment=row["environment"], shard=shard, temperature=float(row["temperature"])
             )

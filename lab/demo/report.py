@@ -212,7 +212,7 @@ def _bars(outcome: Outcome) -> str:
     axes.tick_params(axis="x", labelrotation=20)
     axes.set_ylim(0, 1)
     axes.set_ylabel("success, temperature 1")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=len(WHO), loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return _svg(figure)
 
 
@@ -301,6 +301,8 @@ delta = {delta}. {masking}</p>
 <p>Shown from a silo's side; this text is not at the coordinator.</p>
 {replay}
 <h2>The adapter</h2>
-<p>An ordinary PEFT directory: <code>{exported}</code></p>
+<p>An ordinary PEFT directory: <code>{exported}</code>. Use it with
+<code>peft.AutoPeftModelForCausalLM.from_pretrained(directory)</code>, or serve it with any engine
+that loads LoRA adapters.</p>
 </html>
 """

@@ -79,7 +79,7 @@ class Demo:
     def _set_up(self, loopback: LoopbackFederation) -> None:
         say = self.progress.say
         digest = base_sha256(self.base_model)
-        toml = plan_toml(self.settings, base="chorale-base", base_sha256=digest)
+        toml = plan_toml(self.settings, base=str(self.base_model.resolve()), base_sha256=digest)
         plan = Plan.parse(toml.encode())
         self.plan_file.write_text(toml)
         self._write_initial_adapter(plan)
@@ -155,13 +155,19 @@ class Demo:
     ) -> None:
         """Wait until every silo judged the first and the last adapter."""
         self.progress.say("each silo judges the first and the last adapter on held-out tasks")
-        waiting = {(silo_id, number) for silo_id in SILOS for number in (0, last_round)}
+        waiting = {(silo_id, number): 0 for silo_id in SILOS for number in (0, last_round)}
         give_up_at = time.monotonic() + 300
         while waiting:
             for silo_id, number in sorted(waiting):
                 path = loopback.silo_dir(silo_id) / "evaluation.jsonl"
-                if path.exists() and judged_rows(path, run_id=run_id, round_number=number):
-                    waiting.discard((silo_id, number))
+                if not path.exists():
+                    continue
+                count = len(judged_rows(path, run_id=run_id, round_number=number))
+                # A judgement is written line by line; it is whole once it has stopped growing.
+                if count and count == waiting[silo_id, number]:
+                    del waiting[silo_id, number]
+                else:
+                    waiting[silo_id, number] = count
             if time.monotonic() > give_up_at:
                 raise RuntimeError(f"no evaluation from {sorted(waiting)}: see their logs")
             time.sleep(0.2)

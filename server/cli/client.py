@@ -19,14 +19,36 @@ import grpc
 from cryptography import x509
 from google.protobuf.message import Message
 
-from chorale.v1 import admin_pb2_grpc
+from chorale.v1 import admin_pb2, admin_pb2_grpc
 from server.cli.envelope import CommandError, Exit
 from server.config import CoordinatorConfig, split_address
 
-__all__ = ["CALL_TIMEOUT_S", "connect", "plain"]
+__all__ = ["CALL_TIMEOUT_S", "connect", "plain", "start_parts"]
 
 CALL_TIMEOUT_S: Final = 30.0
 MAX_MESSAGE_BYTES: Final = 4 << 20
+CHUNK_BYTES: Final = 1 << 20
+
+
+def start_parts(
+    *, plan: bytes, adapter: bytes, submit_token: str
+) -> Iterator[admin_pb2.StartRunRequest]:
+    """The messages of StartRun: an opening, then the adapter in chunks.
+
+    Args:
+        plan: The TOML document.
+        adapter: The initial adapter's bytes.
+        submit_token: The same token starts the same run once.
+
+    Yields:
+        The messages in order.
+    """
+    opening = admin_pb2.StartRunOpening(
+        plan=plan, submit_token=submit_token, adapter_bytes=len(adapter)
+    )
+    yield admin_pb2.StartRunRequest(opening=opening)
+    for start in range(0, len(adapter), CHUNK_BYTES):
+        yield admin_pb2.StartRunRequest(adapter_chunk=adapter[start : start + CHUNK_BYTES])
 
 
 @contextmanager

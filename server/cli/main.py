@@ -53,7 +53,7 @@ def main() -> None:
         if entry.name == called:
             app.command(entry.name)(_load(entry))
         else:
-            app.command(entry.name, help=f"From {entry.module.partition('.')[0]}.")(_stub)
+            app.command(entry.name, help=f"See chorale {entry.name} --help.")(_listed)
     run_app(app)
 
 
@@ -67,8 +67,8 @@ def _load(entry: EntryPoint) -> Callable[..., Any]:
     return command
 
 
-def _stub() -> None:
-    """Stand in the list of commands for one that is not called now."""
+def _listed() -> None:
+    """Name a command in the list; the one that is called is loaded instead."""
 
 
 if __name__ == "__main__":

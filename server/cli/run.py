@@ -32,7 +32,8 @@ __all__ = ["app"]
 app = typer.Typer(help="Runs: a plan, carried out in rounds.", no_args_is_help=True)
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
-MAX_MESSAGE_BYTES: Final = 4 << 20
+SLOWEST_BYTES_PER_S: Final = 1e6
+"""An adapter may take this long to go up."""
 
 
 class Stream(StrEnum):
@@ -102,25 +103,18 @@ def start(
 ) -> None:
     """Start a run."""
     with answering(output):
-        from chorale.v1 import admin_pb2
-        from server.cli.client import CALL_TIMEOUT_S, connect
+        from server.cli.client import CALL_TIMEOUT_S, connect, start_parts
 
         _parse(path)
-        request = admin_pb2.StartRunRequest(
+        content = adapter.read_bytes()
+        parts = start_parts(
             plan=path.read_bytes(),
-            adapter=adapter.read_bytes(),
+            adapter=content,
             submit_token=submit_token or secrets.token_hex(16),
         )
-        if request.ByteSize() > MAX_MESSAGE_BYTES:
-            raise CommandError(
-                f"plan and adapter have {request.ByteSize()} bytes together, "
-                f"more than the {MAX_MESSAGE_BYTES} of one message",
-                code="adapter_too_big",
-                exit_code=Exit.ARGUMENTS,
-                hint="a lower LoRA rank makes a smaller adapter",
-            )
         with connect(data) as stub:
-            run_id = stub.StartRun(request, timeout=CALL_TIMEOUT_S).run_id
+            timeout_s = CALL_TIMEOUT_S + len(content) / SLOWEST_BYTES_PER_S
+            run_id = stub.StartRun(parts, timeout=timeout_s).run_id
         say(f"run {run_id}")
         if wait:
             _watch(data, run_id, Stream.TEXT)

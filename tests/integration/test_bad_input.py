@@ -6,7 +6,6 @@ import pytest
 from lab.loopback import LoopbackError
 from tests.integration import constant_federation as cf
 
-pytestmark = pytest.mark.xdist_group("federation")
 
 
 def start_all(loopback, faulty=None, environment=None):

@@ -14,7 +14,6 @@ import pytest
 
 from tests.integration import constant_federation as cf
 
-pytestmark = pytest.mark.xdist_group("federation")
 
 WINDOW = 16
 """Elements of the pattern that are looked for together."""

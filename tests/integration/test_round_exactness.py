@@ -5,7 +5,6 @@ import pytest
 
 from tests.integration import constant_federation as cf
 
-pytestmark = pytest.mark.xdist_group("federation")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
 from secagg.wire import roster_from_proto
 from server.blobs import BlobStore
+from server.cli.client import start_parts
 from server.errors import RootKeyError
 from server.root import create_root
 from server.root import sign as sign_roster
@@ -130,8 +131,16 @@ def test_invites_are_bounded(coordinator, admin, silo_id, ttl_s):
 
 
 def test_runs_go_to_the_conductor(coordinator, admin):
-    request = pb.StartRunRequest(plan=b"plan", adapter=b"adapter", submit_token="t")
-    assert admin.StartRun(request, timeout=10).run_id == "run-1"
+    parts = start_parts(plan=b"plan", adapter=b"adapter", submit_token="t")
+    assert admin.StartRun(parts, timeout=10).run_id == "run-1"
+    opening = pb.StartRunOpening(plan=b"plan", submit_token="t", adapter_bytes=3)
+    cut = [pb.StartRunRequest(opening=opening), pb.StartRunRequest(adapter_chunk=b"ab")]
+    with pytest.raises(grpc.RpcError) as refused:
+        admin.StartRun(iter(cut), timeout=10)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError) as refused:
+        admin.StartRun(iter(cut[1:]), timeout=10)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert coordinator.conductor.started == [(b"plan", b"adapter", "t")]
     admin.AbortRun(pb.AbortRunRequest(run_id="run-1"), timeout=10)
     assert coordinator.conductor.aborted == ["run-1"]

@@ -54,7 +54,7 @@ class AdminServiceStub(object):
                 request_serializer=chorale_dot_v1_dot_admin__pb2.PublishRosterRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.PublishRosterResponse.FromString,
                 _registered_method=True)
-        self.StartRun = channel.unary_unary(
+        self.StartRun = channel.stream_unary(
                 '/chorale.v1.AdminService/StartRun',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.StartRunRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.StartRunResponse.FromString,
@@ -119,7 +119,7 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def StartRun(self, request, context):
+    def StartRun(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,7 +185,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.PublishRosterRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.PublishRosterResponse.SerializeToString,
             ),
-            'StartRun': grpc.unary_unary_rpc_method_handler(
+            'StartRun': grpc.stream_unary_rpc_method_handler(
                     servicer.StartRun,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.StartRunRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.StartRunResponse.SerializeToString,
@@ -340,7 +340,7 @@ class AdminService(object):
             _registered_method=True)
 
     @staticmethod
-    def StartRun(request,
+    def StartRun(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -350,8 +350,8 @@ class AdminService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_unary(
+            request_iterator,
             target,
             '/chorale.v1.AdminService/StartRun',
             chorale_dot_v1_dot_admin__pb2.StartRunRequest.SerializeToString,

@@ -1,0 +1,39 @@
+"""Every configuration that ships is parsed by the code that will read it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from server.config import CoordinatorConfig
+from silo_agent.config import SiloConfig
+from silo_agent.errors import ConfigError, PolicyFileError
+from silo_agent.policy_document import Policy
+
+EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
+
+
+def test_coordinator(tmp_path):
+    shutil.copy(EXAMPLES / "coordinator.toml", tmp_path)
+    assert CoordinatorConfig.load(tmp_path).federation == "oncology"
+
+
+def test_silo(tmp_path):
+    shutil.copy(EXAMPLES / "silo.toml", tmp_path)
+    config = SiloConfig.load(tmp_path)
+    assert config.families() == ("babyai", "craft")
+    (tmp_path / "silo.toml").write_text((EXAMPLES / "silo.toml").read_text() + "\nthread = 2\n")
+    with pytest.raises(ConfigError, match="thread"):
+        SiloConfig.load(tmp_path)
+
+
+def test_policy():
+    content = (EXAMPLES / "policy.toml").read_bytes()
+    assert Policy.parse(content).privacy.epsilon_cap == 20.0
+    with pytest.raises(PolicyFileError, match="unknown key"):
+        Policy.parse(content + b"\n[extra]\n")
+
+
+def test_every_example_is_known():
+    names = {path.name for path in EXAMPLES.glob("*.toml") if not path.name.startswith("plan-")}
+    assert names == {"coordinator.toml", "silo.toml", "policy.toml"}

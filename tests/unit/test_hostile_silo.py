@@ -1,0 +1,237 @@
+"""What a hostile coordinator, a full disk or a bad figure does to the silo daemon."""
+
+import errno
+import hashlib
+import os
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import dp.journal
+from dp.config import Mode
+from dp.errors import PrivacyError
+from dp.ledger import Ledger, LedgerEntry
+from federation.adapter import encode_adapter
+from federation.record import AdapterRecord
+from federation.sums import UPDATE_NORM_SQ
+from secagg import suite
+from secagg.bounds import require_name
+from secagg.descriptor import sign_descriptor
+from silo_agent.chain import ChainFollower, Head
+from silo_agent.daemon import Daemon
+from silo_agent.errors import ChainMismatchError, LocalStoreError, SiloError
+from silo_agent.local_store import LocalStore
+from silo_agent.metrics import SiloMetrics
+from silo_agent.policy import check_descriptor
+from silo_agent.transport import Instruction, RoundClosed
+from silo_agent.work import LocalWork
+from tests.unit.silo_policy_samples import (
+    BASE,
+    LAYOUT,
+    NOW_UNIX_S,
+    PLAN,
+    edited,
+    make_descriptor,
+    make_plan,
+    make_policy,
+    make_task,
+)
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+
+
+def entry(attempt: int = 1) -> LedgerEntry:
+    return LedgerEntry(
+        run="r", round=1, attempt=attempt, step=0, part=0, mode=Mode.SILO, q=1.0, z=4.0, steps=1,
+        dimension=4, descriptor_sha256=bytes(32),
+    )  # fmt: skip
+
+
+def test_full_disk_in_the_ledger_is_a_typed_error(tmp_path, monkeypatch):
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=1e9) as ledger:
+
+        def full(_fd: int, _data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(dp.journal.os, "write", full)
+        # Anything else escapes Daemon.serve and ends the daemon with a traceback.
+        with pytest.raises(PrivacyError):
+            ledger.reserve(entry())
+
+
+def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> LocalWork:
+    settings = {
+        "base_sha256": lambda: BASE, "seed": 0, "families": lambda: (), "evaluate": True,
+        "data_dir": tmp_path / "data", "assignments": lambda: (), "base_model": None, "threads": 1,
+        "options": lambda _m: {}, "held_out_offset": 0, **config,
+    }  # fmt: skip
+    return LocalWork(
+        config=SimpleNamespace(**settings),
+        coordinator=coordinator,
+        store=store,
+        metrics=SiloMetrics(),
+    )
+
+
+def test_a_figure_that_cannot_be_reported_does_not_stop_the_ready(tmp_path):
+    """Invariant 2 of work.py: a job that fails still reports ready."""
+    reported = threading.Event()
+
+    class Store:
+        def evaluations(self) -> list[Any]:
+            return []
+
+        def append_round(self, _entry: Any) -> None:
+            raise LocalStoreError("the disk is full")
+
+    coordinator = SimpleNamespace(report_ready=lambda **_: reported.set())
+    work = local_work(tmp_path, Store(), coordinator)
+    tensors = {
+        "layer.lora_A.weight": np.ones((8, 16), np.float32),
+        "layer.lora_B.weight": np.ones((16, 8), np.float32),
+    }
+    work._method = lambda *_: SimpleNamespace(  # type: ignore[method-assign,assignment]
+        evolve=lambda _w: SimpleNamespace(
+            delta={}, episodes={}, successes={}, metrics={}, duration_s={}
+        ),
+        close=lambda: None,
+    )
+    head = Head(record=SimpleNamespace(), tensors=tensors)  # type: ignore[arg-type]
+    work.start(task=make_task(), plan=make_plan(), head=head)
+    assert reported.wait(3)
+    work._jobs.put(None)
+
+
+def test_a_run_id_cannot_leave_the_data_directory(tmp_path, monkeypatch):
+    run_id = "x/../../../outside"
+    require_name(run_id, "run id")  # the wire accepts it
+    store = SimpleNamespace(evaluations=list)
+    work = local_work(tmp_path, store, None)
+    seen = {}
+    monkeypatch.setattr("silo_agent.work.make_evolver", lambda _m, setup: seen.update(s=setup))
+    work._method(make_plan(), run_id)
+    inside = (tmp_path / "data").resolve()
+    assert seen["s"].state_dir.resolve().is_relative_to(inside)
+    work._jobs.put(None)
+
+
+def initial(run_id: str, adapter: bytes, plan_sha256: bytes) -> AdapterRecord:
+    return AdapterRecord(
+        run_id=run_id, round=0, kind="initial", adapter_sha256=hashlib.sha256(adapter).digest(),
+        plan_sha256=plan_sha256, base_model_sha256=BASE,
+    ).sign(KEY)  # fmt: skip
+
+
+def test_the_chain_of_another_run_is_refused(tmp_path):
+    adapter = encode_adapter({"layer.lora_A.weight": np.ones((8, 16), np.float32)})
+    record = initial("run-a", adapter, bytes(32))
+    coordinator = SimpleNamespace(records=lambda *_: (record,), blob=lambda *_, **__: adapter)
+    follower = ChainFollower(coordinator=coordinator, store=LocalStore(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(ChainMismatchError):
+        follower.sync("run-b", make_plan(), suite.verification_key(KEY))
+
+
+def bare_daemon(tmp_path: Any, **parts: Any) -> Daemon:
+    daemon = Daemon.__new__(Daemon)
+    daemon.metrics = SiloMetrics()
+    daemon.stopping = threading.Event()
+    daemon._roster = daemon._plan = daemon._session = daemon._head = daemon._task = None
+    for name, value in parts.items():
+        setattr(daemon, name, value)
+    return daemon
+
+
+def test_a_refused_plan_is_not_evaluated_when_its_round_closes(tmp_path):
+    """The guardian refuses the plan; RoundClosed must not start work for it."""
+    adapter = encode_adapter({"layer.lora_A.weight": np.ones((8, 16), np.float32)})
+    text = edited(PLAN, ('"craft", "maze"', '"wordle"')) + "[evaluate]\nheld_out = 5\n"
+    sha256 = hashlib.sha256(text.encode()).digest()
+    record = initial("run-a", adapter, sha256)
+    coordinator = SimpleNamespace(
+        records=lambda *_: (record,), blob=lambda *_, **__: adapter, plan=lambda _s: text.encode()
+    )
+    adopted: list[Any] = []
+    roster = SimpleNamespace(roster=SimpleNamespace(coordinator_key=suite.verification_key(KEY)))
+    daemon = bare_daemon(
+        tmp_path,
+        policy=make_policy(),
+        coordinator=coordinator,
+        chain=ChainFollower(coordinator=coordinator, store=LocalStore(tmp_path)),  # type: ignore[arg-type]
+        work=SimpleNamespace(adopted=lambda *a: adopted.append(a), base_sha256=BASE),
+        _roster=roster,
+    )
+    with suppress(SiloError):
+        daemon._obey(
+            Instruction(instruction_id="1", identity=None, payload=RoundClosed(record=record))
+        )
+    assert not adopted
+
+
+def test_a_descriptor_cannot_bring_in_another_plan(tmp_path, monkeypatch):
+    """policy.py: a descriptor cannot bring in another plan than the one trained under."""
+    trained, other = make_plan(), make_plan(("count = 5", "count = 4"))
+    descriptor = replace(make_descriptor(other), plan_sha256=b"o" * 32)
+    opened: list[Any] = []
+    monkeypatch.setattr("silo_agent.daemon.verify_descriptor", lambda *_: None)
+    monkeypatch.setattr("silo_agent.daemon.Session", lambda **k: opened.append(k))
+    monkeypatch.setattr("silo_agent.daemon.time.time", lambda: NOW_UNIX_S)
+    finished = SimpleNamespace(plan=trained, layout=LAYOUT, contribution=lambda _m: None)
+    daemon = bare_daemon(
+        tmp_path,
+        policy=make_policy(),
+        identity=SimpleNamespace(silo_id="silo-a", signing_key=KEY),
+        ledger=None,
+        coordinator=None,
+        config=SimpleNamespace(data_dir=tmp_path),
+        work=SimpleNamespace(finished=lambda *_: finished, base_sha256=BASE),
+        _head=SimpleNamespace(
+            record=SimpleNamespace(
+                run_id="run-1", adapter_sha256=descriptor.adapter_sha256, plan_sha256=b"t" * 32
+            )
+        ),
+        _roster=SimpleNamespace(roster=SimpleNamespace(sha256=descriptor.roster_sha256)),
+        _plan=(b"o" * 32, other),
+    )
+    with suppress(SiloError):
+        daemon._open_session(sign_descriptor(descriptor, KEY))
+    assert not opened
+
+
+def test_a_family_that_one_silo_declares_gets_no_coordinate():
+    """secagg.md, Metrics block: coordinates only if >= max(t, n_min) silos declare the family."""
+    plan = make_plan()
+    descriptor = make_descriptor(plan)
+    names = (UPDATE_NORM_SQ, "episodes/only-mine", "successes/only-mine")
+    bounds = (plan.privacy.clip_l2**2, 128.0, 128.0)
+    block = replace(descriptor.metrics, names=names, bounds=bounds)
+    decision = check_descriptor(
+        make_policy(),
+        descriptor=replace(descriptor, metrics=block),
+        silo_id="silo-a",
+        plan=plan,
+        base_sha256=BASE,
+        layout=LAYOUT,
+        now_unix_s=NOW_UNIX_S,
+    )
+    assert not decision.accepted
+
+
+def test_a_roster_epoch_that_was_not_written_is_not_believed(tmp_path, monkeypatch):
+    """local_store.py, invariant 2: after a failed write, memory must not be ahead of the disk."""
+    store = LocalStore(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silo_agent.local_store.replace_file", full)
+        with pytest.raises(LocalStoreError):
+            store.set_newest_roster_epoch(7, bytes(32))
+    store.set_newest_roster_epoch(7, bytes(32))
+    assert LocalStore(tmp_path).newest_roster_epoch() == 7

@@ -1,0 +1,212 @@
+"""One sum applied, against the same computation in plain floats; and sums that are not applied."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dp.grid import Grid
+from dp.metrics_block import MetricsBlock
+from dp.share import per_silo_sigma
+from federation.adapter import decode_adapter
+from federation.errors import FederationError
+from federation.layout import Layout
+from secagg.descriptor import AggregationId
+from server.aggregation import NOISE_TAIL, aggregate
+from server.descriptor import build_descriptor
+from server.errors import QuarantinedSumError
+from tests.unit import server_world as sw
+from tests.unit.secagg_samples import make_roster, signed_roster, silo_names
+
+NAMES = silo_names(4)
+
+
+def descriptor_of(plan, *, ready=NAMES, families=("constant",)):
+    return build_descriptor(
+        identity=AggregationId(run_id="run", round=1, step=0, part=0, attempt=1),
+        plan=plan,
+        plan_sha256=bytes(32),
+        roster=signed_roster(make_roster(4)),
+        ready=dict.fromkeys(ready, families),
+        adapter=sw.INITIAL,
+        adapter_sha256=bytes(32),
+        now_unix_s=100,
+    )
+
+
+def summed(descriptor, deltas, successes, *, noise=0.0, seed=0):
+    """What unmasking yields: grid-encoded deltas and metrics, plus noise, modulo 2^32."""
+    grid = Grid(clip_l2=sw.CLIP, steps=sw.GRID, dimension=descriptor.dimension)
+    layout = descriptor.metrics
+    block = MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid)
+    total = np.zeros(descriptor.words, dtype=np.int64)
+    for delta, solved in zip(deltas, successes, strict=True):
+        norm = min(float(np.linalg.norm(delta)), sw.CLIP)
+        figures = {
+            "update_norm_sq": norm**2,
+            "episodes/constant": 64.0,
+            "successes/constant": float(solved),
+        }
+        total[: descriptor.dimension] += grid.encode(delta.astype(np.float32))
+        total[descriptor.dimension :] += block.encode(figures)
+    draw = np.random.default_rng(seed)
+    total[: descriptor.dimension] += np.rint(draw.normal(size=descriptor.dimension) * noise).astype(
+        np.int64
+    )
+    return (total % 2**32).astype(np.uint32)
+
+
+def deltas(scale=0.5, seed=1):
+    draw = np.random.default_rng(seed)
+    return [draw.normal(size=sw.DIMENSION) * scale for _ in NAMES]
+
+
+def applied(plan, total, descriptor, survivors=NAMES):
+    return aggregate(
+        plan=plan,
+        previous=sw.INITIAL,
+        total=total,
+        descriptor=descriptor,
+        survivors=survivors,
+    )
+
+
+def test_the_next_adapter_is_the_plain_average():
+    plan = sw.parsed(sw.plan_toml())
+    descriptor, parts = descriptor_of(plan), deltas()
+    result = applied(plan, summed(descriptor, parts, [8, 16, 24, 32]), descriptor)
+    mean = np.mean(parts, axis=0)
+    layout = Layout.from_tensors(sw.initial_tensors())
+    found = decode_adapter(result.adapter, max_bytes=1 << 20)
+    for name, part in layout.unflatten(mean).items():
+        np.testing.assert_allclose(found[name], sw.initial_tensors()[name] + part, atol=2e-5)
+    norms_sq = np.mean([np.linalg.norm(part) ** 2 for part in parts])
+    mean_sq = float(np.linalg.norm(mean)) ** 2
+    assert result.update_norm == pytest.approx(math.sqrt(mean_sq), rel=1e-4)
+    assert result.kappa == pytest.approx(mean_sq / norms_sq, rel=1e-2)
+    assert result.zeta_sq == pytest.approx(norms_sq - mean_sq, rel=1e-2)
+    assert result.success["constant"].mean == pytest.approx(80 / 256, abs=1e-4)
+    assert result.descriptor_sha256 == descriptor.sha256
+    assert len(result.sum_bytes) == 4 * descriptor.words
+
+
+def test_the_mean_is_over_the_survivors_alone():
+    plan = sw.parsed(sw.plan_toml())
+    descriptor, parts = descriptor_of(plan), deltas()[:3]
+    result = applied(plan, summed(descriptor, parts, [64] * 3), descriptor, NAMES[:3])
+    expected = float(np.linalg.norm(np.mean(parts, axis=0)))
+    assert result.update_norm == pytest.approx(expected, rel=1e-4)
+    assert result.success["constant"].mean == pytest.approx(1.0, abs=1e-3)
+
+
+def test_rolora_changes_only_the_factor_that_was_trained():
+    plan = sw.parsed(sw.plan_toml(method="rolora"))
+    descriptor = descriptor_of(plan)
+    assert 0 < descriptor.dimension < sw.DIMENSION
+    part = np.full(descriptor.dimension, 0.25)
+    result = applied(plan, summed(descriptor, [part] * 4, [1] * 4), descriptor)
+    found = decode_adapter(result.adapter, max_bytes=1 << 20)
+    moved = [
+        name
+        for name, tensor in sw.initial_tensors().items()
+        if not np.array_equal(found[name], tensor)
+    ]
+    assert len(moved) == 1
+    np.testing.assert_allclose(found[moved[0]] - sw.initial_tensors()[moved[0]], 0.25, atol=1e-5)
+
+
+def test_noise_is_taken_off_the_agreement_and_named_below_noise():
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=0.02))
+    descriptor = descriptor_of(plan)
+    sigma = descriptor.noise_sigma * math.sqrt(4)
+    assert descriptor.noise_sigma == per_silo_sigma(0.02, sw.GRID, 3, 3, 1)
+    same = deltas()[:1] * 4
+    loud = applied(plan, summed(descriptor, same, [8] * 4, noise=sigma), descriptor)
+    assert loud.kappa == pytest.approx(1.0, abs=0.1)
+    quiet = [np.zeros(sw.DIMENSION)] * 4
+    silent = applied(plan, summed(descriptor, quiet, [8] * 4, noise=sigma), descriptor)
+    assert math.isnan(silent.kappa)
+    # What is left is the noise, and it is shown as the norm of what was published.
+    expected = sigma / 4 / descriptor.scale * math.sqrt(sw.DIMENSION)
+    assert silent.update_norm == pytest.approx(expected, rel=0.5)
+
+
+def test_all_clipped_silos_in_one_direction_are_possible_and_one_more_is_not():
+    plan = sw.parsed(sw.plan_toml())
+    descriptor = descriptor_of(plan)
+    # Four vectors at the clip in one direction: the most that honest silos can reach.
+    direction = np.zeros(sw.DIMENSION)
+    direction[0] = sw.CLIP
+    largest = summed(descriptor, [direction] * 4, [1] * 4)
+    assert applied(plan, largest, descriptor).update_norm == pytest.approx(sw.CLIP, rel=1e-4)
+    with pytest.raises(QuarantinedSumError, match="not applied"):
+        applied(plan, largest, descriptor, NAMES[:3])
+    over = largest.copy()
+    over[0] += int(NOISE_TAIL) + 8
+    with pytest.raises(QuarantinedSumError):
+        applied(plan, over, descriptor)
+
+
+def test_leftover_masks_are_recognised():
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=0.1))
+    descriptor = descriptor_of(plan)
+    garbage = np.random.default_rng(3).integers(0, 2**32, descriptor.words, dtype=np.uint32)
+    with pytest.raises(QuarantinedSumError):
+        applied(plan, garbage, descriptor)
+
+
+def test_a_sum_of_another_length_is_refused():
+    plan = sw.parsed(sw.plan_toml())
+    descriptor = descriptor_of(plan)
+    total = summed(descriptor, deltas(), [1] * 4)
+    with pytest.raises(Exception, match=r"\d") as caught:
+        applied(plan, total[:-1], descriptor)
+    assert type(caught.value).__module__.startswith(("secagg", "dp", "federation"))
+
+
+# The descriptor ----------------------------------------------------------------------------------
+
+
+def test_the_descriptor_follows_from_plan_roster_and_who_is_ready():
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=1.0))
+    full, fewer = descriptor_of(plan), descriptor_of(plan, ready=NAMES[:3])
+    assert (full.cohort, full.threshold, full.colluding) == (NAMES, 3, 1)
+    assert (fewer.cohort, fewer.threshold) == (NAMES[:3], 3)
+    assert full.deadlines_unix_s == (106, 112, 118, 124, 130)
+    # max(t, n_min) − c honest shares hold the whole variance.
+    assert full.noise_sigma**2 * 2 >= (1.0 * sw.GRID) ** 2
+    assert full.scale == sw.GRID / sw.CLIP
+    assert full.metrics.names == ("update_norm_sq", "episodes/constant", "successes/constant")
+    assert full.metrics.bounds == (sw.CLIP**2, 64.0, 64.0)
+    assert full.privacy_spec_sha256 == plan.privacy_spec().sha256()
+
+
+def test_a_family_that_too_few_declare_has_no_coordinates():
+    plan = sw.parsed(sw.plan_toml())
+    ready = {NAMES[0]: ("maze",), NAMES[1]: ("maze",), NAMES[2]: (), NAMES[3]: ()}
+    descriptor = build_descriptor(
+        identity=AggregationId(run_id="run", round=1, step=0, part=0, attempt=1),
+        plan=plan,
+        plan_sha256=bytes(32),
+        roster=signed_roster(make_roster(4)),
+        ready=ready,
+        adapter=sw.INITIAL,
+        adapter_sha256=bytes(32),
+        now_unix_s=100,
+    )
+    assert descriptor.metrics.names == ("update_norm_sq",)
+
+
+def test_a_malformed_adapter_builds_no_descriptor():
+    plan = sw.parsed(sw.plan_toml())
+    with pytest.raises(FederationError):
+        build_descriptor(
+            identity=AggregationId(run_id="run", round=1, step=0, part=0, attempt=1),
+            plan=plan,
+            plan_sha256=bytes(32),
+            roster=signed_roster(make_roster(4)),
+            ready=dict.fromkeys(NAMES, ()),
+            adapter=b"x" * 100,
+            adapter_sha256=bytes(32),
+            now_unix_s=100,
+        )

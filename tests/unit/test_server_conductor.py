@@ -1,0 +1,290 @@
+"""Starting, resuming and stopping runs, and what each silo is told: real store, real driver."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from federation.errors import FederationError
+from secagg.descriptor import AggregationId
+from server.conductor import Conductor
+from server.context import RunContext
+from server.errors import RunError, StoreError, UnknownRunError
+from server.round import Phase
+from server.signal import Signal
+from server.store.runs import RunState
+from tests.unit import server_world as sw
+from tests.unit.secagg_samples import silo_names
+
+NAMES = silo_names(4)
+
+
+@pytest.fixture
+def world(tmp_path):
+    with sw.World(tmp_path) as made:
+        yield made
+
+
+def test_a_token_starts_one_run_and_another_run_has_to_wait(world):
+    async def scenario():
+        first = await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "token")
+        assert await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "token") == first
+        with pytest.raises(RunError, match=first):
+            await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "other")
+        await world.ended()
+        # Also after its end.
+        assert await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "token") == first
+        second = await world.run(sw.plan_toml(), "other")
+        return first, second
+
+    first, second = asyncio.run(scenario())
+    assert [row.run_id for row in world.store.runs.list()] == [first, second]
+    assert first != second
+    assert world.events().count("run_started") == 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "adapter", "error", "match"),
+    [
+        (b"name = 3", sw.INITIAL, FederationError, "name"),
+        (sw.plan_toml(), b"no adapter", FederationError, "adapter|tensors|bytes"),
+        (sw.plan_toml(quorum=9), sw.INITIAL, FederationError, "quorum"),
+        (sw.plan_toml(n_min=7, quorum=7), sw.INITIAL, FederationError, "n_min"),
+    ],
+)
+def test_a_start_that_is_refused_leaves_nothing(world, plan, adapter, error, match):
+    with pytest.raises(error, match=match):
+        asyncio.run(world.conductor.start_run(plan, adapter, "t"))
+    assert world.store.runs.list() == ()
+    assert world.conductor.driver is None
+    assert world.events() == []
+
+
+def test_without_a_roster_nothing_starts(world, monkeypatch):
+    monkeypatch.setattr(world.store.rosters, "current", lambda: None)
+    with pytest.raises(RunError, match="no roster"):
+        asyncio.run(world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "t"))
+
+
+def test_a_run_and_its_first_record_are_one_change(world, monkeypatch):
+    def fail(_):
+        raise StoreError("disk full")
+
+    monkeypatch.setattr(world.store.records, "append", fail)
+    with pytest.raises(StoreError):
+        asyncio.run(world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "t"))
+    assert world.store.runs.list() == ()
+    monkeypatch.undo()
+    # The token is still unused.
+    asyncio.run(world.run(sw.plan_toml()))
+    assert len(world.store.runs.list()) == 1
+
+
+def test_abort_ends_the_active_run_and_no_other(world):
+    async def scenario():
+        with pytest.raises(UnknownRunError):
+            await world.conductor.abort_run("nothing")
+        run_id = await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "t")
+        with pytest.raises(UnknownRunError):
+            await world.conductor.abort_run("another")
+        await asyncio.sleep(0)
+        await world.conductor.abort_run(run_id)
+        with pytest.raises(UnknownRunError):
+            world.conductor.attempt()
+        return run_id
+
+    run_id = asyncio.run(scenario())
+    assert world.store.runs.get(run_id).state is RunState.ABORTED
+    assert world.events()[-1] == "run_aborted"
+    assert world.conductor._instruction(NAMES[0])[1].HasField("idle")
+
+
+def test_a_finished_run_cannot_be_aborted(world):
+    async def scenario():
+        run_id = await world.run(sw.plan_toml())
+        with pytest.raises(RunError, match="over"):
+            await world.conductor.abort_run(run_id)
+        return run_id
+
+    run_id = asyncio.run(scenario())
+    assert world.store.runs.get(run_id).state is RunState.FINISHED
+
+
+def test_a_defect_ends_the_run_and_not_the_daemon(world, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("server.run.build_descriptor", broken)
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    row = world.store.runs.get(run_id)
+    assert (row.state, row.error) == (RunState.FAILED, "internal error: see log")
+
+
+def test_noise_that_no_mechanism_supports_ends_the_run_with_its_reason(world):
+    run_id = asyncio.run(world.run(sw.plan_toml(mode="silo", noise=1e-7)))
+    row = world.store.runs.get(run_id)
+    assert row.state is RunState.FAILED
+    assert "sigma" in row.error
+
+
+# Instructions -----------------------------------------------------------------------------------
+
+
+def test_every_new_thing_to_do_has_an_id_of_its_own(world):
+    told: dict[str, list[tuple[str, bytes]]] = {name: [] for name in NAMES}
+    real = world.conductor._instruction
+
+    def noted(silo_id):
+        instruction_id, response = real(silo_id)
+        content = response.SerializeToString(deterministic=True)
+        if (instruction_id, content) not in told[silo_id]:
+            told[silo_id].append((instruction_id, content))
+        return instruction_id, response
+
+    world.conductor._instruction = noted
+    world.silos[NAMES[3]].die_at = ("upload", 1)
+    world.before_wait = lambda: [noted(name) for name in NAMES] and None
+    asyncio.run(world.run(sw.plan_toml(rounds=2)))
+    for name in NAMES:
+        ids = [instruction_id for instruction_id, _ in told[name]]
+        # One id never names two different messages, and nothing is told twice.
+        assert len(ids) == len(set(ids))
+    assert sum(":dropped" in i for i, _ in told[NAMES[3]]) == 1
+    phases = [
+        i.rpartition(":")[2] for i, _ in told[NAMES[0]] if ":1:1:" in i and "training" not in i
+    ]
+    assert phases == [
+        p.value
+        for p in (
+            Phase.ADVERTISE_KEYS,
+            Phase.SHARE_KEYS,
+            Phase.MASKED_INPUT,
+            Phase.CONSISTENCY_CHECK,
+            Phase.UNMASK,
+        )
+    ]
+
+
+def test_strangers_and_those_outside_the_cohort_are_idle(world):
+    world.silos[NAMES[3]].refuses = "busy"
+    seen = []
+
+    def before_wait():
+        if world.driver.attempt is not None:
+            seen.append(world.conductor._instruction(NAMES[3])[1].WhichOneof("instruction"))
+            seen.append(world.conductor._instruction("stranger")[1].WhichOneof("instruction"))
+
+    world.before_wait = before_wait
+    asyncio.run(world.run(sw.plan_toml()))
+    assert set(seen) == {"idle"}
+    assert world.driver.head.survivors == NAMES[:3]
+
+
+def test_a_restarted_coordinator_never_repeats_an_id(world):
+    other = Conductor(world.context)
+    assert world.conductor._instruction("x")[0] != other._instruction("x")[0]
+
+
+def test_poll_answers_at_once_when_there_is_news_and_waits_otherwise(world):
+    real = replace_signal(world.context)
+    conductor = Conductor(real)
+
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        first = await conductor.poll(NAMES[0], "", 5)
+        started = loop.time()
+        again = await conductor.poll(NAMES[0], first.instruction_id, 0.05)
+        assert again.instruction_id == first.instruction_id
+        assert loop.time() - started >= 0.04
+        waiting = asyncio.create_task(conductor.poll(NAMES[0], first.instruction_id, 5))
+        await asyncio.sleep(0.01)
+        await conductor.start_run(sw.plan_toml(), sw.INITIAL, "t")
+        task = await asyncio.wait_for(waiting, 2)
+        assert task.WhichOneof("instruction") == "round_task"
+        assert loop.time() - started < 2
+        await conductor.close()
+
+    asyncio.run(scenario())
+
+
+def replace_signal(context: RunContext) -> RunContext:
+    return replace(context, changed=Signal())
+
+
+def test_require_run_is_about_the_active_run(world):
+    with pytest.raises(UnknownRunError, match="no run is active"):
+        world.conductor.require_run("x")
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    assert world.conductor.require_run(run_id) is world.driver
+    with pytest.raises(UnknownRunError, match=run_id):
+        world.conductor.require_run("another")
+
+
+# Watching ---------------------------------------------------------------------------------------
+
+
+def test_watching_shows_every_round_once_however_slow_the_reader(world):
+    async def scenario():
+        run_id = await world.conductor.start_run(sw.plan_toml(rounds=3), sw.INITIAL, "t")
+        shown, states = [], []
+        async for status in world.conductor.watch(run_id):
+            shown += [done.round for done in status.finished]
+            states.append(status.run.state)
+            # The run goes on to its end while this response is on its way.
+            await world.ended()
+        return run_id, shown, states
+
+    run_id, shown, states = asyncio.run(scenario())
+    assert shown == [1, 2, 3]
+    assert states[-1] == "finished"
+
+    async def later():
+        return [status async for status in Conductor(world.context).watch(run_id)]
+
+    (status,) = asyncio.run(later())
+    assert [done.round for done in status.finished] == [1, 2, 3]
+    assert not status.HasField("current")
+
+
+def test_watching_shows_who_is_waited_for_and_since_when(world):
+    seen = []
+    world.silos[NAMES[3]].dead = True
+
+    async def scenario():
+        run_id = await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "t")
+        async for status in world.conductor.watch(run_id):
+            seen.append(status)
+            if status.current.waiting_for:
+                break
+        await world.conductor.close()
+
+    asyncio.run(scenario())
+    waiting = seen[-1].current.waiting_for
+    assert NAMES[3] in {entry.silo_id for entry in waiting}
+    assert waiting[0].since_unix_s == int(world.driver.current.phase_since_unix_s)
+    assert seen[-1].current.deadline_unix_s > seen[-1].current.phase_since_unix_s
+
+
+def test_an_unknown_run_cannot_be_watched(world):
+    async def scenario():
+        return [status async for status in world.conductor.watch("nothing")]
+
+    with pytest.raises(UnknownRunError):
+        asyncio.run(scenario())
+
+
+def test_the_identity_of_a_message_goes_with_it(world):
+    identities = []
+
+    def before_wait():
+        if world.driver.attempt is not None:
+            response = world.conductor._instruction(NAMES[0])[1]
+            identities.append((response.identity.round, response.identity.attempt))
+
+    world.before_wait = before_wait
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2)))
+    assert set(identities) == {(1, 1), (2, 1)}
+    assert (
+        world.silos[NAMES[0]].ledger.highest_identity(run_id)[1:]
+        == AggregationId(run_id=run_id, round=2, step=0, part=0, attempt=1).fields()[1:]
+    )

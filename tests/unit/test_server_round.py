@@ -1,0 +1,253 @@
+"""One attempt, closed phase by phase, with real silos' protocol states and signatures."""
+
+import numpy as np
+import pytest
+
+from secagg import client
+from secagg.errors import SecAggError
+from secagg.server import CollectUnmasking
+from server.accumulator import Accumulator
+from server.errors import TooFewSilosError, UploadError, WrongPhaseError, WrongRoundError
+from server.round import STEPS, Attempt, Phase
+from tests.simulation.secagg_cohort import Cohort
+from tests.unit.secagg_samples import signed_descriptor, silo_names
+
+NAMES = silo_names(5)
+
+
+class Played:
+    """An attempt and its silos; each step is played for everyone who is still there."""
+
+    def __init__(self, directory, n=5, **identity):
+        self.cohort = Cohort(n, **identity)
+        self.states = self.cohort.states
+        words = self.cohort.descriptor.descriptor.words
+        self.attempt = Attempt(
+            descriptor=self.cohort.descriptor,
+            roster=self.cohort.roster,
+            accumulator=Accumulator(directory / "sum", length=words),
+        )
+        self.identity = self.attempt.identity
+        self.masked = {}
+
+    def message(self, name):
+        return self.attempt.instruction(name).message
+
+    def act(self, name):
+        """One silo answers what it is told."""
+        attempt, phase = self.attempt, self.attempt.phase
+        if phase is Phase.ADVERTISE_KEYS:
+            self.states[name], bundle = client.begin(self.cohort.setup(name))
+            attempt.receive_bundle(self.identity, bundle)
+            return
+        self.states[name], answer = self.states[name].handle(self.message(name))
+        if phase is Phase.SHARE_KEYS:
+            attempt.receive_boxes(self.identity, answer)
+        elif phase is Phase.MASKED_INPUT:
+            vector = (self.cohort.plain(name) % 2**32).astype("<u4")
+            self.states[name], header = self.states[name].mask(vector)
+            self.masked[name] = (header, vector.tobytes())
+            self.send(name)
+        elif phase is Phase.CONSISTENCY_CHECK:
+            attempt.receive_consistency(self.identity, answer)
+        else:
+            attempt.receive_unmasking(self.identity, answer)
+
+    def send(self, name):
+        header, content = self.masked[name]
+        upload = self.attempt.open_upload(self.identity, header)
+        upload.append(upload.received_bytes, content[upload.received_bytes :])
+        self.attempt.fold_upload(self.identity, name)
+
+    def step(self, *lost):
+        for name in sorted(self.attempt.waiting_for):
+            if name not in lost:
+                self.act(name)
+
+    def until(self, phase):
+        while self.attempt.phase is not phase:
+            self.step()
+            self.attempt.close_phase()
+        return self
+
+    def total(self):
+        return self.attempt.unmask().view(np.int32).astype(np.int64)
+
+
+@pytest.fixture
+def played(tmp_path):
+    made = Played(tmp_path)
+    yield made
+    made.attempt.close()
+
+
+@pytest.mark.parametrize("step", [None, *STEPS])
+def test_the_sum_is_that_of_the_survivors_whoever_drops_where(played, step):
+    attempt = played.attempt
+    for phase in STEPS:
+        assert attempt.phase is phase
+        assert attempt.deadline_unix_s() == 1000 + 100 * STEPS.index(phase)
+        played.step(*(NAMES[4:] if step is phase else ()))
+        if phase is not STEPS[-1]:
+            attempt.close_phase()
+    early = step in STEPS[:3]
+    survivors = NAMES[:4] if early else NAMES
+    assert attempt.survivors == survivors
+    np.testing.assert_array_equal(played.total(), played.cohort.expected(survivors))
+    assert attempt.dropped == ({} if step is None else {NAMES[4]: step})
+    assert attempt.received_bytes == len(survivors) * 4 * attempt.descriptor.descriptor.words
+    if step is not None and step is not STEPS[-1]:
+        # Told that it is out, and not waited for.
+        assert played.message(NAMES[4]) is None
+    assert NAMES[4] not in attempt.waiting_for
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_with_too_few_answers_a_phase_cannot_close(played, step):
+    attempt = played.until(step).attempt
+    played.step(*NAMES[3:])
+    close = attempt.unmask if step is STEPS[-1] else attempt.close_phase
+    # n = 5 and c = 1 need four.
+    with pytest.raises(TooFewSilosError, match=step.value):
+        close()
+    assert attempt.phase is step
+    assert attempt.dropped == {}
+    assert attempt.may_retry is (step in STEPS[:3])
+    # A late answer still lets it close.
+    played.act(NAMES[3])
+    if step is STEPS[-1]:
+        np.testing.assert_array_equal(played.total(), played.cohort.expected(NAMES))
+    else:
+        attempt.close_phase()
+        assert attempt.phase is STEPS[STEPS.index(step) + 1]
+
+
+def test_messages_of_another_phase_or_identity_change_nothing(played, tmp_path):
+    attempt = played.until(Phase.SHARE_KEYS).attempt
+    other = Played(
+        tmp_path / "other",
+        identity={"run_id": "run-1", "round": 5, "step": 0, "part": 0, "attempt": 0},
+    )
+    bundle = client.begin(played.cohort.setup(NAMES[0]))[1]
+    with pytest.raises(WrongPhaseError, match="share_keys"):
+        attempt.receive_bundle(played.identity, bundle)
+    with pytest.raises(WrongPhaseError):
+        attempt.upload_offset(played.identity, NAMES[0])
+    state, boxes = played.states[NAMES[0]].handle(played.message(NAMES[0]))
+    with pytest.raises(WrongRoundError):
+        attempt.receive_boxes(other.identity, boxes)
+    assert attempt.waiting_for == frozenset(NAMES)
+    attempt.receive_boxes(played.identity, boxes)
+    # The same again is a lost answer, not an attack.
+    attempt.receive_boxes(played.identity, boxes)
+    assert attempt.waiting_for == frozenset(NAMES[1:])
+    played.states[NAMES[0]] = state
+    other.attempt.close()
+    with pytest.raises(WrongPhaseError, match="nothing to unmask"):
+        attempt.unmask()
+
+
+def test_the_last_phase_ends_with_unmask(played):
+    played.until(Phase.UNMASK).step()
+    with pytest.raises(WrongPhaseError, match="unmask"):
+        played.attempt.close_phase()
+
+
+def test_a_descriptor_that_silos_would_refuse_opens_nothing(played, tmp_path):
+    from dataclasses import replace
+
+    descriptor = replace(played.cohort.descriptor.descriptor, threshold=2)
+    with pytest.raises(SecAggError):
+        Attempt(
+            descriptor=signed_descriptor(descriptor),
+            roster=played.cohort.roster,
+            accumulator=Accumulator(tmp_path / "other", length=3),
+        )
+
+
+# Uploads -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def uploading(played):
+    """The first silo has masked its vector and sent nothing."""
+    played.until(Phase.MASKED_INPUT)
+    name = NAMES[0]
+    state, _ = played.states[name].handle(played.message(name))
+    vector = (played.cohort.plain(name) % 2**32).astype("<u4")
+    played.states[name], header = state.mask(vector)
+    played.masked[name] = (header, vector.tobytes())
+    return played
+
+
+def test_an_upload_resumes_and_is_counted_once(uploading):
+    attempt, identity = uploading.attempt, uploading.identity
+    header, content = uploading.masked[NAMES[0]]
+    assert attempt.upload_offset(identity, NAMES[0]) == 0
+    first = attempt.open_upload(identity, header)
+    first.append(0, content[:10])
+    assert attempt.upload_offset(identity, NAMES[0]) == 10
+    assert attempt.open_upload(identity, header) is first
+    first.append(10, content[10:])
+    attempt.fold_upload(identity, NAMES[0])
+    attempt.fold_upload(identity, NAMES[0])
+    assert attempt.upload_offset(identity, NAMES[0]) == len(content)
+    assert attempt.received_bytes == len(content)
+    with pytest.raises(WrongPhaseError, match="complete"):
+        attempt.open_upload(identity, header)
+    uploading.step()
+    attempt.close_phase()
+    uploading.until(Phase.UNMASK).step()
+    np.testing.assert_array_equal(uploading.total(), uploading.cohort.expected(NAMES))
+
+
+def test_altered_bytes_start_again_and_never_enter_the_sum(uploading):
+    attempt, identity = uploading.attempt, uploading.identity
+    header, content = uploading.masked[NAMES[0]]
+    upload = attempt.open_upload(identity, header)
+    upload.append(0, bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(UploadError, match="signed digest"):
+        attempt.fold_upload(identity, NAMES[0])
+    assert attempt.upload_offset(identity, NAMES[0]) == 0
+    assert NAMES[0] in attempt.waiting_for
+    uploading.send(NAMES[0])
+    assert NAMES[0] not in attempt.waiting_for
+
+
+def test_a_second_different_upload_is_refused(uploading):
+    header, _ = uploading.masked[NAMES[0]]
+    uploading.attempt.open_upload(uploading.identity, header)
+    from dataclasses import replace
+
+    with pytest.raises((SecAggError, WrongPhaseError)):
+        uploading.attempt.open_upload(uploading.identity, replace(header, masked_sha256=bytes(32)))
+
+
+def test_a_late_upload_is_refused_and_leaves_the_sum_alone(uploading):
+    attempt, identity = uploading.attempt, uploading.identity
+    header, content = uploading.masked[NAMES[0]]
+    upload = attempt.open_upload(identity, header)
+    upload.append(0, content[:10])
+    uploading.step(NAMES[0])
+    attempt.close_phase()
+    assert attempt.survivors == NAMES[1:]
+    upload.append(10, content[10:])
+    for late in (
+        lambda: attempt.fold_upload(identity, NAMES[0]),
+        lambda: attempt.open_upload(identity, header),
+    ):
+        with pytest.raises(WrongPhaseError):
+            late()
+    uploading.until(Phase.UNMASK).step()
+    np.testing.assert_array_equal(uploading.total(), uploading.cohort.expected(NAMES[1:]))
+
+
+def test_a_wrong_share_is_survived_and_a_result_is_memory_of_its_own(played):
+    played.until(Phase.UNMASK)
+    played.step()
+    assert isinstance(played.attempt._state, CollectUnmasking)
+    total = played.attempt.unmask()
+    played.attempt.close()
+    np.testing.assert_array_equal(
+        total.view(np.int32).astype(np.int64), played.cohort.expected(NAMES)
+    )

@@ -1,0 +1,311 @@
+"""Whole runs in one process: real protocol states, sessions, ledgers and store; time is simulated.
+
+A silo that dies, lags or refuses is no failure here; a wrong sum, a lost round, a second release of
+one attempt or a charge beyond the plan's is.
+"""
+
+import asyncio
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from federation.adapter import decode_adapter
+from federation.record import verify_chain
+from federation.verify import verify_update
+from secagg.suite import verification_key
+from server.errors import WrongRoundError
+from server.figures import RoundFigures
+from server.round import STEPS, Phase
+from server.run import ALREADY_AGREED
+from server.store.runs import RunState
+from silo_agent.transport import RoundAborted
+from tests.unit import server_world as sw
+from tests.unit.secagg_samples import COORDINATOR_KEY, silo_names
+
+NAMES = silo_names(4)
+
+
+@pytest.fixture
+def world(tmp_path):
+    with sw.World(tmp_path) as made:
+        yield made
+
+
+def adapter_of(world, record):
+    return decode_adapter(world.context.blobs.get(record.adapter_sha256), max_bytes=1 << 20)
+
+
+def require_exact(world, survivors, rounds=1):
+    found = adapter_of(world, world.driver.head)
+    for name, expected in sw.expected_adapter(survivors, rounds).items():
+        np.testing.assert_array_equal(found[name], expected)
+
+
+def require_chain(world, run_id):
+    """The records link up, are signed, and each adapter follows from its published sum."""
+    records = world.store.records.list(run_id)
+    verify_chain(records, verification_key(COORDINATOR_KEY))
+    blobs = world.context.blobs
+    for before, record in pairwise(records):
+        if record.kind == "aggregated":
+            verify_update(
+                plan=world.driver.plan,
+                record=record,
+                previous=blobs.get(before.adapter_sha256),
+                total=np.frombuffer(blobs.get(record.sum_sha256), dtype="<i4"),
+                published=blobs.get(record.adapter_sha256),
+            )
+    return records
+
+
+def test_a_run_to_its_end(world):
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2)))
+    assert world.store.runs.get(run_id).state is RunState.FINISHED
+    require_exact(world, NAMES, rounds=2)
+    assert [r.kind for r in require_chain(world, run_id)] == ["initial", "aggregated", "aggregated"]
+    rows = world.store.rounds.finished(run_id)
+    figures = [RoundFigures.from_json(row.figures_json) for row in rows]
+    for figure in figures:
+        assert figure.survivors == figure.cohort == NAMES
+        assert figure.success["constant"][0] == pytest.approx((8 + 16 + 24 + 32) / 256, abs=1e-3)
+        assert set(figure.timings_s) == {p.value for p in Phase if p is not Phase.FINISHED}
+        assert figure.upload_bytes == 4 * (sw.DIMENSION + 3) * 4
+        # All silos move in one direction, so they agree as far as their unequal lengths allow.
+        assert 0.4 < figure.agreement < 1.0
+    assert world.audit.verify() == len(world.events())
+    assert world.events().count("round_finished") == 2
+    assert world.value("chorale_rounds_total", outcome="aggregated") == 2
+    # Without noise a charge is unbounded, and the gauge says so from the first release on.
+    assert world.value("chorale_dp_epsilon_spent") == float("inf")
+    assert not list((world.directory / "scratch").rglob("*.masked"))
+
+
+def test_epsilon_is_shown_after_each_attempt(world):
+    seen = []
+    world.before_wait = lambda: seen.append(world.value("chorale_dp_epsilon_spent"))
+    asyncio.run(world.run(sw.plan_toml(rounds=2, mode="silo", noise=1.0)))
+    after = world.value("chorale_dp_epsilon_spent")
+    first = [value for value in seen if value > 0]
+    assert seen[0] == 0
+    assert 0 < min(first) < after < 100
+    assert world.value("chorale_dp_epsilon_cap") == 1e9
+    # Every silo's own ledger says the same: one charge a round.
+    for silo in world.silos.values():
+        assert silo.ledger.spent_epsilon() == pytest.approx(after)
+
+
+@pytest.mark.parametrize(
+    ("die_at", "survivors"),
+    [
+        ("report_ready", NAMES[:3]),
+        ("advertise_keys", NAMES[:3]),
+        ("share_keys", NAMES[:3]),
+        ("upload", NAMES[:3]),
+        ("check_consistency", NAMES),
+        ("unmask", NAMES),
+    ],
+)
+def test_a_silo_may_die_anywhere(world, die_at, survivors):
+    world.silos[NAMES[3]].die_at = (die_at, 1)
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    assert world.store.runs.get(run_id).state is RunState.FINISHED
+    assert world.driver.head.survivors == survivors
+    require_exact(world, survivors)
+    require_chain(world, run_id)
+    if die_at != "report_ready":
+        step = {"upload": "masked_input", "check_consistency": "consistency_check"}
+        stage = step.get(die_at, die_at)
+        assert world.value("chorale_secagg_dropouts_total", stage=stage) == 1
+
+
+def test_a_silo_that_lags_is_told_once_and_takes_part_again(world):
+    lagging = world.silos[NAMES[3]]
+
+    def before_wait():
+        phase = world.driver.current.phase
+        if world.driver.current.round == 1:
+            lagging.dead = phase in (Phase.SHARE_KEYS, Phase.MASKED_INPUT, Phase.CONSISTENCY_CHECK)
+
+    world.before_wait = before_wait
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2)))
+    records = require_chain(world, run_id)
+    assert [r.survivors for r in records] == [(), NAMES[:3], NAMES]
+    assert sum(isinstance(message, RoundAborted) for message in lagging.told) == 1
+
+
+def test_too_few_uploads_are_followed_by_another_attempt_with_new_keys(world):
+    for name in NAMES[2:]:
+        world.silos[name].die_at = ("upload", 1)
+
+    def before_wait():
+        if "round_stalled" in world.events():
+            world.silos[NAMES[2]].come_back()
+
+    world.before_wait = before_wait
+    run_id = asyncio.run(world.run(sw.plan_toml(mode="silo", noise=1.0)))
+    events = world.events()
+    assert events.index("attempt_aborted") < events.index("round_stalled")
+    assert world.driver.head.survivors == NAMES[:3]
+    rows = {row.attempt: row for row in world.store.rounds.list(run_id)}
+    assert rows[2].outcome == "aggregated"
+    assert rows[1].outcome == ""
+    assert world.store.rounds.releases(run_id) == 2
+    assert world.value("chorale_secagg_aborts_total", reason="too_few_masked_input") == 1
+    # Both attempts were debited by those who were alive.
+    assert world.silos[NAMES[0]].ledger.highest_identity(run_id).attempt == 2
+
+
+def test_after_survivors_were_declared_there_is_no_second_attempt(world):
+    for name in NAMES[2:]:
+        world.silos[name].die_at = ("check_consistency", 1)
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    initial, record = require_chain(world, run_id)
+    assert (record.kind, record.adapter_sha256) == ("skipped", initial.adapter_sha256)
+    assert [row.attempt for row in world.store.rounds.list(run_id)] == [1]
+    assert world.store.runs.get(run_id).state is RunState.FINISHED
+    assert world.value("chorale_rounds_total", outcome="skipped") == 1
+    assert world.value("chorale_secagg_aborts_total", reason="too_few_consistency_check") == 1
+
+
+def test_an_impossible_sum_is_not_applied(world):
+    # More than four clipped silos could reach together.
+    world.silos[NAMES[0]].poison = np.full(sw.DIMENSION + 3, 2**21, dtype=np.uint32)
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    initial, record = require_chain(world, run_id)
+    assert (record.kind, record.adapter_sha256) == ("skipped", initial.adapter_sha256)
+    aborted = [json.loads(x) for x in world.audit.tail(99) if "attempt_aborted" in x]
+    assert "not applied" in aborted[0]["details"]["reason"]
+
+
+def test_the_charged_attempts_of_the_plan_are_never_exceeded(world):
+    """Every attempt loses two silos at upload; they come back when the round stalls."""
+
+    def before_wait():
+        current = world.driver.current
+        for name in NAMES[2:]:
+            silo = world.silos[name]
+            if silo.dead and world.driver.training is not None:
+                silo.come_back()
+            if current.attempt:
+                silo.die_at = ("upload", current.attempt)
+
+    world.before_wait = before_wait
+    plan = sw.plan_toml(rounds=3, spare=1)
+    run_id = asyncio.run(world.run(plan))
+    charged = sw.parsed(plan).rounds.charged_attempts
+    assert [r.kind for r in world.store.records.list(run_id)[1:]] == ["skipped"] * 3
+    assert world.store.rounds.releases(run_id) == charged == 4
+    # The spare attempt was used up where it was first needed.
+    assert [row.round for row in world.store.rounds.list(run_id)] == [1, 1, 2, 3]
+
+
+def test_refusals_below_the_quorum_stop_the_run_and_say_why(world):
+    for name in NAMES[2:]:
+        world.silos[name].refuses = "budget"
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    row = world.store.runs.get(run_id)
+    assert row.state is RunState.FAILED
+    assert f"{NAMES[2]}: budget" in row.error
+    assert "quorum of 3" in row.error
+    assert world.events().count("silo_refused") == 2
+    assert world.events()[-1] == "run_failed"
+
+
+def test_silos_that_signed_survivors_already_end_the_round_as_skipped(world):
+    for name in NAMES[:2]:
+        world.silos[name].refuses = ALREADY_AGREED
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    assert [r.kind for r in world.store.records.list(run_id)] == ["initial", "skipped"]
+    assert world.store.runs.get(run_id).state is RunState.FINISHED
+
+
+@pytest.mark.parametrize("phase", [Phase.TRAINING, *STEPS])
+def test_a_coordinator_that_restarts_anywhere(tmp_path, phase):
+    """Up to the survivors the attempt is keyed anew; after them the round is skipped."""
+    with sw.World(tmp_path) as world:
+
+        def before_wait():
+            if world.driver.current.phase is phase and phase in cut:
+                cut.remove(phase)
+                raise sw.PowerCut
+
+        cut = [phase]
+        world.before_wait = before_wait
+
+        async def scenario():
+            run_id = await world.conductor.start_run(sw.plan_toml(rounds=2), sw.INITIAL, "t")
+            with pytest.raises(sw.PowerCut):
+                await world.driver.drive()
+            return run_id
+
+        async def again():
+            world.conductor.resume()
+            await world.ended()
+
+        run_id = asyncio.run(_without_task(world, scenario))
+        before = world.driver
+        world.conductor = sw.Conductor(world.context)
+        for silo in world.silos.values():
+            if phase in (Phase.CONSISTENCY_CHECK, Phase.UNMASK):
+                # What the daemon answers when its ledger says so.
+                agreed = silo.ledger.has_agreed(run_id, 1, 0, 0)
+                silo.refuses = ALREADY_AGREED if agreed else ""
+        world.before_wait = lambda: _forgive(world)
+        asyncio.run(again())
+        assert world.driver is not before
+        assert world.store.runs.get(run_id).state is RunState.FINISHED
+        assert "run_resumed" in world.events()
+        records = require_chain(world, run_id)
+        kinds = [record.kind for record in records]
+        if phase is Phase.UNMASK:
+            assert kinds == ["initial", "skipped", "aggregated"]
+        else:
+            assert kinds == ["initial", "aggregated", "aggregated"]
+            assert world.store.rounds.attempts(run_id, 1) == (1 if cut else 2)
+
+
+def _forgive(world):
+    if world.driver.current.round == 2:
+        for silo in world.silos.values():
+            if silo.refuses:
+                silo.refuses, silo._last = "", ""
+
+
+async def _without_task(world, scenario):
+    """Drive in the foreground, so that the power cut ends the loop and not a background task."""
+
+    async def nothing(_):
+        return None
+
+    world.conductor._drive = nothing
+    return await scenario()
+
+
+def test_messages_that_do_not_fit_change_nothing(world):
+    async def scenario():
+        run_id = await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "t")
+        driver = world.driver
+        with pytest.raises(WrongRoundError, match="no aggregation"):
+            driver.active_attempt()
+        await asyncio.sleep(0)
+        head = driver.head.adapter_sha256
+        with pytest.raises(WrongRoundError, match="another adapter"):
+            driver.report_ready(
+                NAMES[0], round_number=1, adapter_sha256=bytes(32), families=("constant",)
+            )
+        with pytest.raises(WrongRoundError, match="round 2"):
+            driver.report_ready(NAMES[0], round_number=2, adapter_sha256=head, families=())
+        with pytest.raises(WrongRoundError, match="round 7"):
+            driver.refuse(NAMES[0], round_number=7, reason="budget")
+        assert driver.waiting_for == NAMES
+        driver.refuse(NAMES[0], round_number=1, reason="busy")
+        driver.report_ready(NAMES[0], round_number=1, adapter_sha256=head, families=("constant",))
+        assert (driver.training.refused, driver.waiting_for) == ({}, NAMES[1:])
+        await world.conductor.close()
+        return run_id
+
+    run_id = asyncio.run(scenario())
+    # A stopped coordinator leaves the run to be resumed.
+    assert world.store.runs.get(run_id).state is RunState.RUNNING
