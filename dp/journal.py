@@ -111,10 +111,13 @@ class Journal:
         head = _FIELDS.pack(len(payload), zlib.crc32(payload))
         frame = head + _CHECK.pack(zlib.crc32(head)) + payload
         self._usable = False
-        written = 0
-        while written < len(frame):
-            written += os.write(self._fd, frame[written:])
-        os.fsync(self._fd)
+        try:
+            written = 0
+            while written < len(frame):
+                written += os.write(self._fd, frame[written:])
+            os.fsync(self._fd)
+        except OSError as error:
+            raise LedgerCorruptError(f"the ledger cannot be written: {error}") from error
         self._length_bytes += len(frame)
         self._digests.append(hashlib.sha256(payload).digest())
         self._usable = True

@@ -69,6 +69,8 @@ class EvolveSection(Section):
     """Rounds of successes trained on; 0 is the whole cumulative buffer."""
     tries_per_task: Annotated[int, Field(ge=1, le=1024)] = 4
     """Tries at each task; the shortest success is kept."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=8192)] = 8
+    """Longest answer in one turn."""
     max_sequence_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 1024
     """Longest training sequence."""
     explore: bool = True
@@ -79,8 +81,6 @@ class EvolveSection(Section):
     """Seed of task sampling and of training."""
     environments: Annotated[tuple[EnvironmentName, ...], Field(max_length=64)] = ()
     """Environments that silos may explore; a silo serves those it has."""
-    shards: bool = False
-    """True gives each silo its own share of each environment's tasks."""
 
     @field_validator("environments")
     @classmethod

@@ -11,7 +11,8 @@ Invariants of the block:
     1. A family has coordinates only if max(t, n_min) cohort silos or more declare it; the episodes
        of others go to ``other``, which has coordinates under the same condition on the silos that
        would fill it. Below it those episodes are reported nowhere: ``other`` would be the figure
-       of fewer silos than any sum may be about.
+       of fewer silos than any sum may be about. Each silo checks this against the families signed
+       in R0 (``secagg.verification.check_families``), which is where the prefixes are defined.
     2. Every bound is a function of the plan, never of data.
     3. The order is fixed: the norm, then families by name, ``other`` last.
 
@@ -45,14 +46,10 @@ from federation.aggregate.server_step import Int64Vector
 from federation.errors import LayoutError, UpdateError
 from federation.plan import Plan
 from secagg import bounds
+from secagg.descriptor import EPISODES, OTHER_FAMILY, SUCCESSES
 from secagg.errors import MalformedMessageError
 
 UPDATE_NORM_SQ: Final = "update_norm_sq"
-OTHER_FAMILY: Final = "other"
-EPISODES: Final = "episodes/"
-SUCCESSES: Final = "successes/"
-MAX_FAMILIES_PER_SILO: Final = 64
-_MAX_FAMILY_CHARACTERS: Final = 64
 
 
 def encode_sum(total: npt.NDArray[np.integer]) -> bytes:
@@ -195,14 +192,17 @@ def _quotient(numerator: Estimate, denominator: Estimate) -> Estimate:
 
 
 def require_families(silo_id: str, families: tuple[str, ...]) -> None:
-    if len(families) > MAX_FAMILIES_PER_SILO or len(set(families)) != len(families):
+    """Refuse a declaration of families that is too long, repeated or malformed.
+
+    Raises:
+        LayoutError: Naming the silo.
+    """
+    if len(families) > bounds.MAX_FAMILIES or len(set(families)) != len(families):
         raise LayoutError(
-            f"silo {silo_id!r} declares a family twice or more than {MAX_FAMILIES_PER_SILO}"
+            f"silo {silo_id!r} declares a family twice or more than {bounds.MAX_FAMILIES}"
         )
     for family in families:
         try:
-            bounds.require_name(family, f"a family declared by {silo_id!r}")
+            bounds.require_family(family, f"a family declared by {silo_id!r}")
         except MalformedMessageError as error:
             raise LayoutError(str(error)) from error
-        if len(family) > _MAX_FAMILY_CHARACTERS:
-            raise LayoutError(f"silo {silo_id!r} declares a family with too long a name")

@@ -21,6 +21,13 @@ from secagg.errors import MalformedMessageError
 
 TASK_DOMAIN: Final = "chorale/v1/round-task"
 
+SURVIVORS_ALREADY_SIGNED: Final = "survivors_already_signed"
+"""Public reason of a silo that signed R3 of an earlier attempt of the round."""
+OUTSIDE_HOURS: Final = "the site's policy does not allow a round at this time"
+CLOCKS_DISAGREE: Final = "the task's deadline does not fit its plan and this silo's clock"
+PASSING_REASONS: Final = frozenset({OUTSIDE_HOURS, CLOCKS_DISAGREE})
+"""Public reasons that end by themselves: another hour, a new deadline."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTask:

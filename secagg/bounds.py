@@ -19,6 +19,9 @@ SIGNATURE_BYTES: Final = 64
 MAX_COHORT: Final = 200
 MAX_ROSTER: Final = 1000
 MAX_METRICS: Final = 1024
+# Environment families that one silo may declare.
+MAX_FAMILIES: Final = 64
+MAX_FAMILY_CHARACTERS: Final = 64
 # 512 MiB of ring elements; the specification asks for 1e8.
 MAX_DIMENSION: Final = 2**27
 UINT32_MAX: Final = 2**32 - 1
@@ -39,6 +42,13 @@ def require_name(value: object, field: str) -> None:
     """Accept a printable name of at most 128 characters."""
     if type(value) is not str or _NAME.fullmatch(value) is None:
         raise MalformedMessageError(f"{field} is not a name of 1 to 128 plain characters")
+
+
+def require_family(value: object, field: str) -> None:
+    """Accept the name of an environment family: a name of at most 64 characters."""
+    require_name(value, field)
+    if len(str(value)) > MAX_FAMILY_CHARACTERS:
+        raise MalformedMessageError(f"{field} has more than {MAX_FAMILY_CHARACTERS} characters")
 
 
 def require_spiffe_uri(value: object, field: str) -> None:
@@ -73,6 +83,15 @@ def require_sequence(value: object, kind: type, low: int, high: int, field: str)
         raise MalformedMessageError(f"{field} does not have {low} to {high} items")
     if any(type(item) is not kind for item in value):
         raise MalformedMessageError(f"{field} has an item that is not a {kind.__name__}")
+
+
+def require_families(value: tuple[str, ...], field: str) -> None:
+    """Accept at most 64 names of families, in ascending order without repeats."""
+    require_sequence(value, str, 0, MAX_FAMILIES, field)
+    for family in value:
+        require_family(family, field)
+    if not is_strictly_sorted(value):
+        raise MalformedMessageError(f"{field} are not in ascending order without repeats")
 
 
 def is_strictly_sorted(names: Iterable[str]) -> bool:

@@ -34,6 +34,11 @@ MIN_SIGMA: Final = 4.0
 # Standard deviations of noise that the ring leaves room for.
 NOISE_TAIL: Final = 12
 STEPS: Final = ("advertise_keys", "share_keys", "masked_input", "consistency_check", "unmask")
+# Coordinates of the metrics block with these prefixes are figures of one environment family, which
+# needs enough silos that declare it; ``other`` is what is left of the families without figures.
+EPISODES: Final = "episodes/"
+SUCCESSES: Final = "successes/"
+OTHER_FAMILY: Final = "other"
 _DOMAIN: Final = "chorale/v1/descriptor"
 
 
@@ -86,6 +91,17 @@ class MetricsLayout:
     def fields(self) -> tuple[canonical.Field, ...]:
         """Return the fields in their signed order."""
         return (self.names, self.bounds, self.grid, self.sigma)
+
+    def families(self) -> tuple[str, ...]:
+        """Return the families that have a coordinate, in order of their first one."""
+        return tuple(
+            dict.fromkeys(
+                name.removeprefix(prefix)
+                for name in self.names
+                for prefix in (EPISODES, SUCCESSES)
+                if name.startswith(prefix)
+            )
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

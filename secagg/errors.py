@@ -54,6 +54,7 @@ class Check(StrEnum):
     OWN_BUNDLE = "own_bundle"
     KEY_DISTINCT = "key_distinct"
     LOW_ORDER_KEY = "low_order_key"
+    METRICS_FAMILIES = "metrics_families"
     # R1 share boxes.
     SHARE_SET = "share_set"
     SHARE_SIGNATURE = "share_signature"

@@ -23,7 +23,7 @@ BOX_BYTES: Final = 2 * SHARE_BYTES + TAG_BYTES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyBundle:
-    """R0: two X25519 keys made for this aggregation alone."""
+    """R0: two X25519 keys made for this aggregation alone, and what the silo declares."""
 
     silo_id: str
     # For the boxes that carry shares.
@@ -33,6 +33,8 @@ class KeyBundle:
     # Head of the silo's privacy ledger, so that peers can prove a rollback.
     ledger_seq: int
     ledger_sha256: bytes
+    # Environment families, in ascending order.
+    families: tuple[str, ...]
     signature: bytes
 
     def __post_init__(self) -> None:
@@ -41,6 +43,7 @@ class KeyBundle:
         bounds.require_bytes(self.mask_key, bounds.KEY_BYTES, "mask_key")
         bounds.require_integer(self.ledger_seq, 0, bounds.UINT64_MAX, "ledger_seq")
         bounds.require_bytes(self.ledger_sha256, bounds.DIGEST_BYTES, "ledger_sha256")
+        bounds.require_families(self.families, "bundle families")
         bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "bundle signature")
 
     def fields(self) -> tuple[canonical.Field, ...]:
@@ -51,6 +54,7 @@ class KeyBundle:
             self.mask_key,
             self.ledger_seq,
             self.ledger_sha256,
+            self.families,
         )
 
     def signed_bytes(self, descriptor_sha256: bytes) -> bytes:

@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Collection, Iterable
 
 from secagg import bounds, suite
-from secagg.descriptor import Descriptor
+from secagg.descriptor import OTHER_FAMILY, Descriptor, MetricsLayout
 from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundle, MaskedInputHeader, ShareBoxHeader
 from secagg.roster import Roster
@@ -77,6 +77,34 @@ def check_bundle(
     if any(suite.is_low_order(key) for key in (bundle.cipher_key, bundle.mask_key)):
         raise VerificationError(Check.LOW_ORDER_KEY, "a key has low order", silo=bundle.silo_id)
     seen.update(points)
+
+
+def check_families(metrics: MetricsLayout, bundles: Collection[KeyBundle], least: int) -> None:
+    """Check that no figure of the metrics block is about fewer silos than a sum may be about.
+
+    A family with coordinates must be declared by enough silos of U1. So must ``other``: each silo
+    counted for it declares a family that has no coordinates of its own.
+
+    Args:
+        metrics: The descriptor's metrics block.
+        bundles: The bundles of U1, their signatures checked.
+        least: max(t, n_min).
+
+    Raises:
+        VerificationError: metrics_families.
+    """
+    shown = set(metrics.families())
+    own = shown - {OTHER_FAMILY}
+    for family in sorted(shown):
+        if family == OTHER_FAMILY:
+            silos = sum(1 for bundle in bundles if set(bundle.families) - own)
+        else:
+            silos = sum(1 for bundle in bundles if family in bundle.families)
+        if silos < least:
+            raise VerificationError(
+                Check.METRICS_FAMILIES,
+                f"family {family!r} has coordinates and {silos} silos where {least} are needed",
+            )
 
 
 def check_share_header(

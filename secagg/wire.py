@@ -183,6 +183,7 @@ def key_bundle_to_proto(bundle: messages.KeyBundle) -> pb.KeyBundle:
         mask_key=bundle.mask_key,
         ledger_seq=bundle.ledger_seq,
         ledger_sha256=bundle.ledger_sha256,
+        families=bundle.families,
         signature=bundle.signature,
     )
 
@@ -195,6 +196,7 @@ def key_bundle_from_proto(proto: pb.KeyBundle) -> messages.KeyBundle:
         mask_key=proto.mask_key,
         ledger_seq=proto.ledger_seq,
         ledger_sha256=proto.ledger_sha256,
+        families=_items(proto.families, _same, bounds.MAX_FAMILIES, "bundle families"),
         signature=proto.signature,
     )
 
@@ -330,8 +332,7 @@ def survivors_to_proto(survivors: messages.Survivors) -> pb.Survivors:
 
 def survivors_from_proto(proto: pb.Survivors) -> messages.Survivors:
     """Convert, or raise MalformedMessageError."""
-    convert = masked_input_header_from_proto
-    headers = _items(proto.headers, convert, bounds.MAX_COHORT, "survivors")
+    headers = _items(proto.headers, masked_input_header_from_proto, bounds.MAX_COHORT, "survivors")
     return messages.Survivors(headers=headers)
 
 

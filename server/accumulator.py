@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from server.errors import UploadError
+from server.errors import StorageFullError, UploadError
 
 __all__ = ["Accumulator", "Upload"]
 
@@ -103,7 +103,13 @@ class Accumulator:
         directory.mkdir(parents=True, mode=0o700)
         self.length = length
         self._path = directory / "sum.u32"
-        self.vector: np.ndarray = np.memmap(self._path, dtype="<u4", mode="w+", shape=(length,))
+        try:
+            with self._path.open("xb") as file:
+                # Reserved now: a mapping that runs out of disk ends the process, not the call.
+                os.posix_fallocate(file.fileno(), 0, 4 * length)
+        except OSError as error:
+            raise StorageFullError(f"cannot reserve {4 * length} bytes: {error}") from error
+        self.vector: np.ndarray = np.memmap(self._path, dtype="<u4", mode="r+", shape=(length,))
 
     def open_upload(self, silo_id: str, *, length_bytes: int, sha256: bytes) -> Upload:
         """Start the spool of one silo.

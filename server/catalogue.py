@@ -54,6 +54,7 @@ class Reason(StrEnum):
     BLOB_UNAVAILABLE = "blob_unavailable"
     AUDIT_BROKEN = "audit_broken"
     STORE_REFUSED = "store_refused"
+    STORAGE_FULL = "storage_full"
     RUN_UNKNOWN = "run_unknown"
     RUN_REFUSED = "run_refused"
     NOT_PUBLISHED = "not_published"
@@ -178,6 +179,9 @@ CATALOGUE: Final = MappingProxyType(
         ),
         errors.StoreError: _entry(
             StatusCode.INTERNAL, Reason.STORE_REFUSED, _LOG, public_text=False
+        ),
+        errors.StorageFullError: _entry(
+            StatusCode.RESOURCE_EXHAUSTED, Reason.STORAGE_FULL, _LOG, public_text=False
         ),
         errors.UnknownRunError: _entry(
             StatusCode.NOT_FOUND, Reason.RUN_UNKNOWN, "chorale run list shows the runs"

@@ -23,7 +23,9 @@ import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2, round_pb2
 from dp.errors import PrivacyError
 from federation.adapter import decode_adapter
-from federation.errors import FederationError
+from federation.errors import FederationError, PlanError
+from federation.forecast import forecast_plan, shared_dimension
+from federation.layout import Layout
 from federation.plan import Plan
 from federation.record import AdapterRecord
 from secagg.descriptor import SignedDescriptor
@@ -34,6 +36,7 @@ from secagg.messages import (
     KeyBundles,
     Survivors,
 )
+from secagg.roster import SignedRoster
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import CoordinatorError, RunError, UnknownRunError
@@ -89,14 +92,13 @@ class Conductor:
         if known is not None:
             return known.run_id
         plan = Plan.parse(plan_toml)
-        decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
         active = [row for row in store.runs.list() if row.state is RunState.RUNNING]
         if active:
             raise RunError(f"run {active[0].run_id} is active: wait for it, or abort it")
         roster = store.rosters.current()
         if roster is None:
             raise RunError("no roster is published: chorale roster propose, sign and publish")
-        plan.require_cohort(len(roster.roster.entries), roster.roster.colluding)
+        self._require_feasible(plan, adapter, roster)
         plan_sha256 = hashlib.sha256(plan_toml).digest()
         run_id = f"{plan.name}-{secrets.token_hex(4)}"
         record = AdapterRecord(
@@ -131,6 +133,22 @@ class Conductor:
         )
         self._launch(run_id)
         return run_id
+
+    @staticmethod
+    def _require_feasible(plan: Plan, adapter: bytes, roster: SignedRoster) -> None:
+        """Refuse what ``chorale run plan`` refuses: a start must not be a way around the gate."""
+        members = roster.roster
+        plan.require_cohort(len(members.entries), members.colluding)
+        layout = Layout.from_tensors(decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES))
+        expected = forecast_plan(
+            plan,
+            silos=len(members.entries),
+            colluding=members.colluding,
+            dimension=shared_dimension(plan, layout),
+            adapter_dimension=layout.dimension,
+        )
+        if expected.refusals:
+            raise PlanError(list(expected.refusals))
 
     async def abort_run(self, run_id: str) -> None:
         """Stop a run for good; its adapters stay."""

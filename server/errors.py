@@ -22,6 +22,7 @@
     ├── BlobError                  a blob is absent, or its bytes are not those of its digest
     ├── AuditError                 the audit chain is broken; says at which record
     ├── StoreError                 the database is unusable or refuses a change
+    ├── StorageFullError           the disk for uploads and sums is full
     ├── UnknownRunError            no such run
     ├── RunError                   a run cannot be started or cannot go on
     ├── NotPublishedError          asked for something that is not published
@@ -73,6 +74,7 @@ __all__ = [
     "RoundError",
     "RunError",
     "SpentInviteError",
+    "StorageFullError",
     "StoreError",
     "TooFewSilosError",
     "UnauthenticatedError",
@@ -176,6 +178,10 @@ class AuditError(CoordinatorError):
 
 class StoreError(CoordinatorError):
     """The database is unusable or refuses a change."""
+
+
+class StorageFullError(CoordinatorError):
+    """The disk for uploads and sums is full."""
 
 
 class UnknownRunError(CoordinatorError):

@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,9 @@ from server.errors import TooFewSilosError, WrongPhaseError, WrongRoundError
 __all__ = ["STEPS", "Attempt", "Instruction", "Phase"]
 
 StateT = TypeVar("StateT")
+CollectorT = TypeVar(
+    "CollectorT", CollectBundles, CollectShares, CollectConsistency, CollectUnmasking
+)
 
 
 class Phase(StrEnum):
@@ -118,6 +121,7 @@ class Attempt:
         self.lock = asyncio.Lock()
         self._accumulator = accumulator
         self._inbox = _Inbox()
+        self._taken: dict[tuple[type[State], str], Any] = {}
         self._state: State = protocol.open(descriptor, roster)
         self._messages: Mapping[str, Message] = dict.fromkeys(self.cohort, descriptor)
 
@@ -140,11 +144,11 @@ class Attempt:
 
     def receive_bundle(self, identity: AggregationId, bundle: KeyBundle) -> None:
         """R0."""
-        self._expect(identity, CollectBundles).receive(bundle)
+        self._take(identity, CollectBundles, bundle.silo_id, bundle)
 
     def receive_boxes(self, identity: AggregationId, boxes: ShareBoxes) -> None:
         """R1."""
-        self._expect(identity, CollectShares).receive(boxes)
+        self._take(identity, CollectShares, boxes.sender, boxes)
 
     def open_upload(self, identity: AggregationId, header: MaskedInputHeader) -> Upload:
         """R2, opening: the signed header is checked before the first byte is stored."""
@@ -166,8 +170,13 @@ class Attempt:
 
     def upload_offset(self, identity: AggregationId, silo_id: str) -> int:
         """How many bytes of this silo's upload are here; the full length once it is folded."""
-        self._expect(identity, CollectMaskedInputs)
         header = self._inbox.headers.get(silo_id)
+        if identity == self.identity and header is not None:
+            upload = self._inbox.uploads.get(silo_id)
+            if upload is None:
+                # Folded: true in whatever phase the silo asks again.
+                return header.length_bytes
+        self._expect(identity, CollectMaskedInputs)
         if header is None:
             return 0
         upload = self._inbox.uploads.get(silo_id)
@@ -190,11 +199,11 @@ class Attempt:
 
     def receive_consistency(self, identity: AggregationId, message: ConsistencySignature) -> None:
         """R3."""
-        self._expect(identity, CollectConsistency).receive(message)
+        self._take(identity, CollectConsistency, message.silo_id, message)
 
     def receive_unmasking(self, identity: AggregationId, message: UnmaskingShares) -> None:
         """R4."""
-        self._expect(identity, CollectUnmasking).receive(message)
+        self._take(identity, CollectUnmasking, message.silo_id, message)
 
     # Closing a phase -----------------------------------------------------------------------------
 
@@ -258,6 +267,19 @@ class Attempt:
         missing = self.waiting_for
         self.dropped.update(dict.fromkeys(sorted(missing), self.phase))
         self.active -= missing
+
+    def _take(
+        self, identity: AggregationId, kind: type[CollectorT], silo_id: str, message: Any
+    ) -> None:
+        """Receive a message; the same one again is fine even after its phase closed.
+
+        A silo repeats itself when the answer was lost on the way; refusing that would cost a
+        healthy silo its place.
+        """
+        if identity == self.identity and self._taken.get((kind, silo_id)) == message:
+            return
+        self._expect(identity, kind).receive(message)
+        self._taken[kind, silo_id] = message
 
     def _expect(self, identity: AggregationId, kind: type[StateT]) -> StateT:
         if identity != self.identity:

@@ -19,13 +19,14 @@ attempt after a restart.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import structlog
 
 from federation.errors import UpdateError
 from federation.plan import Plan
 from federation.record import AdapterRecord, RecordKind
-from federation.task import RoundTask
+from federation.task import SURVIVORS_ALREADY_SIGNED, RoundTask
 from secagg.descriptor import AggregationId, sign_descriptor
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
@@ -44,8 +45,6 @@ from server.training import Training
 __all__ = ["RunDriver"]
 
 log = structlog.get_logger(__name__)
-
-ALREADY_AGREED = "survivors_already_signed"
 
 
 class RunDriver:
@@ -88,6 +87,7 @@ class RunDriver:
         self, silo_id: str, *, round_number: int, adapter_sha256: bytes, families: tuple[str, ...]
     ) -> None:
         """A silo's local work is done."""
+        self._require_member(silo_id)
         self._training(round_number).report_ready(
             silo_id, adapter_sha256=adapter_sha256, families=families
         )
@@ -95,7 +95,11 @@ class RunDriver:
 
     def refuse(self, silo_id: str, *, round_number: int, reason: str) -> None:
         """A silo takes no part."""
-        self._training(round_number).refuse(silo_id, reason)
+        self._require_member(silo_id)
+        training = self._training(round_number)
+        if training.refused.get(silo_id) == reason:
+            return
+        training.refuse(silo_id, reason)
         self._context.audit.append(
             AuditEvent.SILO_REFUSED,
             run=self.row.run_id,
@@ -104,6 +108,11 @@ class RunDriver:
             reason=reason,
         )
         self._context.changed.notify()
+
+    def _require_member(self, silo_id: str) -> None:
+        """Enrolled silos outside the roster have no say in a round."""
+        if silo_id not in self._silos:
+            raise WrongRoundError(f"{silo_id} is not in the roster of this run")
 
     def active_attempt(self) -> Attempt:
         """The attempt that messages of R0 to R4 are for."""
@@ -173,14 +182,14 @@ class RunDriver:
                 waiting = [s for s in self.waiting_for if self._context.liveness.alive(s)]
                 if not waiting and len(self.training.ready) >= quorum:
                     break
-                if len(self._silos) - len(self.training.refused) < quorum:
+                if self.training.out_of_reach(self._silos, quorum):
                     break
                 await self._context.changed.wait(1.0)
             self._leave()
             if len(self.training.ready) >= quorum:
                 return dict(sorted(self.training.ready.items()))
-            if len(self._silos) - len(self.training.refused) < quorum:
-                if ALREADY_AGREED in self.training.refused.values():
+            if self.training.out_of_reach(self._silos, quorum):
+                if SURVIVORS_ALREADY_SIGNED in self.training.refused.values():
                     return None
                 reasons = ", ".join(f"{s}: {r}" for s, r in sorted(self.training.refused.items()))
                 raise RunError(
@@ -303,9 +312,6 @@ class RunDriver:
         self._append(
             kind="skipped",
             adapter_sha256=self.head.adapter_sha256,
-            descriptor_sha256=b"",
-            sum_sha256=b"",
-            survivors=(),
         )
         self._finish("skipped", self.head.adapter_sha256)
 
@@ -338,17 +344,15 @@ class RunDriver:
         *,
         kind: RecordKind,
         adapter_sha256: bytes,
-        descriptor_sha256: bytes,
-        sum_sha256: bytes,
-        survivors: tuple[str, ...],
+        descriptor_sha256: bytes = b"",
+        sum_sha256: bytes = b"",
+        survivors: tuple[str, ...] = (),
     ) -> None:
-        record = AdapterRecord(
-            run_id=self.row.run_id,
+        record = replace(
+            self.head,
             round=self.next_round,
             parent_sha256=self.head.adapter_sha256,
             adapter_sha256=adapter_sha256,
-            plan_sha256=self.row.plan_sha256,
-            base_model_sha256=bytes.fromhex(self.plan.model.base_sha256),
             descriptor_sha256=descriptor_sha256,
             sum_sha256=sum_sha256,
             survivors=survivors,
@@ -359,14 +363,13 @@ class RunDriver:
         self.records.append(record)
 
     def _sign_task(self, deadline_unix_s: int) -> RoundTask:
-        roster = self.roster.roster
         return RoundTask(
             run_id=self.row.run_id,
             round=self.next_round,
-            plan_sha256=self.row.plan_sha256,
-            roster_sha256=roster.sha256,
-            roster_epoch=roster.epoch,
-            base_model_sha256=bytes.fromhex(self.plan.model.base_sha256),
+            plan_sha256=self.head.plan_sha256,
+            roster_sha256=self.roster.roster.sha256,
+            roster_epoch=self.roster.roster.epoch,
+            base_model_sha256=self.head.base_model_sha256,
             adapter_sha256=self.head.adapter_sha256,
             ready_deadline_unix_s=deadline_unix_s,
         ).sign(self._context.signing_key)
@@ -390,10 +393,8 @@ class RunDriver:
         self._context.metrics.phase_duration.labels(phase=figures.phase.value).observe(spent)
 
     def _show_epsilon(self) -> None:
-        releases = self._context.store.rounds.releases(self.row.run_id)
-        self._context.metrics.set_epsilon(
-            spent=epsilon_spent(self.plan, releases), cap=self.plan.privacy.epsilon_cap
-        )
+        spent = epsilon_spent(self.plan, self._context.store.rounds.releases(self.row.run_id))
+        self._context.metrics.set_epsilon(spent=spent, cap=self.plan.privacy.epsilon_cap)
 
     def _set_run(self, state: RunState, error: str = "") -> None:
         self._context.store.runs.set_state(self.row.run_id, state, error)

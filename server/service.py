@@ -26,6 +26,7 @@ import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2 as pb
 from chorale.v1 import round_pb2_grpc
 from federation.sums import require_families
+from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
 from server.access import current_peer
 from server.conductor import Conductor
@@ -34,6 +35,7 @@ from server.errors import (
     NotPublishedError,
     UploadError,
 )
+from server.round import Attempt
 
 __all__ = ["RoundService"]
 
@@ -50,6 +52,7 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
         self._context = conductor.context
+        self._folds: set[asyncio.Task[None]] = set()
 
     async def GetRoster(
         self, request: pb.GetRosterRequest, context: Context
@@ -159,15 +162,25 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
             upload.append(offset, part.chunk.content)
             offset += len(part.chunk.content)
             self._context.liveness.touch(silo_id)
+            if upload.complete:
+                # Not one more read: a stream cut after the last byte has still delivered it.
+                break
         if not upload.complete:
             raise UploadError(
                 f"the stream ended {upload.length_bytes - upload.received_bytes} bytes early: "
                 "resume at the offset"
             )
+        # Shielded: a call that is cut while its thread still adds must keep the lock to the end.
+        fold = asyncio.create_task(self._fold(attempt, identity, silo_id))
+        self._folds.add(fold)
+        fold.add_done_callback(self._folds.discard)
+        await asyncio.shield(fold)
+        return pb.UploadMaskedInputResponse(received_bytes=upload.length_bytes)
+
+    async def _fold(self, attempt: Attempt, identity: AggregationId, silo_id: str) -> None:
         async with attempt.lock:
             await asyncio.to_thread(attempt.fold_upload, identity, silo_id)
         self._context.changed.notify()
-        return pb.UploadMaskedInputResponse(received_bytes=upload.length_bytes)
 
     async def CheckConsistency(
         self, request: pb.CheckConsistencyRequest, context: Context

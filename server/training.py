@@ -7,10 +7,10 @@ Covered: the book-keeping. Not covered: deadlines and the quorum (``server/run.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from federation.task import RoundTask
+from federation.task import PASSING_REASONS, RoundTask
 from server.errors import WrongRoundError
 
 __all__ = ["Training"]
@@ -47,3 +47,8 @@ class Training:
     def unanswered(self, silos: Iterable[str]) -> tuple[str, ...]:
         """Who of these has said neither."""
         return tuple(s for s in silos if s not in self.ready and s not in self.refused)
+
+    def out_of_reach(self, silos: Sequence[str], quorum: int) -> bool:
+        """Whether so many refused for good that waiting cannot bring a quorum."""
+        final = [reason for reason in self.refused.values() if reason not in PASSING_REASONS]
+        return len(silos) - len(final) < quorum

@@ -17,6 +17,7 @@ hostile messages. Not covered: two runs at once.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 import time
@@ -24,11 +25,11 @@ from types import FrameType
 
 import structlog
 
-from dp.errors import PrivacyError
+from dp.errors import LedgerCorruptError, PrivacyError
 from dp.ledger import Ledger
-from federation.errors import FederationError
+from federation.errors import ChainError, FederationError, UpdateError
 from federation.plan import Plan
-from federation.task import RoundTask
+from federation.task import SURVIVORS_ALREADY_SIGNED, RoundTask
 from secagg.bounds import UINT32_MAX
 from secagg.descriptor import AggregationId, SignedDescriptor, verify_descriptor
 from secagg.errors import SecAggError
@@ -36,11 +37,18 @@ from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Surv
 from secagg.roster import SignedRoster, verify_roster
 from silo_agent.chain import ChainFollower, Head
 from silo_agent.config import SiloConfig
-from silo_agent.errors import PolicyRefusalError, SessionError, SiloError, TransportError
+from silo_agent.errors import (
+    ChainMismatchError,
+    ConfigError,
+    PolicyRefusalError,
+    SessionError,
+    SiloError,
+    TransportError,
+)
 from silo_agent.identity import Identity
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy import Decision, Policy, check_descriptor, check_task
+from silo_agent.policy import Decision, Policy, check_descriptor, check_plan, check_task
 from silo_agent.probes import Probes
 from silo_agent.session import Session, round_entry
 from silo_agent.transport import Coordinator, Idle, Instruction, RoundAborted, RoundClosed
@@ -59,7 +67,10 @@ _STEP_OF = {
 log = structlog.get_logger(__name__)
 
 POLL_WAIT_S = 8
-PAUSE_AFTER_ERROR_S = 1.0
+MAX_PAUSE_S = 30.0
+LEDGER_FILE = "privacy.ledger"
+SURVIVABLE = (SecAggError, PrivacyError, FederationError, SiloError, OSError)
+"""What may go wrong with one instruction; anything else is a defect and ends the daemon."""
 
 
 class Daemon:
@@ -72,11 +83,9 @@ class Daemon:
         self.policy = Policy.load(config.policy_file)
         self.store = LocalStore(config.data_dir)
         self.metrics = SiloMetrics()
-        self.ledger = Ledger.open(
-            config.data_dir / "privacy.ledger",
-            delta=self.policy.privacy.delta,
-            epsilon_cap=self.policy.privacy.epsilon_cap,
-        )
+        self.ledger = _open_ledger(config, self.policy, self.store)
+        # Sessions are never resumed, so whatever an earlier process spooled is of no use.
+        shutil.rmtree(config.data_dir / "spool", ignore_errors=True)
         self.coordinator = Coordinator(
             address=self.identity.coordinator_address,
             credentials=self.identity.channel_credentials(),
@@ -95,18 +104,25 @@ class Daemon:
     def serve(self) -> None:
         """Poll until told to stop."""
         last_id = ""
+        failures = 0
         log.info("silo_started", silo=self.identity.silo_id)
         while not self.stopping.is_set():
             instruction: Instruction | None = None
             try:
                 instruction = self.coordinator.poll(last_id, wait_s=POLL_WAIT_S)
                 if instruction is not None:
-                    last_id = instruction.instruction_id
                     self._obey(instruction)
+                failures = 0
             except PolicyRefusalError as refusal:
                 self._refuse(refusal)
-            except (SecAggError, PrivacyError, FederationError, SiloError) as error:
-                self._survive(error)
+            except SURVIVABLE as error:
+                failures += 1
+                self._survive(error, pause_s=min(2.0 ** (failures - 1), MAX_PAUSE_S))
+                if instruction is None or isinstance(instruction.payload, RoundTask | RoundClosed):
+                    # Asked for again: a passing fault must not cost this silo the whole round.
+                    continue
+            if instruction is not None:
+                last_id = instruction.instruction_id
             self.metrics.observe_ledger(self.ledger)
 
     def close(self) -> None:
@@ -138,12 +154,13 @@ class Daemon:
                     return
                 started = time.monotonic()
                 session.handle(message)
+                self.store.set_ledger_head(*self.ledger.head())
                 self.metrics.observe_phase(_STEP_OF[type(message)], time.monotonic() - started)
                 if isinstance(message, ConsistencySignatures):
                     self.metrics.rounds.labels(outcome="contributed").inc()
             case RoundClosed():
                 self._end_session()
-                self._follow(message.record.run_id)
+                self._close_round(message)
             case RoundAborted():
                 log.warning("round_aborted", reason=message.reason)
                 self.metrics.rounds.labels(outcome="aborted").inc()
@@ -170,11 +187,20 @@ class Daemon:
             raise SessionError("the task names another plan than the run's")
         if self.ledger.has_agreed(task.run_id, task.round, 0, 0):
             raise PolicyRefusalError(
-                rule="survivors_already_signed",
-                public_reason="survivors_already_signed",
+                rule=SURVIVORS_ALREADY_SIGNED,
+                public_reason=SURVIVORS_ALREADY_SIGNED,
                 detail="this silo signed survivors of an earlier attempt of this round",
             )
         self.work.start(task=task, plan=plan, head=head)
+
+    def _close_round(self, closed: RoundClosed) -> None:
+        """Follow a run to its end, if it is one that this site allows."""
+        plan = self._fetch_plan(closed.record.plan_sha256)
+        decision = check_plan(self.policy, plan=plan, base_sha256=self.work.base_sha256)
+        if not decision.accepted:
+            log.info("not_followed", run=closed.record.run_id, rule=decision.rule)
+            return
+        self._follow(closed.record.run_id)
 
     def _open_session(self, signed: SignedDescriptor) -> None:
         descriptor = signed.descriptor
@@ -207,6 +233,7 @@ class Daemon:
             descriptor=signed,
             base_model_sha256=self.work.base_sha256,
             adapter_sha256=head.record.adapter_sha256,
+            families=self.config.families(),
             spec=plan.privacy_spec(),
             contribution=finished.contribution(descriptor.metrics),
             ledger=self.ledger,
@@ -293,26 +320,63 @@ class Daemon:
     def _refuse(self, refusal: PolicyRefusalError) -> None:
         self._end_session()
         self.metrics.count_decision(accepted=False, rule=refusal.rule)
-        task = self._task
         log.warning("refused", rule=refusal.rule, detail=refusal.detail)
         self.metrics.rounds.labels(outcome="refused").inc()
+        self._tell_refusal(refusal.public_reason)
+
+    def _tell_refusal(self, public_reason: str) -> None:
+        task = self._task
         if task is None:
             return
         try:
             self.coordinator.refuse(
-                run_id=task.run_id, round_number=task.round, reason=refusal.public_reason
+                run_id=task.run_id, round_number=task.round, reason=public_reason
             )
         except TransportError as error:
-            self._survive(error)
+            self.metrics.count_error(type(error).__name__)
+            log.warning("refusal_not_delivered", detail=str(error))
 
-    def _survive(self, error: Exception) -> None:
-        """Count and log an error in one line, drop the session, go on."""
+    def _survive(self, error: Exception, *, pause_s: float = 0.0) -> None:
+        """Count and log an error in one line, drop the session, go on after a pause.
+
+        Raises:
+            PrivacyError: the ledger failed and cannot be opened again; without it nothing may go.
+        """
         kind = type(error).__name__
         self.metrics.count_error(kind)
         if not self.stopping.is_set():
             log.error("instruction_failed", kind=kind, detail=str(error))
         self._end_session()
-        self.stopping.wait(PAUSE_AFTER_ERROR_S)
+        if isinstance(error, ChainMismatchError | ChainError | UpdateError):
+            self._tell_refusal("chain")
+        if isinstance(error, LedgerCorruptError):
+            self.ledger.close()
+            self.ledger = _open_ledger(self.config, self.policy, self.store)
+        self.stopping.wait(pause_s)
+
+
+def _open_ledger(config: SiloConfig, policy: Policy, store: LocalStore) -> Ledger:
+    """The ledger of this silo, which may be new only if the silo is.
+
+    Raises:
+        ConfigError: it is gone although this silo took part in runs.
+        PrivacyError: it is damaged, held by another process, or older than this silo remembers.
+    """
+    path = config.data_dir / LEDGER_FILE
+    if store.chain_heads() and not path.exists():
+        raise ConfigError(
+            f"{path} is missing, but this silo took part in runs: restore it from a backup; a new "
+            "one would forget what was spent and which survivors were signed"
+        )
+    ledger = Ledger.open(path, delta=policy.privacy.delta, epsilon_cap=policy.privacy.epsilon_cap)
+    remembered = store.ledger_head()
+    if remembered is not None:
+        try:
+            ledger.check_head_not_behind(*remembered)
+        except PrivacyError:
+            ledger.close()
+            raise
+    return ledger
 
 
 def run(config: SiloConfig) -> None:

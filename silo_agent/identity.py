@@ -230,7 +230,10 @@ def join(invite: Invite | str, data_dir: Path) -> Identity:
             f"(chorale invite {parsed.silo_id})",
             reason="invite_expired",
         )
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise IdentityError(f"{data_dir} cannot be a data directory: {error}") from error
     signing_key = _kept_key(parsed, data_dir) or Ed25519PrivateKey.generate()
     leaf_key = ec.generate_private_key(ec.SECP256R1())
     ca = _fetch_ca(parsed)

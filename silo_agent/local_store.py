@@ -2,7 +2,8 @@
 
 Files under the data directory::
 
-    state.json            newest roster epoch and digest; the adopted head of each run's chain
+    state.json            newest roster epoch and digest; the adopted head of each run's chain;
+                          the highest head of the privacy ledger
     rounds.jsonl          one line per round of local work: losses, counts, timings
     evaluation.jsonl      one line per judged label and temperature
     adapters/<sha256>     adopted adapters, by the SHA-256 of their published bytes
@@ -67,6 +68,7 @@ class LocalStore:
         self._roster_epoch = 0
         self._roster_sha256: bytes | None = None
         self._heads: dict[str, ChainHead] = {}
+        self._ledger_head: tuple[int, bytes] | None = None
         try:
             self._load(json.loads(self._state_file.read_bytes()))
         except FileNotFoundError:
@@ -101,8 +103,14 @@ class LocalStore:
                 )
             if (epoch, sha256) == (self._roster_epoch, self._roster_sha256):
                 return
+            before = self._roster_epoch, self._roster_sha256
             self._roster_epoch, self._roster_sha256 = epoch, sha256
-            self._save()
+            try:
+                self._save()
+            except LocalStoreError:
+                # Memory must not run ahead of the disk, or the next call would not write either.
+                self._roster_epoch, self._roster_sha256 = before
+                raise
 
     # Chain ----------------------------------------------------------------------------------------
 
@@ -118,8 +126,32 @@ class LocalStore:
     def set_chain_head(self, run_id: str, head: ChainHead) -> None:
         """Move the head of a run, durably."""
         with self._lock:
+            before = dict(self._heads)
             self._heads[run_id] = head
-            self._save()
+            try:
+                self._save()
+            except LocalStoreError:
+                self._heads = before
+                raise
+
+    # Ledger ---------------------------------------------------------------------------------------
+
+    def ledger_head(self) -> tuple[int, bytes] | None:
+        """The highest ledger head this silo has seen; None before the first charge."""
+        return self._ledger_head
+
+    def set_ledger_head(self, seq: int, sha256: bytes) -> None:
+        """Remember a ledger head, so that a ledger restored from an old copy is noticed."""
+        with self._lock:
+            before = self._ledger_head
+            if before == (seq, sha256):
+                return
+            self._ledger_head = (seq, sha256)
+            try:
+                self._save()
+            except LocalStoreError:
+                self._ledger_head = before
+                raise
 
     # Adapters -------------------------------------------------------------------------------------
 
@@ -213,10 +245,16 @@ class LocalStore:
             for run_id, head in state["heads"].items()
         }
 
+        ledger = state.get("ledger")
+        if ledger is not None:
+            self._ledger_head = (int(ledger["seq"]), _digest(ledger["sha256"]))
+
     def _save(self) -> None:
         sha256 = self._roster_sha256
+        ledger = self._ledger_head
         state = {
             "format": FORMAT,
+            "ledger": None if ledger is None else {"seq": ledger[0], "sha256": ledger[1].hex()},
             "roster": {
                 "epoch": self._roster_epoch,
                 "sha256": None if sha256 is None else sha256.hex(),

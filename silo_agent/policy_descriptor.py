@@ -7,7 +7,8 @@ and when.
 Covered: the above, and the site's floors and ceilings on cohort, threshold and attempts.
 Not covered: what holds for every site alike (``secagg.check_descriptor``: signature, roster, t from
 n and c, no wrap), the budget (``dp.ledger``, charged before every upload), and whether enough silos
-declare a family that has coordinates in the metrics block, which a descriptor does not show.
+declare a family that has coordinates in the metrics block, which a descriptor does not show: the
+protocol counts the declarations signed in R0 (``secagg.verification.check_families``).
 """
 
 from __future__ import annotations
@@ -19,8 +20,16 @@ from dp.errors import PrivacyError
 from dp.grid import Grid
 from dp.metrics_block import MetricsBlock
 from dp.share import per_silo_sigma
-from federation.sums import EPISODES, OTHER_FAMILY, SUCCESSES, UPDATE_NORM_SQ
-from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, STEPS, Descriptor
+from federation.sums import UPDATE_NORM_SQ
+from secagg.descriptor import (
+    EPISODES,
+    NOISE_DISCRETE_GAUSSIAN,
+    NOISE_NONE,
+    OTHER_FAMILY,
+    STEPS,
+    SUCCESSES,
+    Descriptor,
+)
 from silo_agent.policy_plan import CLOCK_SKEW_S, PLAN_RULES, PlanCase, Rule
 
 __all__ = ["DESCRIPTOR_RULES", "DescriptorCase", "SharedLayout"]
@@ -162,7 +171,7 @@ def _noise(case: DescriptorCase) -> str | None:
 
 def _metrics_layout(case: DescriptorCase) -> str | None:
     block, plan = case.descriptor.metrics, case.plan
-    families = [n.removeprefix(EPISODES) for n in block.names if n.startswith(EPISODES)]
+    families = block.families()
     if families and not plan.evolve.episodes_per_round:
         return "the metrics block counts episodes of a plan that explores none"
     ordered = sorted(families, key=lambda family: (family == OTHER_FAMILY, family))

@@ -236,12 +236,14 @@ def write_default(path: Path) -> None:
 def write_for_plan(path: Path, plan: Plan) -> None:
     """Write a commented policy that allows what one plan asks for, and as little more as possible.
 
-    It is a proposal: the operator reads it before the daemon does.
+    It is a proposal: the operator reads it before the daemon does. It replaces the starter file
+    that refuses everything, if nobody has edited that.
 
     Raises:
         PolicyFileError: There is a file, or it cannot be written.
     """
     privacy, rounds = plan.privacy, plan.rounds
+    _remove_untouched_starter(path)
     _write(
         path,
         {
@@ -262,6 +264,17 @@ def write_for_plan(path: Path, plan: Plan) -> None:
             "max_attempts": 1 + rounds.charged_attempts - rounds.count,
         },
     )
+
+
+def _remove_untouched_starter(path: Path) -> None:
+    starter = _TEMPLATE.format_map({key: _toml(value) for key, value in _NOTHING.items()})
+    try:
+        if path.read_text() == starter:
+            path.unlink()
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyFileError(f"cannot replace {path}: {error}") from error
 
 
 def _write(path: Path, values: Mapping[str, object]) -> None:

@@ -18,7 +18,7 @@ from dp.config import Mode
 from dp.errors import PrivacyError
 from dp.rdp import epsilon, rdp_gaussian
 from federation.plan import Plan
-from federation.task import RoundTask
+from federation.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
 from silo_agent.policy_document import Policy
 
 __all__ = ["CLOCK_SKEW_S", "PLAN_RULES", "TASK_RULES", "PlanCase", "Rule", "TaskCase"]
@@ -250,10 +250,10 @@ TASK_RULES: tuple[Rule[TaskCase], ...] = (
         public_reason="the task is for a round that its plan does not have",
         fires=_task_round,
     ),
-    Rule(name="schedule", public_reason=f"{_POLICY} a round at this time", fires=_schedule),
+    Rule(name="schedule", public_reason=OUTSIDE_HOURS, fires=_schedule),
     Rule(
         name="task_deadline",
-        public_reason="the task's deadline does not fit its plan and this silo's clock",
+        public_reason=CLOCKS_DISAGREE,
         fires=_task_deadline,
     ),
 )

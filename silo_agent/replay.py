@@ -66,7 +66,10 @@ def replay(
     played: list[tuple[Trajectory, ...]] = []
     for version, tensors in (("before", before), ("after", after)):
         engine.load_adapter(version, tensors)
-        played.append(run_episodes(engine, tasks, temperature=0.0, seed=0).trajectories)
+        batch = run_episodes(
+            engine, tasks, temperature=0.0, seed=0, max_new_tokens=plan.evolve.max_new_tokens
+        )
+        played.append(batch.trajectories)
     engine.close()
     after_by_task = {trajectory.task: trajectory for trajectory in played[1]}
     for first in played[0]:

@@ -82,6 +82,7 @@ class Session:
         descriptor: SignedDescriptor,
         base_model_sha256: bytes,
         adapter_sha256: bytes,
+        families: tuple[str, ...],
         spec: PrivacySpec,
         contribution: Contribution,
         ledger: Ledger,
@@ -112,6 +113,7 @@ class Session:
             newest_identity=_newest_identity(ledger, self.identity.run_id),
             base_model_sha256=base_model_sha256,
             adapter_sha256=adapter_sha256,
+            families=families,
             entropy=os.urandom,
         )
         self._state: State

@@ -14,6 +14,7 @@ on without this silo finds its result unused.
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 import time
@@ -26,9 +27,9 @@ import structlog
 
 from federation.layout import Layout
 from federation.plan import Plan
-from federation.sums import OTHER_FAMILY, UPDATE_NORM_SQ
+from federation.sums import UPDATE_NORM_SQ
 from federation.task import RoundTask
-from secagg.descriptor import MetricsLayout
+from secagg.descriptor import OTHER_FAMILY, MetricsLayout
 from silo_agent.chain import Head
 from silo_agent.config import SiloConfig
 from silo_agent.evolve.evolver import (
@@ -262,10 +263,17 @@ class LocalWork:
         config = self._config
         evolver = make_evolver(
             plan.evolve.method,
-            evolver_setup(config, plan, state_dir=config.data_dir / "evolve" / run_id),
+            evolver_setup(
+                config, plan, state_dir=config.data_dir / "evolve" / _directory_of(run_id)
+            ),
         )
         self._evolver = (run_id, evolver)
         return evolver
+
+
+def _directory_of(run_id: str) -> str:
+    """A directory name of our own making: the coordinator chose the run id."""
+    return hashlib.sha256(run_id.encode()).hexdigest()[:16]
 
 
 def evolver_setup(config: SiloConfig, plan: Plan, *, state_dir: Path) -> EvolverSetup:
@@ -303,6 +311,7 @@ def evaluation_of(
         episodes=plan.evaluate.held_out,
         first_task=config.held_out_offset,
         temperatures=plan.evaluate.temperatures,
+        max_new_tokens=plan.evolve.max_new_tokens,
         shards=max((a.shard.count for a in config.assignments() if a.shard), default=1),
         seed=config.seed,
     )
@@ -315,6 +324,7 @@ def settings_of(plan: Plan) -> EvolveSettings:
         episodes=evolve.episodes_per_round,
         tries_per_task=evolve.tries_per_task,
         temperature=evolve.temperature,
+        max_new_tokens=evolve.max_new_tokens,
         window=evolve.window,
         epochs=evolve.epochs,
         batch_size=evolve.batch_size,

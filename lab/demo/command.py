@@ -42,8 +42,12 @@ def demo(
         int, typer.Option(help="Episodes per silo and round, a multiple of 4.", min=4)
     ] = 128,
     seed: Annotated[int, typer.Option(help="Seed of the plan.", min=0)] = 0,
-    no_learning: Annotated[bool, typer.Option(help="Control: every delta is zero.")] = False,
-    no_exploration: Annotated[bool, typer.Option(help="Control: no new trajectories.")] = False,
+    no_learning: Annotated[
+        bool, typer.Option("--no-learning", help="Control: every delta is zero.")
+    ] = False,
+    no_exploration: Annotated[
+        bool, typer.Option("--no-exploration", help="Control: no new trajectories.")
+    ] = False,
     kill: Annotated[bool, typer.Option(help="Kill one silo in the middle of a round.")] = True,
     alone: Annotated[bool, typer.Option(help="Also run each silo alone.")] = True,
 ) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.demo.outcome import Cell, Outcome
-from lab.demo.scenario import SILOS, DemoSettings
+from lab.demo.scenario import FAMILIES, SILOS, DemoSettings, Scenario
 from lab.wilson import Interval
 
 __all__ = ["load_outcome", "print_tables", "save_outcome", "write_html"]
@@ -113,6 +113,7 @@ def print_tables(outcome: Outcome, settings: DemoSettings, console: Console) -> 
             alone.add_row(silo_id, *(str(rates.get(cell, "")) for cell in pooled_cells))
     if alone.row_count:
         console.print(alone)
+    _print_own_environment(outcome, settings, console)
     console.print(
         f"noise multiplier z = {settings.noise_multiplier} on a clip of {settings.clip_l2}: "
         f"silo-level epsilon = {_number(outcome.epsilon)} at delta = {outcome.delta:g}"
@@ -123,6 +124,22 @@ def print_tables(outcome: Outcome, settings: DemoSettings, console: Console) -> 
     console.print(f"seconds per round: {phases}")
     stages = ", ".join(f"{k} {v:.0f}" for k, v in outcome.seconds.items())
     console.print(f"seconds in all: {stages}")
+
+
+def _print_own_environment(outcome: Outcome, settings: DemoSettings, console: Console) -> None:
+    """The question a silo asks where everyone has an environment of its own: am I worse off?"""
+    if settings.scenario != Scenario.ENVIRONMENTS or "alone" not in outcome.rates:
+        return
+    table = Table(title="Each silo on its own environment, temperature 1", title_justify="left")
+    for column in ("silo", "environment", "alone", "together"):
+        table.add_column(column)
+    for silo_id, environment in zip(SILOS, FAMILIES, strict=True):
+        cell = Cell(environment=environment, shard=-1, temperature=1.0)
+        alone = outcome.rates[f"alone {silo_id}"].get(cell, "")
+        table.add_row(
+            silo_id, environment, str(alone), str(outcome.rates["together"].get(cell, ""))
+        )
+    console.print(table)
 
 
 def _number(value: float | str) -> str:

@@ -28,7 +28,6 @@ from lab.demo.progress import Progress
 from lab.demo.scenario import SILOS, Control, DemoSettings, plan_toml, silo_toml
 from lab.loopback import LoopbackFederation
 from silo_agent.adapter.base_model import base_sha256
-from silo_agent.policy_document import write_for_plan
 
 __all__ = ["BASE_MODEL", "Demo"]
 
@@ -97,8 +96,7 @@ class Demo:
             (directory / "silo.toml").write_text(
                 silo_toml(self.settings, index, base_model=str(self.base_model.absolute()))
             )
-            (directory / "policy.toml").unlink(missing_ok=True)
-            write_for_plan(directory / "policy.toml", plan)
+            loopback.silo("policy", "init", "--plan", str(self.plan_file), "--data", str(directory))
             loopback.start_silo(silo_id)
 
     def _write_initial_adapter(self, plan: Plan) -> None:

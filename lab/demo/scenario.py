@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["SILOS", "Control", "DemoSettings", "Scenario", "plan_toml", "silo_toml"]
+__all__ = ["FAMILIES", "SILOS", "Control", "DemoSettings", "Scenario", "plan_toml", "silo_toml"]
 
 SILOS: Final = ("silo-a", "silo-b", "silo-c", "silo-d")
 FAMILIES: Final = ("craft", "maze", "wordle", "babyai")
@@ -74,7 +74,6 @@ lora_alpha = 16.0
 [evolve]
 method = "fed-se"
 environments = [{environments}]
-shards = {str(settings.scenario is Scenario.SHARDS).lower()}
 episodes_per_round = {settings.episodes}
 tries_per_task = 4
 window = 1

@@ -1,7 +1,8 @@
 """R0 done, waiting for all key bundles; answers with R1 share_keys.
 
 Verified in order: U1 is an ordered part of the cohort; |U1| >= max(t, n_min); this silo's bundle is
-in it verbatim; every signature; all keys distinct; none of low order. Then ctx = H(D ‖ bundles).
+in it verbatim; every signature; all keys distinct; none of low order; each family with coordinates
+declared by enough silos. Then ctx = H(D ‖ bundles).
 
 The two private keys do not outlive this state: what later states need is derived here.
 """
@@ -17,7 +18,7 @@ from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundle, KeyBundles, ShareBox, ShareBoxes
 from secagg.suite import SECRET_BYTES
 from secagg.transcript import ShareKind
-from secagg.verification import check_bundle, check_ordered_subset
+from secagg.verification import check_bundle, check_families, check_ordered_subset
 
 
 def begin(setup: ClientSetup) -> tuple["AdvertiseKeys", KeyBundle]:
@@ -46,6 +47,7 @@ def begin(setup: ClientSetup) -> tuple["AdvertiseKeys", KeyBundle]:
         mask_key=public["mask_private"],
         ledger_seq=setup.ledger_head.seq,
         ledger_sha256=setup.ledger_head.sha256,
+        families=setup.families,
         signature=bytes(64),
     )
     signed_bytes = unsigned.signed_bytes(membership.descriptor.sha256)
@@ -92,6 +94,11 @@ class AdvertiseKeys(ClientState):
         descriptor_sha256 = self._membership.descriptor.sha256
         for bundle in message.bundles:
             check_bundle(self._membership.roster, descriptor_sha256, bundle, seen)
+        check_families(
+            self._membership.descriptor.metrics,
+            message.bundles,
+            self._membership.parameters.least_survivors,
+        )
 
     def _share(self, ctx: bytes, bundles: tuple[KeyBundle, ...]) -> tuple[ShareKeys, ShareBoxes]:
         me, own = self._membership, self._membership.silo_id

@@ -48,8 +48,13 @@ class ClientSetup:
     base_model_sha256: bytes
     # Head of the published chain as this silo has adopted it.
     adapter_sha256: bytes
+    # Environment families this silo declares, in ascending order: public.
+    families: tuple[str, ...]
     # os.urandom outside tests.
     entropy: Entropy = field(repr=False)
+
+    def __post_init__(self) -> None:
+        bounds.require_families(self.families, "declared families")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from secagg.messages import KeyBundle, KeyBundles
 from secagg.roster import SignedRoster
 from secagg.server.collect_shares import CollectShares
 from secagg.server.state import Aggregation, ServerState
-from secagg.verification import check_bundle
+from secagg.verification import check_bundle, check_families
 
 
 def open_aggregation(descriptor: SignedDescriptor, roster: SignedRoster) -> "CollectBundles":
@@ -59,8 +59,9 @@ class CollectBundles(ServerState[KeyBundle]):
         """Fix U1.
 
         Raises:
-            VerificationError: bundles_size.
+            VerificationError: bundles_size, or metrics_families, at which every silo would abort.
         """
         bundles = tuple(self._close(Check.BUNDLES_SIZE).values())
+        check_families(self._aggregation.descriptor.metrics, bundles, self._needed)
         ctx = transcript.context(self._aggregation.descriptor, bundles)
         return CollectShares(self._aggregation, ctx, bundles), KeyBundles(bundles=bundles)

@@ -10,8 +10,8 @@ import os
 import signal
 from typing import Any
 
-from silo_agent import transport
 from secagg import prg
+from silo_agent import transport
 from silo_agent.cli.main import main
 
 

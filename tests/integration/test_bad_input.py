@@ -7,7 +7,6 @@ from lab.loopback import LoopbackError
 from tests.integration import constant_federation as cf
 
 
-
 def start_all(loopback, faulty=None, environment=None):
     for silo_id in cf.SILOS[:3]:
         loopback.start_silo(silo_id)

@@ -4,8 +4,6 @@ import shutil
 import warnings
 from collections import Counter
 
-import pytest
-
 from lab.demo.outcome import judged_rows
 from lab.demo.progress import Progress
 from lab.demo.run import BASE_MODEL, Demo
@@ -15,7 +13,6 @@ from silo_agent.envs.tasks import Split
 from silo_agent.rollout.episodes import run_episodes
 from silo_agent.rollout.hf import HfEngine
 from silo_agent.trajectory import Task
-
 
 
 def test_peft_loads_the_export_and_reproduces_the_reported_greedy_success(tmp_path):

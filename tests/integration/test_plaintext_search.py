@@ -10,10 +10,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.integration import constant_federation as cf
-
 
 WINDOW = 16
 """Elements of the pattern that are looked for together."""

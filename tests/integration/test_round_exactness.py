@@ -6,7 +6,6 @@ import pytest
 from tests.integration import constant_federation as cf
 
 
-
 @pytest.mark.parametrize(
     ("die_at", "survivors"),
     [

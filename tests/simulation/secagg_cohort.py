@@ -24,6 +24,7 @@ from tests.unit.secagg_samples import (
 )
 
 STEPS = ("advertise_keys", "share_keys", "masked_input", "consistency_check", "unmask")
+FAMILIES = ("craft", "maze")
 NO_DROPS: Mapping[str, Collection[str]] = {}
 
 
@@ -56,9 +57,22 @@ class Outcome:
 class Cohort:
     """The clients and the coordinator of one aggregation."""
 
-    def __init__(self, n, c=1, *, dimension=17, seed="seed", identity=None, **changes):
+    def __init__(
+        self,
+        n,
+        c=1,
+        *,
+        dimension=17,
+        seed="seed",
+        identity=None,
+        figures=("episodes/craft",),
+        families=None,
+        **changes,
+    ):
         self.roster = signed_roster(make_roster(n, c))
-        layout = MetricsLayout(names=("episodes",), bounds=(64.0,), grid=4096, sigma=0.0)
+        # What each silo declares where it is not FAMILIES.
+        self.families: Mapping[str, tuple[str, ...]] = families or {}
+        layout = MetricsLayout(names=figures, bounds=(64.0,) * len(figures), grid=4096, sigma=0.0)
         descriptor = make_descriptor(
             self.roster.roster,
             dimension=dimension,
@@ -90,6 +104,7 @@ class Cohort:
             newest_identity=None,
             base_model_sha256=descriptor.base_model_sha256,
             adapter_sha256=descriptor.adapter_sha256,
+            families=self.families.get(name, FAMILIES),
             entropy=deterministic_entropy(f"{self.seed}/{name}"),
         )
 

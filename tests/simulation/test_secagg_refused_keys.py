@@ -113,6 +113,14 @@ def _tampered_bundles(cohort, bundles):
             with_bundle(bundles, PEER, replace(peer, ledger_seq=8)),
             Check.BUNDLE_SIGNATURE,
         ),
+        "altered declaration": (
+            with_bundle(bundles, PEER, replace(peer, families=("craft", "rare"))),
+            Check.BUNDLE_SIGNATURE,
+        ),
+        "own declaration altered": (
+            with_bundle(bundles, ME, signed_bundle(cohort, ME, families=("rare",))),
+            Check.OWN_BUNDLE,
+        ),
         "another round": (
             with_bundle(bundles, PEER, bundle_of(stale, PEER)),
             Check.BUNDLE_SIGNATURE,
@@ -159,6 +167,8 @@ def _tampered_bundles(cohort, bundles):
         "own replaced",
         "substituted key",
         "altered ledger head",
+        "altered declaration",
+        "own declaration altered",
         "another round",
         "copied key",
         "copied key written otherwise",
@@ -176,7 +186,7 @@ def test_tampered_bundles(case):
 
 def test_the_table_of_tampered_bundles_is_all_tested():
     cohort = Cohort(5)
-    assert len(_tampered_bundles(cohort, cohort.advertise())) == 14
+    assert len(_tampered_bundles(cohort, cohort.advertise())) == 16
 
 
 def _resigned(cohort, header: ShareBoxHeader, **changes) -> ShareBoxHeader:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -176,7 +176,7 @@ class World:
             silo.ledger.close()
         self.store.close()
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -302,6 +302,7 @@ class Silo:
             descriptor=signed,
             base_model_sha256=NO_MODEL,
             adapter_sha256=self.world.driver.head.adapter_sha256,
+            families=(FAMILY,),
             spec=plan.privacy_spec(),
             contribution=work.contribution(descriptor.metrics),
             ledger=self.ledger,
@@ -312,7 +313,7 @@ class Silo:
         if self.poison is not None:
             self._session._noise = _Poison(self.poison)
 
-    # The calls of silo_agent.transport.Coordinator that a session makes -----------------------------
+    # The calls of silo_agent.transport.Coordinator that a session makes
 
     def _call(self, name: str) -> None:
         if self.die_at == (name, self.world.driver.current.attempt):

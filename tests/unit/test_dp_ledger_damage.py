@@ -32,7 +32,7 @@ def test_failed_write_closes_the_ledger_for_good(path, monkeypatch, failing):
 
         with monkeypatch.context() as patch:
             patch.setattr(journal_module.os, failing, fail)
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(LedgerCorruptError, match="No space"):
                 ledger.reserve(none_entry(1))
         with pytest.raises(LedgerCorruptError, match="open it again"):
             ledger.reserve(none_entry(2))

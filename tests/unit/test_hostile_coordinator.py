@@ -5,17 +5,23 @@ import hashlib
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from chorale.v1 import round_pb2 as pb
+from federation.errors import PlanError
+from federation.plan import MAX_SILOS, Plan
 from secagg import client, messages, wire
 from server.accumulator import Accumulator
 from server.errors import WrongPhaseError
 from server.round import Attempt, Phase
 from server.service import RoundService
 from tests.simulation.secagg_cohort import Cohort
+
+MAX_SILO_ID = 63
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
 
 def attempt_of(cohort: Cohort, tmp_path) -> Attempt:
@@ -113,9 +119,9 @@ def test_a_full_disk_is_an_error_and_not_a_bus_error(tmp_path):
     assert allocated >= size
 
 
-def test_the_boxes_of_two_hundred_silos_fit_one_message():
-    """design.md §2: one message never exceeds 4 MiB; secagg.md: n = 3…200."""
-    ids = [f"silo-{k:03d}" for k in range(200)]
+def test_the_boxes_of_the_largest_cohort_that_may_start_fit_one_message():
+    """One gRPC message never exceeds 4 MiB; a bigger roster is refused before it could."""
+    ids = [f"silo-{k:03d}-".ljust(MAX_SILO_ID, "x") for k in range(MAX_SILOS)]
     digest = bytes(32)
     headers = tuple(
         messages.ShareBoxHeader(
@@ -140,6 +146,10 @@ def test_the_boxes_of_two_hundred_silos_fit_one_message():
         messages.BoxDelivery(headers=headers, ciphertexts={})
     ).ByteSize()
     assert size < 4 << 20, f"{size} bytes"
+    plan = Plan.parse((EXAMPLES / "plan-constant.toml").read_bytes())
+    plan.require_cohort(MAX_SILOS, 1)
+    with pytest.raises(PlanError, match="4 MiB"):
+        plan.require_cohort(MAX_SILOS + 1, 1)
 
 
 def test_a_phase_cannot_close_while_a_cut_upload_is_still_folding(tmp_path, monkeypatch):

@@ -19,16 +19,17 @@ from dp.errors import PrivacyError
 from dp.ledger import Ledger, LedgerEntry
 from federation.adapter import encode_adapter
 from federation.record import AdapterRecord
-from federation.sums import UPDATE_NORM_SQ
 from secagg import suite
 from secagg.bounds import require_name
+from secagg.client import begin
 from secagg.descriptor import sign_descriptor
+from secagg.errors import Check, VerificationError
+from secagg.messages import KeyBundles
 from silo_agent.chain import ChainFollower, Head
 from silo_agent.daemon import Daemon
 from silo_agent.errors import ChainMismatchError, LocalStoreError, SiloError
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy import check_descriptor
 from silo_agent.transport import Instruction, RoundClosed
 from silo_agent.work import LocalWork
 from tests.unit.silo_policy_samples import (
@@ -42,6 +43,7 @@ from tests.unit.silo_policy_samples import (
     make_policy,
     make_task,
 )
+from tests.unit.silo_session_round import FAMILIES, NAMES, Round
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 
@@ -203,23 +205,30 @@ def test_a_descriptor_cannot_bring_in_another_plan(tmp_path, monkeypatch):
     assert not opened
 
 
-def test_a_family_that_one_silo_declares_gets_no_coordinate():
-    """secagg.md, Metrics block: coordinates only if >= max(t, n_min) silos declare the family."""
-    plan = make_plan()
-    descriptor = make_descriptor(plan)
-    names = (UPDATE_NORM_SQ, "episodes/only-mine", "successes/only-mine")
-    bounds = (plan.privacy.clip_l2**2, 128.0, 128.0)
-    block = replace(descriptor.metrics, names=names, bounds=bounds)
-    decision = check_descriptor(
-        make_policy(),
-        descriptor=replace(descriptor, metrics=block),
-        silo_id="silo-a",
-        plan=plan,
-        base_sha256=BASE,
-        layout=LAYOUT,
-        now_unix_s=NOW_UNIX_S,
-    )
-    assert not decision.accepted
+def test_a_family_that_one_silo_declares_gets_no_coordinate(tmp_path):
+    """secagg.md, Metrics block: coordinates only if >= max(t, n_min) silos declare the family.
+
+    The descriptor has coordinates of a family that this silo alone declares; its rules cannot see
+    that, the declarations signed in R0 show it.
+    """
+    one = Round(tmp_path)
+    one.session = one.open()
+    assert one.descriptor.metrics.families() == FAMILIES
+    bundles = [one.wire.sent[-1][1]]
+    for name in NAMES[1:]:
+        peer, bundle = begin(replace(one.setup(name), families=("only-theirs",)))
+        peer.wipe()
+        bundles.append(bundle)
+    with pytest.raises(VerificationError) as refused:
+        one.session.handle(KeyBundles(bundles=tuple(bundles)))
+    assert refused.value.check is Check.METRICS_FAMILIES
+    # Nothing but public keys has left, no charge was made, and the keys are gone.
+    assert [name for name, _ in one.wire.sent] == ["advertise_keys"]
+    assert one.ledger.highest_identity("run-1") is None
+    assert one.session._state.aborted is not None
+    assert repr(one.session._state._vault) == "Vault(0 secrets)"
+    one.session.close()
+    one.ledger.close()
 
 
 def test_a_roster_epoch_that_was_not_written_is_not_believed(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ _BUNDLE = messages.KeyBundle(
     mask_key=bytes([2]) * 32,
     ledger_seq=2**63,
     ledger_sha256=_DIGEST,
+    families=("craft", "maze"),
     signature=_SIGNATURE,
 )
 _BOXES = messages.ShareBoxes(
@@ -175,6 +176,10 @@ def _parse(name, proto, content):
         ("key_bundle", lambda p: setattr(p, "silo_id", "Silo")),
         ("key_bundle", lambda p: setattr(p, "cipher_key", bytes(33))),
         ("key_bundle", lambda p: setattr(p, "signature", bytes(63))),
+        ("key_bundle", lambda p: p.families.append("craft")),
+        ("key_bundle", lambda p: p.families.append("other family")),
+        ("key_bundle", lambda p: p.families.append("z" * 65)),
+        ("key_bundle", lambda p: p.families.extend(f"n{k:02}" for k in range(63))),
         ("key_bundles", lambda p: p.bundles.extend([p.bundles[0]] * 199)),
         ("share_boxes", lambda p: p.boxes.extend([p.boxes[0]] * 199)),
         ("share_boxes", lambda p: setattr(p.boxes[0], "ciphertext", bytes(83))),

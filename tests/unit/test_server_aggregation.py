@@ -142,7 +142,7 @@ def test_all_clipped_silos_in_one_direction_are_possible_and_one_more_is_not():
     with pytest.raises(QuarantinedSumError, match="not applied"):
         applied(plan, largest, descriptor, NAMES[:3])
     over = largest.copy()
-    over[0] += int(NOISE_TAIL) + 8
+    over[0] = 4 * sw.GRID + int(NOISE_TAIL) + 1
     with pytest.raises(QuarantinedSumError):
         applied(plan, over, descriptor)
 

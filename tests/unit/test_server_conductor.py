@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from federation.errors import FederationError
+from federation.errors import FederationError, PlanError
 from secagg.descriptor import AggregationId
 from server.conductor import Conductor
 from server.context import RunContext
@@ -120,11 +120,11 @@ def test_a_defect_ends_the_run_and_not_the_daemon(world, monkeypatch):
     assert (row.state, row.error) == (RunState.FAILED, "internal error: see log")
 
 
-def test_noise_that_no_mechanism_supports_ends_the_run_with_its_reason(world):
-    run_id = asyncio.run(world.run(sw.plan_toml(mode="silo", noise=1e-7)))
-    row = world.store.runs.get(run_id)
-    assert row.state is RunState.FAILED
-    assert "sigma" in row.error
+def test_a_plan_that_the_forecast_refuses_cannot_be_started(world):
+    plan = sw.plan_toml(mode="silo", noise=1e-7)
+    with pytest.raises(PlanError, match="sigma"):
+        asyncio.run(world.run(plan))
+    assert world.store.runs.list() == ()
 
 
 # Instructions -----------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """One attempt, closed phase by phase, with real silos' protocol states and signatures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -129,8 +131,10 @@ def test_messages_of_another_phase_or_identity_change_nothing(played, tmp_path):
         identity={"run_id": "run-1", "round": 5, "step": 0, "part": 0, "attempt": 0},
     )
     bundle = client.begin(played.cohort.setup(NAMES[0]))[1]
+    # The same bundle again is a lost answer; another one comes too late.
+    attempt.receive_bundle(played.identity, bundle)
     with pytest.raises(WrongPhaseError, match="share_keys"):
-        attempt.receive_bundle(played.identity, bundle)
+        attempt.receive_bundle(played.identity, replace(bundle, ledger_seq=99))
     with pytest.raises(WrongPhaseError):
         attempt.upload_offset(played.identity, NAMES[0])
     state, boxes = played.states[NAMES[0]].handle(played.message(NAMES[0]))
@@ -154,8 +158,6 @@ def test_the_last_phase_ends_with_unmask(played):
 
 
 def test_a_descriptor_that_silos_would_refuse_opens_nothing(played, tmp_path):
-    from dataclasses import replace
-
     descriptor = replace(played.cohort.descriptor.descriptor, threshold=2)
     with pytest.raises(SecAggError):
         Attempt(

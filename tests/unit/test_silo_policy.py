@@ -17,6 +17,7 @@ from silo_policy_samples import (
 )
 
 from federation.layout import Layout, TensorSpec
+from federation.plan import Plan
 from secagg.descriptor import AggregationId
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy import (
@@ -312,3 +313,18 @@ def test_a_policy_written_for_a_plan_accepts_it_and_nothing_larger(tmp_path: Pat
     larger = make_plan(("clip_l2 = 2.0", "clip_l2 = 2.1"))
     assert check_plan(policy, plan=larger, base_sha256=BASE).rule == "clip"
     assert judge(policy=policy, descriptor=make_descriptor(make_plan(), cohort=COHORT)).accepted
+
+
+def test_a_proposal_replaces_the_untouched_starter_and_nothing_else(tmp_path):
+    path = tmp_path / "policy.toml"
+    plan = Plan.parse(
+        (Path(__file__).parents[2] / "deploy" / "examples" / "plan-demo-shards.toml").read_bytes()
+    )
+    write_default(path)
+    write_for_plan(path, plan)
+    assert Policy.load(path).methods.evolvers == ("fed-se",)
+    with pytest.raises(PolicyFileError, match="exists"):
+        write_for_plan(path, plan)
+    path.write_text(path.read_text() + "# edited\n")
+    with pytest.raises(PolicyFileError, match="exists"):
+        write_for_plan(path, plan)

@@ -235,7 +235,7 @@ global___Descriptor = Descriptor
 
 @typing.final
 class KeyBundle(google.protobuf.message.Message):
-    """KeyBundle is R0: two X25519 keys made for this aggregation alone."""
+    """KeyBundle is R0: two X25519 keys made for this aggregation alone, and what the silo declares."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -245,6 +245,7 @@ class KeyBundle(google.protobuf.message.Message):
     LEDGER_SEQ_FIELD_NUMBER: builtins.int
     LEDGER_SHA256_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    FAMILIES_FIELD_NUMBER: builtins.int
     silo_id: builtins.str
     cipher_key: builtins.bytes
     """For the boxes that carry shares."""
@@ -254,6 +255,12 @@ class KeyBundle(google.protobuf.message.Message):
     """Head of the silo's privacy ledger, so that peers can prove a rollback."""
     ledger_sha256: builtins.bytes
     signature: builtins.bytes
+    @property
+    def families(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Environment families of the silo, in ascending order: peers count them before they add to a
+        coordinate of one family.
+        """
+
     def __init__(
         self,
         *,
@@ -263,8 +270,9 @@ class KeyBundle(google.protobuf.message.Message):
         ledger_seq: builtins.int = ...,
         ledger_sha256: builtins.bytes = ...,
         signature: builtins.bytes = ...,
+        families: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cipher_key", b"cipher_key", "ledger_seq", b"ledger_seq", "ledger_sha256", b"ledger_sha256", "mask_key", b"mask_key", "signature", b"signature", "silo_id", b"silo_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cipher_key", b"cipher_key", "families", b"families", "ledger_seq", b"ledger_seq", "ledger_sha256", b"ledger_sha256", "mask_key", b"mask_key", "signature", b"signature", "silo_id", b"silo_id"]) -> None: ...
 
 global___KeyBundle = KeyBundle
 

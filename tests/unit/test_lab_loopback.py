@@ -1,0 +1,77 @@
+"""The loopback federation's own parts; whole federations are in tests/integration."""
+
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from federation.adapter import decode_adapter
+from lab.cli.main import app
+from lab.demo.run import BASE_MODEL
+from lab.loopback import LoopbackError, LoopbackFederation, free_port
+from silo_agent.adapter.lora import initial_adapter
+
+
+def test_a_free_port_can_be_bound():
+    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+
+
+def test_everyone_has_a_directory_of_their_own(tmp_path):
+    with LoopbackFederation(directory=tmp_path / "new") as loopback:
+        assert (tmp_path / "new").is_dir()
+        places = [
+            loopback.root_dir,
+            loopback.data_dir,
+            loopback.silo_dir("a"),
+            loopback.silo_dir("b"),
+        ]
+        for place in places:
+            others = [other for other in places if other != place]
+            assert not any(place.is_relative_to(other) for other in others)
+        assert not loopback.alive("coordinator")
+    with pytest.raises(KeyError):
+        loopback.pid("coordinator")
+
+
+def test_a_process_that_ends_at_once_is_an_error_with_its_log(tmp_path):
+    with (
+        LoopbackFederation(directory=tmp_path) as loopback,
+        pytest.raises(LoopbackError, match="stopped at start"),
+    ):
+        # No coordinator.toml was made.
+        loopback.start_coordinator()
+    assert "coordinator" in loopback.log("coordinator").lower()
+
+
+def test_a_failing_command_shows_what_it_said(tmp_path):
+    with (
+        LoopbackFederation(directory=tmp_path) as loopback,
+        pytest.raises(LoopbackError, match="exited with"),
+    ):
+        loopback.silo("status", "--data", str(tmp_path / "nowhere"))
+
+
+def test_the_initial_adapter_command_writes_what_a_run_starts_from(tmp_path):
+    out = tmp_path / "phi0.safetensors"
+    arguments = [
+        "adapter",
+        "init",
+        str(BASE_MODEL),
+        "--out",
+        str(out),
+        "--rank",
+        "2",
+        "--seed",
+        "4",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    tensors = decode_adapter(out.read_bytes(), max_bytes=1 << 24)
+    expected = initial_adapter(BASE_MODEL, 2, 16.0, 4)
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        assert (tensor == expected[name]).all()
+        # B is zero, so the first adapter changes nothing.
+        assert ("lora_B" in name) is (not tensor.any())

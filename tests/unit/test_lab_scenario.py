@@ -1,0 +1,82 @@
+"""Every file the demo writes is one that the product reads."""
+
+import itertools
+import json
+
+import pytest
+
+from federation.plan import Plan
+from lab.demo.run import BASE_MODEL
+from lab.demo.scenario import SILOS, Control, DemoSettings, Scenario, plan_toml, silo_toml
+from silo_agent.adapter.base_model import base_sha256
+from silo_agent.config import SiloConfig
+from silo_agent.envs.registry import make
+from silo_agent.envs.tasks import Split
+from silo_agent.policy import Policy, check_plan
+from silo_agent.policy_document import write_for_plan
+
+ALL = list(itertools.product(Scenario, Control))
+
+
+def plan_of(settings, base="base"):
+    return Plan.parse(plan_toml(settings, base=base, base_sha256="ab" * 32).encode())
+
+
+@pytest.mark.parametrize(("scenario", "control"), ALL)
+def test_every_plan_parses_and_says_what_was_asked(scenario, control):
+    settings = DemoSettings(scenario=scenario, control=control, rounds=5, episodes=64, seed=3)
+    plan = plan_of(settings)
+    plan.require_cohort(len(SILOS), 1)
+    assert plan.evolve.explore is (control is not Control.NO_EXPLORATION)
+    assert plan.evolve.learn is (control is not Control.NO_LEARNING)
+    assert plan.evolve.environments == settings.environments
+    assert (plan.rounds.count, plan.evolve.episodes_per_round, plan.evolve.seed) == (5, 64, 3)
+    # One silo may be killed and the round goes on.
+    assert plan.rounds.ready_quorum(plan.secure_aggregation.n_min) == len(SILOS) - 1
+    # The first and the last adapter are judged.
+    assert plan.evaluate.every_rounds == plan.rounds.count
+    assert plan.privacy_spec().noise_multiplier > 0
+
+
+@pytest.mark.parametrize(("scenario", "control"), ALL)
+def test_the_policy_written_for_a_plan_accepts_it(tmp_path, scenario, control):
+    plan = plan_of(DemoSettings(scenario=scenario, control=control))
+    write_for_plan(tmp_path / "policy.toml", plan)
+    policy = Policy.load(tmp_path / "policy.toml")
+    decision = check_plan(policy, plan=plan, base_sha256=bytes.fromhex("ab" * 32))
+    assert decision.accepted, decision
+
+
+@pytest.mark.parametrize("scenario", list(Scenario))
+def test_every_silo_file_is_read_and_the_tasks_are_dealt_out(tmp_path, scenario):
+    settings = DemoSettings(scenario=scenario)
+    configs = []
+    for index in range(len(SILOS)):
+        directory = tmp_path / str(index)
+        directory.mkdir()
+        text = silo_toml(settings, index, base_model=str(BASE_MODEL.absolute()))
+        (directory / "silo.toml").write_text(text)
+        configs.append(SiloConfig.load(directory))
+    assert {config.base_model for config in configs} == {BASE_MODEL.absolute()}
+    assignments = [config.assignments()[0] for config in configs]
+    assert [a.environment for a in assignments] == (
+        ["craft"] * 4 if scenario is Scenario.SHARDS else list(settings.environments)
+    )
+    if scenario is Scenario.SHARDS:
+        assert [(a.shard.index, a.shard.count) for a in assignments] == [(i, 4) for i in range(4)]
+    # Slices of the held-out tasks do not overlap, so they pool into independent tries.
+    starts = [config.held_out_offset for config in configs]
+    assert starts == [settings.held_out * index for index in range(4)]
+    assert len({config.seed for config in configs}) == 4
+
+
+def test_there_are_enough_held_out_tasks_for_every_slice():
+    settings = DemoSettings()
+    for name in settings.environments:
+        assert len(make(name).task_ids(Split.HELD_OUT)) >= settings.held_out * len(SILOS)
+
+
+def test_the_shipped_base_model_has_the_digest_it_was_built_with():
+    digest = base_sha256(BASE_MODEL)
+    assert len(bytes.fromhex(digest)) == 32
+    assert json.loads((BASE_MODEL / "build.json").read_text())

@@ -1,0 +1,241 @@
+"""The follower adopts what follows from signed records and sums, and nothing else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from federation.adapter import adapter_sha256, encode_adapter
+from federation.errors import ChainError, FederationError, UpdateError
+from federation.layout import Layout
+from federation.record import AdapterRecord
+from federation.sums import encode_sum, sum_sha256
+from secagg.suite import verification_key
+from silo_agent.chain import ChainFollower
+from silo_agent.errors import ChainMismatchError, TransportError
+from silo_agent.local_store import LocalStore
+from tests.unit.federation_fixtures import CLIP, GRID, lora, plan_of
+from tests.unit.secagg_samples import COORDINATOR_KEY, signing_key
+
+KEY = verification_key(COORDINATOR_KEY)
+RUN = "run-1"
+SURVIVORS = ("silo-000", "silo-001", "silo-002")
+
+
+class Published:
+    """A coordinator's blobs and records, as the transport hands them to a silo."""
+
+    def __init__(self, plan=None):
+        self.plan = plan or plan_of("fedavg")
+        self.blobs = {}
+        self.chain = []
+        self.tensors = lora(1, b_scale=0.0)
+        self.fetched = []
+        self.add("initial", self.tensors)
+
+    def records(self, run_id, from_round):
+        return tuple(self.chain[from_round:])
+
+    def blob(self, sha256, *, max_bytes):
+        self.fetched.append(sha256)
+        if sha256 not in self.blobs:
+            raise TransportError("no such blob")
+        return self.blobs[sha256]
+
+    def put(self, content):
+        digest = adapter_sha256(content)
+        self.blobs[digest] = content
+        return digest
+
+    def add(self, kind, tensors, total=None, *, key=COORDINATOR_KEY, **changes):
+        parent = self.chain[-1] if self.chain else None
+        content = b"" if total is None else encode_sum(total)
+        self.blobs[sum_sha256(content)] = content
+        record = AdapterRecord(
+            run_id=RUN,
+            round=len(self.chain),
+            kind=kind,
+            adapter_sha256=self.put(encode_adapter(tensors)),
+            plan_sha256=bytes(32),
+            base_model_sha256=bytes(32),
+            parent_sha256=parent.adapter_sha256 if parent else b"",
+            record_parent_sha256=parent.sha256 if parent else b"",
+            descriptor_sha256=bytes(32) if kind == "aggregated" else b"",
+            sum_sha256=sum_sha256(content) if kind == "aggregated" else b"",
+            survivors=SURVIVORS if kind == "aggregated" else (),
+        )
+        self.chain.append(replace(record, **changes).sign(key))
+        self.tensors = tensors
+
+    def after(self, seed):
+        """A sum, and the adapter that follows from it."""
+        layout = Layout.from_tensors(self.tensors)
+        aggregator = self.plan.aggregator(layout)
+        shared = aggregator.shared_layout(len(self.chain)).dimension
+        total = np.random.default_rng(seed).integers(-(2**18), 2**18, shared + 3)
+        mean = total[:shared].astype(np.float64) / (GRID / CLIP * len(SURVIVORS))
+        return total.astype(np.int64), aggregator.apply(self.tensors, mean, len(self.chain))
+
+    def round(self, seed=7):
+        total, tensors = self.after(seed)
+        self.add("aggregated", tensors, total)
+
+    def skip(self):
+        self.add("skipped", self.tensors)
+
+
+@pytest.fixture
+def published():
+    return Published()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+def sync(published, store):
+    follower = ChainFollower(coordinator=published, store=store)
+    return follower.sync(RUN, published.plan, KEY)
+
+
+def require_unmoved(published, store, error, at, match=None):
+    """The follower refuses, and the head stays where it was."""
+    before = store.chain_head(RUN)
+    with pytest.raises(error, match=match):
+        sync(published, store)
+    assert store.chain_head(RUN) == before
+    assert (-1 if before is None else before.round) == at
+
+
+@pytest.mark.parametrize("method", ["fedavg", "rolora"])
+@pytest.mark.parametrize("gauge", [False, True])
+def test_a_chain_is_followed_to_its_end(store, method, gauge, tmp_path):
+    published = Published(plan_of(method, gauge=gauge))
+    published.round(1)
+    published.skip()
+    published.round(2)
+    head = sync(published, store)
+    assert head.record is published.chain[-1]
+    for name, tensor in published.tensors.items():
+        np.testing.assert_array_equal(head.tensors[name], tensor)
+    # Durable: another process finds the same head, and every adapter is kept.
+    again = LocalStore(tmp_path)
+    assert again.chain_head(RUN).record_sha256 == published.chain[-1].sha256
+    assert all(again.adapter(record.adapter_sha256) for record in published.chain)
+
+
+def test_what_was_adopted_is_not_fetched_again(published, store):
+    published.round(1)
+    sync(published, store)
+    published.fetched.clear()
+    assert sync(published, store).record.round == 1
+    published.round(2)
+    sync(published, store)
+    old = {record.adapter_sha256 for record in published.chain[:2]}
+    assert not old & set(published.fetched)
+
+
+def test_no_records_are_refused(published, store):
+    published.chain.clear()
+    require_unmoved(published, store, ChainError, -1)
+
+
+def test_a_fork_is_refused(published, store):
+    published.round(1)
+    sync(published, store)
+    published.chain.pop()
+    published.tensors = lora(1, b_scale=0.0)
+    published.round(2)
+    published.round(3)
+    require_unmoved(published, store, ChainMismatchError, 1, "fork")
+
+
+def test_lost_records_are_refused(published, store):
+    published.round(1)
+    published.round(2)
+    sync(published, store)
+    published.chain.pop()
+    require_unmoved(published, store, ChainMismatchError, 2, "lost records")
+
+
+def test_a_gap_is_refused(published, store):
+    published.round(1)
+    published.round(2)
+    del published.chain[1]
+    require_unmoved(published, store, ChainError, -1)
+
+
+def test_another_runs_chain_is_refused(published, store):
+    published.round(1)
+    follower = ChainFollower(coordinator=published, store=store)
+    with pytest.raises(ChainMismatchError, match="another run"):
+        follower.sync("run-2", published.plan, KEY)
+    assert store.chain_heads() == {}
+
+
+def test_a_record_signed_by_another_is_refused(published, store):
+    total, tensors = published.after(1)
+    published.add("aggregated", tensors, total, key=signing_key("mallory"))
+    require_unmoved(published, store, ChainError, -1, "not signed")
+
+
+def test_a_wrong_sum_is_refused_and_the_head_stays(published, store):
+    published.round(1)
+    sync(published, store)
+    total, tensors = published.after(2)
+    total[0] += 1000
+    published.add("aggregated", tensors, total)
+    require_unmoved(published, store, UpdateError, 1, "byte for byte")
+
+
+def test_a_substituted_adapter_is_refused_and_the_head_stays(published, store):
+    published.round(1)
+    sync(published, store)
+    total, _ = published.after(2)
+    published.add("aggregated", lora(9), total)
+    require_unmoved(published, store, UpdateError, 1)
+    # Not kept either.
+    assert store.adapter(published.chain[-1].adapter_sha256) is None
+
+
+def test_the_good_part_of_a_chain_is_adopted(published, store):
+    published.round(1)
+    total, _ = published.after(2)
+    published.add("aggregated", lora(9), total)
+    with pytest.raises(UpdateError):
+        sync(published, store)
+    assert store.chain_head(RUN).round == 1
+
+
+def test_a_sum_that_is_cut_or_missing_is_refused(published, store):
+    published.round(1)
+    digest = published.chain[1].sum_sha256
+    whole = published.blobs[digest]
+    for content, error in ((whole[:-4], UpdateError), (whole[:-1], ChainMismatchError)):
+        published.blobs[digest] = content
+        with pytest.raises(error):
+            sync(published, store)
+    del published.blobs[digest]
+    with pytest.raises(TransportError):
+        sync(published, store)
+    assert store.chain_head(RUN).round == 0
+    published.blobs[digest] = whole
+    assert sync(published, store).record.round == 1
+
+
+def test_an_adapter_that_does_not_parse_or_is_not_finite_is_refused(published, store):
+    broken = {name: tensor.copy() for name, tensor in published.tensors.items()}
+    published.chain.clear()
+    digest = published.put(b"no adapter")
+    published.add("initial", broken, adapter_sha256=digest)
+    require_unmoved(published, store, FederationError, -1)
+
+
+def test_a_damaged_kept_adapter_is_fetched_again(published, store, tmp_path):
+    published.round(1)
+    sync(published, store)
+    digest = published.chain[1].adapter_sha256
+    (tmp_path / "adapters" / digest.hex()).write_bytes(b"rot")
+    published.round(2)
+    assert sync(published, store).record.round == 2

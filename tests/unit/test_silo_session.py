@@ -1,0 +1,269 @@
+"""A silo's side of one attempt: what is durable before what, and what a failure leaves behind.
+
+One silo runs the real session; its peers are real protocol states, and so is the coordinator.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dp.config import Mode
+from dp.errors import BudgetExceededError
+from dp.ledger import Ledger, LedgerEntry
+from secagg import client
+from secagg.client import Finished
+from secagg.descriptor import AggregationId
+from secagg.errors import Check, UnexpectedMessageError, VerificationError
+from silo_agent.errors import SessionError, TransportError
+from silo_agent.session import round_entry
+from tests.unit.silo_session_round import CLIP, DIMENSION, GRID, Round, spec_of
+
+
+def require_wiped(session):
+    assert session._state.aborted is not None
+    assert repr(session._state._vault) == "Vault(0 secrets)"
+
+
+@pytest.fixture
+def rounds(tmp_path):
+    made = []
+
+    def make(**arguments):
+        one = Round(tmp_path, **arguments)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.ledger.close()
+
+
+def test_a_whole_attempt_yields_the_silos_vector_and_leaves_nothing(rounds):
+    one = rounds()
+    decoded = one.finish()
+    np.testing.assert_array_equal(decoded.delta, np.full(DIMENSION, 0.25 * GRID / CLIP))
+    assert decoded.metrics.tolist() == [32 / 64 * 4096]
+    assert [name for name, _ in one.wire.sent] == [
+        "advertise_keys",
+        "share_keys",
+        "upload",
+        "check_consistency",
+        "unmask",
+    ]
+    assert isinstance(one.session._state, Finished)
+    assert one.session._contribution is None
+    assert one.session._noise is None
+    assert one.spools() == []
+    assert one.ledger.has_agreed("run-1", 4, 0, 0)
+    assert one.ledger.unprotected_releases == 1
+
+
+def test_the_upload_is_masked_and_noised(rounds):
+    one = rounds(mode=Mode.SILO)
+    one.survivors()
+    plain = np.rint(one.delta * GRID / CLIP).astype(np.int64) % 2**32
+    assert not np.any(one.wire.uploaded[:DIMENSION] == plain)
+
+
+def test_noise_of_the_descriptors_size_is_in_the_sum(rounds):
+    one = rounds(mode=Mode.SILO)
+    decoded = one.finish()
+    noise = decoded.delta - 0.25 * GRID / CLIP
+    # σ = Δ/√2; forty draws lie within a third of it but for one case in a thousand million.
+    assert 0.3 < np.std(noise) / (GRID / np.sqrt(2)) < 1.8
+
+
+# Order -------------------------------------------------------------------------------------------
+
+
+def test_the_debit_is_on_disk_before_the_first_byte_leaves(rounds, tmp_path):
+    one = rounds(mode=Mode.SILO)
+    delivery = one.delivery()
+    assert not one.ledger.has_spent(one.identity())
+    one.wire.fails_at = "upload"
+    with pytest.raises(TransportError):
+        one.session.handle(delivery)
+    assert one.wire.uploaded is None
+    assert one.wire.ledger_at["upload"] == one.wire.ledger_at["share_keys"] + 1
+    one.session.close()
+    one.ledger.close()
+    # As a restarted silo reads it.
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=1e9) as again:
+        assert again.has_spent(one.identity())
+        assert again.spent_epsilon() > 1
+
+
+def test_the_mark_is_on_disk_before_the_signature_leaves(rounds):
+    one = rounds()
+    survivors = one.survivors()
+    one.wire.fails_at = "check_consistency"
+    before = one.ledger.head()[0]
+    with pytest.raises(TransportError):
+        one.session.handle(survivors)
+    assert one.wire.ledger_at["check_consistency"] == before + 1
+    assert one.ledger.has_agreed("run-1", 4, 0, 0)
+
+
+def test_a_budget_that_is_used_up_lets_nothing_out(rounds, tmp_path):
+    ledger = Ledger.open(tmp_path / "small", delta=1e-5, epsilon_cap=0.5)
+    one = rounds(mode=Mode.SILO, ledger=ledger)
+    delivery = one.delivery()
+    with pytest.raises(BudgetExceededError):
+        one.session.handle(delivery)
+    assert [name for name, _ in one.wire.sent] == ["advertise_keys", "share_keys"]
+    assert one.spools() == []
+    assert ledger.highest_identity("run-1") is None
+
+
+# What may not happen twice -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("round_number", "attempt", "accepted"),
+    [(4, 1, False), (4, 0, False), (3, 9, False), (4, 2, True), (5, 0, True)],
+)
+def test_an_identity_that_is_not_newer_is_refused(rounds, round_number, attempt, accepted):
+    first = rounds()
+    first.survivors()
+    first.session.close()
+    second = rounds(
+        ledger=first.ledger,
+        identity=AggregationId(run_id="run-1", round=round_number, step=0, part=0, attempt=attempt),
+    )
+    if accepted:
+        second.open().close()
+        return
+    with pytest.raises(VerificationError) as refused:
+        second.open()
+    assert refused.value.check is Check.IDENTITY
+    # No key was made, so none was sent.
+    assert second.wire.sent == []
+
+
+def test_after_survivors_were_signed_no_later_attempt_is_joined(rounds):
+    first = rounds()
+    first.signatures()
+    first.session.close()
+    for round_number, attempt, accepted in ((4, 2, False), (5, 1, True)):
+        later = rounds(
+            ledger=first.ledger,
+            identity=AggregationId(
+                run_id="run-1", round=round_number, step=0, part=0, attempt=attempt
+            ),
+        )
+        if accepted:
+            later.open().close()
+            continue
+        with pytest.raises(SessionError, match="already signed"):
+            later.open()
+        assert later.wire.sent == []
+
+
+def test_the_same_delivery_again_does_not_upload_again(rounds):
+    one = rounds()
+    delivery = one.delivery()
+    one.session.handle(delivery)
+    with pytest.raises(SessionError):
+        one.session.handle(delivery)
+    assert [name for name, _ in one.wire.sent].count("upload") == 1
+    require_wiped(one.session)
+
+
+# Failures ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_delta_that_is_not_finite_goes_up_as_zeros(rounds, bad, capsys):
+    delta = np.full(DIMENSION, 0.25, np.float32)
+    delta[7] = bad
+    one = rounds(delta=delta)
+    decoded = one.finish()
+    assert not decoded.delta.any()
+    assert not decoded.metrics.any()
+    assert one.nonfinite() == 1
+    assert "delta_not_finite" in capsys.readouterr().out
+
+
+def test_zeros_carry_the_full_noise(rounds):
+    one = rounds(mode=Mode.SILO, delta=np.full(DIMENSION, np.nan, np.float32))
+    decoded = one.finish()
+    assert 0.3 < np.std(decoded.delta) / (GRID / np.sqrt(2)) < 1.8
+    assert one.ledger.spent_epsilon() > 1
+
+
+@pytest.mark.parametrize("step", ["delivery", "survivors", "signatures"])
+def test_a_message_out_of_order_ends_the_session_and_wipes(rounds, tmp_path, step):
+    other = rounds()
+    messages = {"delivery": other.delivery} | {
+        "survivors": other.survivors,
+        "signatures": other.signatures,
+    }
+    wrong = messages[step]()
+    other.session.close()
+    later = AggregationId(run_id="run-2", round=1, step=0, part=0, attempt=1)
+    one = rounds(ledger=other.ledger, identity=later)
+    bundles = one.bundles()
+    with pytest.raises(SessionError, match="does not fit AdvertiseKeys"):
+        one.session.handle(wrong)
+    require_wiped(one.session)
+    assert one.session._contribution is None
+    assert one.session._noise is None
+    # Nothing brings it back, the right message neither.
+    with pytest.raises(UnexpectedMessageError):
+        one.session.handle(bundles)
+    assert [name for name, _ in one.wire.sent] == ["advertise_keys"]
+
+
+def test_a_failed_check_wipes_and_releases_no_share(rounds):
+    one = rounds()
+    signatures = one.signatures()
+    forged = tuple(replace(s, signature=bytes(64)) for s in signatures.signatures)
+    with pytest.raises(VerificationError):
+        one.session.handle(replace(signatures, signatures=forged))
+    require_wiped(one.session)
+    assert "unmask" not in [name for name, _ in one.wire.sent]
+    one.session.close()
+    assert one.spools() == []
+
+
+def test_keys_that_could_not_be_advertised_are_wiped(rounds, monkeypatch):
+    one = rounds()
+    one.wire.fails_at = "advertise_keys"
+    states = []
+    begin = client.begin
+
+    def noted(setup):
+        state, bundle = begin(setup)
+        states.append(state)
+        return state, bundle
+
+    monkeypatch.setattr("silo_agent.session.protocol.begin", noted)
+    with pytest.raises(TransportError):
+        one.open()
+    (state,) = states
+    assert repr(state._vault) == "Vault(0 secrets)"
+
+
+def test_closing_twice_is_allowed_and_secrets_are_not_printed(rounds):
+    one = rounds()
+    session = one.open()
+    assert "0.25" not in repr(session._contribution)
+    assert "redacted" in repr(session._contribution)
+    session.close()
+    session.close()
+    one.session = session
+    assert one.spools() == []
+
+
+def test_the_charge_is_that_of_the_spec():
+    spec = spec_of(Mode.SILO)
+    entry = round_entry(
+        spec,
+        identity=AggregationId(run_id="r", round=1, step=0, part=0, attempt=2),
+        dimension=5,
+        descriptor_sha256=bytes(32),
+    )
+    assert isinstance(entry, LedgerEntry)
+    assert (entry.q, entry.steps, entry.dimension, entry.attempt) == (1.0, 1, 5, 2)
+    assert entry.z == pytest.approx(1 / np.sqrt(2))

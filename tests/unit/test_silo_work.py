@@ -1,0 +1,316 @@
+"""Local work on its own thread: what is reported, and what a failure looks like outside."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from federation.adapter import adapter_sha256, decode_adapter, encode_adapter
+from federation.layout import Layout
+from federation.plan import Plan
+from federation.record import AdapterRecord
+from federation.task import RoundTask
+from secagg.descriptor import MetricsLayout
+from silo_agent.alone import evolve_alone
+from silo_agent.chain import Head
+from silo_agent.config import SiloConfig
+from silo_agent.errors import LocalStoreError
+from silo_agent.evolve.constant import constant_pattern
+from silo_agent.local_store import LocalStore
+from silo_agent.metrics import SiloMetrics
+from silo_agent.work import FinishedWork, LocalWork
+from tests.unit import server_world as sw
+
+VALUE = 0.125
+ADAPTER = sw.INITIAL
+
+
+def plan_of(*, held_out=0, rounds=4, every=2, method="fedavg"):
+    text = sw.plan_toml(rounds=rounds, method=method).decode()
+    return Plan.parse(
+        text.replace("held_out = 0", f"held_out = {held_out}\nevery_rounds = {every}").encode()
+    )
+
+
+def config_of(directory, *, value=str(VALUE), evaluate="true"):
+    directory.mkdir(exist_ok=True)
+    (directory / "silo.toml").write_text(
+        f'environments = []\nevaluate = {evaluate}\n[constant]\nvalue = "{value}"\n'
+        'family = "constant"\nepisodes = 64\nsuccesses = 16\n'
+    )
+    return SiloConfig.load(directory)
+
+
+def task_of(round_number=1):
+    return RoundTask(
+        run_id="run-1",
+        round=round_number,
+        plan_sha256=bytes(32),
+        roster_sha256=bytes(32),
+        roster_epoch=1,
+        base_model_sha256=bytes(32),
+        adapter_sha256=adapter_sha256(ADAPTER),
+        ready_deadline_unix_s=1,
+    )
+
+
+def head_of(round_number=0):
+    linked = b"" if round_number == 0 else bytes(32)
+    digest = adapter_sha256(ADAPTER)
+    return Head(
+        record=AdapterRecord(
+            run_id="run-1",
+            round=round_number,
+            kind="initial" if round_number == 0 else "skipped",
+            adapter_sha256=digest,
+            plan_sha256=bytes(32),
+            base_model_sha256=bytes(32),
+            parent_sha256=linked and digest,
+            record_parent_sha256=linked,
+        ),
+        tensors=decode_adapter(ADAPTER, max_bytes=1 << 20),
+    )
+
+
+class Reports:
+    """The one call that local work makes."""
+
+    def __init__(self):
+        self.calls = []
+        self.arrived = threading.Semaphore(0)
+
+    def report_ready(self, **call):
+        self.calls.append({**call, "thread": threading.current_thread().name})
+        self.arrived.release()
+
+    def wait(self):
+        assert self.arrived.acquire(timeout=10)
+        return self.calls[-1]
+
+
+@pytest.fixture
+def silo(tmp_path):
+    made = []
+
+    def make(**options):
+        one = WorkingSilo(tmp_path / "silo", **options)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.work.close()
+
+
+class WorkingSilo:
+    def __init__(self, directory, **options):
+        self.reports = Reports()
+        self.store = None
+        self.config = config_of(directory, **options)
+        self.store = LocalStore(directory)
+        self.metrics = SiloMetrics()
+        self.work = LocalWork(
+            config=self.config,
+            coordinator=self.reports,
+            store=self.store,
+            metrics=self.metrics,
+        )
+
+    def start(self, round_number=1, plan=None):
+        self.work.start(task=task_of(round_number), plan=plan or plan_of(), head=head_of())
+        return self.reports.wait()
+
+    def settle(self):
+        """Wait until every job asked for before is done."""
+        done = threading.Event()
+        self.work._jobs.put(done.set)
+        assert done.wait(10)
+
+    def errors(self):
+        name = "chorale_silo_errors_total"
+        return self.metrics.registry.get_sample_value(name, {"kind": "local_work"})
+
+
+def test_a_round_of_work_is_reported_from_its_own_thread(silo):
+    one = silo()
+    call = one.start()
+    assert call.pop("thread") == "local-work"
+    assert call == {
+        "run_id": "run-1",
+        "round_number": 1,
+        "adapter_sha256": adapter_sha256(ADAPTER),
+        "families": ("constant",),
+    }
+    done = one.work.finished("run-1", 1)
+    np.testing.assert_array_equal(done.delta, constant_pattern(VALUE, sw.DIMENSION))
+    assert one.work.finished("run-1", 2) is None
+    assert one.work.finished("run-2", 1) is None
+    one.settle()
+    (row,) = one.store.rounds()
+    assert row["episodes"] == {"constant": 64}
+    assert row["delta_norm"] == pytest.approx(np.linalg.norm(done.delta.astype(float)))
+
+
+def test_a_repeated_task_is_reported_again_without_working_again(silo):
+    one = silo()
+    one.start()
+    again = one.start()
+    assert again["thread"] == "MainThread"
+    one.settle()
+    assert len(one.store.rounds()) == 1
+    one.start(round_number=2)
+    one.settle()
+    assert len(one.store.rounds()) == 2
+
+
+def test_rolora_delta_covers_the_trained_factor_alone(silo):
+    one = silo()
+    one.start(plan=plan_of(method="rolora"))
+    done = one.work.finished("run-1", 1)
+    assert 0 < done.layout.dimension < sw.DIMENSION
+    assert done.delta.shape == (done.layout.dimension,)
+
+
+def test_a_failing_method_looks_like_any_other_round(silo, capsys):
+    one = silo(value="not a number")
+    call = one.start()
+    assert call["families"] == ("constant",)
+    done = one.work.finished("run-1", 1)
+    assert not done.delta.any()
+    assert done.delta.shape == (sw.DIMENSION,)
+    contribution = done.contribution(metrics("update_norm_sq", "episodes/constant"))
+    assert set(contribution.metrics.values()) == {0.0}
+    assert one.errors() == 1
+    assert "evolve_failed" in capsys.readouterr().out
+
+
+def test_books_that_cannot_be_kept_do_not_show_outside(silo, monkeypatch, capsys):
+    one = silo()
+
+    def full(_):
+        raise LocalStoreError("disk full")
+
+    monkeypatch.setattr(one.store, "append_round", full)
+    one.start()
+    one.settle()
+    assert one.work.finished("run-1", 1) is not None
+    assert one.errors() == 1
+    assert "disk full" in capsys.readouterr().out
+    # And the thread is still there for the next round.
+    monkeypatch.undo()
+    one.start(round_number=2)
+
+
+# Figures for the sum -----------------------------------------------------------------------------
+
+
+def metrics(*names):
+    return MetricsLayout(names=names, bounds=(1.0,) * len(names), grid=4096, sigma=0.0)
+
+
+def finished(delta, *, episodes=None, successes=None):
+    return FinishedWork(
+        run_id="run-1",
+        round=1,
+        plan=plan_of(),
+        layout=Layout.from_tensors(sw.initial_tensors()),
+        delta=np.asarray(delta, np.float32),
+        episodes=episodes or {},
+        successes=successes or {},
+    )
+
+
+def test_families_without_coordinates_are_counted_as_other_or_nowhere():
+    work = finished(
+        np.zeros(4),
+        episodes={"craft": 8, "maze": 4, "babyai": 2},
+        successes={"craft": 3, "maze": 1},
+    )
+    named = ("update_norm_sq", "episodes/craft", "successes/craft")
+    assert work.contribution(metrics(*named)).metrics == {
+        "update_norm_sq": 0.0,
+        "episodes/craft": 8.0,
+        "successes/craft": 3.0,
+    }
+    other = work.contribution(metrics(*named, "episodes/other", "successes/other")).metrics
+    assert (other["episodes/other"], other["successes/other"]) == (6.0, 1.0)
+    assert work.contribution(metrics("update_norm_sq")).metrics == {"update_norm_sq": 0.0}
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(2.0, 4.0), (1e6, sw.CLIP**2)])
+def test_the_norm_is_that_of_the_clipped_vector(norm, expected):
+    found = finished([norm, 0, 0]).contribution(metrics("update_norm_sq")).metrics
+    assert found["update_norm_sq"] == pytest.approx(expected)
+
+
+def test_a_norm_that_is_not_a_number_stays_one_for_the_encoder_to_refuse():
+    found = finished([math.nan, 1]).contribution(metrics("update_norm_sq")).metrics
+    assert math.isnan(found["update_norm_sq"])
+
+
+def test_private_numbers_are_not_printed():
+    work = finished([0.123456, 7], episodes={"craft": 9876})
+    assert "9876" not in repr(work)
+    assert "0.123" not in repr(work)
+
+
+# Evaluation --------------------------------------------------------------------------------------
+
+
+def judged(store):
+    return sorted({row["round"] for row in store.evaluations()})
+
+
+def test_adapters_are_judged_when_the_plan_says_so_and_once(silo):
+    one = silo()
+    plan = plan_of(held_out=8, rounds=5, every=2)
+    for _ in range(2):
+        for number in range(6):
+            one.work.adopted(head_of(number), plan)
+    one.settle()
+    # Every second one, and the last.
+    assert judged(one.store) == [0, 2, 4, 5]
+    rows = one.store.evaluations()
+    assert len(rows) == 4 * len(plan.evaluate.temperatures)
+    assert rows[0]["adapter_sha256"] == adapter_sha256(ADAPTER).hex()
+    one.work.close()
+    # After a restart the same adapter is not judged again.
+    later = silo()
+    later.work.adopted(head_of(2), plan)
+    later.work.adopted(head_of(5), plan)
+    later.settle()
+    assert len(later.store.evaluations()) == len(rows)
+
+
+@pytest.mark.parametrize("switch", ["plan", "silo"])
+def test_nothing_is_judged_when_either_side_says_no(silo, switch):
+    one = silo(evaluate="false" if switch == "silo" else "true")
+    one.work.adopted(head_of(0), plan_of(held_out=0 if switch == "plan" else 8))
+    one.settle()
+    assert one.store.evaluations() == []
+
+
+# Alone -------------------------------------------------------------------------------------------
+
+
+def test_alone_applies_its_own_delta_each_round_and_sends_nothing(tmp_path):
+    config = config_of(tmp_path / "silo")
+    plan, seen = plan_of(held_out=8, rounds=3), []
+    content = evolve_alone(
+        config=config,
+        plan=plan,
+        adapter=ADAPTER,
+        out_dir=tmp_path / "out",
+        progress=lambda number, success: seen.append((number, success)),
+    )
+    assert seen == [(1, 0.25), (2, 0.25), (3, 0.25)]
+    layout = Layout.from_tensors(sw.initial_tensors())
+    moved = layout.unflatten(constant_pattern(VALUE, sw.DIMENSION))
+    expected = sw.initial_tensors()
+    for _ in range(3):
+        expected = {name: expected[name] + moved[name] for name in expected}
+    assert content == encode_adapter(expected)
+    assert (tmp_path / "out" / "adapter.safetensors").read_bytes() == content
+    rows = LocalStore(tmp_path / "out").evaluations()
+    assert {(row["run"], row["round"], row["successes"]) for row in rows} == {("alone", 3, 16)}
