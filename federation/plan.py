@@ -51,10 +51,6 @@ MAX_PLAN_BYTES: Final = 64 * 1024
 """A plan is a page of settings; anything longer is not one."""
 
 
-MAX_SILOS: Final = 150
-"""Silos of one round whose R1 headers fit one gRPC message, ids of 63 characters included."""
-
-
 class Plan(Section):
     """One run, as the consortium agreed on it."""
 
@@ -137,11 +133,6 @@ class Plan(Section):
                 threshold(quorum, colluding)
             except ParameterError as error:
                 problems.append(f"rounds.quorum: a round of {quorum} silos cannot run: {error}")
-        if silos > MAX_SILOS:
-            problems.append(
-                f"roster: {silos} silos, but the headers of R1 fit one message of 4 MiB only up "
-                f"to {MAX_SILOS}"
-            )
         if problems:
             raise PlanError(problems)
 

@@ -113,9 +113,10 @@ def test_even_the_root_cannot_publish_strangers_or_the_past(coordinator, admin):
     elsewhere = propose(admin)
     elsewhere.coordinator_key = b"\x08" * 32
     refused(coordinator, lambda: publish(admin, signed(coordinator, elsewhere)), "roster_refused")
-    publish(admin, signed(coordinator, propose(admin)))
+    for _ in range(2):
+        publish(admin, signed(coordinator, propose(admin)))
     past = propose(admin)
-    past.epoch = 1
+    past.epoch -= 2
     refused(coordinator, lambda: publish(admin, signed(coordinator, past)), "roster_refused")
 
 

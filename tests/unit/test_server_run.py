@@ -13,12 +13,12 @@ import pytest
 
 from federation.adapter import decode_adapter
 from federation.record import verify_chain
+from federation.task import SURVIVORS_ALREADY_SIGNED
 from federation.verify import verify_update
 from secagg.suite import verification_key
 from server.errors import WrongRoundError
 from server.figures import RoundFigures
 from server.round import STEPS, Phase
-from server.run import ALREADY_AGREED
 from server.store.runs import RunState
 from silo_agent.transport import RoundAborted
 from tests.unit import server_world as sw
@@ -215,7 +215,7 @@ def test_refusals_below_the_quorum_stop_the_run_and_say_why(world):
 
 def test_silos_that_signed_survivors_already_end_the_round_as_skipped(world):
     for name in NAMES[:2]:
-        world.silos[name].refuses = ALREADY_AGREED
+        world.silos[name].refuses = SURVIVORS_ALREADY_SIGNED
     run_id = asyncio.run(world.run(sw.plan_toml()))
     assert [r.kind for r in world.store.records.list(run_id)] == ["initial", "skipped"]
     assert world.store.runs.get(run_id).state is RunState.FINISHED
@@ -251,7 +251,7 @@ def test_a_coordinator_that_restarts_anywhere(tmp_path, phase):
             if phase in (Phase.CONSISTENCY_CHECK, Phase.UNMASK):
                 # What the daemon answers when its ledger says so.
                 agreed = silo.ledger.has_agreed(run_id, 1, 0, 0)
-                silo.refuses = ALREADY_AGREED if agreed else ""
+                silo.refuses = SURVIVORS_ALREADY_SIGNED if agreed else ""
         world.before_wait = lambda: _forgive(world)
         asyncio.run(again())
         assert world.driver is not before
