@@ -26,13 +26,13 @@ import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
+from server.answers import answer_errors
 from server.errors import (
     ExpiredCertificateError,
     ForeignFederationError,
     RevokedCertificateError,
     RoleDeniedError,
     UnauthenticatedError,
-    answer_errors,
 )
 from server.metrics import CoordinatorMetrics
 from server.pki import certificate_sha256

@@ -34,22 +34,13 @@
         ├── UploadError                truncated, extended or altered bytes
         └── TooFewSilosError           fewer than max(t, n_min) answered
 
-A servicer raises; :func:`abort` answers with the gRPC code, and puts the stable reason and a public
-hint into the trailing metadata ``chorale-reason`` and ``chorale-hint``. The error's own text is
-public only where the catalogue says so. What the catalogue does not know is INTERNAL, says nothing,
-and goes to the log with its traceback.
+A servicer raises; ``server/answers.py`` answers with the gRPC code, and puts the stable reason and
+a public hint into the trailing metadata ``chorale-reason`` and ``chorale-hint``. The error's own
+text is public only where the catalogue says so. What the catalogue does not know is INTERNAL, says
+nothing, and goes to the log with its traceback.
 """
 
 from __future__ import annotations
-
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
-
-import grpc
-import structlog
-
-if TYPE_CHECKING:
-    from server.catalogue import Answer
 
 __all__ = [
     "AccessError",
@@ -83,21 +74,7 @@ __all__ = [
     "UploadError",
     "WrongPhaseError",
     "WrongRoundError",
-    "abort",
-    "answer_errors",
 ]
-
-log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
-Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class RefusalMetrics(Protocol):
-    """What :func:`answer_errors` needs of the metrics."""
-
-    def count_refusal(self, reason: str) -> None:
-        """Count one refused message."""
 
 
 class CoordinatorError(Exception):
@@ -222,50 +199,3 @@ class UploadError(RoundError):
 
 class TooFewSilosError(RoundError):
     """Fewer than max(t, n_min) silos answered."""
-
-
-async def abort(context: Context, error: Exception) -> NoReturn:
-    """End the RPC with the catalogue's answer to an error.
-
-    Args:
-        context: The RPC's servicer context.
-        error: What the handler raised.
-    """
-    from server.catalogue import describe
-
-    await _send(context, describe(error), error)
-
-
-async def answer_errors(
-    context: Context, metrics: RefusalMetrics, answer: Callable[[], Awaitable[T]]
-) -> T:
-    """Run a handler's body; count and answer whatever it refuses.
-
-    Args:
-        context: The RPC's servicer context.
-        metrics: Counts refusals by reason.
-        answer: The body.
-
-    Returns:
-        What the body returned.
-    """
-    from server.catalogue import describe
-
-    try:
-        return await answer()
-    except grpc.aio.AbortError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the process's border: whatever a handler raises is answered
-        described = describe(error)
-        metrics.count_refusal(described.reason.value)
-        await _send(context, described, error)
-
-
-async def _send(context: Context, answer: Answer, error: Exception) -> NoReturn:
-    if not answer.public:
-        log.error("internal_error", kind=type(error).__name__, exc_info=error)
-    await context.abort(
-        answer.code,
-        answer.text,
-        (("chorale-reason", answer.reason.value), ("chorale-hint", answer.hint)),
-    )
