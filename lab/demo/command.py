@@ -6,6 +6,7 @@ requirements are installed, because the server package never imports the lab.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -25,6 +26,7 @@ REPORT = "report.html"
 MARKER = ".chorale-demo"
 """Says that a directory is a demo's own and may be emptied."""
 LOG_WIDTH = 120
+NEEDED = ("torch", "transformers", "peft", "gymnasium", "minigrid", "matplotlib")
 
 
 def demo(
@@ -58,9 +60,11 @@ def demo(
     """
     if no_learning and no_exploration:
         raise typer.BadParameter("choose one control: --no-learning or --no-exploration")
+    _require_packages()
     from lab.demo.progress import Progress
     from lab.demo.report import print_tables, save_outcome, write_html
-    from lab.demo.run import Demo
+    from lab.demo.run import Demo, DemoError
+    from lab.loopback import LoopbackError
 
     control = (
         Control.NO_LEARNING
@@ -74,9 +78,12 @@ def demo(
     )
     _empty(out)
     progress = Progress()
-    outcome = Demo(
-        directory=out, settings=settings, progress=progress, kill=kill, alone=alone
-    ).run()
+    stage = Demo(directory=out, settings=settings, progress=progress, kill=kill, alone=alone)
+    try:
+        outcome = stage.run()
+    except (DemoError, LoopbackError) as error:
+        typer.echo(f"error: {error}\nhint: the processes' logs are in {out / 'logs'}", err=True)
+        raise typer.Exit(1) from error
     console = _console()
     print_tables(outcome, settings, console)
     save_outcome(outcome, settings, out / OUTCOME)
@@ -122,6 +129,18 @@ def report(
     print_tables(outcome, settings, _console())
     write_html(outcome, settings, out / REPORT)
     typer.echo(f"report: {out / REPORT}", err=True)
+
+
+def _require_packages() -> None:
+    """Say at once what is missing, not after a minute of setting up."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        typer.echo(
+            f"error: the demo trains a model and needs {', '.join(missing)}\n"
+            "hint: pip install 'chorale[lab]', with torch installed first",
+            err=True,
+        )
+        raise typer.Exit(4)
 
 
 def _console() -> Console:

@@ -29,11 +29,15 @@ from lab.demo.scenario import SILOS, Control, DemoSettings, plan_toml, silo_toml
 from lab.loopback import LoopbackFederation
 from silo_agent.adapter.base_model import base_sha256
 
-__all__ = ["BASE_MODEL", "Demo"]
+__all__ = ["BASE_MODEL", "Demo", "DemoError"]
 
 BASE_MODEL = Path(__file__).parent.parent / "base_model"
 VICTIM = SILOS[-1]
 KILL_FROM_ROUND = 2
+
+
+class DemoError(Exception):
+    """The demo could not go on; the message says where to look."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,7 +139,7 @@ class Demo:
                     self.progress.say(f"{VICTIM} started again: it takes part when it is ready")
                 last = status
         if last["run"]["state"] != "finished":
-            raise RuntimeError(f"the run ended as {last['run']['state']}: {last.get('error', '')}")
+            raise DemoError(f"the run ended as {last['run']['state']}: {last.get('error', '')}")
         outcome.epsilon, outcome.delta = last["epsilon_spent"], last["delta"]
         self._await_evaluations(loopback, outcome.run_id, plan.rounds.count)
         for who, number in (("base", 0), ("together", plan.rounds.count)):
@@ -167,7 +171,7 @@ class Demo:
                 else:
                     waiting[silo_id, number] = count
             if time.monotonic() > give_up_at:
-                raise RuntimeError(f"no evaluation from {sorted(waiting)}: see their logs")
+                raise DemoError(f"no evaluation from {sorted(waiting)}: see their logs")
             time.sleep(0.2)
 
     def _alone(self, outcome: Outcome) -> None:
@@ -211,4 +215,4 @@ class Demo:
             check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"chorale-silo {arguments[0]} failed:\n{done.stderr[-3000:]}")
+            raise DemoError(f"chorale-silo {arguments[0]} failed:\n{done.stderr[-3000:]}")
