@@ -67,12 +67,20 @@ class Conductor:
     # Lifecycle ------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on with the run that was active when the coordinator stopped."""
-        for row in self.context.store.runs.list():
+        """Go on with the run that was active when the coordinator stopped.
+
+        Without one the newest finished run is shown again, so that a silo which was away at its
+        end still adopts the last adapter.
+        """
+        rows = self.context.store.runs.list()
+        for row in rows:
             if row.state is RunState.RUNNING:
                 self._launch(row.run_id)
                 self.context.audit.append(AuditEvent.RUN_RESUMED, run=row.run_id)
                 return
+        finished = [row for row in rows if row.state is RunState.FINISHED]
+        if finished:
+            self.driver = self._load(finished[-1].run_id)
 
     async def close(self) -> None:
         """Stop driving; the run stays active in the store."""
@@ -164,18 +172,20 @@ class Conductor:
         self.context.changed.notify()
 
     def _launch(self, run_id: str) -> None:
+        self.driver = self._load(run_id)
+        self._task = asyncio.create_task(self._drive(self.driver))
+
+    def _load(self, run_id: str) -> RunDriver:
         store = self.context.store
         row = store.runs.get(run_id)
         roster = store.rosters.current()
         if roster is None:
             raise RunError("no roster is published")
-        self.driver = RunDriver(
-            row=row, plan=Plan.parse(row.plan), roster=roster, context=self.context
-        )
-        self.driver.finished = [
+        driver = RunDriver(row=row, plan=Plan.parse(row.plan), roster=roster, context=self.context)
+        driver.finished = [
             RoundFigures.from_json(done.figures_json) for done in store.rounds.finished(run_id)
         ]
-        self._task = asyncio.create_task(self._drive(self.driver))
+        return driver
 
     async def _drive(self, driver: RunDriver) -> None:
         run_id = driver.row.run_id

@@ -293,6 +293,7 @@ _PAGE = """<!doctype html>
  table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
  th, td {{ text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ddd; }}
  .wide {{ overflow-x: auto; }}
+ .wide td, .wide th {{ white-space: nowrap; }}
  svg {{ max-width: 100%; height: auto; }}
  .two {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem; }}
  li span {{ display: block; color: #5b6470; }}

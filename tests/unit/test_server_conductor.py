@@ -185,6 +185,15 @@ def test_a_restarted_coordinator_never_repeats_an_id(world):
     assert world.conductor._instruction("x")[0] != other._instruction("x")[0]
 
 
+def test_after_a_restart_the_newest_finished_run_still_shows_its_last_record(world):
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2)))
+    restarted = Conductor(world.context)
+    assert restarted._instruction(NAMES[0])[1].HasField("idle")
+    restarted.resume()
+    shown = restarted._instruction(NAMES[0])[1].round_result.record
+    assert (shown.run_id, shown.round) == (run_id, 2)
+
+
 def test_poll_answers_at_once_when_there_is_news_and_waits_otherwise(world):
     real = replace_signal(world.context)
     conductor = Conductor(real)
