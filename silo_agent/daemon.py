@@ -26,7 +26,6 @@ from types import FrameType
 import structlog
 
 from dp.errors import LedgerCorruptError, PrivacyError
-from dp.ledger import Ledger
 from federation.errors import ChainError, FederationError, UpdateError
 from federation.plan import Plan
 from federation.task import SURVIVORS_ALREADY_SIGNED, RoundTask
@@ -39,13 +38,13 @@ from silo_agent.chain import ChainFollower, Head
 from silo_agent.config import SiloConfig
 from silo_agent.errors import (
     ChainMismatchError,
-    ConfigError,
     PolicyRefusalError,
     SessionError,
     SiloError,
     TransportError,
 )
 from silo_agent.identity import Identity
+from silo_agent.ledger_file import open_ledger
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy import Decision, Policy, check_descriptor, check_plan, check_task
@@ -68,7 +67,6 @@ log = structlog.get_logger(__name__)
 
 POLL_WAIT_S = 8
 MAX_PAUSE_S = 30.0
-LEDGER_FILE = "privacy.ledger"
 SURVIVABLE = (SecAggError, PrivacyError, FederationError, SiloError, OSError)
 """What may go wrong with one instruction; anything else is a defect and ends the daemon."""
 
@@ -83,17 +81,23 @@ class Daemon:
         self.policy = Policy.load(config.policy_file)
         self.store = LocalStore(config.data_dir)
         self.metrics = SiloMetrics()
-        self.ledger = _open_ledger(config, self.policy, self.store)
+        self.ledger = open_ledger(config, self.policy, self.store)
         # Sessions are never resumed, so whatever an earlier process spooled is of no use.
         shutil.rmtree(config.data_dir / "spool", ignore_errors=True)
+        address, credentials = (
+            self.identity.coordinator_address,
+            self.identity.channel_credentials(),
+        )
         self.coordinator = Coordinator(
-            address=self.identity.coordinator_address,
-            credentials=self.identity.channel_credentials(),
-            stopping=self.stopping,
+            address=address, credentials=credentials, stopping=self.stopping
         )
         self.chain = ChainFollower(coordinator=self.coordinator, store=self.store)
         self.work = LocalWork(
-            config=config, coordinator=self.coordinator, store=self.store, metrics=self.metrics
+            config=config,
+            coordinator=self.coordinator,
+            store=self.store,
+            metrics=self.metrics,
+            seed_of=self.identity.work_seed,
         )
         self._roster: SignedRoster | None = None
         self._plan: tuple[bytes, Plan] | None = None
@@ -351,32 +355,8 @@ class Daemon:
             self._tell_refusal("chain")
         if isinstance(error, LedgerCorruptError):
             self.ledger.close()
-            self.ledger = _open_ledger(self.config, self.policy, self.store)
+            self.ledger = open_ledger(self.config, self.policy, self.store)
         self.stopping.wait(pause_s)
-
-
-def _open_ledger(config: SiloConfig, policy: Policy, store: LocalStore) -> Ledger:
-    """The ledger of this silo, which may be new only if the silo is.
-
-    Raises:
-        ConfigError: it is gone although this silo took part in runs.
-        PrivacyError: it is damaged, held by another process, or older than this silo remembers.
-    """
-    path = config.data_dir / LEDGER_FILE
-    if store.chain_heads() and not path.exists():
-        raise ConfigError(
-            f"{path} is missing, but this silo took part in runs: restore it from a backup; a new "
-            "one would forget what was spent and which survivors were signed"
-        )
-    ledger = Ledger.open(path, delta=policy.privacy.delta, epsilon_cap=policy.privacy.epsilon_cap)
-    remembered = store.ledger_head()
-    if remembered is not None:
-        try:
-            ledger.check_head_not_behind(*remembered)
-        except PrivacyError:
-            ledger.close()
-            raise
-    return ledger
 
 
 def run(config: SiloConfig) -> None:

@@ -40,6 +40,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc
@@ -113,6 +114,14 @@ class Identity:
     def certificate_expiry_unix_s(self) -> int:
         """When the certificate ends."""
         return int(self.leaf.not_valid_after_utc.timestamp())
+
+    def work_seed(self, run_id: str) -> int:
+        """A seed for local work that nobody outside can predict, another one for each run.
+
+        HKDF-SHA256 (RFC 5869) of the Ed25519 private key, under a purpose of its own.
+        """
+        derived = HKDF(hashes.SHA256(), 8, None, b"chorale/v1/work-seed" + run_id.encode())
+        return int.from_bytes(derived.derive(self.signing_key.private_bytes_raw()), "big") >> 1
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return mutual TLS credentials that trust the federation's CA alone."""

@@ -102,8 +102,20 @@ class LocalWork:
         coordinator: Coordinator,
         store: LocalStore,
         metrics: SiloMetrics,
+        seed_of: Callable[[str], int],
     ) -> None:
+        """Start the thread.
+
+        Args:
+            config: This silo.
+            coordinator: Told when a round is ready.
+            store: The silo's own reports.
+            metrics: The silo's own metrics.
+            seed_of: A secret seed for a run id. Without it a second run of one plan would make the
+                very same deltas, and the difference of two sums would be one silo's.
+        """
         self._config = config
+        self._seed_of = seed_of
         self._coordinator = coordinator
         self._store = store
         self._metrics = metrics
@@ -178,7 +190,7 @@ class LocalWork:
                     adapter_sha256=task.adapter_sha256.hex(),
                     trainable=trainable,
                     settings=settings_of(plan),
-                    seed=self._config.seed,
+                    seed=(self._config.seed + self._seed_of(task.run_id)) % 2**63,
                 )
             )
             delta = layout.flatten(evolution.delta)

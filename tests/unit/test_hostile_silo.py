@@ -78,6 +78,7 @@ def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> Lo
         coordinator=coordinator,
         store=store,
         metrics=SiloMetrics(),
+        seed_of=lambda _run: 0,
     )
 
 

@@ -165,3 +165,17 @@ def test_a_server_that_does_not_speak_tls_is_a_transport_error():
         with pytest.raises(TransportError):
             fetch_chain(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=5)
         thread.join()
+
+
+def test_the_work_seed_is_another_one_for_each_run_and_silo():
+    def seeds(key, *runs):
+        # Only the key matters; a whole identity would need a certificate.
+        bare = object.__new__(Identity)
+        object.__setattr__(bare, "signing_key", key)
+        return [Identity.work_seed(bare, run) for run in runs]
+
+    mine, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    first, second, again = seeds(mine, "run-1", "run-2", "run-1")
+    assert first == again
+    assert len({first, second, *seeds(other, "run-1")}) == 3
+    assert all(0 <= seed < 2**63 for seed in (first, second))

@@ -115,6 +115,7 @@ class WorkingSilo:
             coordinator=self.reports,
             store=self.store,
             metrics=self.metrics,
+            seed_of=lambda _run: 0,
         )
 
     def start(self, round_number=1, plan=None):
