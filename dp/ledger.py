@@ -176,6 +176,7 @@ class Ledger:
         try:
             return cls(journal, delta=delta, epsilon_cap=epsilon_cap)
         except BaseException:
+            # Whatever the failure, the lock must not outlive it; the error goes on.
             journal.close()
             raise
 

@@ -80,7 +80,11 @@ class Conductor:
                 return
         finished = [row for row in rows if row.state is RunState.FINISHED]
         if finished:
-            self.driver = self._load(finished[-1].run_id)
+            try:
+                self.driver = self._load(finished[-1].run_id)
+            except (CoordinatorError, FederationError) as error:
+                # What is over must not keep the coordinator from starting.
+                log.warning("finished_run_not_shown", reason=str(error))
 
     async def close(self) -> None:
         """Stop driving; the run stays active in the store."""

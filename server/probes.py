@@ -108,6 +108,7 @@ class _ProbeServer(ThreadingHTTPServer):
             try:
                 check()
             except Exception:
+                # Any failure of a check is the answer: not ready.
                 log.exception("not_ready", check=name)
                 body = f"{name} failed\n".encode()
                 return HTTPStatus.SERVICE_UNAVAILABLE, body, "text/plain; charset=utf-8"
@@ -130,6 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             status, body, kind = self.server.answer(self.path)
         except Exception:
+            # A defect in a probe must not take the port down; it is logged and answered as 500.
             log.exception("probe_failed", path=self.path[:64])
             status, body, kind = HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error\n", "text/plain"
         self.send_response(status)

@@ -14,6 +14,7 @@ coordinator that lies about the sum itself (forks of it are detected, the lie is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,8 +50,13 @@ class ChainFollower:
         self._coordinator = coordinator
         self._store = store
 
-    def sync(self, run_id: str, plan: Plan, coordinator_key: bytes) -> Head:
+    def sync(self, run_id: str, plan_of: Callable[[bytes], Plan], coordinator_key: bytes) -> Head:
         """Follow the chain of a run to its end.
+
+        Args:
+            run_id: The run.
+            plan_of: Finds the plan by the digest that the verified chain names.
+            coordinator_key: From the trusted roster.
 
         Raises:
             ChainMismatchError: the published chain contradicts what this silo adopted before.
@@ -60,6 +66,7 @@ class ChainFollower:
         verify_chain(records, coordinator_key)
         if records[0].run_id != run_id:
             raise ChainMismatchError(f"run {run_id} is answered with the chain of another run")
+        plan = plan_of(records[0].plan_sha256)
         known = self._store.chain_head(run_id)
         adopted = -1
         if known is not None:

@@ -279,13 +279,9 @@ class Daemon:
         return self._plan[1]
 
     def _follow(self, run_id: str) -> Head:
-        records = self.coordinator.records(run_id, 0)
-        if not records:
-            raise SessionError(f"run {run_id} publishes no record")
-        plan = self._fetch_plan(records[0].plan_sha256)
         roster = self._roster or self._trusted_roster(self.coordinator.roster().roster.sha256)
-        self._head = self.chain.sync(run_id, plan, roster.roster.coordinator_key)
-        self.work.adopted(self._head, plan)
+        self._head = self.chain.sync(run_id, self._fetch_plan, roster.roster.coordinator_key)
+        self.work.adopted(self._head, self._fetch_plan(self._head.record.plan_sha256))
         return self._head
 
     # Refusals and errors --------------------------------------------------------------------------

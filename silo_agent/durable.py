@@ -30,6 +30,7 @@ def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
+        # Also on an interrupt: no half-written copy of private data stays behind.
         with suppress(FileNotFoundError):
             temporary.unlink()
         raise

@@ -1,9 +1,14 @@
 """Bad input over real processes: a typed error, a counter, and both daemons alive afterwards."""
 
+import os
+import signal
+
+import grpc
 import numpy as np
 import pytest
 
 from lab.loopback import LoopbackError
+from server.cli.client import connect, start_parts
 from tests.integration import constant_federation as cf
 
 
@@ -107,10 +112,30 @@ def test_wrong_base_model_is_refused_by_every_silo_and_stops_the_run(tmp_path):
 
 def test_unknown_key_in_a_plan_is_refused_with_its_name(tmp_path):
     with cf.federation(tmp_path) as loopback:
+        start_all(loopback)
         plan_file, adapter = cf.write_run(loopback, cf.plan_toml(extra="every_round = 2"))
         with pytest.raises(LoopbackError, match="every_rounds"):
             loopback.start_run(plan_file, adapter, token="unknown")
-        assert loopback.alive("coordinator")
+        # The command looks before it sends; a caller that does not meets the same refusal.
+        parts = start_parts(
+            plan=plan_file.read_bytes(), adapter=adapter.read_bytes(), submit_token="unknown"
+        )
+        with connect(loopback.data_dir) as stub, pytest.raises(grpc.RpcError) as caught:
+            stub.StartRun(parts, timeout=30)
+        assert dict(caught.value.trailing_metadata())["chorale-reason"] == "plan_refused"
+        counter = 'chorale_rejected_messages_total{reason="plan_refused"}'
+        assert loopback.metrics("coordinator")[counter] == 1
+        assert_all_alive(loopback)
+
+
+def records_of(loopback, run_id):
+    listed = loopback.chorale("adapter", "list", run_id, "--data", str(loopback.data_dir))
+    return [record["adapter_sha256"] for record in listed["records"]]
+
+
+def signal_silos(loopback, number):
+    for silo_id in cf.SILOS:
+        os.kill(loopback.pid(silo_id), number)
 
 
 def test_coordinator_killed_between_rounds_goes_on_from_the_same_adapter(tmp_path):
@@ -118,21 +143,48 @@ def test_coordinator_killed_between_rounds_goes_on_from_the_same_adapter(tmp_pat
         start_all(loopback)
         plan_file, adapter = cf.write_run(loopback, cf.plan_toml(rounds=6))
         run_id = loopback.start_run(plan_file, adapter, token="crash")
+        stopped = False
         for status in loopback.watch(run_id):
-            if status["run"]["round"] >= 2:
-                loopback.kill("coordinator")
+            if not stopped and status["run"]["round"] >= 2:
+                # Held still, so that the coordinator waits at the beginning of a round.
+                signal_silos(loopback, signal.SIGSTOP)
+                stopped = True
+            elif stopped and status["current"]["phase"] == "training":
                 break
+        before = records_of(loopback, run_id)
+        assert before[-1] == status["run"]["adapter_sha256"]
+        assert 3 <= len(before) < 7
+        loopback.kill("coordinator")
         loopback.start_coordinator()
-        records = loopback.chorale("adapter", "list", run_id, "--data", str(loopback.data_dir))
-        before = [r["adapter_sha256"] for r in records["records"]]
+        # Nothing was lost, before anything new can be added: the silos are still held.
+        assert records_of(loopback, run_id) == before
+        signal_silos(loopback, signal.SIGCONT)
         last, rounds = cf.watch_to_end(loopback, run_id)
         assert last["run"]["state"] == "finished", last
-        records = loopback.chorale("adapter", "list", run_id, "--data", str(loopback.data_dir))
-        after = [r["adapter_sha256"] for r in records["records"]]
-        assert len(before) >= 3
+        after = records_of(loopback, run_id)
         assert after[: len(before)] == before
         assert len(after) == 7
-        heads = [(loopback.silo_dir(s) / "adapters" / after[-1]).exists() for s in cf.SILOS]
-        assert all(heads)
+        for silo_id in cf.SILOS:
+            assert (loopback.silo_dir(silo_id) / "adapters" / after[-1]).exists()
         assert len({r["round"] for r in rounds}) == len(rounds) == 6
+        assert_all_alive(loopback)
+
+
+def test_coordinator_killed_while_silos_work_goes_on_too(tmp_path):
+    with cf.federation(tmp_path) as loopback:
+        start_all(loopback)
+        plan_file, adapter = cf.write_run(loopback, cf.plan_toml(rounds=6))
+        run_id = loopback.start_run(plan_file, adapter, token="crash")
+        for status in loopback.watch(run_id):
+            if status["run"]["round"] >= 2:
+                break
+        loopback.kill("coordinator")
+        seen, adapter_sha256 = status["run"]["round"], status["run"]["adapter_sha256"]
+        loopback.start_coordinator()
+        assert records_of(loopback, run_id)[seen] == adapter_sha256
+        last, _ = cf.watch_to_end(loopback, run_id)
+        assert last["run"]["state"] == "finished", last
+        after = records_of(loopback, run_id)
+        assert after[seen] == adapter_sha256
+        assert len(after) == 7
         assert_all_alive(loopback)

@@ -6,6 +6,8 @@ coordinator that runs with masks off on both sides; otherwise it could not fail.
 """
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -97,3 +99,27 @@ def test_without_masks_the_same_search_finds_it(tmp_path):
     at_coordinator, _ = run_once(tmp_path, masks=False)
     seen = {silo_id: found(at_coordinator, silo_id) for silo_id in cf.SILOS}
     assert all("ring" in names for names in seen.values()), seen
+
+
+def test_the_search_finds_every_encoding_it_looks_for(tmp_path):
+    """One process that holds all of them in memory, and a directory that holds them in a file."""
+    content = b"\x00".join(needles(cf.SILOS[1]).values())
+    (tmp_path / "held").write_bytes(content)
+    code = (
+        "import sys, pathlib\n"
+        "held = pathlib.Path(sys.argv[1]).read_bytes()\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "held")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        holder.stdout.readline()
+        in_memory = memory(holder.pid)
+        holder.stdin.close()
+    every = set(needles(cf.SILOS[1]))
+    assert found(in_memory, cf.SILOS[1]) == every
+    assert found(disk(tmp_path), cf.SILOS[1]) == every
+    assert found(in_memory, cf.SILOS[2]) == set()

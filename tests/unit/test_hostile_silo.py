@@ -137,7 +137,7 @@ def test_the_chain_of_another_run_is_refused(tmp_path):
     coordinator = SimpleNamespace(records=lambda *_: (record,), blob=lambda *_, **__: adapter)
     follower = ChainFollower(coordinator=coordinator, store=LocalStore(tmp_path))  # type: ignore[arg-type]
     with pytest.raises(ChainMismatchError):
-        follower.sync("run-b", make_plan(), suite.verification_key(KEY))
+        follower.sync("run-b", lambda _sha256: make_plan(), suite.verification_key(KEY))
 
 
 def bare_daemon(tmp_path: Any, **parts: Any) -> Daemon:

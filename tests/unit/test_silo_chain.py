@@ -96,7 +96,7 @@ def store(tmp_path):
 
 def sync(published, store):
     follower = ChainFollower(coordinator=published, store=store)
-    return follower.sync(RUN, published.plan, KEY)
+    return follower.sync(RUN, lambda _sha256: published.plan, KEY)
 
 
 def require_unmoved(published, store, error, at, match=None):
@@ -170,7 +170,7 @@ def test_another_runs_chain_is_refused(published, store):
     published.round(1)
     follower = ChainFollower(coordinator=published, store=store)
     with pytest.raises(ChainMismatchError, match="another run"):
-        follower.sync("run-2", published.plan, KEY)
+        follower.sync("run-2", lambda _sha256: published.plan, KEY)
     assert store.chain_heads() == {}
 
 
