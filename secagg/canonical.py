@@ -17,7 +17,7 @@ from typing import Final
 
 from secagg.errors import ParameterError
 
-_HEADER: Final = struct.Struct(">cQ")
+_pack: Final = struct.Struct(">cQ").pack
 _DOUBLE: Final = struct.Struct(">d")
 _MAX_DEPTH: Final = 16
 
@@ -51,13 +51,34 @@ def digest(domain: str, *fields: Field) -> bytes:
 def _encode_value(value: object, depth: int) -> bytes:
     if depth > _MAX_DEPTH:
         raise ParameterError("tuples are nested too deeply")
-    tag, payload = _payload(value, depth)
-    return _HEADER.pack(tag, len(payload)) + payload
+    if type(value) is tuple:
+        payload = b"".join(_tuple_parts(value, depth))
+        return _pack(b"t", len(payload)) + payload
+    tag, payload = _payload(value)
+    return _pack(tag, len(payload)) + payload
 
 
-def _payload(value: object, depth: int) -> tuple[bytes, bytes]:
+def _tuple_parts(items: tuple[object, ...], depth: int) -> list[bytes]:
+    """Headers and payloads in turn; byte strings, most of what is encoded, without a call each."""
+    parts: list[bytes] = []
+    for item in items:
+        if type(item) is bytes:
+            parts += (_pack(b"y", len(item)), item)
+        else:
+            parts.append(_encode_value(item, depth + 1))
+    return parts
+
+
+def _payload(value: object) -> tuple[bytes, bytes]:
     # Exact types: a subclass could carry meaning that its base's encoding loses.
     kind = type(value)
+    if isinstance(value, str) and kind is str:
+        try:
+            return b"s", value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ParameterError("a string with lone surrogates cannot be encoded") from error
+    if isinstance(value, bytes) and kind is bytes:
+        return b"y", value
     if kind is bool:
         return b"b", b"\x01" if value else b"\x00"
     if isinstance(value, int) and kind is int:
@@ -66,13 +87,4 @@ def _payload(value: object, depth: int) -> tuple[bytes, bytes]:
         if math.isnan(value) or (value == 0.0 and math.copysign(1.0, value) < 0):
             raise ParameterError("NaN and minus zero have no canonical encoding")
         return b"f", _DOUBLE.pack(value)
-    if isinstance(value, str) and kind is str:
-        try:
-            return b"s", value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ParameterError("a string with lone surrogates cannot be encoded") from error
-    if isinstance(value, bytes) and kind is bytes:
-        return b"y", value
-    if isinstance(value, tuple) and kind is tuple:
-        return b"t", b"".join(_encode_value(item, depth + 1) for item in value)
     raise ParameterError(f"{kind.__name__} has no canonical encoding")

@@ -1,18 +1,20 @@
-"""From ring elements back to signed integers.
+"""From ring elements back to signed integers, without a copy: a sum may be a read-only memory map.
 
 Z_2^32 is read as [-2^31, 2^31): the centred lift. It is exact because the descriptor's no-wrap
 inequality bounds every sum, noise included, below 2^31 in absolute value.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from secagg import prg
 from secagg.descriptor import Descriptor
+from secagg.errors import ParameterError
 from secagg.prg import Vector
 
+_RING_DTYPE: Final = np.dtype("<u4")
 SignedVector = npt.NDArray[np.int32]
 
 
@@ -32,7 +34,10 @@ def centred_lift(vector: Vector) -> SignedVector:
     Raises:
         ParameterError: The vector is not contiguous little-endian uint32.
     """
-    prg.check_vector(vector)
+    if not isinstance(vector, np.ndarray) or vector.dtype != _RING_DTYPE or vector.ndim != 1:
+        raise ParameterError("the sum is not one-dimensional little-endian uint32")
+    if not vector.flags.c_contiguous:
+        raise ParameterError("the sum is not contiguous")
     return vector.view("<i4")
 
 
@@ -49,6 +54,7 @@ def split_sum(vector: Vector, descriptor: Descriptor) -> DecodedSum:
     Raises:
         ParameterError: Another dtype, layout or length.
     """
-    prg.check_vector(vector, descriptor.words)
     lifted = centred_lift(vector)
+    if lifted.size != descriptor.words:
+        raise ParameterError(f"the sum has {lifted.size} coordinates, not {descriptor.words}")
     return DecodedSum(delta=lifted[: descriptor.dimension], metrics=lifted[descriptor.dimension :])

@@ -12,7 +12,6 @@ Covered: keys, derivation, boxes. Not covered: constant-time guarantees beyond t
 erasing copies that the interpreter or OpenSSL made.
 """
 
-import hashlib
 from collections.abc import Callable
 from typing import Final
 
@@ -32,8 +31,21 @@ TAG_BYTES: Final = 16
 _PREFIX: Final = b"chorale/v1/"
 PURPOSES: Final = ("box", "mask", "self")
 _ZERO_NONCE: Final = bytes(12)
-# Any clamped scalar is a multiple of eight, so this one sends every low-order point to zero.
-_PROBE: Final = hashlib.sha256(b"chorale/v1/low-order-probe").digest()
+_FIELD_PRIME: Final = 2**255 - 19
+# The u of every point whose order divides eight, on curve and twist. With the doubling of
+# Montgomery 1987 §10.3.1, u(2Q) = (u²-1)²/(4u(u²+486662u+1)): 0 doubles to the neutral element,
+# ±1 to 0, and the last two to 1; nothing doubles to -1. Every clamped scalar is a multiple of
+# eight and of no other small number, so these and no others give a shared secret of zero.
+_LOW_ORDER: Final = frozenset(
+    u.to_bytes(32, "little")
+    for u in (
+        0,
+        1,
+        _FIELD_PRIME - 1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    )
+)
 
 Secret = bytes | bytearray
 # Returns that many unpredictable bytes; os.urandom outside tests.
@@ -80,13 +92,21 @@ def agreement_public_key(private_key: Secret) -> bytes:
     return X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
 
 
-def agree(private_key: Secret, peer_public_key: bytes) -> bytes:
+def agreement_key(private_key: Secret) -> X25519PrivateKey:
+    """Load a 32-byte scalar once for many agreements; OpenSSL derives the public key with it."""
+    return X25519PrivateKey.from_private_bytes(private_key)
+
+
+def agree(private_key: Secret | X25519PrivateKey, peer_public_key: bytes) -> bytes:
     """Compute the X25519 shared secret.
 
     Raises:
         LowOrderError: The peer's key has low order.
     """
-    private = X25519PrivateKey.from_private_bytes(private_key)
+    if isinstance(private_key, X25519PrivateKey):
+        private = private_key
+    else:
+        private = agreement_key(private_key)
     public = X25519PublicKey.from_public_bytes(peer_public_key)
     try:
         shared = private.exchange(public)
@@ -104,16 +124,16 @@ def same_point(public_key: bytes) -> bytes:
     written in another way.
     """
     value = int.from_bytes(public_key, "little") & (2**255 - 1)
-    return (value % (2**255 - 19)).to_bytes(32, "little")
+    return (value % _FIELD_PRIME).to_bytes(32, "little")
 
 
 def is_low_order(public_key: bytes) -> bool:
-    """Tell whether every shared secret with this key would be zero."""
-    try:
-        agree(_PROBE, public_key)
-    except LowOrderError:
-        return True
-    return False
+    """Tell whether every shared secret with this key would be zero.
+
+    A look-up: an exchange for each key would be most of what a silo computes in R0. `agree` looks
+    at the shared secret itself as well.
+    """
+    return same_point(public_key) in _LOW_ORDER
 
 
 def derive_key(secret: Secret, purpose: str, ctx: bytes, *names: str) -> bytes:

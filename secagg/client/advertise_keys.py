@@ -109,7 +109,8 @@ class AdvertiseKeys(ClientState):
         seed_shares = shamir.split(self_seed, n, t, me.entropy)
         mask_private = self._vault.get("mask_private", own)
         key_shares = shamir.split(mask_private, n, t, me.entropy)
-        cipher_private = self._vault.get("cipher_private", own)
+        cipher_private = suite.agreement_key(self._vault.get("cipher_private", own))
+        mask_agreement = suite.agreement_key(mask_private)
         boxes = []
         for bundle in bundles:
             peer = bundle.silo_id
@@ -121,7 +122,7 @@ class AdvertiseKeys(ClientState):
                 continue
             try:
                 channel = suite.agree(cipher_private, bundle.cipher_key)
-                pair = suite.agree(mask_private, bundle.mask_key)
+                pair = suite.agree(mask_agreement, bundle.mask_key)
             # Safety: check_bundle has refused low-order keys; this states the same at the use.
             except suite.LowOrderError as error:
                 raise VerificationError(Check.LOW_ORDER_KEY, str(error), silo=peer) from error

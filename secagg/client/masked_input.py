@@ -18,7 +18,7 @@ from secagg.client.state import ClientState, RejectedSender
 from secagg.client.vault import Vault
 from secagg.errors import ParameterError
 from secagg.messages import MaskedInputHeader
-from secagg.prg import TILE_WORDS, Mask, MaskStreams, Vector
+from secagg.prg import DEFAULT_THREADS, TILE_WORDS, Mask, MaskStreams, Vector
 from secagg.transcript import Members
 
 
@@ -98,11 +98,10 @@ class MaskedInput(ClientState):
         ]
         if len({mask.key for mask in masks}) != len(masks):
             raise ParameterError("two masks share a key")
-        streams = MaskStreams(masks)
         masked = hashlib.sha256()
-        for start in range(0, vector.size, TILE_WORDS):
-            tile = vector[start : start + TILE_WORDS]
-            streams.apply(tile)
-            masked.update(tile.data)
-        streams.close()
+        with MaskStreams(masks, words=vector.size, threads=DEFAULT_THREADS) as streams:
+            for start in range(0, vector.size, TILE_WORDS):
+                tile = vector[start : start + TILE_WORDS]
+                streams.apply(tile)
+                masked.update(tile.data)
         return masked.digest()

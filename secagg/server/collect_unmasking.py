@@ -113,9 +113,10 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
                 (share.owner for share in shares), owners, Check.UNMASK_KIND, Check.UNMASK_KIND
             )
         self._received[sender] = message
+        x = self._aggregation.descriptor.cohort.index(sender) + 1
         for kind, shares in offered:
             for share in shares:
-                self._keep(sender, kind, share)
+                self._keep(sender, x, kind, share)
         return True
 
     def finish(self) -> Unmasking:
@@ -161,7 +162,7 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
     def _kind(self, owner: str) -> ShareKind:
         return ShareKind.SELF_SEED if owner in self._survivors else ShareKind.MASK_KEY
 
-    def _keep(self, sender: str, kind: ShareKind, share: UnmaskingShare) -> None:
+    def _keep(self, sender: str, x: int, kind: ShareKind, share: UnmaskingShare) -> None:
         header = self._share_headers[share.owner]
         if share.owner == sender:
             signed = header.own_self_seed_share_sha256
@@ -176,7 +177,6 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
         if not equal(found, signed) or not shamir.is_share(share.share):
             self._rejected.append(RejectedShare(sender=sender, owner=share.owner, kind=kind))
             return
-        x = self._aggregation.descriptor.cohort.index(sender) + 1
         self._shares[kind, share.owner][x] = share.share
 
     def _self_mask(self, owner: str, self_seed: bytes) -> Mask:
@@ -194,8 +194,9 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
                 Check.MASK_KEY, "the recovered key is not the advertised one", silo=dropped
             )
         masks = []
+        private = suite.agreement_key(mask_private)
         for survivor in self._survivors:
-            pair = suite.agree(mask_private, self._mask_keys[survivor])
+            pair = suite.agree(private, self._mask_keys[survivor])
             low, high = sorted((survivor, dropped))
             key = suite.derive_key(pair, "mask", self._members.ctx, low, high)
             # The survivor added it when the dropped silo comes later, so it is taken off with the

@@ -7,7 +7,7 @@ self masks of U3 and the pairwise masks towards U2 less U3 are subtracted here.
 from dataclasses import dataclass, field
 
 from secagg import prg
-from secagg.prg import Mask, MaskStreams, Vector
+from secagg.prg import DEFAULT_THREADS, TILE_WORDS, Mask, MaskStreams, Vector
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,16 +24,18 @@ class Unmasking:
     # Silos that dealt shares which lie on no one polynomial.
     inconsistent_dealers: tuple[str, ...]
 
-    def apply(self, accumulator: Vector) -> None:
+    def apply(self, accumulator: Vector, *, threads: int = DEFAULT_THREADS) -> None:
         """Subtract every mask from the accumulator in place, tile by tile.
 
         Args:
             accumulator: Σ y_i mod 2^32 over U3, little-endian uint32; may be a memory map.
+            threads: How many threads make keystreams, the caller's included.
 
         Raises:
             ParameterError: Another dtype, layout or length; nothing changed.
         """
         prg.check_vector(accumulator, self.words)
-        streams = MaskStreams(self.masks)
-        streams.apply(accumulator)
-        streams.close()
+        with MaskStreams(self.masks, words=self.words, threads=threads) as streams:
+            # In tiles, so that one is used while the next are made.
+            for start in range(0, self.words, TILE_WORDS):
+                streams.apply(accumulator[start : start + TILE_WORDS])

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from secagg import prg
 from secagg.errors import ParameterError
-from secagg.prg import TILE_WORDS, Mask, MaskStreams, add_keystream
+from secagg.prg import BLOCK_WORDS, TILE_WORDS, Mask, MaskStreams, add_keystream
 
 _KEY = hashlib.sha256(b"key").digest()
 
@@ -87,9 +88,71 @@ def test_masks_are_keys_and_signs():
     assert _KEY.hex() not in repr(Mask(key=_KEY, sign=1))
 
 
-def test_the_scratch_is_overwritten_on_close():
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("words", [1, BLOCK_WORDS, BLOCK_WORDS + 1, 3 * BLOCK_WORDS + 7, 700_001])
+def test_any_number_of_threads_gives_the_same(words, threads):
+    keys = [hashlib.sha256(bytes([k])).digest() for k in range(4)]
+    signs = (-1, 1, -1, -1)
+    start = np.arange(words, dtype="<u4") * np.uint32(2654435761)
+    expected = start.copy()
+    for key, sign in zip(keys, signs, strict=True):
+        expected += _keystream(key, words) if sign > 0 else -_keystream(key, words)
+    masks = [Mask(key=key, sign=sign) for key, sign in zip(keys, signs, strict=True)]
+    for step in (words, BLOCK_WORDS, 99_991):
+        vector = start.copy()
+        with MaskStreams(masks, words=words, threads=threads) as streams:
+            for place in range(0, words, step):
+                streams.apply(vector[place : place + step])
+        assert np.array_equal(vector, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_piece_past_the_end_is_refused_and_nothing_changed(threads):
+    words = BLOCK_WORDS + 5
+    with MaskStreams([Mask(key=_KEY, sign=1)], words=words, threads=threads) as streams:
+        streams.apply(np.zeros(words - 1, dtype="<u4"))
+        piece = np.zeros(2, dtype="<u4")
+        with pytest.raises(ParameterError):
+            streams.apply(piece)
+        assert not piece.any()
+
+
+def test_threads_end_on_close_in_the_middle_of_a_vector():
+    before = threading.active_count()
+    streams = MaskStreams([Mask(key=_KEY, sign=1)], words=40 * BLOCK_WORDS, threads=3)
+    assert threading.active_count() == before + 2
+    streams.apply(np.zeros(100, dtype="<u4"))
+    streams.close()
+    assert threading.active_count() == before
+    with pytest.raises(ParameterError):
+        streams.apply(np.zeros(100, dtype="<u4"))
+
+
+def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch):
+    monkeypatch.setattr(prg._Keystreams, "seek", lambda self, word: 1 / 0)
+    vector = np.zeros(4 * BLOCK_WORDS, dtype="<u4")
+    with (
+        MaskStreams([Mask(key=_KEY, sign=1)], words=vector.size, threads=2) as streams,
+        pytest.raises(ZeroDivisionError),
+    ):
+        streams.apply(vector)
+    assert not vector.any()
+
+
+def test_what_was_put_out_is_overwritten_on_close():
     streams = MaskStreams([Mask(key=_KEY, sign=1)])
     streams.apply(np.zeros(100, dtype="<u4"))
-    assert any(streams._scratch)
+    kept = streams._streams._words
+    assert kept.any()
     streams.close()
-    assert not any(streams._scratch[: prg.TILE_BYTES])
+    assert not kept.any()
+
+
+def test_tiles_made_ahead_are_overwritten_on_close():
+    streams = MaskStreams([Mask(key=_KEY, sign=1)], words=8 * BLOCK_WORDS, threads=2)
+    streams.apply(np.zeros(BLOCK_WORDS // 2, dtype="<u4"))
+    ahead = streams._ahead
+    kept = [*ahead._made.values(), *(maker._words for maker in ahead._makers)]
+    assert any(buffer.any() for buffer in kept)
+    streams.close()
+    assert not any(buffer.any() for buffer in kept)
