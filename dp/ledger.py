@@ -5,6 +5,7 @@ policy supplies δ and the cap. ``dp.journal`` keeps the bytes.
 
 Record kinds:
     genesis    a random id, so that two ledgers never share a head
+    joined     the silo is about to show its keys for an identity (R0); nothing is charged
     spent      one attempt that reached upload: the debit and the "spent" mark in one record
     signed_r3  the silo signed R3 for an identity; later attempts of it are refused for ever
 
@@ -13,6 +14,10 @@ Ordered invariants of ``reserve``:
     2. The projected ε is at or below the cap.
     3. The record is on disk.
     4. Only then does a receipt exist. So released ≤ debited, whatever crashes where.
+
+Invariant of ``mark_joined``: an identity is joined once, under one descriptor, and only if it is
+newer than everything joined or charged before in its run. A silo calls it before its keys leave, so
+no restart and no second descriptor makes it show other keys under the same name.
 
 Charging: every attempt that reaches ``reserve`` is charged, aborted or not. Re-sending identical
 bytes needs no new receipt and costs nothing. Every figure in the file is a function of the
@@ -30,10 +35,9 @@ import math
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -46,92 +50,18 @@ from dp.errors import (
     SpecError,
 )
 from dp.journal import Journal
-from dp.rdp import ORDERS, Divergences, epsilon, rdp_gaussian, rdp_subsampled
+from dp.ledger_entry import DIGEST_BYTES, Identity, LedgerEntry
+from dp.rdp import ORDERS, Divergences, epsilon
 from dp.receipt import ISSUER, Receipt
+
+__all__ = ["Identity", "Ledger", "LedgerEntry"]
 
 _FORMAT: Final = 1
 _ID_BYTES: Final = 16
-_DIGEST_BYTES: Final = 32
-_MAX_RUN_CHARACTERS: Final = 256
 _CHAIN_KEYS: Final = frozenset({"seq", "prev_sha256", "kind"})
 _IDENTITY_KEYS: Final = frozenset({"run", "round", "step", "part", "attempt"})
+_JOINED_KEYS: Final = _IDENTITY_KEYS | {"descriptor_sha256"}
 _SPENT_KEYS: Final = _IDENTITY_KEYS | {"mode", "q", "z", "steps", "d", "descriptor_sha256", "rdp"}
-
-
-class Identity(NamedTuple):
-    """Names one aggregation; tuples of one run compare in the order of time."""
-
-    run: str
-    round: int
-    step: int
-    part: int
-    attempt: int
-
-    @property
-    def aggregation(self) -> tuple[str, int, int, int]:
-        """The identity without its attempt."""
-        return (self.run, self.round, self.step, self.part)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerEntry:
-    """One attempt to be charged."""
-
-    run: str
-    """Run id."""
-    round: int
-    """Round number."""
-    attempt: int
-    """Attempt at this aggregation."""
-    step: int
-    """Optimiser step inside the round; 0 where a round has one aggregation."""
-    part: int
-    """Which of several sums of the step."""
-    mode: Mode
-    """Mechanism."""
-    q: float
-    """Poisson sampling rate; 1 outside the record-level modes."""
-    z: float
-    """Noise multiplier of everything released together (delta and metrics block joined)."""
-    steps: int
-    """Composed releases that this entry covers."""
-    dimension: int
-    """d, the length of the delta."""
-    descriptor_sha256: bytes
-    """Digest of the signed descriptor."""
-
-    def __post_init__(self) -> None:
-        """Refuse entries that no accountant understands."""
-        if not isinstance(self.mode, Mode):
-            raise SpecError(f"unknown mechanism {self.mode!r}")
-        if not 0 < len(self.run) <= _MAX_RUN_CHARACTERS:
-            raise SpecError("a run id has between 1 and 256 characters")
-        if min(self.round, self.attempt, self.step, self.part) < 0:
-            raise SpecError("the numbers of an identity are not negative")
-        if self.steps < 1 or self.dimension < 1:
-            raise SpecError("an entry covers at least one step and one coordinate")
-        if len(self.descriptor_sha256) != _DIGEST_BYTES:
-            raise SpecError("the descriptor digest is not a SHA-256")
-        if not 0 < self.q <= 1:
-            raise SpecError(f"the sampling rate must lie in (0, 1], got {self.q!r}")
-        if self.mode in (Mode.NONE, Mode.SILO) and self.q != 1:
-            raise SpecError(f"mode {self.mode.value!r} has no sampling to take credit for")
-        if not math.isfinite(self.z) or (self.mode is Mode.NONE) != (self.z == 0) or self.z < 0:
-            raise SpecError(f"noise multiplier {self.z!r} does not fit mode {self.mode.value!r}")
-
-    @property
-    def identity(self) -> Identity:
-        """The aggregation this entry charges."""
-        return Identity(self.run, self.round, self.step, self.part, self.attempt)
-
-    @property
-    def rdp(self) -> Divergences:
-        """Rényi divergences at ``dp.rdp.ORDERS``."""
-        if self.mode is Mode.NONE:
-            return np.zeros(len(ORDERS))
-        if self.q == 1:
-            return rdp_gaussian(self.z, self.steps)
-        return rdp_subsampled(self.q, self.z, self.steps)
 
 
 class Ledger:
@@ -144,10 +74,11 @@ class Ledger:
         self._epsilon_cap = epsilon_cap
         self._lock = threading.Lock()
         self._total = np.zeros(len(ORDERS))
-        self._spent: set[Identity] = set()
+        self._spent: dict[Identity, bytes] = {}
         self._newest: dict[str, Identity] = {}
         self._newest_attempt: dict[tuple[str, int, int, int], int] = {}
         self._agreed: set[tuple[str, int, int, int]] = set()
+        self._joined: dict[str, tuple[Identity, bytes]] = {}
         self._unprotected = 0
         for seq, record in enumerate(journal.load()):
             self._replay(seq, record)
@@ -180,6 +111,26 @@ class Ledger:
             journal.close()
             raise
 
+    def mark_joined(self, identity: Identity, descriptor_sha256: bytes) -> None:
+        """Record durably that keys are shown for an identity; call it before they leave.
+
+        Raises:
+            IdentityError: If the identity is not newer than all of its run, or is agreed on.
+            LedgerCorruptError: If the ledger may not be written any more.
+        """
+        if len(descriptor_sha256) != DIGEST_BYTES:
+            raise SpecError("the descriptor digest is not a SHA-256")
+        with self._lock:
+            self._require_joinable(identity)
+            self._journal.append(
+                {
+                    "kind": "joined",
+                    **Identity(*identity)._asdict(),
+                    "descriptor_sha256": descriptor_sha256.hex(),
+                }
+            )
+            self._joined[identity.run] = (identity, descriptor_sha256)
+
     def reserve(self, entry: LedgerEntry) -> Receipt:
         """Charge one attempt durably and return the receipt that lets it be encoded.
 
@@ -189,7 +140,7 @@ class Ledger:
             LedgerCorruptError: If the ledger may not be written any more.
         """
         with self._lock:
-            self._require_new(entry.identity)
+            self._require_new(entry.identity, entry.descriptor_sha256)
             projected = self._projected(entry)
             if not projected <= self._epsilon_cap:
                 raise BudgetExceededError(
@@ -209,7 +160,7 @@ class Ledger:
                     "rdp": rdp.tolist(),
                 }
             )
-            self._charge(entry.identity, entry.mode, rdp)
+            self._charge(entry, rdp)
         return Receipt(
             issuer=ISSUER,
             descriptor_sha256=entry.descriptor_sha256,
@@ -228,17 +179,24 @@ class Ledger:
             self._journal.append({"kind": "signed_r3", **Identity(*identity)._asdict()})
             self._agreed.add(identity.aggregation)
 
-    def has_spent(self, identity: Identity) -> bool:
-        """Whether this very attempt was charged."""
-        return identity in self._spent
+    def has_joined(self, identity: Identity, descriptor_sha256: bytes) -> bool:
+        """Whether this is the newest identity joined in its run, under this very descriptor."""
+        return self._joined.get(identity.run) == (identity, descriptor_sha256)
+
+    def has_spent(self, identity: Identity, descriptor_sha256: bytes | None = None) -> bool:
+        """Whether this very attempt was charged, and under this descriptor if one is given."""
+        charged = self._spent.get(identity)
+        return charged is not None and descriptor_sha256 in (None, charged)
 
     def has_agreed(self, run: str, round: int, step: int, part: int) -> bool:  # noqa: A002 - the protocol's word
         """Whether R3 was signed for any attempt of this aggregation."""
         return (run, round, step, part) in self._agreed
 
     def highest_identity(self, run: str) -> Identity | None:
-        """The newest identity of a run that was charged."""
-        return self._newest.get(run)
+        """The newest identity of a run that was joined or charged."""
+        known = [self._newest[run]] if run in self._newest else []
+        known += [self._joined[run][0]] if run in self._joined else []
+        return max(known, default=None)
 
     def spent_epsilon(self) -> float:
         """ε of everything charged so far at this ledger's δ."""
@@ -308,12 +266,25 @@ class Ledger:
     def _projected(self, entry: LedgerEntry) -> float:
         return epsilon(self._total + entry.rdp, self._delta)
 
-    def _require_new(self, identity: Identity) -> None:
+    def _require_joinable(self, identity: Identity) -> None:
+        if identity.aggregation in self._agreed:
+            raise IdentityError(f"{identity} was agreed on: no later attempt of it is accepted")
+        newest = self.highest_identity(identity.run)
+        if newest is not None and identity <= newest:
+            raise IdentityError(f"{identity} is not newer than {newest}")
+
+    def _require_new(self, identity: Identity, descriptor_sha256: bytes) -> None:
         if identity.aggregation in self._agreed:
             raise IdentityError(f"{identity} was agreed on: no later attempt of it is accepted")
         if identity.attempt <= self._newest_attempt.get(identity.aggregation, -1):
             raise IdentityError(f"{identity} or a later attempt of it was already spent")
-        newest = self._newest.get(identity.run)
+        joined, joined_sha256 = self._joined.get(identity.run, (None, b""))
+        if joined is not None and joined.aggregation == identity.aggregation:
+            if identity < joined:
+                raise IdentityError(f"{identity} is older than {joined}, which was joined")
+            if identity == joined and not hmac.compare_digest(joined_sha256, descriptor_sha256):
+                raise IdentityError(f"{identity} was joined under another descriptor")
+        newest = self.highest_identity(identity.run)
         # Parts of one step may be uploaded in any order, so they take no part in this comparison.
         if newest is not None and (identity.round, identity.step) < (newest.round, newest.step):
             raise IdentityError(f"{identity} is older than {newest}")
@@ -324,12 +295,13 @@ class Ledger:
         if identity.aggregation in self._agreed:
             raise IdentityError(f"{identity} was already agreed on")
 
-    def _charge(self, identity: Identity, mode: Mode, rdp: Divergences) -> None:
+    def _charge(self, entry: LedgerEntry, rdp: Divergences) -> None:
+        identity = entry.identity
         self._total = self._total + rdp
-        self._spent.add(identity)
+        self._spent[identity] = entry.descriptor_sha256
         self._newest[identity.run] = max(identity, self._newest.get(identity.run, identity))
         self._newest_attempt[identity.aggregation] = identity.attempt
-        self._unprotected += mode is Mode.NONE
+        self._unprotected += entry.mode is Mode.NONE
 
     def _replay(self, seq: int, record: Mapping[str, Any]) -> None:
         """Apply one verified record under the rules it was written under."""
@@ -341,6 +313,10 @@ class Ledger:
                 return
             if kind == "spent" and keys == _SPENT_KEYS:
                 self._replay_spent(record)
+            elif kind == "joined" and keys == _JOINED_KEYS:
+                identity = _identity(record)
+                self._require_joinable(identity)
+                self._joined[identity.run] = (identity, _digest(record["descriptor_sha256"]))
             elif kind == "signed_r3" and keys == _IDENTITY_KEYS:
                 identity = _identity(record)
                 self._require_agreeable(identity)
@@ -366,8 +342,8 @@ class Ledger:
         # rewrite the past; they are checked for being divergences at all.
         if rdp.shape != (len(ORDERS),) or not np.isfinite(rdp).all() or rdp.min() < 0:
             raise LedgerCorruptError("a ledger record holds no valid divergences")
-        self._require_new(identity)
-        self._charge(identity, entry.mode, rdp)
+        self._require_new(identity, entry.descriptor_sha256)
+        self._charge(entry, rdp)
 
 
 def _identity(record: Mapping[str, Any]) -> Identity:
@@ -376,3 +352,10 @@ def _identity(record: Mapping[str, Any]) -> Identity:
     if not isinstance(run, str) or not all(type(number) is int for number in numbers):
         raise LedgerCorruptError("a ledger record names no valid identity")
     return Identity(run, *numbers)
+
+
+def _digest(value: str) -> bytes:
+    digest = bytes.fromhex(value)
+    if len(digest) != DIGEST_BYTES:
+        raise LedgerCorruptError("a ledger record names no valid digest")
+    return digest

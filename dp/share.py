@@ -3,11 +3,14 @@
 Ordered invariants of one release:
     1. The noise is drawn into the output buffer first, from a source that serves this release
        only. Nothing about the data decides whether, when or how much noise is drawn.
-    2. The data are clipped, rounded and checked (``dp.grid``, ``dp.metrics_block``). A non-finite
-       vector raises here, before the receipt is touched, and the same share can then be finished
-       with ``delta=None``: zeros with full noise.
+    2. The data are checked and their clip is settled (``dp.grid``, ``dp.metrics_block``). A
+       non-finite vector raises here, before the receipt is touched, and the same share can then be
+       finished with ``delta=None``: zeros with full noise.
     3. The ledger's receipt is consumed; without one there is no way to a vector.
-    4. The integers are added modulo 2^32.
+    4. Tile by tile the data are clipped, rounded, checked as integers and added modulo 2^32. A norm
+       that is too long after all ends the share: the buffer is zeroed and nothing is returned.
+
+Memory: the vector, the buffer, and tiles. No third array of full length exists at any time.
 
 Noise: every silo adds N_Z(0, σ_i²) with σ_i² = (zΔ)²/(max(t, n_min) − c), so every sum that can be
 released holds variance ≥ (zΔ)² whoever drops and even if c silos add none. Sums of discrete
@@ -129,6 +132,11 @@ def add_noise(out: RingVector, sigma: float, source: WordSource) -> None:
         out[start : start + part.size] += part.astype(np.uint32)
 
 
+def _zeros(dimension: int) -> npt.NDArray[np.float32]:
+    """A zero vector of one element's memory, which takes the path of any other vector."""
+    return np.broadcast_to(np.zeros((), dtype=np.float32), dimension)
+
+
 class NoiseShare:
     """Noise for one release, waiting for data: draw it while the silo trains."""
 
@@ -188,6 +196,7 @@ class NoiseShare:
 
         Raises:
             NonFiniteError: If the data hold a NaN or an infinity; nothing was consumed.
+            NormExceededError: If the integers are too long; the share and the receipt are used up.
             ReceiptError: If the receipt does not cover this release.
             NoiseSourceError: If the source served another release.
         """
@@ -197,14 +206,14 @@ class NoiseShare:
         dimension = self._grid.dimension
         receipt.require(descriptor_sha256=descriptor_sha256, dimension=dimension)
         self._require_noise(receipt.mode)
-        encoded = self._grid.encode(np.zeros(dimension, np.float32) if delta is None else delta)
+        fitted = self._grid.fit(_zeros(dimension) if delta is None else delta)
         figures = self._block.encode(
             dict.fromkeys(self._block.names, 0.0) if metrics is None else metrics
         )
         self._source.bind(descriptor_sha256)
         receipt.consume(descriptor_sha256=descriptor_sha256, dimension=dimension)
         self._buffer = None
-        buffer[:dimension] += encoded.view(np.uint32)
+        fitted.add_into(buffer[:dimension])
         buffer[dimension:] += figures.view(np.uint32)
         return buffer
 

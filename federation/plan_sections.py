@@ -10,7 +10,7 @@ Not covered: reading the document and wording its errors (``federation.plan``).
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -170,12 +170,24 @@ class RoundsSection(Section):
     """T."""
     ready_deadline_s: Seconds
     """From the round task to the last ready report; covers exploring and training."""
+    ready_after_s: Annotated[int, Field(ge=0, le=7 * 24 * 3600)] = 0
+    """A silo that is done earlier waits this long from the task before it says ready, so that how
+    long its local work took does not show; 0 does not wait."""
     phase_deadline_s: Seconds
     """For each step of secure aggregation."""
     quorum: Annotated[int, Field(ge=3, le=200)] | None = None
     """Ready silos that open a round; n_min + 1 when not set."""
     spare_attempts: Annotated[int, Field(ge=0, le=10_000)] | None = None
     """Attempts beyond T that the budget pays for; ⌈0.2·T⌉ when not set."""
+
+    @model_validator(mode="after")
+    def _ready_in_time(self) -> Self:
+        if self.ready_after_s >= self.ready_deadline_s:
+            raise ValueError(
+                f"ready_after_s = {self.ready_after_s} leaves no time before ready_deadline_s = "
+                f"{self.ready_deadline_s}: lower the one or raise the other"
+            )
+        return self
 
     @property
     def charged_attempts(self) -> int:

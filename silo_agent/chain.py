@@ -8,13 +8,17 @@ Ordered invariants, for every record after the last one this silo adopted:
 4. An aggregated record follows from its published integer sum by the plan's update rule.
 5. Only then is the head moved, durably.
 
+Adapters and sums are fetched into files and read through memory maps. A check works tile by tile,
+so that a silo needs no copy of a vector beyond those maps, except for the gauge's.
+
 Covered: forks, substituted adapters, an update that does not follow from its sum. Not covered: a
 coordinator that lies about the sum itself (forks of it are detected, the lie is not).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +29,7 @@ from federation.plan import Plan
 from federation.record import AdapterRecord, verify_chain
 from federation.verify import verify_update
 from silo_agent.errors import ChainMismatchError
-from silo_agent.local_store import ChainHead, LocalStore
+from silo_agent.local_store import ChainHead, Incoming, LocalStore
 from silo_agent.transport import Coordinator
 
 __all__ = ["ChainFollower", "Head"]
@@ -41,6 +45,7 @@ class Head:
 
     record: AdapterRecord
     tensors: dict[str, np.ndarray]
+    """Read-only views of the kept file."""
 
 
 class ChainFollower:
@@ -49,6 +54,7 @@ class ChainFollower:
     def __init__(self, *, coordinator: Coordinator, store: LocalStore) -> None:
         self._coordinator = coordinator
         self._store = store
+        store.discard_incoming()
 
     def sync(self, run_id: str, plan_of: Callable[[bytes], Plan], coordinator_key: bytes) -> Head:
         """Follow the chain of a run to its end.
@@ -76,49 +82,73 @@ class ChainFollower:
                     f"the chain of run {run_id} no longer contains the record of round {adopted} "
                     "that this silo adopted: the coordinator shows a fork or lost records"
                 )
-        adapter = b"" if adopted < 0 else self._adapter(records[adopted])
+        adapter = memoryview(b"") if adopted < 0 else self._adopted(records[adopted])
         for record in records[adopted + 1 :]:
-            published = self._adapter(record)
-            tensors = decode_adapter(published, max_bytes=MAX_ADAPTER_BYTES)
-            if record.kind == "aggregated":
-                self._verify_update(record, plan, adapter, published)
-            self._store.put_adapter(published)
-            self._store.set_chain_head(
-                run_id,
-                ChainHead(
-                    round=record.round,
-                    adapter_sha256=record.adapter_sha256,
-                    record_sha256=record.sha256,
-                ),
-            )
-            adapter = published
-            log.info(
-                "adapter_adopted",
-                run=run_id,
-                round=record.round,
-                kind=record.kind,
-                adapter=record.adapter_sha256.hex()[:12],
-            )
+            adapter = self._adopt(run_id, record, plan, adapter)
         tensors = decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
         return Head(record=records[-1], tensors=tensors)
 
-    def _adapter(self, record: AdapterRecord) -> bytes:
+    def _adopted(self, record: AdapterRecord) -> memoryview:
+        """The bytes of a record that was adopted before; fetched again if they were lost."""
         local = self._store.adapter(record.adapter_sha256)
         if local is not None:
             return local
-        return self._coordinator.blob(record.adapter_sha256, max_bytes=MAX_ADAPTER_BYTES)
+        with self._fetched(record.adapter_sha256) as incoming:
+            # The transport has checked the digest, and the record was verified when it was adopted.
+            incoming.keep()
+            return incoming.content()
 
-    def _verify_update(
-        self, record: AdapterRecord, plan: Plan, previous: bytes, published: bytes
-    ) -> None:
-        content = self._coordinator.blob(record.sum_sha256, max_bytes=MAX_ADAPTER_BYTES)
-        if len(content) % 4:
-            raise ChainMismatchError("the published sum is not a whole number of elements")
-        # The scale follows from the plan, so a silo that missed the descriptor can verify as well.
-        verify_update(
-            plan=plan,
-            record=record,
-            previous=previous,
-            total=np.frombuffer(content, dtype="<i4"),
-            published=published,
+    def _adopt(
+        self, run_id: str, record: AdapterRecord, plan: Plan, previous: memoryview
+    ) -> memoryview:
+        """Check the bytes of one record, keep them, and only then move the head."""
+        local = self._store.adapter(record.adapter_sha256)
+        if local is not None:
+            self._check(record, plan, previous, local)
+            published = local
+        else:
+            with self._fetched(record.adapter_sha256) as incoming:
+                published = incoming.content()
+                self._check(record, plan, previous, published)
+                incoming.keep()
+        self._store.set_chain_head(
+            run_id,
+            ChainHead(
+                round=record.round,
+                adapter_sha256=record.adapter_sha256,
+                record_sha256=record.sha256,
+            ),
         )
+        log.info(
+            "adapter_adopted",
+            run=run_id,
+            round=record.round,
+            kind=record.kind,
+            adapter=record.adapter_sha256.hex()[:12],
+        )
+        return published
+
+    def _check(
+        self, record: AdapterRecord, plan: Plan, previous: memoryview, published: memoryview
+    ) -> None:
+        decode_adapter(published, max_bytes=MAX_ADAPTER_BYTES)
+        if record.kind != "aggregated":
+            return
+        with self._fetched(record.sum_sha256) as incoming:
+            content = incoming.content()
+            if len(content) % 4:
+                raise ChainMismatchError("the published sum is not a whole number of elements")
+            # The scale follows from the plan, so a silo that missed the descriptor can verify too.
+            verify_update(
+                plan=plan,
+                record=record,
+                previous=previous,
+                total=np.frombuffer(content, dtype="<i4"),
+                published=published,
+            )
+
+    @contextmanager
+    def _fetched(self, sha256: bytes) -> Iterator[Incoming]:
+        with self._store.incoming() as incoming:
+            self._coordinator.blob(sha256, incoming.file, max_bytes=MAX_ADAPTER_BYTES)
+            yield incoming

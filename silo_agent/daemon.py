@@ -8,16 +8,18 @@ Ordered invariants for each instruction:
    is a counted, explained, normal event.
 3. Local work runs on its own thread while the daemon goes on polling, so a silo at work is never
    mistaken for a dead one.
-4. Whatever a check finds wrong ends the session it concerns, is counted and logged in one line,
-   and the daemon keeps running.
+4. Whatever a check finds wrong ends the session it concerns, is counted by the check's name, logged
+   in one line with that name and the aggregation, and the daemon keeps running: it takes part again
+   as soon as what the coordinator says is right.
+5. What the coordinator repeats word for word is answered again by the session itself.
 
-Covered: restarts at any point (the silo takes part again from the next round), lost connections,
+Covered: restarts at any point (the silo finishes an upload it had spooled, and takes part again
+from the next round), lost connections, a coordinator that restarts in the middle of an attempt,
 hostile messages. Not covered: two runs at once.
 """
 
 from __future__ import annotations
 
-import shutil
 import signal
 import threading
 import time
@@ -29,11 +31,11 @@ from dp.errors import LedgerCorruptError, PrivacyError
 from federation.errors import ChainError, FederationError, UpdateError
 from federation.plan import Plan
 from federation.task import SURVIVORS_ALREADY_SIGNED, RoundTask
-from secagg.bounds import UINT32_MAX
-from secagg.descriptor import AggregationId, SignedDescriptor, verify_descriptor
-from secagg.errors import SecAggError
+from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_descriptor
+from secagg.errors import Check, SecAggError
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
-from secagg.roster import SignedRoster, verify_roster
+from secagg.roster import SignedRoster
+from silo_agent.admission import fetch_roster, require_accepted, require_budget
 from silo_agent.chain import ChainFollower, Head
 from silo_agent.config import SiloConfig
 from silo_agent.errors import (
@@ -43,24 +45,23 @@ from silo_agent.errors import (
     SiloError,
     TransportError,
 )
+from silo_agent.failure import check_of, describe
 from silo_agent.identity import Identity
 from silo_agent.ledger_file import open_ledger
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy import Decision, Policy, check_descriptor, check_plan, check_task
 from silo_agent.probes import Probes
-from silo_agent.session import Session, round_entry
+from silo_agent.session import Session, identity_name, ledger_identity
 from silo_agent.transport import Coordinator, Idle, Instruction, RoundAborted, RoundClosed
+from silo_agent.unfinished import UnfinishedUploads
 from silo_agent.work import LocalWork
 
 __all__ = ["Daemon", "run"]
 
-_STEP_OF = {
-    KeyBundles: "share_keys",
-    BoxDelivery: "masked_input",
-    Survivors: "consistency_check",
-    ConsistencySignatures: "unmask",
-}
+_STEP_OF = dict(
+    zip((KeyBundles, BoxDelivery, Survivors, ConsistencySignatures), STEPS[1:], strict=True)
+)
 """The step whose answer each message asks for."""
 
 log = structlog.get_logger(__name__)
@@ -82,14 +83,16 @@ class Daemon:
         self.store = LocalStore(config.data_dir)
         self.metrics = SiloMetrics()
         self.ledger = open_ledger(config, self.policy, self.store)
-        # Sessions are never resumed, so whatever an earlier process spooled is of no use.
-        shutil.rmtree(config.data_dir / "spool", ignore_errors=True)
-        address, credentials = (
-            self.identity.coordinator_address,
-            self.identity.channel_credentials(),
+        self.unfinished = UnfinishedUploads(
+            config.data_dir / "spool",
+            silo_id=self.identity.silo_id,
+            ledger=self.ledger,
+            metrics=self.metrics,
         )
         self.coordinator = Coordinator(
-            address=address, credentials=credentials, stopping=self.stopping
+            address=self.identity.coordinator_address,
+            credentials=self.identity.channel_credentials(),
+            stopping=self.stopping,
         )
         self.chain = ChainFollower(coordinator=self.coordinator, store=self.store)
         self.work = LocalWork(
@@ -121,7 +124,7 @@ class Daemon:
                 self._refuse(refusal)
             except SURVIVABLE as error:
                 failures += 1
-                self._survive(error, pause_s=min(2.0 ** (failures - 1), MAX_PAUSE_S))
+                self._survive(error, instruction, pause_s=min(2.0 ** (failures - 1), MAX_PAUSE_S))
                 if instruction is None or isinstance(instruction.payload, RoundTask | RoundClosed):
                     # Asked for again: a passing fault must not cost this silo the whole round.
                     continue
@@ -132,7 +135,8 @@ class Daemon:
     def close(self) -> None:
         """Stop work, wipe secrets, release the ledger."""
         self.stopping.set()
-        self._end_session()
+        # The next process finishes what this one had begun to upload.
+        self._end_session(keep_spool=True)
         self.work.close()
         self.coordinator.close()
         self.ledger.close()
@@ -143,32 +147,66 @@ class Daemon:
         message = instruction.payload
         match message:
             case Idle():
-                self._end_session()
+                self._end_aggregations()
             case RoundTask():
-                self._end_session()
+                self._end_aggregations()
                 self._take_task(message)
             case SignedDescriptor():
-                self._end_session()
-                self._open_session(message)
+                self._take_descriptor(message)
             case KeyBundles() | BoxDelivery() | Survivors() | ConsistencySignatures():
-                session = self._session
-                if session is None or session.identity != instruction.identity:
-                    # A restarted silo sees the middle of a round it is no longer part of.
-                    log.info("not_in_this_aggregation", identity=str(instruction.identity))
-                    return
-                started = time.monotonic()
-                session.handle(message)
-                self.store.set_ledger_head(*self.ledger.head())
-                self.metrics.observe_phase(_STEP_OF[type(message)], time.monotonic() - started)
-                if isinstance(message, ConsistencySignatures):
-                    self.metrics.rounds.labels(outcome="contributed").inc()
+                self._take_message(message, instruction.identity)
             case RoundClosed():
-                self._end_session()
+                self._end_aggregations()
                 self._close_round(message)
             case RoundAborted():
                 log.warning("round_aborted", reason=message.reason)
                 self.metrics.rounds.labels(outcome="aborted").inc()
-                self._end_session()
+                self._end_aggregations()
+
+    def _take_descriptor(self, signed: SignedDescriptor) -> None:
+        identity = signed.descriptor.identity
+        session = self._session
+        if session is not None and session.identity == identity:
+            # The very same descriptor is answered with the same keys; another one is refused.
+            session.handle(signed)
+            return
+        self._end_session()
+        if self.ledger.has_joined(ledger_identity(identity), signed.descriptor.sha256):
+            # Its keys died with the session that joined it, and there will be no others.
+            log.info("not_in_this_aggregation", identity=identity_name(identity))
+            return
+        self.unfinished.keep_only(identity)
+        try:
+            self._open_session(signed)
+        finally:
+            self.store.set_ledger_head(*self.ledger.head())
+
+    def _take_message(
+        self,
+        message: KeyBundles | BoxDelivery | Survivors | ConsistencySignatures,
+        identity: AggregationId | None,
+    ) -> None:
+        session = self._session
+        if session is None or session.identity != identity:
+            if (
+                identity is not None
+                and isinstance(message, BoxDelivery)
+                and self.unfinished.finish(identity, self.coordinator)
+            ):
+                return
+            # A restarted silo sees the middle of a round it is no longer part of.
+            name = "" if identity is None else identity_name(identity)
+            log.info("not_in_this_aggregation", identity=name)
+            return
+        started = time.monotonic()
+        finished = session.finished
+        try:
+            session.handle(message)
+        finally:
+            self.store.set_ledger_head(*self.ledger.head())
+        self.metrics.observe_phase(_STEP_OF[type(message)], time.monotonic() - started)
+        if session.finished and not finished:
+            self.metrics.rounds.labels(outcome="contributed").inc()
 
     def _take_task(self, task: RoundTask) -> None:
         roster = self._trusted_roster(task.roster_sha256)
@@ -183,10 +221,12 @@ class Daemon:
             now_unix_s=int(time.time()),
         )
         self._admit(decision)
-        self._require_budget(task, plan)
+        require_budget(self.ledger, task, plan)
         head = self._follow(task.run_id)
-        if head.record.adapter_sha256 != task.adapter_sha256 or task.round != head.record.round + 1:
-            raise SessionError("the task does not start from the head of the published chain")
+        if head.record.adapter_sha256 != task.adapter_sha256:
+            raise SessionError("the task starts from another adapter", check=Check.MODEL)
+        if task.round != head.record.round + 1:
+            raise SessionError("the task's round does not follow the head of the published chain")
         if task.plan_sha256 != head.record.plan_sha256:
             raise SessionError("the task names another plan than the run's")
         if self.ledger.has_agreed(task.run_id, task.round, 0, 0):
@@ -216,7 +256,10 @@ class Daemon:
         if finished is None or head is None:
             raise SessionError("a descriptor for a round whose local work this silo has not done")
         if descriptor.adapter_sha256 != head.record.adapter_sha256:
-            raise SessionError("the descriptor starts from another adapter than the chain's head")
+            raise SessionError(
+                "the descriptor starts from another adapter than the chain's head",
+                check=Check.MODEL,
+            )
         if descriptor.plan_sha256 != head.record.plan_sha256:
             raise SessionError("the descriptor names another plan than the run's")
         plan = self._fetch_plan(descriptor.plan_sha256)
@@ -245,32 +288,30 @@ class Daemon:
             coordinator=self.coordinator,
             metrics=self.metrics,
         )
-        log.info("session_opened", identity=str(identity), cohort=len(descriptor.cohort))
+        log.info("session_opened", identity=identity_name(identity), cohort=len(descriptor.cohort))
 
-    def _end_session(self) -> None:
+    def _end_session(self, *, keep_spool: bool = False) -> None:
         if self._session is not None:
-            self._session.close()
+            self._session.close(keep_spool=keep_spool)
             self._session = None
+
+    def _end_aggregations(self) -> None:
+        """No attempt is open: nothing of one is of use any more."""
+        self._end_session()
+        self.unfinished.keep_only(None)
 
     # Trust ----------------------------------------------------------------------------------------
 
     def _trusted_roster(self, roster_sha256: bytes) -> SignedRoster:
-        """The roster with this digest, verified under the pinned root and not older than known."""
+        """The roster with this digest, verified; fetched if it is not the one at hand."""
         roster = self._roster
         if roster is None or roster.roster.sha256 != roster_sha256:
-            roster = self.coordinator.roster()
-            verify_roster(
-                roster,
-                self.identity.root_key,
-                last_epoch=self.store.newest_roster_epoch(),
-                last_sha256=self.store.newest_roster_sha256(),
+            roster = self._roster = fetch_roster(
+                self.coordinator,
+                identity=self.identity,
+                store=self.store,
+                roster_sha256=roster_sha256,
             )
-            if roster.roster.sha256 != roster_sha256:
-                raise SessionError("the published roster is not the one the message names")
-            if roster.roster.federation != self.identity.federation:
-                raise SessionError("the roster belongs to another federation")
-            self.store.set_newest_roster_epoch(roster.roster.epoch, roster.roster.sha256)
-            self._roster = roster
         return roster
 
     def _fetch_plan(self, plan_sha256: bytes) -> Plan:
@@ -287,35 +328,9 @@ class Daemon:
     # Refusals and errors --------------------------------------------------------------------------
 
     def _admit(self, decision: Decision) -> None:
-        """Count a favourable verdict of the guardian; raise any other.
-
-        Raises:
-            PolicyRefusalError: with the rule that fired.
-        """
-        if not decision.accepted:
-            raise PolicyRefusalError(
-                rule=decision.rule, public_reason=decision.public_reason, detail=decision.detail
-            )
+        """Count a favourable verdict of the guardian; any other is counted by ``_refuse``."""
+        require_accepted(decision)
         self.metrics.count_decision(accepted=True, rule=decision.rule)
-
-    def _require_budget(self, task: RoundTask, plan: Plan) -> None:
-        """Refuse before any work when this round could not be charged."""
-        entry = round_entry(
-            plan.privacy_spec(),
-            identity=AggregationId(
-                run_id=task.run_id, round=task.round, step=0, part=0, attempt=UINT32_MAX
-            ),
-            dimension=1,
-            descriptor_sha256=bytes(32),
-        )
-        projected = self.ledger.projected_epsilon(entry)
-        if projected > self.ledger.epsilon_cap:
-            raise PolicyRefusalError(
-                rule="epsilon_cap",
-                public_reason="budget",
-                detail=f"this round would raise epsilon to {projected:.4g}, past the cap of "
-                f"{self.ledger.epsilon_cap:.4g} in policy.toml",
-            )
 
     def _refuse(self, refusal: PolicyRefusalError) -> None:
         self._end_session()
@@ -336,17 +351,24 @@ class Daemon:
             self.metrics.count_error(type(error).__name__)
             log.warning("refusal_not_delivered", detail=str(error))
 
-    def _survive(self, error: Exception, *, pause_s: float = 0.0) -> None:
+    def _survive(
+        self, error: Exception, instruction: Instruction | None, *, pause_s: float = 0.0
+    ) -> None:
         """Count and log an error in one line, drop the session, go on after a pause.
 
         Raises:
             PrivacyError: the ledger failed and cannot be opened again; without it nothing may go.
         """
-        kind = type(error).__name__
-        self.metrics.count_error(kind)
+        said = describe(error, instruction)
+        self.metrics.count_error(said["kind"])
+        check = check_of(error)
+        if check is not None:
+            self.metrics.count_check(check)
         if not self.stopping.is_set():
-            log.error("instruction_failed", kind=kind, detail=str(error))
-        self._end_session()
+            log.error("instruction_failed", **said)
+        if instruction is not None or not isinstance(error, TransportError):
+            # A coordinator that cannot be reached may come back and go on with the attempt.
+            self._end_session(keep_spool=self.stopping.is_set())
         if isinstance(error, ChainMismatchError | ChainError | UpdateError):
             self._tell_refusal("chain")
         if isinstance(error, LedgerCorruptError):

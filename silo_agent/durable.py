@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["append_line", "replace_file", "sync_directory"]
+__all__ = ["append_line", "is_partial", "replace_file", "sync_directory"]
 
 _PRIVATE = 0o600
 
@@ -35,6 +35,11 @@ def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
             temporary.unlink()
         raise
     sync_directory(path.parent)
+
+
+def is_partial(path: Path) -> bool:
+    """Whether this is what a crash left of ``replace_file``."""
+    return path.name.startswith(".") and path.name.endswith(".partial")
 
 
 def append_line(path: Path, line: bytes) -> None:

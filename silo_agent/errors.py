@@ -19,6 +19,8 @@ Texts may name local facts; only ``PolicyRefusalError.public_reason`` is ever se
 
 from __future__ import annotations
 
+from secagg.errors import Check
+
 __all__ = [
     "ChainMismatchError",
     "ConfigError",
@@ -67,7 +69,15 @@ class IdentityError(SiloError):
 
 
 class SessionError(SiloError):
-    """A message does not fit what this silo is doing."""
+    """A message does not fit what this silo is doing.
+
+    Attributes:
+        check: The named check that it fails, where it is one of the protocol's.
+    """
+
+    def __init__(self, message: str, *, check: Check | None = None) -> None:
+        super().__init__(message)
+        self.check = check
 
 
 class TransportError(SiloError):

@@ -14,6 +14,7 @@ Invariants:
    or a head would reopen what they close.
 2. The newest roster epoch never goes down.
 3. An adapter is stored only under the digest of its own bytes, and checked again when it is read.
+   It is streamed in and read through a memory map, never held as a whole.
 4. The two reports stay on this machine; nothing in this project sends them anywhere. A line that a
    crash cut short is dropped, never the lines before it.
 
@@ -26,19 +27,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
+import os
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from silo_agent.durable import append_line, replace_file
+from silo_agent.durable import append_line, replace_file, sync_directory
 from silo_agent.errors import LocalStoreError
 
-__all__ = ["ChainHead", "LocalStore"]
+__all__ = ["ChainHead", "Incoming", "LocalStore"]
 
 DIGEST_BYTES = 32
 FORMAT = 1
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +59,40 @@ class ChainHead:
     """Of the signed record."""
 
 
+class Incoming:
+    """Published bytes on their way in, in a file of their own beside the adapters."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f".{secrets.token_hex(8)}{_PARTIAL}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.file: BinaryIO = os.fdopen(os.open(self._path, flags, 0o600), "w+b")
+        """Where the transport writes."""
+
+    def content(self) -> memoryview:
+        """A memory map of what was written; it stays valid when the file is kept or deleted."""
+        self.file.flush()
+        return _mapped(self.file)
+
+    def keep(self) -> None:
+        """Make the bytes an adapter of this silo, durably, under their SHA-256.
+
+        Raises:
+            LocalStoreError: The disk refused.
+        """
+        name = hashlib.sha256(self.content()).hexdigest()
+        try:
+            os.fsync(self.file.fileno())
+            self._path.replace(self._path.with_name(name))
+            sync_directory(self._path.parent)
+        except OSError as error:
+            raise LocalStoreError(f"cannot keep adapter {name[:12]}: {error}") from error
+
+    def close(self) -> None:
+        """Delete the file, unless it was kept."""
+        self.file.close()
+        self._path.unlink(missing_ok=True)
+
+
 class LocalStore:
     """The silo's own state and reports; safe to call from several threads."""
 
@@ -63,6 +103,7 @@ class LocalStore:
             LocalStoreError: The state file is damaged or the directory cannot be used.
         """
         self._directory = data_dir
+        self._adapters = data_dir / "adapters"
         self._state_file = data_dir / "state.json"
         self._lock = threading.Lock()
         self._roster_epoch = 0
@@ -155,23 +196,33 @@ class LocalStore:
 
     # Adapters -------------------------------------------------------------------------------------
 
-    def put_adapter(self, content: bytes) -> bytes:
-        """Keep an adopted adapter; returns its SHA-256."""
-        digest = hashlib.sha256(content)
-        directory = self._directory / "adapters"
-        try:
-            directory.mkdir(mode=0o700, exist_ok=True)
-            path = directory / digest.hexdigest()
-            if self.adapter(digest.digest()) is None:
-                replace_file(path, (content,))
-        except OSError as error:
-            raise LocalStoreError(f"cannot keep an adapter in {directory}: {error}") from error
-        return digest.digest()
+    def discard_incoming(self) -> None:
+        """Delete what a crash left half-fetched; for the daemon, before it fetches anything."""
+        for left_over in self._adapters.glob(f".*{_PARTIAL}"):
+            left_over.unlink(missing_ok=True)
 
-    def adapter(self, sha256: bytes) -> bytes | None:
-        """A kept adapter, or None; one whose bytes were damaged counts as not kept."""
+    @contextmanager
+    def incoming(self) -> Iterator[Incoming]:
+        """A file for published bytes on their way in; deleted at the end unless it was kept.
+
+        Raises:
+            LocalStoreError: The file cannot be made.
+        """
         try:
-            content = (self._directory / "adapters" / sha256.hex()).read_bytes()
+            self._adapters.mkdir(mode=0o700, exist_ok=True)
+            file = Incoming(self._adapters)
+        except OSError as error:
+            raise LocalStoreError(f"cannot write in {self._adapters}: {error}") from error
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def adapter(self, sha256: bytes) -> memoryview | None:
+        """A kept adapter as a memory map, or None; a damaged one counts as not kept."""
+        try:
+            with (self._adapters / sha256.hex()).open("rb") as file:
+                content = _mapped(file)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -272,6 +323,12 @@ class LocalStore:
             replace_file(self._state_file, (json.dumps(state, indent=2).encode() + b"\n",))
         except OSError as error:
             raise LocalStoreError(f"cannot write {self._state_file}: {error}") from error
+
+
+def _mapped(file: BinaryIO) -> memoryview:
+    if not os.fstat(file.fileno()).st_size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _digest(value: str) -> bytes:

@@ -21,7 +21,7 @@ from dp.errors import PrivacyError
 from dp.ledger import Ledger
 from federation.errors import FederationError
 from secagg.descriptor import STEPS
-from secagg.errors import SecAggError
+from secagg.errors import Check, SecAggError
 from silo_agent.envs.registry import ENVIRONMENTS
 from silo_agent.errors import SiloError
 from silo_agent.policy import ACCEPTED, RULE_NAMES
@@ -52,6 +52,12 @@ class SiloMetrics:
             "policy_decisions", "Verdicts of the site policy by rule", "decision", "rule"
         )
         self.errors = self._counter("errors", "Errors the daemon survived, by type", "kind")
+        self.failed_checks = self._counter(
+            "failed_checks", "Checks of the protocol that failed here, by name", "check"
+        )
+        self.resumed_uploads = self._counter(
+            "resumed_uploads", "Uploads of an earlier process that were finished from its spool"
+        )
         self.nonfinite_deltas = self._counter(
             "nonfinite_deltas", "Deltas that were not finite, for which zeros went up"
         )
@@ -81,6 +87,10 @@ class SiloMetrics:
     def count_error(self, kind: str) -> None:
         """Count an error by the name of its type; an unknown name counts as ``other``."""
         self.errors.labels(kind=kind if kind in ERROR_KINDS else OTHER).inc()
+
+    def count_check(self, check: Check) -> None:
+        """Count a check of the protocol that failed."""
+        self.failed_checks.labels(check=check.value).inc()
 
     def count_decision(self, *, accepted: bool, rule: str) -> None:
         """Count a verdict of the guardian."""
@@ -141,6 +151,8 @@ class SiloMetrics:
             self.policy_decisions.labels(decision="refuse", rule=rule)
         for rule in DAEMON_RULES:
             self.policy_decisions.labels(decision="refuse", rule=rule)
+        for check in Check:
+            self.failed_checks.labels(check=check.value)
         for kind in ERROR_KINDS:
             self.errors.labels(kind=kind)
         for family in FAMILIES:

@@ -3,21 +3,32 @@
 Ordered invariants:
 
 1. Nothing is sent before the descriptor passed roster, chain, policy and ledger, and its identity
-   is newer than every one this silo ever charged.
-2. R2: one durable ledger record (debit and "spent" mark), then noise, data and masks in memory,
+   is newer than every one this silo ever joined or charged.
+2. R0: one durable ledger record ("joined", with the descriptor's digest), then the bundle. So no
+   restart and no second descriptor makes this silo show other keys under the same identity.
+3. R2: one durable ledger record (debit and "spent" mark), then noise, data and masks in memory,
    then the spool, then the first byte. A delta that is not finite, or none at all, goes up as
    zeros with full noise; nobody outside can tell.
-3. R3: the mark "survivors signed" is durable before the signature leaves. After it every later
+4. R3: the mark "survivors signed" is durable before the signature leaves. After it every later
    attempt of the same step is refused.
-4. Any failed check wipes the protocol state; no share is released by an aborted session.
+5. Each step is answered once. The very same message again gets the byte-identical answer and
+   changes nothing, so a coordinator that restarts may repeat itself; a different message of an
+   answered step, or one out of order, closes the session.
+6. Any failed check, and any failed write, wipes the protocol state; no share is released by an
+   aborted session. Only a lost connection leaves the session as it is: its answer can be repeated.
 
-Covered: the honest silo's side of R0 to R4. Not covered: finishing the upload of a spool after a
-restart; a restarted silo takes part again from the next round.
+Memory: at most two full vectors, the delta and the buffer that becomes the upload. The session
+drops the delta once it is encoded and the buffer once it is spooled. R4's answer is kept until the
+session is closed; the secrets it came from are not.
+
+Covered: the honest silo's side of R0 to R4. Not covered here: finishing the upload of a spool after
+a restart (``silo_agent/unfinished.py``); such a silo counts as dropped in R3 and R4.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,17 +42,25 @@ from dp.errors import NonFiniteError
 from dp.grid import Grid
 from dp.ledger import Identity, Ledger, LedgerEntry
 from dp.metrics_block import MetricsBlock
-from dp.share import NoiseShare
+from dp.share import NoiseShare, RingVector
 from dp.source import NoiseSource
 from secagg.descriptor import AggregationId, SignedDescriptor
+from secagg.errors import Check
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
 from secagg.roster import SignedRoster
-from silo_agent.errors import SessionError
+from silo_agent.errors import SessionError, TransportError
 from silo_agent.metrics import SiloMetrics
 from silo_agent.spool import Spool
 from silo_agent.transport import Coordinator
 
-__all__ = ["Contribution", "Session", "round_entry"]
+__all__ = [
+    "Contribution",
+    "Message",
+    "Session",
+    "identity_name",
+    "ledger_identity",
+    "round_entry",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +73,34 @@ State = (
     | protocol.Finished
     | protocol.Aborted
 )
+
+Message = SignedDescriptor | KeyBundles | BoxDelivery | Survivors | ConsistencySignatures
+"""What the coordinator says in an attempt, one kind a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """What one message was answered with."""
+
+    message: Message
+    send: Callable[[], None]
+    """Sends the same bytes whenever it is called."""
+
+    def repeat(self, message: Message) -> None:
+        """Answer the very same message again.
+
+        Raises:
+            SessionError: it is another one.
+        """
+        if message != self.message:
+            # A second descriptor under one identity would lead to other keys under that name.
+            second = isinstance(message, SignedDescriptor)
+            raise SessionError(
+                f"a second, different {type(message).__name__} for one attempt: "
+                "this silo leaves it",
+                check=Check.IDENTITY if second else Check.UNEXPECTED_MESSAGE,
+            )
+        self.send()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,9 +147,9 @@ class Session:
         self._spool: Spool | None = None
         self._coordinator = coordinator
         self._metrics = metrics
+        self._answers: dict[type[Message], _Answer] = {}
+        self._noise: NoiseShare | None = None
         self._refuse_if_agreed()
-        # Drawn while the peers exchange keys, before any data is touched.
-        self._noise: NoiseShare | None = self._draw_noise()
         head_seq, head_sha256 = ledger.head()
         setup = protocol.ClientSetup(
             silo_id=silo_id,
@@ -119,59 +166,119 @@ class Session:
         self._state: State
         self._state, bundle = protocol.begin(setup)
         try:
-            coordinator.advertise_keys(self.identity, bundle)
+            # Durable before the keys leave: no other keys may ever follow under this identity.
+            ledger.mark_joined(ledger_identity(self.identity), self.descriptor.sha256)
+            self._answer(descriptor, lambda: coordinator.advertise_keys(self.identity, bundle))
+            # Drawn while the peers exchange keys, before any data is touched.
+            self._noise = self._draw_noise()
         except Exception:
             # Nobody else holds this object yet, so nobody else could wipe its keys.
             self.close()
             raise
 
-    def handle(self, message: KeyBundles | BoxDelivery | Survivors | ConsistencySignatures) -> None:
-        """Answer one message of the coordinator.
+    @property
+    def finished(self) -> bool:
+        """Whether this silo released its shares."""
+        return isinstance(self._state, protocol.Finished)
+
+    def handle(self, message: Message) -> None:
+        """Answer one message of the coordinator, or repeat the answer it got before.
 
         Raises:
             SecAggError: a check failed; the state is wiped.
-            PrivacyError: the ledger refused; nothing left the silo.
-            TransportError: the answer could not be delivered.
+            SessionError: the message does not fit; the state is wiped.
+            PrivacyError: the ledger refused; nothing left the silo, and the state is wiped.
+            TransportError: the answer could not be delivered; the same message may come again.
         """
-        state = self._state
+        try:
+            answered = self._answers.get(type(message))
+            if answered is None:
+                self._act(message)
+            else:
+                answered.repeat(message)
+        except TransportError:
+            raise
+        except Exception:
+            self.close()
+            raise
+
+    def close(self, *, keep_spool: bool = False) -> None:
+        """Wipe secrets and what was answered; idempotent.
+
+        Args:
+            keep_spool: Leave the masked vector on disk for the next process to finish sending.
+        """
+        self._state.wipe()
+        self._answers.clear()
+        self._contribution = None
+        self._noise = None
+        if self._spool is not None and not keep_spool:
+            self._spool.delete()
+        self._spool = None
+
+    def _act(self, message: Message) -> None:
+        """Take a message of a step that was not answered yet."""
+        state, wire, identity = self._state, self._coordinator, self.identity
         match state, message:
             case protocol.AdvertiseKeys(), KeyBundles():
                 self._state, boxes = state.handle(message)
-                self._coordinator.share_keys(self.identity, boxes)
+                self._answer(message, lambda: wire.share_keys(identity, boxes))
             case protocol.ShareKeys(), BoxDelivery():
                 masked_input, _ = state.handle(message)
                 self._state = masked_input
-                self._masked_input(masked_input)
+                self._name_corrupt(masked_input)
+                spool = self._spool = self._masked_spool(masked_input)
+                self._answer(message, lambda: wire.upload(identity, spool.header, spool))
             case protocol.ConsistencyCheck(), Survivors():
-                unmask, signature = state.handle(message)
+                self._state, signature = state.handle(message)
                 # Durable before the signature leaves: from here on no later attempt can be joined.
-                self._ledger.mark_agreed(_ledger_identity(self.identity))
-                self._state = unmask
-                self._coordinator.check_consistency(self.identity, signature)
+                self._ledger.mark_agreed(ledger_identity(identity))
+                self._answer(message, lambda: wire.check_consistency(identity, signature))
             case protocol.Unmask(), ConsistencySignatures():
                 self._state, shares = state.handle(message)
-                self._coordinator.unmask(self.identity, shares)
-                self.close()
+                self._answer(message, lambda: wire.unmask(identity, shares))
             case _:
-                self.close()
                 raise SessionError(
                     f"{type(message).__name__} does not fit {type(state).__name__}: "
-                    "this silo leaves the attempt"
+                    "this silo leaves the attempt",
+                    check=Check.UNEXPECTED_MESSAGE,
                 )
 
-    def close(self) -> None:
-        """Wipe secrets and the spool; idempotent."""
-        self._state.wipe()
-        self._contribution = None
-        self._noise = None
-        if self._spool is not None:
-            self._spool.delete()
-            self._spool = None
+    def _answer(self, message: Message, send: Callable[[], None]) -> None:
+        # Noted first: if the sending fails, the same message gets the same answer again.
+        self._answers[type(message)] = _Answer(message=message, send=send)
+        send()
 
-    def _masked_input(self, state: protocol.MaskedInput) -> None:
+    def _name_corrupt(self, state: protocol.MaskedInput) -> None:
+        """Show whose signed boxes were corrupt; the attempt goes on without their shares."""
+        if not state.rejected:
+            return
+        for rejected in state.rejected:
+            self._metrics.count_check(rejected.check)
+        log.warning(
+            "corrupt_shares",
+            identity=identity_name(self.identity),
+            senders={rejected.silo_id: rejected.check.value for rejected in state.rejected},
+        )
+
+    def _masked_spool(self, state: protocol.MaskedInput) -> Spool:
+        # The vector lives in this call alone, so its memory is free before the upload begins.
+        vector = self._encoded()
+        self._state, header = state.mask(vector)
+        return Spool.write(
+            self._spool_directory,
+            self.identity,
+            vector,
+            header=header,
+            descriptor_sha256=self.descriptor.sha256,
+        )
+
+    def _encoded(self) -> RingVector:
+        """Charge the ledger, then put the data into the noise; both are gone from here after."""
         contribution, noise = self._contribution, self._noise
         if contribution is None or noise is None:
             raise SessionError("this session has already uploaded")
+        self._contribution = self._noise = None
         digest = self.descriptor.sha256
         receipt = self._ledger.reserve(
             round_entry(
@@ -182,7 +289,7 @@ class Session:
             )
         )
         try:
-            vector = noise.encode(
+            return noise.encode(
                 delta=contribution.delta,
                 metrics=contribution.metrics,
                 receipt=receipt,
@@ -192,14 +299,7 @@ class Session:
             self._metrics.nonfinite_deltas.inc()
             # One line and no traceback: what was not finite must not end up in a log.
             log.error("delta_not_finite", round=self.identity.round, uploads="zeros")  # noqa: TRY400
-            vector = noise.encode(
-                delta=None, metrics=None, receipt=receipt, descriptor_sha256=digest
-            )
-        self._contribution = None
-        self._noise = None
-        self._state, header = state.mask(vector)
-        self._spool = Spool.write(self._spool_directory, self.identity, vector)
-        self._coordinator.upload(self.identity, header, self._spool)
+        return noise.encode(delta=None, metrics=None, receipt=receipt, descriptor_sha256=digest)
 
     def _draw_noise(self) -> NoiseShare:
         layout = self.descriptor.metrics
@@ -218,7 +318,10 @@ class Session:
     def _refuse_if_agreed(self) -> None:
         mine = self.identity
         if self._ledger.has_agreed(mine.run_id, mine.round, mine.step, mine.part):
-            raise SessionError("survivors of this step were already signed: no later attempt")
+            raise SessionError(
+                "survivors of this step were already signed: no later attempt",
+                check=Check.IDENTITY,
+            )
 
 
 def round_entry(
@@ -240,7 +343,13 @@ def round_entry(
     )
 
 
-def _ledger_identity(identity: AggregationId) -> Identity:
+def identity_name(identity: AggregationId) -> str:
+    """An aggregation's name as logs show it: run/round/step/part/attempt."""
+    return "/".join(str(field) for field in identity.fields())
+
+
+def ledger_identity(identity: AggregationId) -> Identity:
+    """An aggregation's name as the ledger writes it."""
     return Identity(
         run=identity.run_id,
         round=identity.round,

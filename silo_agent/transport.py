@@ -4,8 +4,8 @@ Invariants:
 
 1. Every call has a deadline; idempotent calls are tried again with growing pauses while the
    coordinator is unreachable, up to ``patience_s``.
-2. An upload resumes where the coordinator says it stopped; the bytes come from the spool, so a
-   repeat is the identical upload.
+2. An upload resumes where the coordinator says it stopped (``silo_agent/upload.py``); the bytes
+   come from the spool, so a repeat is the identical upload.
 3. Bytes fetched by digest are checked against it, and never exceed the size the caller allows.
 4. What arrives is parsed by the ``wire`` modules only; a malformed message is a typed error.
 
@@ -19,9 +19,9 @@ import hashlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import grpc
 
@@ -45,14 +45,13 @@ from secagg.messages import (
 )
 from secagg.roster import SignedRoster
 from silo_agent.errors import TransportError
-from silo_agent.spool import Spool
+from silo_agent.upload import Chunks, UploadStream
 
 __all__ = ["Coordinator", "Idle", "Instruction", "RoundAborted", "RoundClosed"]
 
 CALL_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 8 << 20
 """The headers of R1 are the largest message: 6.9 MB for 200 silos with ids of 63 characters."""
-CHUNK_BYTES = 1 << 20
 MAX_PLAN_BYTES = 64 << 10
 RETRYABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 CHANNEL_OPTIONS = (
@@ -203,31 +202,10 @@ class Coordinator:
             ),
         )
 
-    def upload(self, identity: AggregationId, header: MaskedInputHeader, spool: Spool) -> None:
+    def upload(self, identity: AggregationId, header: MaskedInputHeader, spool: Chunks) -> None:
         """R2: stream the spooled vector, resuming after every cut until it is whole."""
-        wire_identity = secagg_wire.identity_to_proto(identity)
-        opening = pb.UploadOpening(
-            identity=wire_identity, header=secagg_wire.masked_input_header_to_proto(header)
-        )
-
-        def send() -> int:
-            offset = self._stub.GetUploadOffset(
-                pb.GetUploadOffsetRequest(identity=wire_identity), timeout=CALL_TIMEOUT_S
-            ).offset_bytes
-            if offset >= header.length_bytes:
-                return header.length_bytes
-
-            def parts() -> Iterator[pb.UploadMaskedInputRequest]:
-                opening.offset_bytes = offset
-                yield pb.UploadMaskedInputRequest(opening=opening)
-                for chunk in spool.chunks(offset, CHUNK_BYTES):
-                    yield pb.UploadMaskedInputRequest(chunk=pb.UploadChunk(content=chunk))
-
-            timeout_s = CALL_TIMEOUT_S + header.length_bytes / 1e6
-            response = self._stub.UploadMaskedInput(parts(), timeout=timeout_s)
-            return int(response.received_bytes)
-
-        received = self._retry(send)
+        stream = UploadStream(self._stub, identity=identity, header=header, spool=spool)
+        received = self._retry(stream.send, upload=stream)
         if received != header.length_bytes:
             raise TransportError(
                 f"the coordinator holds {received} of {header.length_bytes} bytes of the upload"
@@ -260,34 +238,37 @@ class Coordinator:
         )
         return tuple(federation_wire.record_from_proto(record) for record in response.records)
 
-    def blob(self, sha256: bytes, *, max_bytes: int) -> bytes:
-        """Published bytes by digest.
+    def blob(self, sha256: bytes, sink: BinaryIO, *, max_bytes: int) -> None:
+        """Write published bytes by digest to an empty file, resuming after every cut.
 
         Raises:
             TransportError: too many bytes, or not the bytes of that digest.
         """
+        digest = hashlib.sha256()
+        offset = 0
 
-        def fetch() -> bytes:
-            content = bytearray()
+        def fetch() -> None:
+            nonlocal offset
             stream: Any = self._stub.FetchBlob(
-                pb.FetchBlobRequest(sha256=sha256), timeout=CALL_TIMEOUT_S + max_bytes / 1e6
+                pb.FetchBlobRequest(sha256=sha256, offset_bytes=offset),
+                timeout=CALL_TIMEOUT_S + max_bytes / 1e6,
             )
             for part in stream:
-                content += part.content
-                if len(content) > max_bytes:
+                offset += len(part.content)
+                if offset > max_bytes:
                     stream.cancel()
                     raise TransportError(f"published bytes exceed the {max_bytes} allowed")
-            if hashlib.sha256(content).digest() != sha256:
-                raise TransportError("published bytes do not have the digest they were asked by")
-            return bytes(content)
+                digest.update(part.content)
+                sink.write(part.content)
 
-        content: bytes = self._retry(fetch)
-        return content
+        self._retry(fetch)
+        if digest.digest() != sha256:
+            raise TransportError("published bytes do not have the digest they were asked by")
 
     def _call(self, method: Any, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         return self._retry(lambda: method(request, timeout=timeout_s))
 
-    def _retry(self, attempt: Callable[[], Any]) -> Any:
+    def _retry(self, attempt: Callable[[], Any], *, upload: UploadStream | None = None) -> Any:
         give_up_at = time.monotonic() + self._patience_s
         pause_s = 0.2
         while True:
@@ -295,7 +276,10 @@ class Coordinator:
                 return attempt()
             except grpc.RpcError as error:
                 code = error.code()
-                if code not in RETRYABLE or time.monotonic() > give_up_at:
+                if upload is not None and upload.progress_at + self._patience_s > give_up_at:
+                    give_up_at, pause_s = upload.progress_at + self._patience_s, 0.2
+                again = code in RETRYABLE or (upload is not None and upload.overtaken)
+                if not again or time.monotonic() > give_up_at:
                     raise TransportError(
                         f"{code.name}: {_hint(error)}", reason=_trailer(error, "chorale-reason")
                     ) from error

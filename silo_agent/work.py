@@ -8,6 +8,9 @@ Invariants:
 3. The method (and with it torch) is loaded once per run, by the first job that needs it.
 4. Figures go to the silo's own files and metrics, nowhere else.
 
+5. A silo says ready no sooner than the plan's ``ready_after_s`` after the task, however short or
+   unlucky its work was.
+
 Covered: slow, failing and repeated work. Not covered: cancelling a job half-way; a round that went
 on without this silo finds its result unused.
 """
@@ -25,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 
+from dp.grid import l2_norm
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.sums import UPDATE_NORM_SQ
@@ -73,7 +77,7 @@ class FinishedWork:
 
     def _figures(self, names: tuple[str, ...]) -> dict[str, float]:
         """Values by coordinate name; families that are not listed are counted as `other`."""
-        norm = float(np.linalg.norm(self.delta.astype(np.float64)))
+        norm = l2_norm(self.delta)
         # What is released is the clipped vector, so its norm is what the sum is compared with.
         figures = dict.fromkeys(names, 0.0)
         # NaN passes through min() on the left alone; the encoder must see it and refuse it.
@@ -124,6 +128,7 @@ class LocalWork:
         self._lock = threading.Lock()
         self._finished: FinishedWork | None = None
         self._started: tuple[str, int, bytes] | None = None
+        self._stopping = threading.Event()
         # A restarted silo must not report the same adapter twice.
         self._evaluated = {(row["run"], int(row["round"])) for row in store.evaluations()}
         self._evolver: tuple[str, Evolver] | None = None
@@ -132,6 +137,7 @@ class LocalWork:
 
     def close(self) -> None:
         """Stop after the current job."""
+        self._stopping.set()
         self._jobs.put(None)
         self._thread.join(timeout=30.0)
         if self._evolver is not None:
@@ -165,7 +171,8 @@ class LocalWork:
                 self._report(task)
             return
         self._started = key
-        self._jobs.put(lambda: self._evolve(task, plan, head))
+        ready_at = time.monotonic() + plan.rounds.ready_after_s
+        self._jobs.put(lambda: self._evolve(task, plan, head, ready_at))
 
     # On the worker thread -------------------------------------------------------------------------
 
@@ -178,7 +185,7 @@ class LocalWork:
                 self._metrics.errors.labels(kind="local_work").inc()
                 log.exception("local_work_failed")
 
-    def _evolve(self, task: RoundTask, plan: Plan, head: Head) -> None:
+    def _evolve(self, task: RoundTask, plan: Plan, head: Head, ready_at: float) -> None:
         layout = plan.aggregator(Layout.from_tensors(head.tensors)).shared_layout(task.round)
         trainable = frozenset(spec.name for spec in layout.specs)
         started = time.monotonic()
@@ -201,22 +208,25 @@ class LocalWork:
             log.exception("evolve_failed", round=task.round, contributes="zeros")
             evolution = Evolution(delta={}, episodes={}, successes={}, metrics={}, duration_s={})
             delta = np.zeros(layout.dimension, dtype=np.float32)
-        with self._lock:
-            self._finished = FinishedWork(
-                run_id=task.run_id,
-                round=task.round,
-                plan=plan,
-                layout=layout,
-                delta=delta,
-                episodes=evolution.episodes,
-                successes=evolution.successes,
-            )
+        finished = FinishedWork(
+            run_id=task.run_id,
+            round=task.round,
+            plan=plan,
+            layout=layout,
+            delta=delta,
+            episodes=evolution.episodes,
+            successes=evolution.successes,
+        )
         try:
             for stage, duration_s in evolution.duration_s.items():
                 self._metrics.observe_phase(stage, duration_s)
             self._note(task, evolution, delta, time.monotonic() - started)
         finally:
-            # The silo's own books may fail; that must not show outside.
+            # The silo's own books may fail; that must not show outside. Nor may a short job, and
+            # a repeat of the task must not report sooner, so the result appears only now.
+            self._stopping.wait(max(0.0, ready_at - time.monotonic()))
+            with self._lock:
+                self._finished = finished
             self._report(task)
 
     def _report(self, task: RoundTask) -> None:
@@ -234,7 +244,7 @@ class LocalWork:
             {
                 "run": task.run_id,
                 "round": task.round,
-                "delta_norm": float(np.linalg.norm(delta.astype(np.float64))),
+                "delta_norm": l2_norm(delta),
                 "episodes": dict(evolution.episodes),
                 "successes": dict(evolution.successes),
                 "metrics": dict(evolution.metrics),

@@ -25,6 +25,7 @@ from silo_agent.cli.envelope import (
     say,
     succeed,
 )
+from silo_agent.cli.transcript import verify_transcript
 
 if TYPE_CHECKING:
     from federation.plan import Plan
@@ -45,6 +46,7 @@ app.add_typer(policy_app, name="policy")
 
 app.command()(alone)
 app.command()(replay)
+app.command("verify-transcript")(verify_transcript)
 
 Data = Annotated[
     Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")

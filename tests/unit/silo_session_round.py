@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+from contextlib import suppress
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from dp.ledger import Identity, Ledger
 from secagg import client, server
 from secagg.decode import split_sum
 from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
+from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
 from silo_agent.errors import TransportError
 from silo_agent.metrics import SiloMetrics
 from silo_agent.session import Contribution, Session
@@ -30,6 +32,12 @@ FAMILIES = ("craft",)
 FIGURE = "episodes/craft"
 METRICS = MetricsLayout(names=(FIGURE,), bounds=(64.0,), grid=4096, sigma=0.0)
 NOISY_METRICS = MetricsLayout(names=(FIGURE,), bounds=(64.0,), grid=2**16, sigma=2000.0)
+ANSWERS = {
+    KeyBundles: "share_keys",
+    BoxDelivery: "upload",
+    Survivors: "check_consistency",
+    ConsistencySignatures: "unmask",
+}
 
 
 def spec_of(mode):
@@ -83,7 +91,16 @@ class Wire:
 class Round:
     """The session under test, three peers and the coordinator's states."""
 
-    def __init__(self, directory, *, mode=Mode.NONE, delta=None, identity=None, ledger=None):
+    def __init__(
+        self,
+        directory,
+        *,
+        mode=Mode.NONE,
+        delta=None,
+        identity=None,
+        ledger=None,
+        dimension=DIMENSION,
+    ):
         self.directory = directory
         self.roster = signed_roster(make_roster(4))
         noise = {} if mode is Mode.NONE else {"noise_sigma": GRID / math.sqrt(2)}
@@ -92,7 +109,7 @@ class Round:
         descriptor = make_descriptor(
             self.roster.roster,
             identity=identity or AggregationId(run_id="run-1", round=4, step=0, part=0, attempt=1),
-            dimension=DIMENSION,
+            dimension=dimension,
             unit_clip=CLIP,
             vector_clip=CLIP,
             scale=GRID / CLIP,
@@ -105,10 +122,24 @@ class Round:
         self.ledger = ledger or Ledger.open(directory / "ledger", delta=1e-5, epsilon_cap=1e9)
         self.wire = Wire(self.ledger)
         self.metrics = SiloMetrics()
-        self.delta = np.full(DIMENSION, 0.25, np.float32) if delta is None else delta
+        self.delta = np.full(dimension, 0.25, np.float32) if delta is None else delta
         self.server = server.open(self.signed, self.roster)
         self.peers = {}
+        # Called with every message before the silo answers it.
+        self.heard = lambda _message: None
+        # Every answer is lost on its way once.
+        self.loses_answers = False
         self.sum = np.zeros(descriptor.words, dtype="<u4")
+
+    def tell(self, message):
+        """Show the silo a message; if its answer is lost, show it again."""
+        self.heard(message)
+        if self.loses_answers:
+            self.wire.fails_at = ANSWERS[type(message)]
+            with suppress(TransportError):
+                self.session.handle(message)
+            self.wire.fails_at = ""
+        self.session.handle(message)
 
     def open(self, silo_id=ME):
         return Session(
@@ -152,7 +183,7 @@ class Round:
 
     def delivery(self):
         message = self.bundles()
-        self.session.handle(message)
+        self.tell(message)
         self.server.receive(self.wire.sent[-1][1])
         for name in NAMES[1:]:
             self.peers[name], boxes = self.peers[name].handle(message)
@@ -163,7 +194,7 @@ class Round:
 
     def survivors(self):
         message = self.delivery()
-        self.session.handle(message)
+        self.tell(message)
         header = self.wire.sent[-1][1]
         self.server.expect(header)
         self.server.completed(ME, header.masked_sha256)
@@ -180,7 +211,7 @@ class Round:
 
     def signatures(self):
         message = self.survivors()
-        self.session.handle(message)
+        self.tell(message)
         self.server.receive(self.wire.sent[-1][1])
         for name in NAMES[1:]:
             self.peers[name], signature = self.peers[name].handle(message)
@@ -190,7 +221,7 @@ class Round:
 
     def finish(self):
         message = self.signatures()
-        self.session.handle(message)
+        self.tell(message)
         self.server.receive(self.wire.sent[-1][1])
         for name in NAMES[1:]:
             self.peers[name], shares = self.peers[name].handle(message)
@@ -206,4 +237,7 @@ class Round:
         return sorted((self.directory / "spool").glob("*")) if self.session else []
 
     def nonfinite(self):
-        return self.metrics.registry.get_sample_value("chorale_silo_nonfinite_deltas_total")
+        return self.value("chorale_silo_nonfinite_deltas_total")
+
+    def value(self, name, **labels):
+        return self.metrics.registry.get_sample_value(name, labels)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dp.errors import NonFiniteError, NormExceededError, Reason, SpecError
-from dp.grid import Grid, require_norm
+from dp.grid import Grid, l2_norm, require_norm
 
 STEPS = 2**20
 
@@ -164,3 +164,79 @@ def test_encode_checks_its_own_result(monkeypatch):
     monkeypatch.setattr(Grid, "clip_steps", property(lambda self: self.steps + 2.0))
     with pytest.raises(NormExceededError):
         Grid(clip_l2=1.0, steps=STEPS, dimension=4).encode(np.full(4, 9.0))
+
+
+# Tile by tile ------------------------------------------------------------------------------------
+
+
+def encoded_whole(grid, x):
+    """The same encoding, with arrays of full length; norm over float64 tiles of 2^13."""
+    tiles = [slice(start, start + 2**13) for start in range(0, x.size, 2**13)]
+    wide = x.astype(np.float64)
+    largest = float(np.abs(wide).max())
+    if largest == 0.0:
+        return np.zeros(x.size, dtype=np.int32)
+    scaled = wide / largest
+    norm = math.sqrt(math.fsum(float(np.dot(scaled[t], scaled[t])) for t in tiles))
+    factor = min(largest * grid.scale, grid.clip_steps / norm)
+    return np.rint(scaled * factor).astype(np.int32)
+
+
+@pytest.mark.parametrize("dimension", [1, 5, 2**13, 2**13 + 1, 100_003])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("length", [0.0, 1e-3, 0.5, 1.0, 30.0])
+def test_adding_into_ring_elements_is_the_whole_encoding(dimension, dtype, length):
+    rng = np.random.default_rng(dimension)
+    x = rng.normal(size=dimension)
+    x = (x * length / np.linalg.norm(x)).astype(dtype)
+    grid = Grid(clip_l2=1.0, steps=STEPS, dimension=dimension)
+    expected = encoded_whole(grid, x)
+    assert np.array_equal(grid.encode(x), expected)
+    out = rng.integers(0, 2**32, dimension, dtype=np.uint32)
+    before = out.copy()
+    grid.fit(x).add_into(out)
+    assert np.array_equal(out, before + expected.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    "out", [np.zeros(3, np.uint32), np.zeros(4, np.int32), np.zeros((4, 1), np.uint32)]
+)
+def test_only_ring_elements_of_the_same_length_take_a_vector(out):
+    fitted = Grid(clip_l2=1.0, steps=STEPS, dimension=4).fit(np.ones(4))
+    with pytest.raises(SpecError, match="ring elements"):
+        fitted.add_into(out)
+
+
+def test_a_vector_that_is_too_long_after_all_leaves_zeros(monkeypatch):
+    """Found in the last tile, when all tiles before it were added already."""
+    monkeypatch.setattr(Grid, "clip_steps", property(lambda self: self.steps + 2000.0))
+    grid = Grid(clip_l2=1.0, steps=STEPS, dimension=40_000)
+    x = np.full(40_000, 1.0, dtype=np.float32)
+    out = np.full(40_000, 7, dtype=np.uint32)
+    with pytest.raises(NormExceededError):
+        grid.fit(x).add_into(out)
+    assert not out.any()
+
+
+def test_a_vector_that_changes_under_the_encoder_cannot_pass_the_check():
+    """The integers that are checked are the integers that are added."""
+    x = np.full(40_000, 0.001, dtype=np.float32)
+    fitted = Grid(clip_l2=1.0, steps=STEPS, dimension=40_000).fit(x)
+    x[39_999] = 2.0
+    out = np.zeros(40_000, dtype=np.uint32)
+    with pytest.raises(NormExceededError):
+        fitted.add_into(out)
+    assert not out.any()
+
+
+def test_a_fitted_vector_is_not_printed():
+    fitted = Grid(clip_l2=1.0, steps=STEPS, dimension=1).fit(np.array([0.123456]))
+    assert "0.123456" not in repr(fitted)
+
+
+def test_the_norm_of_a_vector_takes_no_copy_of_it():
+    x = np.random.default_rng(3).normal(size=50_000).astype(np.float32)
+    assert l2_norm(x) == pytest.approx(float(np.linalg.norm(x.astype(np.float64))), rel=1e-12)
+    assert l2_norm(np.zeros(3, np.float32)) == 0.0
+    x[3] = math.nan
+    assert math.isnan(l2_norm(x))

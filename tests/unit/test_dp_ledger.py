@@ -282,3 +282,109 @@ def test_divergences_are_stored_exactly(path):
     start, end = frames(data)[1:3]
     record = json.loads(data[start + HEADER_BYTES : end])
     assert np.array_equal(record["rdp"], stored.rdp)
+
+
+# Joining -----------------------------------------------------------------------------------------
+
+A, B = bytes(32), bytes(range(32))
+
+
+def test_an_identity_is_joined_once_and_under_one_descriptor(path):
+    first = none_entry(2, 1).identity
+    with opened(path) as ledger:
+        assert ledger.highest_identity("run") is None
+        ledger.mark_joined(first, A)
+    with opened(path) as ledger:
+        assert ledger.highest_identity("run") == first
+        assert ledger.has_joined(first, A)
+        assert not ledger.has_joined(first, B)
+        assert not ledger.has_joined(none_entry(2, 2).identity, A)
+        for stale in (first, none_entry(2, 0).identity, none_entry(1, 9).identity):
+            for descriptor in (A, B):
+                with pytest.raises(IdentityError, match="not newer"):
+                    ledger.mark_joined(stale, descriptor)
+        # Nothing is charged, and nothing is spent.
+        assert ledger.spent_epsilon() == 0.0
+        assert ledger.unprotected_releases == 0
+        assert not ledger.has_spent(first)
+        with pytest.raises(IdentityError, match="never spent"):
+            ledger.mark_agreed(first)
+
+
+def test_what_is_charged_is_what_was_joined(path):
+    joined = entry(2, 1).identity
+    with opened(path) as ledger:
+        ledger.mark_joined(joined, B)
+        for wrong, why in (
+            (entry(2, 1), "another descriptor"),
+            (entry(2, 0, descriptor_sha256=B), "older"),
+            (entry(1, 5, descriptor_sha256=B), "older"),
+        ):
+            with pytest.raises(IdentityError, match=why):
+                ledger.reserve(wrong)
+        assert ledger.spent_epsilon() == 0.0
+        ledger.reserve(entry(2, 1, descriptor_sha256=B))
+        assert ledger.has_spent(joined)
+        assert ledger.has_spent(joined, B)
+        assert not ledger.has_spent(joined, A)
+        # Parts of one step may be uploaded in any order, also after one of them was joined.
+        ledger.mark_joined(entry(2, 0, part=1).identity, A)
+        ledger.reserve(entry(2, 0, part=1))
+    with opened(path) as ledger:
+        assert ledger.has_spent(joined, B)
+        assert ledger.highest_identity("run") == entry(2, 0, part=1).identity
+
+
+def test_what_was_charged_or_agreed_on_is_not_joined(path):
+    with opened(path) as ledger:
+        ledger.reserve(none_entry(2, 1))
+        with pytest.raises(IdentityError, match="not newer"):
+            ledger.mark_joined(none_entry(2, 1).identity, A)
+        ledger.mark_joined(none_entry(2, 2).identity, A)
+        ledger.reserve(none_entry(2, 2))
+        ledger.mark_agreed(none_entry(2, 2).identity)
+        with pytest.raises(IdentityError, match="agreed on"):
+            ledger.mark_joined(none_entry(2, 3).identity, A)
+        ledger.mark_joined(none_entry(3, 1).identity, A)
+        ledger.mark_joined(none_entry(0, 0, run="other").identity, A)
+    with opened(path) as ledger:
+        with pytest.raises(IdentityError, match="agreed on"):
+            ledger.mark_joined(none_entry(2, 4).identity, A)
+        assert ledger.highest_identity("other") == none_entry(0, 0, run="other").identity
+
+
+def test_joining_is_on_disk_before_it_returns(path, monkeypatch):
+    with opened(path) as ledger:
+
+        def full(*_):
+            raise OSError(28, "no space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_module.os, "fsync", full)
+            with pytest.raises(LedgerCorruptError, match="no space"):
+                ledger.mark_joined(none_entry(0).identity, A)
+        # Memory is not ahead of the disk, and the journal takes nothing more.
+        assert ledger.highest_identity("run") is None
+        with pytest.raises(LedgerCorruptError):
+            ledger.mark_joined(none_entry(0).identity, A)
+    with pytest.raises(SpecError, match="SHA-256"), opened(path) as ledger:
+        ledger.mark_joined(none_entry(5).identity, b"short")
+
+
+@pytest.mark.parametrize(
+    "change", [{"descriptor_sha256": "00"}, {"descriptor_sha256": "x" * 64}, {"more": 1}]
+)
+def test_a_joined_record_of_another_form_is_damage(path, change):
+    with opened(path):
+        pass
+    journal = journal_module.Journal(path)
+    journal.load()
+    record = {
+        "kind": "joined",
+        **none_entry(0).identity._asdict(),
+        "descriptor_sha256": "00" * 32,
+    }
+    journal.append({**record, **change})
+    journal.close()
+    with pytest.raises(LedgerCorruptError):
+        opened(path)

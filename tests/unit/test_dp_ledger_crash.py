@@ -1,12 +1,12 @@
 """Kill −9 at every system call of the ledger: released ≤ debited, always.
 
 The driver runs in its own single-threaded process and forks one child per kill point. A child
-opens a ledger, charges attempts, writes each release to a second file, and agrees. Before its k-th
-system call (and, for writes, also in the middle of it) it kills itself. The driver then opens the
-ledger again and compares.
+opens a ledger, joins and charges attempts, writes each join and release to a second file, and
+agrees. Before its k-th system call (and, for writes, also in the middle of it) it kills itself. The
+driver then opens the ledger again and compares.
 
-Failure: a release or an agreement that the reopened ledger does not know; more than one debit
-without a release; a ledger that cannot be opened or charged again.
+Failure: a join, a release or an agreement that the reopened ledger does not know; more than one
+debit without a release; a ledger that cannot be opened or charged again.
 Not a failure: a debit whose release was lost.
 """
 
@@ -59,6 +59,8 @@ def child(path, log, kill_at, inside):
     arm(kill_at, inside)
     ledger = opened(path)
     for round_ in range(1, ROUNDS + 1):
+        ledger.mark_joined(entry(round_).identity, bytes(32))
+        real_write(out, b"joined %d\\n" % round_)
         ledger.reserve(entry(round_))
         real_write(out, b"released %d\\n" % round_)
         ledger.mark_agreed(entry(round_).identity)
@@ -98,6 +100,7 @@ for inside in (False, True):
             report["finished"] += os.waitstatus_to_exitcode(status) == 0
         lines = open(log).read().split("\\n")[:-1] if os.path.exists(log) else []
         released = {int(l.split()[1]) for l in lines if l.startswith("released")}
+        shown = {int(l.split()[1]) for l in lines if l.startswith("joined")}
         agreed = {int(l.split()[1]) for l in lines if l.startswith("agreed")}
         try:
             with opened(path) as ledger:
@@ -109,6 +112,9 @@ for inside in (False, True):
                     report["faults"].append([kill_at, "spent", sorted(spent), sorted(released)])
                 if not agreed <= marked or len(marked - agreed) > 1:
                     report["faults"].append([kill_at, "agreed", sorted(marked), sorted(agreed)])
+                newest = ledger.highest_identity("run")
+                if shown and (newest is None or newest.round < max(shown)):
+                    report["faults"].append([kill_at, "joined", str(newest), sorted(shown)])
                 if start != "new" and not ledger.has_spent(entry(0).identity):
                     report["faults"].append([kill_at, "forgot what was there"])
                 ledger.reserve(entry(ROUNDS + 1))

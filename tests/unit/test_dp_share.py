@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import pickle
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -15,6 +16,7 @@ from dp.config import Mode
 from dp.errors import (
     NoiseSourceError,
     NonFiniteError,
+    NormExceededError,
     ReceiptError,
     RingOverflowError,
     SpecError,
@@ -346,3 +348,44 @@ def test_deterministic_and_reused_sources_are_refused():
             receipt=receipt(descriptor=bytes(32)),
             descriptor_sha256=bytes(32),
         )
+
+
+def test_a_norm_that_is_too_long_after_all_ends_the_share(monkeypatch):
+    share = NoiseShare(
+        grid=GRID, block=BLOCK, sigma=1e5, metrics_sigma=1e4, source=NoiseSource.fresh("test")
+    )
+    held = receipt(Mode.SILO)
+    arguments = {"metrics": METRICS, "descriptor_sha256": DESCRIPTOR}
+    monkeypatch.setattr(Grid, "clip_steps", property(lambda self: self.steps + 200.0))
+    with pytest.raises(NormExceededError):
+        share.encode(delta=np.ones(D), receipt=held, **arguments)
+    # Neither the noise nor the receipt can be used for anything else.
+    assert held.used
+    with pytest.raises(ReceiptError, match="already used"):
+        share.encode(delta=None, receipt=receipt(Mode.SILO), **arguments)
+
+
+@pytest.mark.parametrize("kind", ["data", "zeros", "not finite"])
+def test_encoding_takes_no_third_array(kind):
+    """numpy reports to tracemalloc, so the peak is what was allocated, to the byte."""
+    dimension = 3_000_000
+    grid = Grid(clip_l2=1.0, steps=2**20, dimension=dimension)
+    delta = np.full(dimension, 1e-4, dtype=np.float32)
+    delta[-1] = math.nan if kind == "not finite" else 1e-4
+    tracemalloc.start()
+    try:
+        share = NoiseShare(
+            grid=grid, block=BLOCK, sigma=40.0, metrics_sigma=40.0, source=NoiseSource.fresh("t")
+        )
+        held = receipt(Mode.SILO, dimension=dimension)
+        arguments = {"metrics": METRICS, "receipt": held, "descriptor_sha256": DESCRIPTOR}
+        if kind == "not finite":
+            with pytest.raises(NonFiniteError):
+                share.encode(delta=delta, **arguments)
+        y = share.encode(delta=delta if kind == "data" else None, **arguments)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert y.size == dimension + BLOCK.size
+    # The delta was there before; the buffer is the only array of its length beside it.
+    assert peak < y.nbytes + (4 << 20)

@@ -206,3 +206,12 @@ def test_cohorts_too_small_are_refused():
         Plan.parse(edited("n_min = 3", "n_min = 5")).require_cohort(4, 1)
     with pytest.raises(PlanError, match=r"rounds\.quorum"):
         Plan.parse(edited("quorum = 3", "quorum = 5")).require_cohort(4, 1)
+
+
+def test_the_time_of_the_ready_reports_must_leave_room_before_their_deadline():
+    text = "ready_deadline_s = 300"
+    plan = Plan.parse(edited(text, f"{text}\nready_after_s = 299"))
+    assert plan.rounds.ready_after_s == 299
+    assert Plan.parse(DEMO).rounds.ready_after_s == 0
+    (problem,) = problems(edited(text, f"{text}\nready_after_s = 300"))
+    assert problem.startswith("rounds: ready_after_s = 300 leaves no time")

@@ -145,6 +145,7 @@ def bare_daemon(tmp_path: Any, **parts: Any) -> Daemon:
     daemon.metrics = SiloMetrics()
     daemon.stopping = threading.Event()
     daemon._roster = daemon._plan = daemon._session = daemon._head = daemon._task = None
+    daemon.unfinished = SimpleNamespace(keep_only=lambda _identity: None)
     for name, value in parts.items():
         setattr(daemon, name, value)
     return daemon
@@ -225,7 +226,7 @@ def test_a_family_that_one_silo_declares_gets_no_coordinate(tmp_path):
     assert refused.value.check is Check.METRICS_FAMILIES
     # Nothing but public keys has left, no charge was made, and the keys are gone.
     assert [name for name, _ in one.wire.sent] == ["advertise_keys"]
-    assert one.ledger.highest_identity("run-1") is None
+    assert not one.ledger.has_spent(one.identity())
     assert one.session._state.aborted is not None
     assert repr(one.session._state._vault) == "Vault(0 secrets)"
     one.session.close()

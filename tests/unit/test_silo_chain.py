@@ -36,11 +36,11 @@ class Published:
     def records(self, run_id, from_round):
         return tuple(self.chain[from_round:])
 
-    def blob(self, sha256, *, max_bytes):
+    def blob(self, sha256, sink, *, max_bytes):
         self.fetched.append(sha256)
         if sha256 not in self.blobs:
             raise TransportError("no such blob")
-        return self.blobs[sha256]
+        sink.write(self.blobs[sha256])
 
     def put(self, content):
         digest = adapter_sha256(content)
@@ -239,3 +239,24 @@ def test_a_damaged_kept_adapter_is_fetched_again(published, store, tmp_path):
     (tmp_path / "adapters" / digest.hex()).write_bytes(b"rot")
     published.round(2)
     assert sync(published, store).record.round == 2
+    # And kept again.
+    assert store.adapter(digest) == published.blobs[digest]
+    assert not [path for path in (tmp_path / "adapters").iterdir() if path.suffix]
+
+
+def test_the_heads_tensors_are_views_of_the_kept_file(published, store):
+    published.round(1)
+    head = sync(published, store)
+    for tensor in head.tensors.values():
+        assert not tensor.flags.writeable
+        assert not tensor.flags.owndata
+
+
+def test_nothing_of_a_refused_link_stays_on_disk(published, store, tmp_path):
+    published.round(1)
+    total, _ = published.after(2)
+    published.add("aggregated", lora(9), total)
+    with pytest.raises(UpdateError):
+        sync(published, store)
+    kept = {path.name for path in (tmp_path / "adapters").iterdir()}
+    assert kept == {record.adapter_sha256.hex() for record in published.chain[:2]}

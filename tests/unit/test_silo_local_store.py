@@ -1,5 +1,6 @@
 """What a silo remembers: durable, never older, damage stops it, reports stay readable."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -72,20 +73,70 @@ def test_a_crash_before_the_rename_keeps_the_old_state(
     assert LocalStore(tmp_path).newest_roster_epoch() == 1
 
 
+def keep(store: LocalStore, content: bytes) -> bytes:
+    with store.incoming() as incoming:
+        incoming.file.write(content)
+        assert incoming.content() == content
+        incoming.keep()
+    return hashlib.sha256(content).digest()
+
+
 def test_adapters_are_kept_by_the_digest_of_their_bytes(tmp_path: Path):
     store = LocalStore(tmp_path)
-    digest = store.put_adapter(b"adapter")
-    assert LocalStore(tmp_path).adapter(digest) == b"adapter"
+    digest = keep(store, b"adapter")
+    found = LocalStore(tmp_path).adapter(digest)
+    assert found == b"adapter"
+    assert found.readonly
     assert store.adapter(bytes(32)) is None
+    assert [path.name for path in (tmp_path / "adapters").iterdir()] == [digest.hex()]
+    assert (tmp_path / "adapters" / digest.hex()).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_damaged_adapter_counts_as_missing_and_can_be_stored_again(tmp_path: Path):
     store = LocalStore(tmp_path)
-    digest = store.put_adapter(b"adapter")
-    (tmp_path / "adapters" / digest.hex()).write_bytes(b"adaptor")
-    assert store.adapter(digest) is None
-    store.put_adapter(b"adapter")
+    digest = keep(store, b"adapter")
+    for damaged in (b"adaptor", b""):
+        (tmp_path / "adapters" / digest.hex()).write_bytes(damaged)
+        assert store.adapter(digest) is None
+    keep(store, b"adapter")
     assert store.adapter(digest) == b"adapter"
+
+
+def test_what_was_fetched_and_not_kept_is_deleted_and_stays_readable(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    with store.incoming() as incoming:
+        incoming.file.write(b"a sum")
+        content = incoming.content()
+    assert list((tmp_path / "adapters").iterdir()) == []
+    assert content == b"a sum"
+
+    def interrupted() -> None:
+        with store.incoming() as incoming:
+            incoming.file.write(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        interrupted()
+    assert list((tmp_path / "adapters").iterdir()) == []
+    # A crash leaves the file behind; the next daemon discards it, another process does not.
+    left_over = tmp_path / "adapters" / ".0123456789abcdef.partial"
+    left_over.write_bytes(b"half")
+    again = LocalStore(tmp_path)
+    assert left_over.exists()
+    again.discard_incoming()
+    assert not left_over.exists()
+
+
+def test_a_disk_that_refuses_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = LocalStore(tmp_path)
+
+    def refuse(_self: Path, _target: Path) -> None:
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(LocalStoreError, match="full"):
+        keep(store, b"adapter")
+    assert list((tmp_path / "adapters").iterdir()) == []
 
 
 def test_reports_are_appended_in_order(tmp_path: Path):

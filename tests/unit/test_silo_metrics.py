@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dp.config import Mode
 from dp.ledger import Ledger, LedgerEntry
+from secagg.errors import Check
 from silo_agent.errors import ProbeError
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy import RULE_NAMES
@@ -18,6 +19,8 @@ NAMES = {
     "chorale_silo_rounds": "counter",
     "chorale_silo_policy_decisions": "counter",
     "chorale_silo_errors": "counter",
+    "chorale_silo_failed_checks": "counter",
+    "chorale_silo_resumed_uploads": "counter",
     "chorale_silo_nonfinite_deltas": "counter",
     "chorale_silo_rollout_tokens": "counter",
     "chorale_silo_task_reward": "gauge",
@@ -76,7 +79,18 @@ def test_labels_exist_before_anything_happens(metrics: SiloMetrics):
         assert value(metrics, "chorale_silo_policy_decisions_total", **labels) == 0
     for kind in ("VerificationError", "BudgetExceededError", "PlanError", "TransportError"):
         assert value(metrics, "chorale_silo_errors_total", kind=kind) == 0
+    for check in Check:
+        assert value(metrics, "chorale_silo_failed_checks_total", check=check.value) == 0
+    assert value(metrics, "chorale_silo_resumed_uploads_total") == 0
     assert value(metrics, "chorale_silo_dp_epsilon_cap", unit="silo") == 0
+
+
+def test_a_failed_check_is_counted_by_its_name(metrics: SiloMetrics):
+    metrics.count_check(Check.SURVIVORS_SELF)
+    name = "chorale_silo_failed_checks_total"
+    counted = {check.value: value(metrics, name, check=check.value) for check in Check}
+    assert counted.pop("survivors_self") == 1
+    assert set(counted.values()) == {0}
 
 
 def test_counting_stays_inside_the_closed_sets(metrics: SiloMetrics):

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from dp.config import Mode
-from dp.errors import BudgetExceededError
+from dp.errors import BudgetExceededError, LedgerCorruptError
 from dp.ledger import Ledger, LedgerEntry
 from secagg import client
-from secagg.client import Finished
+from secagg.client import Finished, RejectedSender
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, UnexpectedMessageError, VerificationError
 from silo_agent.errors import SessionError, TransportError
 from silo_agent.session import round_entry
-from tests.unit.silo_session_round import CLIP, DIMENSION, GRID, Round, spec_of
+from tests.unit.secagg_samples import signed_descriptor
+from tests.unit.silo_session_round import CLIP, DIMENSION, GRID, NAMES, Round, spec_of
 
 
 def require_wiped(session):
@@ -54,7 +55,9 @@ def test_a_whole_attempt_yields_the_silos_vector_and_leaves_nothing(rounds):
     assert isinstance(one.session._state, Finished)
     assert one.session._contribution is None
     assert one.session._noise is None
+    one.session.close()
     assert one.spools() == []
+    assert one.session._answers == {}
     assert one.ledger.has_agreed("run-1", 4, 0, 0)
     assert one.ledger.unprotected_releases == 1
 
@@ -113,7 +116,8 @@ def test_a_budget_that_is_used_up_lets_nothing_out(rounds, tmp_path):
         one.session.handle(delivery)
     assert [name for name, _ in one.wire.sent] == ["advertise_keys", "share_keys"]
     assert one.spools() == []
-    assert ledger.highest_identity("run-1") is None
+    assert not ledger.has_spent(one.identity())
+    require_wiped(one.session)
 
 
 # What may not happen twice -----------------------------------------------------------------------
@@ -160,14 +164,161 @@ def test_after_survivors_were_signed_no_later_attempt_is_joined(rounds):
         assert later.wire.sent == []
 
 
-def test_the_same_delivery_again_does_not_upload_again(rounds):
+# The same again, and something else ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.NONE, Mode.SILO])
+def test_every_message_again_gets_the_byte_identical_answer(rounds, mode):
+    one = rounds(mode=mode)
+    messages = {}
+    one.heard = lambda message: messages.setdefault(type(message).__name__, message)
+    one.finish()
+    first, body, head = dict(one.wire.sent), one.wire.uploaded.copy(), one.ledger.head()
+    assert list(messages) == ["KeyBundles", "BoxDelivery", "Survivors", "ConsistencySignatures"]
+    for message in (one.signed, *messages.values(), one.signed):
+        one.wire.sent.clear()
+        one.session.handle(message)
+        ((name, answer),) = one.wire.sent
+        assert first[name] == answer
+        assert one.wire.uploaded.tobytes() == body.tobytes()
+        assert one.session.finished
+    assert one.ledger.head() == head
+
+
+def test_an_answer_that_was_lost_is_given_again(rounds):
     one = rounds()
-    delivery = one.delivery()
-    one.session.handle(delivery)
-    with pytest.raises(SessionError):
-        one.session.handle(delivery)
-    assert [name for name, _ in one.wire.sent].count("upload") == 1
+    one.loses_answers = True
+    decoded = one.finish()
+    np.testing.assert_array_equal(decoded.delta, np.full(DIMENSION, 0.25 * GRID / CLIP))
+    assert [name for name, _ in one.wire.sent] == [
+        "advertise_keys", "share_keys", "upload", "check_consistency", "unmask",
+    ]  # fmt: skip
+
+
+def test_a_different_message_of_an_answered_step_ends_the_session(rounds):
+    seen = {}
+    other = rounds(identity=AggregationId(run_id="run-0", round=1, step=0, part=0, attempt=1))
+    other.heard = lambda message: seen.setdefault(type(message).__name__, message)
+    other.finish()
+    other.session.close()
+    for number, kind in enumerate(seen, start=1):
+        one = rounds(
+            ledger=other.ledger,
+            identity=AggregationId(run_id="run-1", round=number, step=0, part=0, attempt=1),
+        )
+        heard = []
+
+        def note(message, heard=heard):
+            heard.append(type(message).__name__)
+
+        one.heard = note
+        step = {
+            "KeyBundles": one.delivery,
+            "BoxDelivery": one.survivors,
+            "Survivors": one.signatures,
+            "ConsistencySignatures": one.finish,
+        }[kind]
+        step()
+        assert heard[-1] == kind
+        one.wire.sent.clear()
+        with pytest.raises(SessionError, match=f"second, different {kind}") as refused:
+            one.session.handle(seen[kind])
+        assert refused.value.check is Check.UNEXPECTED_MESSAGE
+        assert one.wire.sent == []
+        assert one.spools() == []
+        assert one.session._answers == {}
+        if kind != "ConsistencySignatures":
+            require_wiped(one.session)
+
+
+def test_a_second_descriptor_of_one_identity_gets_no_second_bundle(rounds):
+    one = rounds()
+    one.session = one.open()
+    (first,) = one.wire.sent
+    other = signed_descriptor(replace(one.descriptor, deadlines_unix_s=(9, 10, 11, 12, 13)))
+    one.wire.sent.clear()
+    with pytest.raises(SessionError, match="second, different SignedDescriptor") as refused:
+        one.session.handle(other)
+    assert refused.value.check is Check.IDENTITY
     require_wiped(one.session)
+    # Neither of them opens another session, before a restart or after.
+    for descriptor in (one.signed, other):
+        one.signed = descriptor
+        with pytest.raises(VerificationError) as again:
+            one.open()
+        assert again.value.check is Check.IDENTITY
+    assert one.wire.sent == []
+    assert first[0] == "advertise_keys"
+
+
+def test_the_identity_is_on_disk_before_the_keys_leave(rounds, tmp_path):
+    one = rounds()
+    one.wire.fails_at = "advertise_keys"
+    before = one.ledger.head()[0]
+    with pytest.raises(TransportError):
+        one.open()
+    assert one.wire.ledger_at["advertise_keys"] == before + 1
+    one.ledger.close()
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=1e9) as again:
+        assert again.has_joined(one.identity(), one.descriptor.sha256)
+        assert again.highest_identity("run-1") == one.identity()
+        assert again.spent_epsilon() == 0.0
+        one.ledger, one.wire.fails_at = again, ""
+        with pytest.raises(VerificationError) as refused:
+            one.open()
+        assert refused.value.check is Check.IDENTITY
+        assert one.wire.sent == []
+
+
+def test_a_descriptor_that_is_refused_burns_no_identity(rounds):
+    one = rounds()
+    honest = one.signed
+    one.signed = replace(honest, signature=bytes(64))
+    with pytest.raises(VerificationError):
+        one.open()
+    assert one.ledger.highest_identity("run-1") is None
+    one.signed = honest
+    one.open().close()
+
+
+def test_a_sender_of_corrupt_shares_is_named_in_one_line_and_counted(rounds, capsys, monkeypatch):
+    corrupt = (RejectedSender(silo_id=NAMES[2], check=Check.SHARE_HASH),)
+    monkeypatch.setattr(client.MaskedInput, "rejected", property(lambda _self: corrupt))
+    one = rounds()
+    one.survivors()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "corrupt_shares" in line]
+    (line,) = lines
+    for said in (NAMES[2], "share_hash", "run-1/4/0/0/1"):
+        assert said in line
+    assert one.value("chorale_silo_failed_checks_total", check="share_hash") == 1
+
+
+@pytest.mark.parametrize("fails", ["mark_joined", "reserve", "mark_agreed"])
+def test_a_ledger_that_cannot_be_written_wipes_the_session(rounds, monkeypatch, fails):
+    one = rounds()
+    calls = {
+        "mark_joined": lambda: None,
+        "reserve": one.delivery,
+        "mark_agreed": one.survivors,
+    }
+    message = calls[fails]()
+    states = []
+    begin = client.begin
+    monkeypatch.setattr(
+        "silo_agent.session.protocol.begin",
+        lambda setup: [states.append(made := begin(setup)), made][1],
+    )
+
+    def full(*_):
+        raise LedgerCorruptError("the disk is full")
+
+    monkeypatch.setattr(Ledger, fails, full)
+    one.wire.sent.clear()
+    with pytest.raises(LedgerCorruptError):
+        one.open() if message is None else one.session.handle(message)
+    state = states[0][0] if message is None else one.session._state
+    assert repr(state._vault) == "Vault(0 secrets)"
+    assert one.wire.sent == []
 
 
 # Failures ----------------------------------------------------------------------------------------

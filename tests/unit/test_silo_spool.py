@@ -1,6 +1,7 @@
 """The spooled upload: durable, identical on every read, once per identity, damage found."""
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,19 +9,50 @@ import numpy as np
 import pytest
 
 from secagg.descriptor import AggregationId
+from secagg.messages import MaskedInputHeader
 from silo_agent.errors import SpoolError
 from silo_agent.spool import Spool
 
+DESCRIPTOR = bytes(range(32))
 IDENTITY = AggregationId(run_id="run/1", round=3, step=0, part=0, attempt=1)
 VECTOR = (np.arange(700_000, dtype=np.uint64) * 2_654_435_761 % 2**32).astype(np.uint32)
 CONTENT = VECTOR.astype("<u4").tobytes()
 
 
+def header_of(vector: np.ndarray) -> MaskedInputHeader:
+    content = vector.astype("<u4").tobytes()
+    return MaskedInputHeader(
+        silo_id="silo-a",
+        length_bytes=max(1, len(content)),
+        masked_sha256=hashlib.sha256(content).digest(),
+        signature=bytes(range(64)),
+    )
+
+
+def write(directory: Path, identity: AggregationId, vector: np.ndarray) -> Spool:
+    return Spool.write(
+        directory, identity, vector, header=header_of(vector), descriptor_sha256=DESCRIPTOR
+    )
+
+
+def find(directory: Path, identity: AggregationId) -> Spool:
+    """As a later process does, which knows the directory alone."""
+    for path in directory.iterdir():
+        spool = Spool.open(path)
+        if spool.identity == identity:
+            spool.verify()
+            return spool
+    raise SpoolError("there is none")
+
+
 def test_a_spool_survives_and_gives_back_the_same_bytes(tmp_path: Path):
-    written = Spool.write(tmp_path / "spool", IDENTITY, VECTOR)
-    found = Spool.open(tmp_path / "spool", IDENTITY)
+    written = write(tmp_path / "spool", IDENTITY, VECTOR)
+    found = find(tmp_path / "spool", IDENTITY)
     for spool in (written, found):
         assert spool.length_bytes == len(CONTENT)
+        assert spool.identity == IDENTITY
+        assert spool.header == header_of(VECTOR)
+        assert spool.descriptor_sha256 == DESCRIPTOR
         assert spool.sha256 == hashlib.sha256(CONTENT).digest()
         chunks = list(spool.chunks())
         assert [len(chunk) for chunk in chunks] == [1 << 20, 1 << 20, len(CONTENT) - (2 << 20)]
@@ -29,66 +61,108 @@ def test_a_spool_survives_and_gives_back_the_same_bytes(tmp_path: Path):
 
 @pytest.mark.parametrize("offset", [0, 1, (1 << 20) - 1, 1 << 20, len(CONTENT) - 1, len(CONTENT)])
 def test_reading_resumes_at_any_offset(tmp_path: Path, offset: int):
-    spool = Spool.write(tmp_path, IDENTITY, VECTOR)
+    spool = write(tmp_path, IDENTITY, VECTOR)
     assert b"".join(spool.chunks(offset, 1000)) == CONTENT[offset:]
 
 
 @pytest.mark.parametrize("offset", [-1, len(CONTENT) + 1])
 def test_an_offset_outside_is_refused(tmp_path: Path, offset: int):
     with pytest.raises(SpoolError, match="outside"):
-        Spool.write(tmp_path, IDENTITY, VECTOR).chunks(offset)
+        write(tmp_path, IDENTITY, VECTOR).chunks(offset)
 
 
 def test_one_identity_is_written_once(tmp_path: Path):
-    Spool.write(tmp_path, IDENTITY, VECTOR)
+    write(tmp_path, IDENTITY, VECTOR)
     with pytest.raises(SpoolError, match="already"):
-        Spool.write(tmp_path, IDENTITY, VECTOR[::-1].copy())
-    assert b"".join(Spool.open(tmp_path, IDENTITY).chunks()) == CONTENT
+        write(tmp_path, IDENTITY, VECTOR[::-1].copy())
+    assert b"".join(find(tmp_path, IDENTITY).chunks()) == CONTENT
 
 
-def test_other_attempts_parts_and_runs_have_spools_of_their_own(tmp_path: Path):
-    others = [
-        replace(IDENTITY, attempt=2),
-        replace(IDENTITY, part=1),
-        replace(IDENTITY, step=1),
-        replace(IDENTITY, run_id="run/2", round=9),
-    ]
-    Spool.write(tmp_path, IDENTITY, VECTOR[:10])
+def test_parts_and_runs_have_spools_of_their_own(tmp_path: Path):
+    others = [replace(IDENTITY, part=1), replace(IDENTITY, run_id="run/2", round=9)]
+    write(tmp_path, IDENTITY, VECTOR[:10])
     for number, identity in enumerate(others, start=11):
-        Spool.write(tmp_path, identity, VECTOR[:number])
-    lengths = [Spool.open(tmp_path, identity).length_bytes for identity in (IDENTITY, *others)]
-    assert lengths == [4 * n for n in (10, 11, 12, 13, 14)]
+        write(tmp_path, identity, VECTOR[:number])
+    lengths = [find(tmp_path, identity).length_bytes for identity in (IDENTITY, *others)]
+    assert lengths == [4 * n for n in (10, 11, 12)]
 
 
-def test_a_later_round_deletes_what_a_crash_left_behind(tmp_path: Path):
-    Spool.write(tmp_path, IDENTITY, VECTOR[:10])
-    Spool.write(tmp_path, replace(IDENTITY, run_id="other"), VECTOR[:10])
-    Spool.write(tmp_path, replace(IDENTITY, round=4), VECTOR[:10])
-    with pytest.raises(SpoolError, match="cannot read"):
-        Spool.open(tmp_path, IDENTITY)
+@pytest.mark.parametrize("later", [{"attempt": 2}, {"step": 1}, {"round": 4, "attempt": 1}])
+def test_what_is_later_deletes_what_a_crash_left_behind(tmp_path: Path, later: dict[str, int]):
+    write(tmp_path, IDENTITY, VECTOR[:10])
+    write(tmp_path, replace(IDENTITY, run_id="other"), VECTOR[:10])
+    write(tmp_path, replace(IDENTITY, **later), VECTOR[:10])
+    with pytest.raises(SpoolError, match="there is none"):
+        find(tmp_path, IDENTITY)
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("where", [0, 30, -1, -400_000])
+def test_what_is_earlier_deletes_nothing(tmp_path: Path):
+    for attempt in (2, 1):
+        write(tmp_path, replace(IDENTITY, attempt=attempt), VECTOR[:10])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("where", [0, 30, 100, 200, 400, 600, -1, -400_000])
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, where: int):
-    path = Spool.write(tmp_path, IDENTITY, VECTOR).path
+    path = write(tmp_path, IDENTITY, VECTOR).path
     content = bytearray(path.read_bytes())
     content[where] ^= 1
     path.write_bytes(content)
     with pytest.raises(SpoolError):
-        Spool.open(tmp_path, IDENTITY)
+        Spool.open(path).verify()
 
 
-@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"\0", lambda c: b""])
+@pytest.mark.parametrize(
+    "change", [lambda c: c[:-1], lambda c: c + b"\0", lambda c: b"", lambda c: c[:50]]
+)
 def test_a_cut_or_longer_file_is_found(tmp_path: Path, change):
-    path = Spool.write(tmp_path, IDENTITY, VECTOR).path
+    path = write(tmp_path, IDENTITY, VECTOR).path
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(SpoolError):
-        Spool.open(tmp_path, IDENTITY)
+        Spool.open(path).verify()
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"identity": [1], "header": "", "descriptor_sha256": ""}', "x"]
+)
+def test_a_first_line_that_says_nothing_useful_is_damage(tmp_path: Path, text: str):
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path = tmp_path / "0123456789abcdef.3.0.0.1.spool"
+    path.write_bytes(f"{digest} {text}\n".encode())
+    with pytest.raises(SpoolError, match="damaged"):
+        Spool.open(path)
+
+
+def test_the_longest_names_fit_the_first_line(tmp_path: Path):
+    identity = AggregationId(
+        run_id="r" * 128, round=2**32 - 1, step=2**32 - 1, part=2**32 - 1, attempt=2**32 - 1
+    )
+    vector = VECTOR[:4]
+    header = replace(header_of(vector), silo_id="s" * 63)
+    Spool.write(tmp_path, identity, vector, header=header, descriptor_sha256=DESCRIPTOR)
+    assert find(tmp_path, identity).header == header
+
+
+def test_a_vector_of_another_length_than_signed_is_refused(tmp_path: Path):
+    with pytest.raises(SpoolError, match="signs 40 bytes, not 36"):
+        Spool.write(
+            tmp_path, IDENTITY, VECTOR[:9], header=header_of(VECTOR[:10]),
+            descriptor_sha256=DESCRIPTOR,
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_secret_is_in_the_file(tmp_path: Path):
+    path = write(tmp_path, IDENTITY, VECTOR[:4]).path
+    line, _, rest = path.read_bytes().partition(b"\n")
+    said = json.loads(line.partition(b" ")[2])
+    assert set(said) == {"identity", "descriptor_sha256", "header"}
+    assert rest == VECTOR[:4].tobytes()
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error_not_a_short_upload(tmp_path: Path):
-    spool = Spool.write(tmp_path, IDENTITY, VECTOR)
+    spool = write(tmp_path, IDENTITY, VECTOR)
     chunks = spool.chunks()
     next(chunks)
     with spool.path.open("r+b") as file:
@@ -98,11 +172,10 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error_not_a_short_upload(tmp
 
 
 def test_a_spool_moved_under_another_identity_is_refused(tmp_path: Path):
-    spool = Spool.write(tmp_path, IDENTITY, VECTOR[:10])
-    other = replace(IDENTITY, attempt=2)
-    spool.path.rename(spool.path.with_name(spool.path.name.replace(".1.spool", ".2.spool")))
+    spool = write(tmp_path, IDENTITY, VECTOR[:10])
+    moved = spool.path.rename(spool.path.with_name(spool.path.name.replace(".1.spool", ".2.spool")))
     with pytest.raises(SpoolError, match="another aggregation"):
-        Spool.open(tmp_path, other)
+        Spool.open(moved)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +183,7 @@ def test_a_spool_moved_under_another_identity_is_refused(tmp_path: Path):
 )
 def test_only_flat_ring_elements_are_spooled(tmp_path: Path, vector: np.ndarray):
     with pytest.raises(SpoolError, match="uint32"):
-        Spool.write(tmp_path, IDENTITY, vector)
+        write(tmp_path, IDENTITY, vector)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -119,7 +192,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(SpoolError, match="no space left"):
-        Spool.write(tmp_path, IDENTITY, VECTOR)
+        write(tmp_path, IDENTITY, VECTOR)
     assert not list(tmp_path.iterdir())
 
 
@@ -136,16 +209,16 @@ def test_the_file_and_its_directory_are_flushed_before_write_returns(
         real(descriptor)
 
     monkeypatch.setattr("os.fsync", record)
-    Spool.write(tmp_path, IDENTITY, VECTOR)
+    write(tmp_path, IDENTITY, VECTOR)
     assert flushed == [False, True]
 
 
 def test_only_the_owner_can_read_it(tmp_path: Path):
-    assert Spool.write(tmp_path, IDENTITY, VECTOR[:4]).path.stat().st_mode & 0o777 == 0o600
+    assert write(tmp_path, IDENTITY, VECTOR[:4]).path.stat().st_mode & 0o777 == 0o600
 
 
 def test_deleting_twice_is_allowed(tmp_path: Path):
-    spool = Spool.write(tmp_path, IDENTITY, VECTOR[:4])
+    spool = write(tmp_path, IDENTITY, VECTOR[:4])
     spool.delete()
     spool.delete()
     assert not list(tmp_path.iterdir())

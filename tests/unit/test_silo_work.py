@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -163,6 +164,24 @@ def test_a_repeated_task_is_reported_again_without_working_again(silo):
     one.start(round_number=2)
     one.settle()
     assert len(one.store.rounds()) == 2
+
+
+def test_a_short_job_is_not_reported_before_the_scheduled_time(silo):
+    one = silo()
+    text = sw.plan_toml(rounds=4).decode()
+    plan = Plan.parse(
+        text.replace("[rounds]", "[rounds]\nready_after_s = 1").encode(),
+    )
+    started = time.monotonic()
+    for _ in range(2):
+        # The repeat of a task must not be a way to learn that the work is done.
+        one.work.start(task=task_of(), plan=plan, head=head_of())
+    assert one.work.finished("run-1", 1) is None
+    one.reports.wait()
+    assert time.monotonic() - started >= 1
+    one.settle()
+    assert len(one.reports.calls) == 1
+    assert one.work.finished("run-1", 1) is not None
 
 
 def test_rolora_delta_covers_the_trained_factor_alone(silo):

@@ -1,0 +1,49 @@
+"""What a failed instruction looks like in the log: one line, the check by its name.
+
+Invariants: a line never holds a key, a share, a figure of the delta, or text of a trajectory; it
+names the aggregation, so that lines of several silos can be laid side by side.
+
+Covered: every error that the daemon survives. Not covered: a refusal of the guardian, which has a
+line and a metric of its own.
+"""
+
+from __future__ import annotations
+
+from federation.task import RoundTask
+from secagg.descriptor import SignedDescriptor
+from secagg.errors import Check, SecAggError
+from silo_agent.errors import SessionError
+from silo_agent.session import identity_name
+from silo_agent.transport import Instruction, RoundClosed
+
+__all__ = ["check_of", "describe"]
+
+
+def check_of(error: Exception) -> Check | None:
+    """The named check of the protocol that failed, if it was one."""
+    return error.check if isinstance(error, SecAggError | SessionError) else None
+
+
+def describe(error: Exception, instruction: Instruction | None) -> dict[str, str]:
+    """The fields of the one line: kind, detail, and where known check, silo and identity."""
+    said = {"kind": type(error).__name__, "detail": str(error)}
+    check = check_of(error)
+    if check is not None:
+        said["check"] = check.value
+    if isinstance(error, SecAggError) and error.silo is not None:
+        said["silo"] = error.silo
+    if instruction is not None and (where := _identity(instruction)):
+        said["identity"] = where
+    return said
+
+
+def _identity(instruction: Instruction) -> str:
+    match instruction.payload:
+        case SignedDescriptor() as signed:
+            return identity_name(signed.descriptor.identity)
+        case RoundTask() as task:
+            return f"{task.run_id}/{task.round}"
+        case RoundClosed() as closed:
+            return f"{closed.record.run_id}/{closed.record.round}"
+        case _:
+            return "" if instruction.identity is None else identity_name(instruction.identity)
