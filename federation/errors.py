@@ -5,7 +5,8 @@
     ├── LayoutError     tensors or vectors that do not fit the agreed layout
     ├── AdapterError    published adapter bytes that are not a well-formed adapter
     ├── ChainError      a task, record or chain of records that does not verify
-    └── UpdateError     a published update that does not follow from the published sum
+    ├── UpdateError     a published update that does not follow from the published sum
+    └── TranscriptError a transcript of an aggregation that does not verify; names the check
 
 Messages name public facts only (names, shapes, rounds, digests), never a private value.
 """
@@ -13,6 +14,7 @@ Messages name public facts only (names, shapes, rounds, digests), never a privat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 
 class FederationError(Exception):
@@ -45,3 +47,35 @@ class ChainError(FederationError):
 
 class UpdateError(FederationError):
     """The published adapter does not follow from the previous one and the sum."""
+
+
+class TranscriptCheck(StrEnum):
+    """The checks of a transcript, in the order in which they are made."""
+
+    FORMAT = "format"
+    ROSTER = "roster"
+    DESCRIPTOR = "descriptor"
+    BUNDLES = "bundles"
+    CTX = "ctx"
+    SHARE_HEADERS = "share_headers"
+    MEMBERS = "members"
+    SURVIVORS = "survivors"
+    UPLOAD_HEADERS = "upload_headers"
+    AGREEMENTS = "agreements"
+    RECORD = "record"
+    RECORD_SURVIVORS = "record_survivors"
+    RECORD_DESCRIPTOR = "record_descriptor"
+    PARENT = "parent"
+    SUM = "sum"
+
+
+class TranscriptError(FederationError):
+    """A transcript does not verify.
+
+    Attributes:
+        check: The first check that failed.
+    """
+
+    def __init__(self, check: TranscriptCheck, text: str) -> None:
+        self.check = check
+        super().__init__(f"{check.value}: {text}")

@@ -21,9 +21,14 @@ variance of the noise in the sum, and S = mean ‖Δ_k‖² from the block:
 
     m = ‖Δ̄‖² − E        κ = m / S        ζ̂² = S − m        Var m = 4·m·E/d + 2·E²/d
 
-(the variance of a noncentral χ² with d degrees of freedom). κ is 1 if all silos moved alike and 1/K
-if their moves were orthogonal. ``Estimate.reportable`` is NaN, "below noise", where the standard
-error exceeds the figure.
+(the variance of a noncentral χ² with d degrees of freedom: Johnson, Kotz and Balakrishnan,
+"Continuous Univariate Distributions" 2, 1995, section 29.4). κ is 1 if all silos moved alike and
+1/K if their moves were orthogonal. Noise of the delta and noise of the block are independent, so
+the delta method (Casella and Berger, "Statistical Inference", 2002, section 5.5.4) gives
+
+    Var ζ̂² = Var m + Var S        Var κ = (Var m + κ²·Var S)/S²        sd ‖Δ̄‖ = sd(m)/(2·‖Δ̄‖)
+
+``Estimate.reportable`` is NaN, "below noise", where the standard error exceeds the figure.
 
 Covered: the above. Not covered: rounding to the grid, which inflates ‖Δ̄‖² by less than 0.1 % at the
 resolutions that ``dp.grid`` accepts and is not part of the standard errors; grid and noise of the
@@ -35,14 +40,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dp.metrics_block import Estimate
-from federation.aggregate.server_step import Int64Vector
+from federation.adapter import Buffer, tiles
+from federation.aggregate.server_step import SignedVector
 from federation.errors import LayoutError, UpdateError
 from federation.plan import Plan
 from secagg import bounds
@@ -60,26 +66,44 @@ def encode_sum(total: npt.NDArray[np.integer]) -> bytes:
     Raises:
         UpdateError: If an element is outside 32 bits, which the no-wrap bound excludes.
     """
-    narrow = signed_sum(total).astype("<i4")
-    if not np.array_equal(narrow, total):
-        raise UpdateError("the sum has an element outside 32 bits")
-    return narrow.tobytes()
+    return b"".join(_sum_parts(total))
 
 
-def sum_sha256(sum_bytes: bytes) -> bytes:
+def sum_sha256(sum_bytes: Buffer) -> bytes:
     """What a record calls a published sum."""
     return hashlib.sha256(sum_bytes).digest()
 
 
-def signed_sum(total: npt.NDArray[np.integer]) -> Int64Vector:
-    """The sum as int64.
+def digest_of_sum(total: npt.NDArray[np.integer]) -> bytes:
+    """``sum_sha256(encode_sum(total))`` without the bytes in one piece.
+
+    Raises:
+        UpdateError: As ``encode_sum``.
+    """
+    digest = hashlib.sha256()
+    for part in _sum_parts(total):
+        digest.update(part)
+    return digest.digest()
+
+
+def _sum_parts(total: npt.NDArray[np.integer]) -> Iterator[bytes]:
+    signed = signed_sum(total)
+    for tile in tiles(signed):
+        narrow = signed[tile].astype("<i4")
+        if not np.array_equal(narrow, signed[tile]):
+            raise UpdateError("the sum has an element outside 32 bits")
+        yield narrow.tobytes()
+
+
+def signed_sum(total: npt.NDArray[np.integer]) -> SignedVector:
+    """The same sum, known to be signed.
 
     Raises:
         UpdateError: If it is no vector of signed integers; ring elements must be lifted first.
     """
     if total.ndim != 1 or not np.issubdtype(total.dtype, np.signedinteger):
         raise UpdateError(f"a sum is a vector of signed integers, got {total.dtype} {total.shape}")
-    return total.astype(np.int64, copy=False)
+    return cast("SignedVector", total)
 
 
 class MetricsNames(NamedTuple):
@@ -157,6 +181,17 @@ def agreement(
         UpdateError: If an argument is out of range.
     """
     return _quotient(_denoised(mean_sq, noise_energy, dimension), norm_sq)
+
+
+def update_norm(mean_sq: float, noise_energy: float, *, dimension: int) -> Estimate:
+    """‖Δ̄‖, the noise included, and how much the noise alone makes it vary.
+
+    First order: sd(‖Δ̄‖) = sd(‖Δ̄‖²)/(2·‖Δ̄‖). Arguments and errors are those of ``agreement``.
+    """
+    moved = _denoised(mean_sq, noise_energy, dimension)
+    norm = math.sqrt(mean_sq)
+    error = moved.standard_error / (2.0 * norm) if norm > 0.0 else 0.0
+    return Estimate(mean=norm, standard_error=error)
 
 
 def heterogeneity(

@@ -33,16 +33,22 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from federation.adapter import adapter_sha256, decode_adapter, encode_adapter
+from federation.adapter import (
+    Buffer,
+    adapter_header,
+    adapter_sha256,
+    decode_adapter,
+    tiles,
+)
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import Matrix, rademacher, resting_scale
 from federation.aggregate.rolora import RoLoRA, trained_factor
-from federation.aggregate.server_step import Float64Vector, mean_of_sum
+from federation.aggregate.server_step import Mean, MeanOfSum
 from federation.errors import AdapterError, LayoutError, UpdateError
 from federation.layout import Layout, LoraPair, Tensors
 from federation.plan import Plan
 from federation.record import AdapterRecord
-from federation.sums import encode_sum, signed_sum, sum_sha256
+from federation.sums import digest_of_sum, signed_sum
 from secagg import canonical
 
 TOLERANCE: Final = 1e-5
@@ -55,11 +61,13 @@ def verify_update(
     *,
     plan: Plan,
     record: AdapterRecord,
-    previous: bytes,
+    previous: Buffer,
     total: npt.NDArray[np.integer],
-    published: bytes,
+    published: Buffer,
 ) -> None:
     """Check that a published adapter follows from the previous one and the sum.
+
+    All three may be memory maps; without the gauge no second copy of any of them is made.
 
     Args:
         plan: The run's plan.
@@ -78,15 +86,11 @@ def verify_update(
         tensors = decode_adapter(previous, max_bytes=len(previous))
         aggregator = plan.aggregator(Layout.from_tensors(tensors))
         mean = _mean(plan, aggregator, record, total)
-        expected = aggregator.apply_ungauged(tensors, mean, record.round)
+        adopted = _decode_published(published, aggregator.layout)
         if not plan.aggregation.gauge:
-            if encode_adapter(expected) != published:
-                raise UpdateError("the published adapter is not the recomputed one, byte for byte")
+            _require_recomputed(aggregator, tensors, mean, record.round, adopted)
             return
-        adopted = decode_adapter(published, max_bytes=len(previous))
-        aggregator.layout.require(adopted)
-        if encode_adapter(adopted) != published:
-            raise UpdateError("the published adapter is not in the one published encoding")
+        expected = aggregator.apply_ungauged(tensors, mean, record.round)
     except (AdapterError, LayoutError) as error:
         raise UpdateError(f"the update cannot be verified: {error}") from error
     seed = canonical.digest(PROBE_DOMAIN, record.descriptor_sha256, record.adapter_sha256)
@@ -107,24 +111,56 @@ class _Factors(NamedTuple):
 
 
 def _require_digests(
-    record: AdapterRecord, previous: bytes, total: npt.NDArray[np.integer], published: bytes
+    record: AdapterRecord, previous: Buffer, total: npt.NDArray[np.integer], published: Buffer
 ) -> None:
     for what, digest, expected in (
         ("previous adapter", adapter_sha256(previous), record.parent_sha256),
         ("published adapter", adapter_sha256(published), record.adapter_sha256),
-        ("published sum", sum_sha256(encode_sum(total)), record.sum_sha256),
+        ("published sum", digest_of_sum(total), record.sum_sha256),
     ):
         if digest != expected:
             raise UpdateError(f"the {what} is not the one that the record names")
 
 
+def _decode_published(published: Buffer, layout: Layout) -> dict[str, npt.NDArray[np.float32]]:
+    """The published tensors, if they are the layout's and in the one published encoding.
+
+    The header fixes the encoding: a file that begins with ours has its tensors where ours are.
+    """
+    header = adapter_header(layout)
+    adopted = decode_adapter(published, max_bytes=len(header) + 4 * layout.dimension)
+    layout.require(adopted)
+    if memoryview(published)[: len(header)] != header:
+        raise UpdateError("the published adapter is not in the one published encoding")
+    return adopted
+
+
+def _require_recomputed(
+    aggregator: Aggregator, tensors: Tensors, mean: Mean, round_number: int, adopted: Tensors
+) -> None:
+    """Compare with the recomputed update bit for bit, so that one zero is not the other."""
+    still = {spec.name: tensors[spec.name] for spec in aggregator.layout.specs}
+    for tile in aggregator.moved_tiles(tensors, mean, round_number):
+        still.pop(tile.spec.name, None)
+        _require_bits(tile.values, adopted[tile.spec.name].reshape(-1)[tile.place])
+    for name, tensor in still.items():
+        flat, published = tensor.reshape(-1), adopted[name].reshape(-1)
+        for place in tiles(flat):
+            _require_bits(flat[place], published[place])
+
+
+def _require_bits(expected: npt.NDArray[np.float32], published: npt.NDArray[np.float32]) -> None:
+    if not np.array_equal(expected.view(np.uint32), published.view(np.uint32)):
+        raise UpdateError("the published adapter is not the recomputed one, byte for byte")
+
+
 def _mean(
     plan: Plan, aggregator: Aggregator, record: AdapterRecord, total: npt.NDArray[np.integer]
-) -> Float64Vector:
+) -> MeanOfSum:
     dimension = aggregator.shared_layout(record.round).dimension
     if total.size < dimension:
         raise UpdateError(f"the sum has {total.size} elements, the round shares {dimension}")
-    return mean_of_sum(
+    return MeanOfSum(
         signed_sum(total)[:dimension],
         scale=plan.privacy.grid / plan.privacy.clip_l2,
         count=len(record.survivors),

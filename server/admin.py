@@ -29,6 +29,7 @@ from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
 from federation.invite import SILO_ID, Invite, silo_spiffe_uri
 from federation.plan import Plan
+from federation.transcript_file import transcript_to_proto
 from secagg.errors import MalformedMessageError, SecAggError
 from secagg.parameters import threshold
 from secagg.roster import Roster, RosterEntry, root_key_sha256, verify_roster
@@ -42,6 +43,7 @@ from server.pki import CertificateAuthority
 from server.roster_file import propose, roster_message
 from server.status import run_summary
 from server.store import Store
+from server.transcripts import build_transcript
 
 __all__ = ["AdminContext", "AdminService", "RunConductor"]
 
@@ -275,9 +277,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncIterator[pb.GetAdapterResponse]:
         """Published bytes by digest, in chunks."""
         _ = context
-        content = self._context.blobs.get(request.adapter_sha256)
+        for chunk in self._context.blobs.chunks(request.adapter_sha256):
+            yield pb.GetAdapterResponse(content=chunk)
+
+    async def GetTranscript(
+        self, request: pb.GetTranscriptRequest, context: Context
+    ) -> AsyncIterator[pb.GetTranscriptResponse]:
+        """The public part of an attempt, in chunks."""
+        _ = context
+        transcript = build_transcript(
+            self._context.store, request.run_id, request.round, request.attempt
+        )
+        content = transcript_to_proto(transcript).SerializeToString()
         for start in range(0, len(content), CHUNK_BYTES):
-            yield pb.GetAdapterResponse(content=content[start : start + CHUNK_BYTES])
+            yield pb.GetTranscriptResponse(content=content[start : start + CHUNK_BYTES])
 
     async def TailAudit(
         self, request: pb.TailAuditRequest, context: Context

@@ -6,6 +6,9 @@ Ordered invariants:
 2. The mean is over the survivors, unweighted.
 3. The update is the plan's aggregation method and nothing else; every silo recomputes it.
 
+Memory: the previous adapter and the sum may be memory maps; beside them there is one copy of the
+tensors that the round moves, and tiles. The norm is accumulated in float64, tile by tile in order.
+
 Covered: one clipped vector per silo (`none`, `silo`). Not covered: per-step sums of record-level
 modes; a norm below the bound that is still poisoned.
 """
@@ -19,19 +22,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dp.metrics_block import Estimate, MetricsBlock
-from federation.adapter import decode_adapter, encode_adapter
-from federation.aggregate.server_step import mean_of_sum
+from federation.adapter import Buffer, adapter_parts, decode_adapter, tiles
+from federation.aggregate.server_step import MeanOfSum
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.sums import (
     UPDATE_NORM_SQ,
     agreement,
-    encode_sum,
     heterogeneity,
     success_ratios,
+    update_norm,
 )
-from secagg.decode import split_sum
+from secagg.decode import SignedVector, split_sum
 from secagg.descriptor import Descriptor
+from secagg.prg import Vector
 from server.errors import QuarantinedSumError
 
 __all__ = ["Aggregated", "aggregate"]
@@ -43,15 +47,24 @@ NOISE_TAIL = 12.0
 class Aggregated:
     """What one released sum yields."""
 
-    adapter: bytes
-    """Published bytes of the next global adapter."""
-    sum_bytes: bytes
-    """The integer sum, delta then metrics block, as every silo verifies it."""
+    adapter: tuple[Buffer, ...]
+    """Published bytes of the next global adapter, in parts that follow each other."""
+    sum_bytes: memoryview
+    """The integer sum, delta then metrics block, as every silo verifies it: a view of the total."""
     descriptor_sha256: bytes
     update_norm: float
     """L2 norm of the mean update, in units of the delta; includes the noise."""
+    update_norm_error: float
+    """Standard error that the noise gives it; so for each ``_error`` below."""
     kappa: float
+    """Agreement of the silos; NaN below noise."""
+    kappa_error: float
     zeta_sq: float
+    """Spread of the silos' moves; NaN below noise."""
+    zeta_sq_error: float
+    silo_norm_sq: float
+    """Mean of the silos' squared norms, from the metrics block; NaN below noise."""
+    silo_norm_sq_error: float
     success: Mapping[str, Estimate] = field(default_factory=dict)
     """Family to success ratio and its standard error."""
 
@@ -59,8 +72,8 @@ class Aggregated:
 def aggregate(
     *,
     plan: Plan,
-    previous: bytes,
-    total: np.ndarray,
+    previous: Buffer,
+    total: Vector,
     descriptor: Descriptor,
     survivors: tuple[str, ...],
 ) -> Aggregated:
@@ -76,37 +89,53 @@ def aggregate(
     Raises:
         QuarantinedSumError: the sum is larger than honest silos can make it.
         UpdateError: the update is not finite.
+        AdapterError: the previous adapter's bytes are not one.
     """
     decoded = split_sum(total, descriptor)
     count = len(survivors)
-    delta_sum = decoded.delta.astype(np.int64)
-    _require_possible(delta_sum, descriptor, count)
-    metrics_sum = decoded.metrics.astype(np.int64)
+    sum_sq = _squared_norm(decoded.delta)
+    _require_possible(math.sqrt(sum_sq), descriptor, count)
     layout = descriptor.metrics
     estimates = MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid).decode(
-        metrics_sum, count, layout.sigma * math.sqrt(count)
+        decoded.metrics.astype(np.int64), count, layout.sigma * math.sqrt(count)
     )
-    mean = mean_of_sum(delta_sum, scale=descriptor.scale, count=count)
-    mean_sq = float(mean @ mean)
+    mean = MeanOfSum(decoded.delta, scale=descriptor.scale, count=count)
+    mean_sq = sum_sq / (descriptor.scale * count) ** 2
     noise_energy = descriptor.dimension * (descriptor.noise_sigma / descriptor.scale) ** 2 / count
     tensors = decode_adapter(previous, max_bytes=len(previous))
     updated = plan.aggregator(Layout.from_tensors(tensors)).apply(
         tensors, mean, descriptor.identity.round
     )
     norm_sq, d = estimates[UPDATE_NORM_SQ], descriptor.dimension
+    norm = update_norm(mean_sq, noise_energy, dimension=d)
+    kappa = agreement(mean_sq, noise_energy, norm_sq, dimension=d)
+    zeta_sq = heterogeneity(mean_sq, noise_energy, norm_sq, dimension=d)
     return Aggregated(
-        adapter=encode_adapter(updated),
-        sum_bytes=encode_sum(np.concatenate([delta_sum, metrics_sum])),
+        adapter=adapter_parts(updated),
+        # The centred lift changes no bit: the ring's bytes are the signed integers' bytes.
+        sum_bytes=total.data.cast("B").toreadonly(),
         descriptor_sha256=descriptor.sha256,
-        update_norm=math.sqrt(mean_sq),
-        kappa=agreement(mean_sq, noise_energy, norm_sq, dimension=d).reportable,
-        zeta_sq=heterogeneity(mean_sq, noise_energy, norm_sq, dimension=d).reportable,
+        update_norm=norm.mean,
+        update_norm_error=norm.standard_error,
+        kappa=kappa.reportable,
+        kappa_error=kappa.standard_error,
+        zeta_sq=zeta_sq.reportable,
+        zeta_sq_error=zeta_sq.standard_error,
+        silo_norm_sq=norm_sq.reportable,
+        silo_norm_sq_error=norm_sq.standard_error,
         success=success_ratios(estimates),
     )
 
 
-def _require_possible(delta_sum: np.ndarray, descriptor: Descriptor, count: int) -> None:
-    norm = math.sqrt(float(np.sum(delta_sum.astype(np.float64) ** 2)))
+def _squared_norm(delta_sum: SignedVector) -> float:
+    """Σ q² in grid units: float64 partial sums of tiles, added in the order of the tiles."""
+    total = 0.0
+    for tile in tiles(delta_sum):
+        total += float(np.sum(delta_sum[tile].astype(np.float64) ** 2))
+    return total
+
+
+def _require_possible(norm: float, descriptor: Descriptor, count: int) -> None:
     noise = descriptor.noise_sigma * math.sqrt(count * descriptor.dimension)
     bound = count * descriptor.vector_clip * descriptor.scale + NOISE_TAIL * max(noise, 1.0)
     if norm > bound:

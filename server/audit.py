@@ -60,6 +60,7 @@ class AuditEvent(StrEnum):
     ROUND_FINISHED = "round_finished"
     ROUND_STALLED = "round_stalled"
     ATTEMPT_ABORTED = "attempt_aborted"
+    ATTEMPT_RESUMED = "attempt_resumed"
 
 
 class AuditLog:

@@ -205,6 +205,11 @@ CATALOGUE: Final = MappingProxyType(
             Reason.UPLOAD_REFUSED,
             "ask GetUploadOffset and resume there",
         ),
+        errors.LostAttemptError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.ROUND_REFUSED,
+            "the attempt is over; poll for the next one",
+        ),
         errors.TooFewSilosError: _entry(
             StatusCode.FAILED_PRECONDITION,
             Reason.TOO_FEW_SILOS,

@@ -4,7 +4,8 @@ Invariants:
 
 1. One run is active at a time; a second start is refused with the name of the first.
 2. A submit token starts a run once: the same token answers with the same run.
-3. After a restart every run that was active goes on from its last signed record.
+3. After a restart every run that was active goes on from its last signed record, and in the attempt
+   that was open, before the first silo is answered.
 
 Covered: start, resume, abort, instructions, status. Not covered: several runs at once, pausing.
 """
@@ -28,7 +29,7 @@ from federation.forecast import forecast_plan, shared_dimension
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.record import AdapterRecord
-from secagg.descriptor import SignedDescriptor
+from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import SecAggError
 from secagg.messages import (
     BoxDelivery,
@@ -37,6 +38,8 @@ from secagg.messages import (
     Survivors,
 )
 from secagg.roster import SignedRoster
+from server.accumulator import clear_scratch
+from server.attempts import end_unfinished
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import CoordinatorError, RunError, UnknownRunError
@@ -44,6 +47,7 @@ from server.figures import RoundFigures
 from server.round import Attempt
 from server.run import RunDriver
 from server.status import watch_response
+from server.store.aggregations import AggregationRow
 from server.store.runs import RunState
 
 __all__ = ["Conductor"]
@@ -75,9 +79,12 @@ class Conductor:
         rows = self.context.store.runs.list()
         for row in rows:
             if row.state is RunState.RUNNING:
-                self._launch(row.run_id)
                 self.context.audit.append(AuditEvent.RUN_RESUMED, run=row.run_id)
+                driver = self._load(row.run_id)
+                self._reopen(driver)
+                self._launch(driver)
                 return
+        self._clear(keep=None)
         finished = [row for row in rows if row.state is RunState.FINISHED]
         if finished:
             try:
@@ -143,7 +150,7 @@ class Conductor:
             plan=plan_sha256.hex(),
             adapter=record.adapter_sha256.hex(),
         )
-        self._launch(run_id)
+        self._launch(self._load(run_id))
         return run_id
 
     @staticmethod
@@ -173,11 +180,28 @@ class Conductor:
         self.context.store.runs.set_state(run_id, RunState.ABORTED, "aborted by the admin")
         self.context.audit.append(AuditEvent.RUN_ABORTED, run=run_id)
         self.driver = None
+        self._clear(keep=None)
         self.context.changed.notify()
 
-    def _launch(self, run_id: str) -> None:
-        self.driver = self._load(run_id)
-        self._task = asyncio.create_task(self._drive(self.driver))
+    def _launch(self, driver: RunDriver) -> None:
+        self.driver = driver
+        self._task = asyncio.create_task(self._drive(driver))
+
+    def _reopen(self, driver: RunDriver) -> None:
+        """Let a run go on with the attempt that was open, and clear away all others."""
+        unfinished = self.context.store.aggregations.unfinished()
+        place = (driver.row.run_id, driver.next_round)
+        mine = [row for row in unfinished if (row.identity.run_id, row.identity.round) == place]
+        keep = mine[-1] if mine else None
+        self._clear(keep=keep)
+        if keep is not None:
+            driver.reopen(keep)
+
+    def _clear(self, keep: AggregationRow | None) -> None:
+        """End what nobody continues, and delete its secrets and files."""
+        end_unfinished(self.context, keep=None if keep is None else keep.identity)
+        if keep is None:
+            clear_scratch(self.context.scratch, keep=None)
 
     def _load(self, run_id: str) -> RunDriver:
         store = self.context.store
@@ -198,21 +222,36 @@ class Conductor:
         except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
             # A stop with a known reason is one line; only defects get a traceback.
             log.error("run_stopped", run=run_id, reason=str(error))  # noqa: TRY400
-            self.context.store.runs.set_state(run_id, RunState.FAILED, str(error))
-            self.context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=str(error))
+            self._stop(driver, str(error))
         except Exception:
             # The daemon must outlive a defect in one run, and the admin must see that it stopped.
             log.exception("run_crashed", run=run_id)
-            self.context.store.runs.set_state(run_id, RunState.FAILED, "internal error: see log")
-            self.context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason="internal error")
+            self._stop(driver, "internal error: see log")
         finally:
             self.context.changed.notify()
+
+    def _stop(self, driver: RunDriver, reason: str) -> None:
+        """Show that a run stopped, and why; nothing of its attempt is kept."""
+        run_id = driver.row.run_id
+        self.context.store.runs.set_state(run_id, RunState.FAILED, reason)
+        self.context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=reason)
+        driver.attempt = None
+        try:
+            self._clear(keep=None)
+        except CoordinatorError as error:
+            # The next start clears it.
+            log.warning("attempt_not_cleared", run=run_id, reason=str(error))
 
     # What a silo is told --------------------------------------------------------------------------
 
     def attempt(self) -> Attempt:
         """The aggregation that is open now."""
         return self._require_driver().active_attempt()
+
+    def released(self, identity: AggregationId) -> bool:
+        """Whether the sum of this aggregation is out, so that nothing more is needed for it."""
+        rows = self.context.store.aggregations.released(identity.run_id, identity.round)
+        return identity in {row.identity for row in rows}
 
     def require_run(self, run_id: str) -> RunDriver:
         """The active run, which must be this one."""

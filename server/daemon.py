@@ -117,11 +117,12 @@ async def _serve(config: CoordinatorConfig) -> None:
         checks={"database": store.check_writable},
         refresh=lambda: _refresh(store, metrics, audit, liveness),
     )
+    audit.append(AuditEvent.COORDINATOR_STARTED)
+    # Before the ports open: a silo that is told of no attempt leaves the one it is in.
+    conductor.resume()
     await rounds.start()
     await enrolment.start()
     probes.start()
-    audit.append(AuditEvent.COORDINATOR_STARTED)
-    conductor.resume()
     log.info("coordinator_started", listen=config.listen, enrol_listen=config.enrol_listen)
     await _until_signalled()
     await conductor.close()

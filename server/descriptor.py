@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dp.grid import Grid
 from dp.metrics_block import MetricsBlock
 from dp.share import per_silo_sigma
-from federation.adapter import decode_adapter
+from federation.adapter import Buffer, decode_adapter
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.sums import metrics_layout
@@ -42,7 +42,7 @@ def build_descriptor(
     plan_sha256: bytes,
     roster: SignedRoster,
     ready: Mapping[str, tuple[str, ...]],
-    adapter: bytes,
+    adapter: Buffer,
     adapter_sha256: bytes,
     now_unix_s: int,
 ) -> Descriptor:

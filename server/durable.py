@@ -10,7 +10,7 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["private_directory", "write_durably"]
+__all__ = ["private_directory", "sync_directory", "write_durably"]
 
 
 def private_directory(path: Path) -> Path:
@@ -47,10 +47,11 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the entries of a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -32,6 +32,7 @@
         ├── WrongPhaseError            another phase
         ├── ForeignMessageError        sent with another silo's certificate
         ├── UploadError                truncated, extended or altered bytes
+        ├── LostAttemptError           an open attempt cannot be continued after a restart
         └── TooFewSilosError           fewer than max(t, n_min) answered
 
 A servicer raises; ``server/answers.py`` answers with the gRPC code, and puts the stable reason and
@@ -54,6 +55,7 @@ __all__ = [
     "ExpiredInviteError",
     "ForeignFederationError",
     "ForeignMessageError",
+    "LostAttemptError",
     "NotPublishedError",
     "PkiError",
     "PossessionProofError",
@@ -195,6 +197,10 @@ class ForeignMessageError(RoundError):
 
 class UploadError(RoundError):
     """The upload's bytes are truncated, extended or altered."""
+
+
+class LostAttemptError(RoundError):
+    """An open attempt cannot be continued after a restart."""
 
 
 class TooFewSilosError(RoundError):

@@ -10,6 +10,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 
+from server.aggregation import Aggregated
 from server.round import Phase
 
 __all__ = ["RoundFigures"]
@@ -31,12 +32,34 @@ class RoundFigures:
     success: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Family to success ratio and its standard error, from the masked sum."""
     update_norm: float = math.nan
+    """‖Δ̄‖, noise included."""
+    update_norm_error: float = math.nan
+    """Standard error, as for each ``_error`` below."""
     agreement: float = math.nan
     """κ, NaN below noise."""
+    agreement_error: float = math.nan
     heterogeneity: float = math.nan
     """ζ̂², NaN below noise."""
+    heterogeneity_error: float = math.nan
+    silo_norm_sq: float = math.nan
+    """Mean of the silos' ‖Δ_i‖², NaN below noise."""
+    silo_norm_sq_error: float = math.nan
     outcome: str = ""
     adapter_sha256: bytes = b""
+
+    def take(self, result: Aggregated) -> None:
+        """Take the sum's figures over."""
+        self.success = {
+            family: (ratio.mean, ratio.standard_error) for family, ratio in result.success.items()
+        }
+        self.update_norm = result.update_norm
+        self.update_norm_error = result.update_norm_error
+        self.agreement = result.kappa
+        self.agreement_error = result.kappa_error
+        self.heterogeneity = result.zeta_sq
+        self.heterogeneity_error = result.zeta_sq_error
+        self.silo_norm_sq = result.silo_norm_sq
+        self.silo_norm_sq_error = result.silo_norm_sq_error
 
     def to_json(self) -> str:
         """For the store."""

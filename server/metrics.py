@@ -92,6 +92,9 @@ class CoordinatorMetrics:
         self.upload_resumes = Counter(
             "chorale_upload_resumes", "Uploads resumed at an offset.", registry=reg
         )
+        self.attempts_resumed = Counter(
+            "chorale_attempts_resumed", "Attempts continued after a restart.", registry=reg
+        )
         self.dropouts = Counter(
             "chorale_secagg_dropouts", "Silos lost in an attempt.", ["stage"], registry=reg
         )

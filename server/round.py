@@ -2,7 +2,7 @@
 
 A visible state machine around the pure protocol states of ``secagg.server``: it decides who is
 waited for, when a phase closes, and what each silo is told. It knows no gRPC, no database and no
-clock; ``server/conductor.py`` gives it time and writes its phases down.
+clock; ``server/attempts.py`` gives it time, and a journal writes down what happens.
 
 Invariants:
 
@@ -11,9 +11,13 @@ Invariants:
 2. A message of another identity, phase or sender is a typed error and changes nothing.
 3. A silo that misses a phase is dropped: it is told ``Aborted`` and is not waited for again.
 4. After the survivors were declared the attempt can only be finished or skipped, never retried.
+5. What was accepted is in the journal before the caller may acknowledge it, and a phase is closed
+   there before anybody sees what follows. The same messages and closed phases make the same
+   attempt again (``replay``): same U1, U2, U3, same drop-outs, same answers to the silos.
 
-Covered: drop-outs at every step up to n - t, late and repeated messages. Not covered here: what a
-malicious coordinator does, which the silos check (``secagg/client``).
+Covered: drop-outs at every step up to n - t, late and repeated messages, a coordinator that stops
+at any instant. Not covered here: what a malicious coordinator does, which the silos check
+(``secagg/client``).
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,6 +42,7 @@ from secagg.messages import (
     Survivors,
     UnmaskingShares,
 )
+from secagg.prg import DEFAULT_THREADS, MaskStreams
 from secagg.roster import SignedRoster
 from secagg.server import (
     CollectBundles,
@@ -49,6 +53,8 @@ from secagg.server import (
 )
 from server.accumulator import Accumulator, Upload
 from server.errors import TooFewSilosError, WrongPhaseError, WrongRoundError
+from server.history import History, Journal, SiloMessage
+from server.phase import STEPS, Phase
 
 __all__ = ["STEPS", "Attempt", "Instruction", "Phase"]
 
@@ -57,27 +63,6 @@ CollectorT = TypeVar(
     "CollectorT", CollectBundles, CollectShares, CollectConsistency, CollectUnmasking
 )
 
-
-class Phase(StrEnum):
-    """Where a round is; the names are the protocol's own."""
-
-    TRAINING = "training"
-    ADVERTISE_KEYS = "advertise_keys"
-    SHARE_KEYS = "share_keys"
-    MASKED_INPUT = "masked_input"
-    CONSISTENCY_CHECK = "consistency_check"
-    UNMASK = "unmask"
-    AGGREGATE = "aggregate"
-    FINISHED = "finished"
-
-
-STEPS = (
-    Phase.ADVERTISE_KEYS,
-    Phase.SHARE_KEYS,
-    Phase.MASKED_INPUT,
-    Phase.CONSISTENCY_CHECK,
-    Phase.UNMASK,
-)
 
 Message = SignedDescriptor | KeyBundles | BoxDelivery | Survivors | ConsistencySignatures
 State = CollectBundles | CollectShares | CollectMaskedInputs | CollectConsistency | CollectUnmasking
@@ -109,6 +94,7 @@ class Attempt:
         descriptor: SignedDescriptor,
         roster: SignedRoster,
         accumulator: Accumulator,
+        journal: Journal,
     ) -> None:
         self.descriptor = descriptor
         self.identity: AggregationId = descriptor.descriptor.identity
@@ -120,10 +106,57 @@ class Attempt:
         self.received_bytes = 0
         self.lock = asyncio.Lock()
         self._accumulator = accumulator
+        self._journal = journal
+        self._collected = False
         self._inbox = _Inbox()
         self._taken: dict[tuple[type[State], str], Any] = {}
         self._state: State = protocol.open(descriptor, roster)
         self._messages: Mapping[str, Message] = dict.fromkeys(self.cohort, descriptor)
+
+    def replay(self, history: History) -> None:
+        """Take in what was accepted before a restart; nothing is written down again.
+
+        Raises:
+            SecAggError: the journal does not fit the descriptor.
+            UploadError: the accumulator does not.
+        """
+        by_state: dict[type[State], list[SiloMessage]] = {}
+        for message in history.messages:
+            by_state.setdefault(_STATE_OF[type(message)], []).append(message)
+        for number in range(len(STEPS)):
+            kind = type(self._state)
+            for message in by_state.get(kind, ()):
+                self._remember(message)
+            closed = number < history.phases_closed
+            if kind is CollectMaskedInputs:
+                self._replay_uploads(history.folded, closed=closed)
+            if not closed:
+                return
+            self._go_on()
+
+    def _remember(self, message: SiloMessage) -> None:
+        state: Any = self._state
+        if isinstance(message, MaskedInputHeader):
+            state.expect(message)
+            self._inbox.headers[message.silo_id] = message
+            return
+        state.receive(message)
+        self._taken[type(state), _sender(message)] = message
+
+    def _replay_uploads(self, folded: tuple[str, ...], *, closed: bool) -> None:
+        state = self._expect(self.identity, CollectMaskedInputs)
+        for silo_id in folded:
+            header = self._inbox.headers[silo_id]
+            state.completed(silo_id, header.masked_sha256)
+            self.received_bytes += header.length_bytes
+        unfolded = frozenset(self._inbox.headers) - frozenset(folded)
+        self._accumulator.keep_spools(frozenset() if closed else unfolded)
+        for silo_id in sorted(unfolded):
+            if closed:
+                # Too late: no upload of it may look as if it were in the sum.
+                del self._inbox.headers[silo_id]
+            else:
+                self._open_spool(self._inbox.headers[silo_id])
 
     # What the silos are told -------------------------------------------------------------------
 
@@ -161,15 +194,33 @@ class Attempt:
             raise WrongPhaseError("this upload is already complete")
         if known is not None:
             raise WrongPhaseError("a second, different upload for one aggregation is refused")
+        self._journal.accepted(header)
+        upload = self._open_spool(header)
+        self._inbox.headers[header.silo_id] = header
+        return upload
+
+    def _open_spool(self, header: MaskedInputHeader) -> Upload:
         upload = self._accumulator.open_upload(
             header.silo_id, length_bytes=header.length_bytes, sha256=header.masked_sha256
         )
-        self._inbox.headers[header.silo_id] = header
         self._inbox.uploads[header.silo_id] = upload
         return upload
 
+    def fold_queued(self, silo_id: str) -> bool:
+        """Whether a fold of this silo's upload is running or waits for ``lock``."""
+        upload = self._inbox.uploads.get(silo_id)
+        return upload is not None and upload.queued
+
+    def whole_uploads(self) -> Mapping[str, Upload]:
+        """What is all here and not in the sum, by silo: a restart interrupted its fold."""
+        return {s: upload for s, upload in self._inbox.uploads.items() if upload.complete}
+
     def upload_offset(self, identity: AggregationId, silo_id: str) -> int:
-        """How many bytes of this silo's upload are here; the full length once it is folded."""
+        """How many bytes of this silo's upload are here; the full length once it is folded.
+
+        Of bytes that are all here but not in the sum, the last chunk is forgotten, so that the
+        silo's next stream ends with the fold.
+        """
         header = self._inbox.headers.get(silo_id)
         if identity == self.identity and header is not None:
             upload = self._inbox.uploads.get(silo_id)
@@ -179,8 +230,10 @@ class Attempt:
         self._expect(identity, CollectMaskedInputs)
         if header is None:
             return 0
-        upload = self._inbox.uploads.get(silo_id)
-        return header.length_bytes if upload is None else upload.received_bytes
+        upload = self._inbox.uploads[silo_id]
+        if upload.complete and not upload.queued:
+            upload.rewind()
+        return upload.received_bytes
 
     def fold_upload(self, identity: AggregationId, silo_id: str) -> None:
         """R2, end: fold the finished upload; a repeat changes nothing.
@@ -192,7 +245,7 @@ class Attempt:
         upload = self._inbox.uploads.get(silo_id)
         if upload is None:
             return
-        self._accumulator.fold(upload)
+        self._accumulator.fold(upload, lambda generation: self._journal.folded(silo_id, generation))
         del self._inbox.uploads[silo_id]
         self.received_bytes += upload.length_bytes
         state.completed(silo_id, self._inbox.headers[silo_id].masked_sha256)
@@ -224,28 +277,12 @@ class Attempt:
                 f"{self.phase}: {len(self.active - self.waiting_for)} of {len(self.cohort)} silos "
                 "answered in time, which is too few to go on"
             )
-        # R3 and R4 losses are drop-outs of the protocol, not of the sum: U3 stays what it is.
-        self._drop_waited_for()
-        match state:
-            case CollectBundles():
-                self._state, bundles = state.close()
-                self._messages = dict.fromkeys(self.active, bundles)
-            case CollectShares():
-                self._state, deliveries = state.close()
-                self._messages = deliveries
-            case CollectMaskedInputs():
-                self._state, survivors = state.close()
-                self.survivors = tuple(sorted(header.silo_id for header in survivors.headers))
-                self._messages = dict.fromkeys(self.active, survivors)
-            case CollectConsistency():
-                self._state, signatures = state.close()
-                self._messages = dict.fromkeys(self.active, signatures)
-            case CollectUnmasking():
-                raise WrongPhaseError("the last phase ends with unmask(), not with close_phase()")
-        self.phase = STEPS[STEPS.index(self.phase) + 1]
+        if isinstance(state, CollectUnmasking):
+            raise WrongPhaseError("the last phase ends with unmask(), not with close_phase()")
+        self._go_on(self._journal)
 
-    def unmask(self) -> np.ndarray:
-        """Remove the masks; return the sum modulo 2^32 as uint32, in memory of its own.
+    def stop_collecting(self) -> None:
+        """Close the last phase: what is here now is what the sum is unmasked with.
 
         Raises:
             TooFewSilosError: fewer than t silos sent their shares.
@@ -255,18 +292,64 @@ class Attempt:
             raise WrongPhaseError(f"nothing to unmask in phase {self.phase}")
         if not state.ready:
             raise TooFewSilosError(f"{self.phase}: too few shares to unmask")
-        self._drop_waited_for()
-        state.finish().apply(self._accumulator.vector)
-        return np.array(self._accumulator.vector, dtype=np.uint32)
+        if not self._collected:
+            self._go_on(self._journal)
+
+    def _go_on(self, journal: Journal | None = None) -> None:
+        """Move to what follows the current phase, once the journal says that it is closed."""
+        state, phase = self._state, self.phase
+        following: State = state
+        messages = self._messages
+        survivors = self.survivors
+        # R3 and R4 losses are drop-outs of the protocol, not of the sum: U3 stays what it is.
+        missing = self.waiting_for
+        active = self.active - missing
+        match state:
+            case CollectBundles():
+                following, bundles = state.close()
+                messages = dict.fromkeys(active, bundles)
+            case CollectShares():
+                following, messages = state.close()
+            case CollectMaskedInputs():
+                following, declared = state.close()
+                survivors = tuple(sorted(header.silo_id for header in declared.headers))
+                messages = dict.fromkeys(active, declared)
+            case CollectConsistency():
+                following, signatures = state.close()
+                messages = dict.fromkeys(active, signatures)
+        if journal is not None:
+            journal.closed(phase)
+        self._state, self._messages, self.survivors = following, messages, survivors
+        self.active = active
+        self.dropped.update(dict.fromkeys(sorted(missing), phase))
+        if phase is STEPS[-1]:
+            self._collected = True
+        else:
+            self.phase = STEPS[STEPS.index(phase) + 1]
+
+    def unmask(self) -> np.ndarray:
+        """Remove the masks; the committed sum stays, so that a restart can do it again.
+
+        Returns:
+            The sum modulo 2^32: a read-only map of uint32, valid also after :meth:`close`.
+
+        Raises:
+            TooFewSilosError: fewer than t silos sent their shares.
+        """
+        self.stop_collecting()
+        state = self._state
+        if not isinstance(state, CollectUnmasking):
+            raise WrongPhaseError(f"nothing to unmask in phase {self.phase}")
+        unmasking = state.finish()
+        # Tile by tile from file to file: a map of both would count as memory.
+        with MaskStreams(
+            unmasking.masks, words=unmasking.words, threads=DEFAULT_THREADS
+        ) as streams:
+            return self._accumulator.release(streams.apply)
 
     def close(self) -> None:
         """Delete spools and accumulator."""
         self._accumulator.close()
-
-    def _drop_waited_for(self) -> None:
-        missing = self.waiting_for
-        self.dropped.update(dict.fromkeys(sorted(missing), self.phase))
-        self.active -= missing
 
     def _take(
         self, identity: AggregationId, kind: type[CollectorT], silo_id: str, message: Any
@@ -279,11 +362,26 @@ class Attempt:
         if identity == self.identity and self._taken.get((kind, silo_id)) == message:
             return
         self._expect(identity, kind).receive(message)
+        # A failed write leaves the message to be repeated: the state takes the same one again.
+        self._journal.accepted(message)
         self._taken[kind, silo_id] = message
 
     def _expect(self, identity: AggregationId, kind: type[StateT]) -> StateT:
         if identity != self.identity:
             raise WrongRoundError(f"this is {self.identity}, the message is for {identity}")
-        if not isinstance(self._state, kind):
+        if not isinstance(self._state, kind) or self._collected:
             raise WrongPhaseError(f"the round is in phase {self.phase}")
         return self._state
+
+
+_STATE_OF: dict[type[SiloMessage], type[State]] = {
+    KeyBundle: CollectBundles,
+    ShareBoxes: CollectShares,
+    MaskedInputHeader: CollectMaskedInputs,
+    ConsistencySignature: CollectConsistency,
+    UnmaskingShares: CollectUnmasking,
+}
+
+
+def _sender(message: SiloMessage) -> str:
+    return message.sender if isinstance(message, ShareBoxes) else message.silo_id

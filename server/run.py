@@ -4,16 +4,15 @@ Ordered invariants of a round:
 
 1. The signed RoundTask opens training; the round goes on when every silo that is alive has said
    ready or refused, or at the deadline with at least a quorum.
-2. The descriptor is built from the plan, the roster and the ready silos alone; c comes from the
-   roster and t from c and n.
-3. An attempt that fails before survivors were declared is followed by another with new keys, while
+2. An attempt that fails before survivors were declared is followed by another with new keys, while
    the plan's charged attempts still leave one for each round to come; one that fails later ends the
    round as skipped, the adapter unchanged.
-4. Each phase change is one durable transaction; each round ends with one signed record.
+3. Each phase change is one durable transaction; each round ends with one signed record, in the
+   transaction that ends its attempt.
 
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts between
-rounds, or in the middle of one (the attempt is keyed anew). Not covered: continuing the same
-attempt after a restart.
+rounds, or in the middle of one: the attempt that was open goes on (``server/attempts.py``). Not
+covered: several aggregations in one round.
 """
 
 from __future__ import annotations
@@ -27,18 +26,26 @@ from federation.errors import UpdateError
 from federation.plan import Plan
 from federation.record import AdapterRecord, RecordKind
 from federation.task import SURVIVORS_ALREADY_SIGNED, RoundTask
-from secagg.descriptor import AggregationId, sign_descriptor
+from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
-from server.accumulator import Accumulator
-from server.aggregation import Aggregated, aggregate
+from server.aggregation import Aggregated
+from server.attempts import Attempts
 from server.audit import AuditEvent
 from server.context import RunContext
-from server.descriptor import build_descriptor
 from server.epsilon import epsilon_spent
-from server.errors import QuarantinedSumError, RunError, TooFewSilosError, WrongRoundError
+from server.errors import (
+    LostAttemptError,
+    QuarantinedSumError,
+    RunError,
+    TooFewSilosError,
+    WrongRoundError,
+)
 from server.figures import RoundFigures
-from server.round import STEPS, Attempt, Phase
+from server.phase import STEPS, Phase
+from server.progress import Progress
+from server.round import Attempt
+from server.store.aggregations import AggregationOutcome, AggregationRow
 from server.store.runs import RunRow, RunState
 from server.training import Training
 
@@ -59,15 +66,27 @@ class RunDriver:
         self.records: list[AdapterRecord] = list(context.store.records.list(row.run_id))
         self.attempt: Attempt | None = None
         self.training: Training | None = None
-        self.current = RoundFigures(round=self.next_round)
         self.finished: list[RoundFigures] = []
         self._context = context
+        self._progress = Progress(row.run_id, context)
+        self._attempts = Attempts(
+            row=row, plan=plan, roster=roster, context=context, progress=self._progress
+        )
+        self._lost: AggregationId | None = None
+        """An attempt that a restart found beyond retry and beyond finishing."""
+        self._reopened = False
+        self._begin_round(0)
         self._silos = tuple(entry.silo_id for entry in roster.roster.entries)
 
     @property
     def head(self) -> AdapterRecord:
         """The newest record of the chain."""
         return self.records[-1]
+
+    @property
+    def current(self) -> RoundFigures:
+        """The round's figures so far."""
+        return self._progress.figures
 
     @property
     def next_round(self) -> int:
@@ -141,27 +160,66 @@ class RunDriver:
         self._context.audit.append(AuditEvent.RUN_FINISHED, run=self.row.run_id)
         self._context.changed.notify()
 
+    def reopen(self, row: AggregationRow) -> None:
+        """Go on with the attempt that was open when the coordinator stopped.
+
+        Called before any silo is answered: a silo that saw no attempt would leave it.
+        """
+        identity = row.identity
+        self._reopened = True
+        self._begin_round(identity.attempt)
+        try:
+            attempt = self._attempts.reopen(row)
+        except LostAttemptError as error:
+            phase = STEPS[min(row.phases_closed, len(STEPS) - 1)]
+            self._attempts.note_failure(identity, phase, error)
+            if row.survivors_declared:
+                self.current.outcome = "skipped"
+                self._lost = identity
+            else:
+                self._attempts.end(identity, AggregationOutcome.ABORTED)
+            return
+        self._adopt(attempt)
+        self._progress.recall(attempt.phase)
+
+    def _begin_round(self, attempt: int) -> None:
+        self._progress.begin_round(
+            self.next_round, attempt=attempt, adapter_sha256=self.head.adapter_sha256
+        )
+
     async def _round(self) -> None:
-        attempt_number = self._context.store.rounds.attempts(self.row.run_id, self.next_round)
-        self.current = RoundFigures(round=self.next_round, attempt=attempt_number)
-        self.current.adapter_sha256 = self.head.adapter_sha256
+        aggregated = None
+        reopened, self._reopened = self._reopened, False
+        if self.attempt is not None:
+            aggregated = await self._drive(self.attempt)
+        elif not reopened:
+            newest = self._context.store.aggregations.newest_attempt(
+                self.row.run_id, self.next_round
+            )
+            self._begin_round(newest)
+        if aggregated is None and self.current.outcome != "skipped":
+            aggregated = await self._new_attempts()
+        if aggregated is None:
+            self._skip_round()
+        else:
+            await self._close_round(aggregated)
+
+    async def _new_attempts(self) -> Aggregated | None:
+        """Open attempts until one yields a sum, or the round is over without."""
         spare = self.plan.rounds.charged_attempts - self.plan.rounds.count
-        for number in range(attempt_number + 1, attempt_number + 2 + spare):
+        first = self.current.attempt + 1
+        for number in range(first, first + 1 + spare):
             if not self._affordable():
                 break
             self.current.attempt = number
-            cohort = await self._await_ready(number)
-            if cohort is None:
+            ready = await self._await_ready(number)
+            if ready is None:
                 break
-            aggregated = await self._attempt(number, cohort)
-            if aggregated is not None:
-                with self._context.store.transaction():
-                    self._close_round(aggregated)
-                return
-            if self.current.outcome == "skipped":
-                break
-        with self._context.store.transaction():
-            self._skip_round()
+            attempt = self._attempts.open(number, ready, adapter_sha256=self.head.adapter_sha256)
+            aggregated = await self._drive(attempt)
+            if aggregated is not None or self.current.outcome == "skipped":
+                return aggregated
+        return None
 
     def _affordable(self) -> bool:
         """Whether this round may be charged once more: ε is stated for so many and no more."""
@@ -177,7 +235,7 @@ class RunDriver:
             now = self._context.clock()
             deadline = int(now) + self.plan.rounds.ready_deadline_s
             self.training = Training(task=self._sign_task(deadline))
-            self._enter(Phase.TRAINING, deadline, attempt_number)
+            self._progress.enter(Phase.TRAINING, deadline, attempt_number)
             while self._context.clock() < deadline:
                 waiting = [s for s in self.waiting_for if self._context.liveness.alive(s)]
                 if not waiting and len(self.training.ready) >= quorum:
@@ -185,7 +243,7 @@ class RunDriver:
                 if self.training.out_of_reach(self._silos, quorum):
                     break
                 await self._context.changed.wait(1.0)
-            self._leave()
+            self._progress.leave()
             if len(self.training.ready) >= quorum:
                 return dict(sorted(self.training.ready.items()))
             if self.training.out_of_reach(self._silos, quorum):
@@ -199,123 +257,76 @@ class RunDriver:
                 AuditEvent.ROUND_STALLED, run=self.row.run_id, round=self.current.round
             )
 
-    async def _attempt(self, number: int, ready: dict[str, tuple[str, ...]]) -> Aggregated | None:
-        context = self._context
-        descriptor = sign_descriptor(
-            build_descriptor(
-                identity=AggregationId(
-                    run_id=self.row.run_id,
-                    round=self.current.round,
-                    step=0,
-                    part=0,
-                    attempt=number,
-                ),
-                plan=self.plan,
-                plan_sha256=self.row.plan_sha256,
-                roster=self.roster,
-                ready=ready,
-                adapter=context.blobs.get(self.head.adapter_sha256),
-                adapter_sha256=self.head.adapter_sha256,
-                now_unix_s=int(context.clock()),
-            ),
-            context.signing_key,
-        )
-        accumulator = Accumulator(
-            context.scratch / self.row.run_id,
-            length=descriptor.descriptor.dimension + len(descriptor.descriptor.metrics.names),
-        )
-        context.store.rounds.set_descriptor(
-            self.row.run_id, self.current.round, number, descriptor.descriptor.signed_bytes()
-        )
-        attempt = Attempt(descriptor=descriptor, roster=self.roster, accumulator=accumulator)
-        self.current.cohort = tuple(sorted(attempt.cohort))
-        self.training = None
-        self.attempt = attempt
+    async def _drive(self, attempt: Attempt) -> Aggregated | None:
+        """Drive an attempt to its end; None when it failed."""
+        self._adopt(attempt)
         try:
-            await self._steps(attempt)
-            self._enter(Phase.AGGREGATE, context.clock() + 60, number)
-            total = await asyncio.to_thread(attempt.unmask)
-            aggregated = await asyncio.to_thread(
-                aggregate,
-                plan=self.plan,
-                previous=context.blobs.get(self.head.adapter_sha256),
-                total=total,
-                descriptor=descriptor.descriptor,
-                survivors=attempt.survivors,
-            )
+            aggregated = await self._attempts.drive(attempt)
         except (TooFewSilosError, QuarantinedSumError, SecAggError, UpdateError) as error:
-            self._note_abort(attempt, error)
+            self._progress.leave()
+            self._attempts.note_failure(attempt.identity, attempt.phase, error)
+            if attempt.may_retry:
+                self._attempts.end(attempt.identity, AggregationOutcome.ABORTED)
+                self.current.upload_bytes += attempt.received_bytes
+                self._leave_attempt(attempt)
+            else:
+                self.current.outcome = "skipped"
             return None
-        finally:
-            self._leave()
-            for phase in attempt.dropped.values():
-                context.metrics.dropouts.labels(stage=phase.value).inc()
-            self.current.upload_bytes += attempt.received_bytes
-            context.metrics.upload_bytes.inc(attempt.received_bytes)
-            attempt.close()
-            self.attempt = None
-            self._show_epsilon()
         self.current.survivors = attempt.survivors
         return aggregated
 
-    def _note_abort(self, attempt: Attempt, error: Exception) -> None:
-        context, phase = self._context, attempt.phase.value
-        few = isinstance(error, TooFewSilosError)
-        context.metrics.aborts.labels(reason=f"{'too_few' if few else 'refused'}_{phase}").inc()
-        context.audit.append(
-            AuditEvent.ATTEMPT_ABORTED,
-            run=self.row.run_id,
-            round=self.current.round,
-            attempt=attempt.identity.attempt,
-            reason=str(error),
-        )
-        log.warning("attempt_aborted", round=self.current.round, phase=phase, reason=str(error))
-        if not attempt.may_retry:
-            self.current.outcome = "skipped"
+    def _adopt(self, attempt: Attempt) -> None:
+        self.current.cohort = tuple(sorted(attempt.cohort))
+        self.current.attempt = attempt.identity.attempt
+        self.training = None
+        self.attempt = attempt
 
-    async def _steps(self, attempt: Attempt) -> None:
-        clock, phase_s = self._context.clock, self.plan.rounds.phase_deadline_s
-        for step in STEPS:
-            # Phases that closed early must not lengthen the wait for a silo lost in a later one.
-            deadline = min(attempt.deadline_unix_s(), clock() + phase_s)
-            self._enter(step, deadline, attempt.identity.attempt)
-            while attempt.waiting_for and clock() < deadline:
-                await self._context.changed.wait(min(1.0, deadline - clock()))
-            if step is not STEPS[-1]:
-                async with attempt.lock:
-                    attempt.close_phase()
-            self._leave()
-            self._context.changed.notify()
+    def _leave_attempt(self, attempt: Attempt) -> None:
+        """What is left to do once the end of an attempt is durable."""
+        self._attempts.clear(attempt)
+        self.attempt = None
+        self._show_epsilon()
 
     # Closing a round ------------------------------------------------------------------------------
 
-    def _close_round(self, result: Aggregated) -> None:
+    async def _close_round(self, result: Aggregated) -> None:
         blobs = self._context.blobs
         figures = self.current
-        adapter_sha256 = blobs.put(result.adapter)
-        self._append(
-            kind="aggregated",
-            adapter_sha256=adapter_sha256,
-            descriptor_sha256=result.descriptor_sha256,
-            sum_sha256=blobs.put(result.sum_bytes),
-            survivors=figures.survivors,
-        )
-        figures.success = {
-            family: (ratio.mean, ratio.standard_error) for family, ratio in result.success.items()
-        }
-        figures.update_norm = result.update_norm
-        figures.agreement = result.kappa
-        figures.heterogeneity = result.zeta_sq
-        self._finish("aggregated", adapter_sha256)
+        attempt = self.active_attempt()
+        adapter_sha256 = await asyncio.to_thread(blobs.put, result.adapter)
+        sum_sha256 = await asyncio.to_thread(blobs.put, result.sum_bytes)
+        figures.upload_bytes += attempt.received_bytes
+        figures.take(result)
+        with self._context.store.transaction():
+            self._attempts.end(attempt.identity, AggregationOutcome.RELEASED)
+            self._append(
+                kind="aggregated",
+                adapter_sha256=adapter_sha256,
+                descriptor_sha256=result.descriptor_sha256,
+                sum_sha256=sum_sha256,
+                survivors=figures.survivors,
+            )
+            self._finish("aggregated", adapter_sha256)
+        self._leave_attempt(attempt)
+        self._show_finished()
 
     def _skip_round(self) -> None:
-        self._append(
-            kind="skipped",
-            adapter_sha256=self.head.adapter_sha256,
-        )
-        self._finish("skipped", self.head.adapter_sha256)
+        attempt = self.attempt
+        over = self._lost if attempt is None else attempt.identity
+        if attempt is not None:
+            self.current.upload_bytes += attempt.received_bytes
+        with self._context.store.transaction():
+            if over is not None:
+                self._attempts.end(over, AggregationOutcome.SKIPPED)
+            self._append(kind="skipped", adapter_sha256=self.head.adapter_sha256)
+            self._finish("skipped", self.head.adapter_sha256)
+        self._lost = None
+        if attempt is not None:
+            self._leave_attempt(attempt)
+        self._show_finished()
 
     def _finish(self, outcome: str, adapter_sha256: bytes) -> None:
+        """The last part of the transaction that closes a round."""
         figures = self.current
         figures.outcome = outcome
         figures.phase = Phase.FINISHED
@@ -323,9 +334,6 @@ class RunDriver:
         self._context.store.rounds.finish(
             self.row.run_id, figures.round, figures.attempt, outcome, figures.to_json()
         )
-        self._context.metrics.observe_round(figures)
-        self.finished.append(figures)
-        self.training = None
         self._context.audit.append(
             AuditEvent.ROUND_FINISHED,
             run=self.row.run_id,
@@ -334,7 +342,13 @@ class RunDriver:
             adapter=adapter_sha256.hex(),
             survivors=list(figures.survivors),
         )
-        log.info("round_finished", round=figures.round, outcome=outcome)
+
+    def _show_finished(self) -> None:
+        figures = self.current
+        self._context.metrics.observe_round(figures)
+        self.finished.append(figures)
+        self.training = None
+        log.info("round_finished", round=figures.round, outcome=figures.outcome)
         self._context.changed.notify()
 
     # Durable steps --------------------------------------------------------------------------------
@@ -373,24 +387,6 @@ class RunDriver:
             adapter_sha256=self.head.adapter_sha256,
             ready_deadline_unix_s=deadline_unix_s,
         ).sign(self._context.signing_key)
-
-    def _enter(self, phase: Phase, deadline_unix_s: float, attempt: int) -> None:
-        figures, now = self.current, self._context.clock()
-        figures.phase, figures.phase_since_unix_s = phase, now
-        figures.deadline_unix_s, figures.attempt = deadline_unix_s, attempt
-        self._context.store.rounds.set_phase(
-            self.row.run_id, figures.round, attempt, phase.value, now
-        )
-        self._context.metrics.set_phase(phase.value)
-        self._context.changed.notify()
-
-    def _leave(self) -> None:
-        figures = self.current
-        spent = self._context.clock() - figures.phase_since_unix_s
-        figures.timings_s[figures.phase.value] = (
-            figures.timings_s.get(figures.phase.value, 0.0) + spent
-        )
-        self._context.metrics.phase_duration.labels(phase=figures.phase.value).observe(spent)
 
     def _show_epsilon(self) -> None:
         spent = epsilon_spent(self.plan, self._context.store.rounds.releases(self.row.run_id))

@@ -6,6 +6,7 @@ Invariants:
    is refused.
 2. Every refusal is a raised typed error; the interceptor answers and counts it.
 3. An upload stream is read chunk by chunk into the spool; nothing is kept in memory.
+4. What the round took is durable before the call is answered.
 
 Covered: wrong identity, wrong phase, malformed, late and oversize messages. Not covered: rate
 limits for an enrolled silo.
@@ -29,6 +30,7 @@ from federation.sums import require_families
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
 from server.access import current_peer
+from server.accumulator import Upload
 from server.conductor import Conductor
 from server.errors import (
     ForeignMessageError,
@@ -40,7 +42,6 @@ from server.round import Attempt
 __all__ = ["RoundService"]
 
 MAX_WAIT_S = 60
-CHUNK_BYTES = 1 << 20
 MAX_REASON_CHARS = 200
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -134,7 +135,12 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         """Where to resume an upload."""
         silo_id = self._silo()
         identity = secagg_wire.identity_from_proto(request.identity)
-        offset = self._conductor.attempt().upload_offset(identity, silo_id)
+        attempt = self._conductor.attempt()
+        if attempt.fold_queued(silo_id):
+            # The silo takes "all bytes are here" for the end: it must be in the sum by then.
+            async with attempt.lock:
+                pass
+        offset = attempt.upload_offset(identity, silo_id)
         return pb.GetUploadOffsetResponse(offset_bytes=offset)
 
     async def UploadMaskedInput(
@@ -171,15 +177,21 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
                 "resume at the offset"
             )
         # Shielded: a call that is cut while its thread still adds must keep the lock to the end.
-        fold = asyncio.create_task(self._fold(attempt, identity, silo_id))
+        upload.queued = True
+        fold = asyncio.create_task(self._fold(attempt, identity, silo_id, upload))
         self._folds.add(fold)
         fold.add_done_callback(self._folds.discard)
         await asyncio.shield(fold)
         return pb.UploadMaskedInputResponse(received_bytes=upload.length_bytes)
 
-    async def _fold(self, attempt: Attempt, identity: AggregationId, silo_id: str) -> None:
-        async with attempt.lock:
-            await asyncio.to_thread(attempt.fold_upload, identity, silo_id)
+    async def _fold(
+        self, attempt: Attempt, identity: AggregationId, silo_id: str, upload: Upload
+    ) -> None:
+        try:
+            async with attempt.lock:
+                await asyncio.to_thread(attempt.fold_upload, identity, silo_id)
+        finally:
+            upload.queued = False
         self._context.changed.notify()
 
     async def CheckConsistency(
@@ -198,6 +210,9 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         shares = secagg_wire.unmasking_shares_from_proto(request.shares)
         self._own(shares.silo_id)
         identity = secagg_wire.identity_from_proto(request.identity)
+        if self._conductor.released(identity):
+            # The answer to the first time was lost with the process that had taken it.
+            return pb.UnmaskResponse()
         self._conductor.attempt().receive_unmasking(identity, shares)
         self._context.changed.notify()
         return pb.UnmaskResponse()
@@ -207,9 +222,8 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
     ) -> AsyncIterator[pb.FetchBlobResponse]:
         """Published bytes by digest, in chunks."""
         self._silo()
-        content = self._context.blobs.get(request.sha256)
-        for start in range(request.offset_bytes, len(content), CHUNK_BYTES):
-            yield pb.FetchBlobResponse(content=content[start : start + CHUNK_BYTES])
+        for chunk in self._context.blobs.chunks(request.sha256, request.offset_bytes):
+            yield pb.FetchBlobResponse(content=chunk)
 
     async def ListRecords(
         self, request: pb.ListRecordsRequest, context: Context

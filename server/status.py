@@ -92,4 +92,10 @@ def _round_status(figures: RoundFigures) -> pb.RoundStatus:
         agreement=figures.agreement,
         outcome=figures.outcome,
         adapter_sha256=figures.adapter_sha256,
+        update_norm_standard_error=figures.update_norm_error,
+        agreement_standard_error=figures.agreement_error,
+        heterogeneity=figures.heterogeneity,
+        heterogeneity_standard_error=figures.heterogeneity_error,
+        silo_norm_sq=figures.silo_norm_sq,
+        silo_norm_sq_standard_error=figures.silo_norm_sq_error,
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from federation.aggregate.server_step import Float64Vector, step
+from federation.aggregate.server_step import Mean, MovedTile, moved_tiles, step
 from federation.layout import Layout, Tensors
 
 FIRST_ROUND: Final = 1
@@ -30,11 +31,16 @@ class Aggregator(ABC):
     def regauge(self, tensors: Tensors, next_round: int) -> Tensors:
         """The same product BA in the factors that ``next_round`` wants."""
 
-    def apply_ungauged(self, tensors: Tensors, mean: Float64Vector, round_number: int) -> Tensors:
+    def apply_ungauged(self, tensors: Tensors, mean: Mean, round_number: int) -> Tensors:
         """The step alone, byte-exact on every machine."""
         return step(self.layout, tensors, self.shared_layout(round_number), mean, self.server_step)
 
-    def apply(self, tensors: Tensors, mean: Float64Vector, round_number: int) -> Tensors:
+    def moved_tiles(self, tensors: Tensors, mean: Mean, round_number: int) -> Iterator[MovedTile]:
+        """The step alone, tile by tile: the tensors it names move, the others do not."""
+        shared = self.shared_layout(round_number)
+        return moved_tiles(self.layout, tensors, shared, mean, self.server_step)
+
+    def apply(self, tensors: Tensors, mean: Mean, round_number: int) -> Tensors:
         """The adapter that opens the next round."""
         moved = self.apply_ungauged(tensors, mean, round_number)
         return self.regauge(moved, round_number + 1) if self.gauge else moved

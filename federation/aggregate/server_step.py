@@ -11,56 +11,128 @@ FedAvg, unweighted: McMahan et al. 2017, arXiv 1602.05629, Algorithm 1 with n_k/
 (Fed-SE, arXiv 2512.08870: unweighted is better); server step η_s: Reddi et al. 2021,
 arXiv 2003.00295, Algorithm 1 with SGD.
 
+Everything is worked on tile by tile: a mean is a ``Mean``, which yields float64 slices and is never
+whole in memory.
+
 Covered: sum → mean → next tensors. Not covered: which tensors, and the gauge.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from federation.errors import UpdateError
-from federation.layout import Layout, Tensors
+from federation.adapter import tiles
+from federation.errors import LayoutError, UpdateError
+from federation.layout import Layout, Tensors, TensorSpec
 
-Int64Vector = npt.NDArray[np.int64]
+SignedVector = npt.NDArray[np.signedinteger]
 Float64Vector = npt.NDArray[np.float64]
 
 
-def mean_of_sum(total: Int64Vector, *, scale: float, count: int) -> Float64Vector:
-    """The mean delta over the silos of a sum.
+class Mean(Protocol):
+    """A mean delta that can be read slice by slice; a float64 vector is one."""
 
-    Args:
-        total: Signed integer sum over the shared layout.
-        scale: Grid steps per unit, s = Δ/C.
-        count: Silos in the sum, K.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One side: the coordinates."""
+
+    def __getitem__(self, place: slice, /) -> Float64Vector:
+        """The coordinates of a slice."""
+
+
+class MeanOfSum:
+    """The mean delta over the silos of a sum, computed where it is read."""
+
+    def __init__(self, total: SignedVector, *, scale: float, count: int) -> None:
+        """Read a sum as a mean.
+
+        Args:
+            total: Signed integer sum over the shared layout; it may be a memory map.
+            scale: Grid steps per unit, s = Δ/C.
+            count: Silos in the sum, K.
+
+        Raises:
+            UpdateError: If the sum is not int32 or int64, or scale or count is not positive.
+        """
+        if total.dtype not in (np.int32, np.int64) or total.ndim != 1:
+            raise UpdateError(f"a sum is a vector of integers, got {total.dtype} {total.shape}")
+        if count < 1 or not (math.isfinite(scale) and scale > 0):
+            raise UpdateError(f"a mean needs a positive count and scale, got {count} and {scale!r}")
+        self._total = total
+        self._divisor = scale * count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One side: the coordinates."""
+        return self._total.shape
+
+    def __getitem__(self, place: slice, /) -> Float64Vector:
+        """The mean over a slice."""
+        return np.asarray(self._total[place].astype(np.float64) / self._divisor, dtype=np.float64)
+
+
+def mean_of_sum(total: SignedVector, *, scale: float, count: int) -> Float64Vector:
+    """``MeanOfSum`` in one piece.
 
     Raises:
-        UpdateError: If the sum is not int64, or scale or count is not positive.
+        UpdateError: If the sum is not int32 or int64, or scale or count is not positive.
     """
-    if total.dtype != np.int64 or total.ndim != 1:
-        raise UpdateError(f"a sum is an int64 vector, got {total.dtype} {total.shape}")
-    if count < 1 or not (math.isfinite(scale) and scale > 0):
-        raise UpdateError(f"a mean needs a positive count and scale, got {count} and {scale!r}")
-    return np.asarray(total.astype(np.float64) / (scale * count), dtype=np.float64)
+    return MeanOfSum(total, scale=scale, count=count)[:]
 
 
-def step(
-    layout: Layout, tensors: Tensors, shared: Layout, mean: Float64Vector, server_step: float
-) -> dict[str, npt.NDArray[np.float32]]:
-    """Move the shared tensors by η_s·mean and leave the others as they are.
+class MovedTile(NamedTuple):
+    """A part of one tensor after the step."""
+
+    spec: TensorSpec
+    place: slice
+    """Of the tensor in row-major order."""
+    values: npt.NDArray[np.float32]
+
+
+def moved_tiles(
+    layout: Layout, tensors: Tensors, shared: Layout, mean: Mean, server_step: float
+) -> Iterator[MovedTile]:
+    """Move the shared tensors by η_s·mean, a tile at a time, in the order of the layout.
 
     Raises:
         LayoutError: If the tensors are not the layout's, or the mean has another length.
         UpdateError: If a coordinate would leave float32.
     """
     layout.require(tensors)
-    moved = {spec.name: tensors[spec.name].copy() for spec in layout.specs}
-    for name, delta in shared.unflatten(mean).items():
-        exact = tensors[name].astype(np.float64) + server_step * delta
-        with np.errstate(over="ignore", invalid="ignore"):
-            moved[name] = exact.astype(np.float32)
-        if not np.isfinite(moved[name]).all():
-            raise UpdateError(f"the update moves tensor {name!r} out of float32")
+    if mean.shape != (shared.dimension,):
+        raise LayoutError(f"expected a mean of length {shared.dimension}, got {mean.shape}")
+    start = 0
+    for spec in shared.specs:
+        flat = tensors[spec.name].reshape(-1)
+        for place in tiles(flat):
+            delta = mean[start + place.start : start + place.stop]
+            exact = flat[place].astype(np.float64) + server_step * delta
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = exact.astype(np.float32)
+            if not np.isfinite(values).all():
+                raise UpdateError(f"the update moves tensor {spec.name!r} out of float32")
+            yield MovedTile(spec, place, values)
+        start += spec.size
+
+
+def step(
+    layout: Layout, tensors: Tensors, shared: Layout, mean: Mean, server_step: float
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Move the shared tensors by η_s·mean; the others are handed on as they are, not copied.
+
+    Raises:
+        LayoutError: If the tensors are not the layout's, or the mean has another length.
+        UpdateError: If a coordinate would leave float32.
+    """
+    layout.require(tensors)
+    moved = {spec.name: tensors[spec.name] for spec in layout.specs}
+    for spec in shared.specs:
+        moved[spec.name] = np.empty(spec.shape, dtype=np.float32)
+    for tile in moved_tiles(layout, tensors, shared, mean, server_step):
+        moved[tile.spec.name].reshape(-1)[tile.place] = tile.values
     return moved

@@ -6,6 +6,7 @@ anything of a single silo beyond whether it answers.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -114,7 +115,7 @@ class Panel:
         curve = f"  success {self._curve[-1]:.1%} {_bars(self._curve)}" if self._curve else ""
         return (
             f"round {done.round}/{rounds} {done.outcome}: {len(done.survivors)} silos in the sum, "
-            f"{duration_s:.1f} s, {done.upload_bytes:,} bytes{curve}"
+            f"{duration_s:.1f} s, {done.upload_bytes:,} bytes{curve}{_agreement(done)}"
             + (f", lost {', '.join(lost)}" if lost else "")
         )
 
@@ -149,6 +150,13 @@ class Panel:
         if self._curve:
             parts.append(Text(f"success {_bars(self._curve)} {self._curve[-1]:.1%}"))
         return Group(*parts)
+
+
+def _agreement(done: admin_pb2.RoundStatus) -> str:
+    """κ with its standard error; nothing for a round without a sum, or below its noise."""
+    if done.outcome != "aggregated" or math.isnan(done.agreement):
+        return ""
+    return f"  agreement {done.agreement:.2f} ± {done.agreement_standard_error:.2f}"
 
 
 def _bars(values: list[float]) -> str:

@@ -13,8 +13,10 @@ from contextlib import AbstractContextManager
 
 from sqlalchemy import Connection
 
+from server.store.aggregations import Aggregations
 from server.store.database import Database
 from server.store.invites import Invites
+from server.store.messages import Messages
 from server.store.records import Records
 from server.store.rosters import Rosters
 from server.store.rounds import Rounds
@@ -36,6 +38,8 @@ class Store:
         self.runs = Runs(self._database)
         self.rounds = Rounds(self._database)
         self.records = Records(self._database)
+        self.aggregations = Aggregations(self._database)
+        self.messages = Messages(self._database)
 
     def transaction(self) -> AbstractContextManager[Connection]:
         """Make everything inside the ``with`` block one durable change.
@@ -48,6 +52,10 @@ class Store:
     def check_writable(self) -> None:
         """Prove that the database takes a write; raises StoreError if not."""
         self._database.check_writable()
+
+    def scrub(self) -> None:
+        """Overwrite what was deleted: the write-ahead log may still hold it."""
+        self._database.scrub()
 
     def close(self) -> None:
         """Close every connection."""

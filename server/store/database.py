@@ -7,6 +7,7 @@ Invariants:
 2. A writer takes SQLite's write lock at the start (``BEGIN IMMEDIATE``), so that what it read still
    holds when it writes.
 3. A transaction inside another joins it; there is no partial commit.
+4. Deleted content is overwritten in SQLite's file (``secure_delete``); ``scrub`` empties the log.
 
 Covered: SQLite and PostgreSQL by URL, threads. Not covered: ``await`` inside a transaction, several
 coordinators migrating one SQLite file at once.
@@ -14,6 +15,7 @@ coordinators migrating one SQLite file at once.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,6 +103,23 @@ class Database:
         with self.transaction() as connection:
             connection.execute(text("UPDATE invites SET silo_id = silo_id WHERE 1 = 0"))
 
+    def scrub(self) -> None:
+        """Move SQLite's write-ahead log into the file and empty it; PostgreSQL has its own ways.
+
+        Raises:
+            StoreError: The database failed.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return
+        try:
+            connection = self._engine.raw_connection()
+            try:
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+            finally:
+                connection.close()
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise StoreError(f"the database failed: {type(error).__name__}") from error
+
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
@@ -110,7 +129,7 @@ def _sqlite_connect(connection: Any, _: object) -> None:
     # The driver's own implicit BEGIN would come too late for invariant 2.
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

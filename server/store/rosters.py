@@ -65,3 +65,20 @@ class Rosters:
         if content is None:
             return None
         return secagg_wire.roster_from_proto(secagg_pb2.Roster.FromString(content))
+
+    def get(self, sha256: bytes) -> SignedRoster | None:
+        """Return a roster by its digest.
+
+        Args:
+            sha256: The digest.
+
+        Returns:
+            The roster, published at any time; None if there was none.
+        """
+        with self._database.transaction() as connection:
+            content = connection.execute(
+                select(rosters.c.roster).where(rosters.c.sha256 == sha256)
+            ).scalar()
+        if content is None:
+            return None
+        return secagg_wire.roster_from_proto(secagg_pb2.Roster.FromString(content))

@@ -1,4 +1,4 @@
-"""Rounds, one row an attempt: its phases with their times, its descriptor, its outcome.
+"""Rounds, one row an attempt: its phases with their times, its outcome.
 
 Every change is one durable transaction. A row appears with an attempt's first phase.
 
@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.engine import Connection
 
 from server.store.database import Database
@@ -42,8 +42,6 @@ class RoundRow:
     phase: str
     phases: tuple[PhaseTime, ...]
     """In the order they were entered."""
-    descriptor: bytes | None
-    """What the coordinator signed; None before R0."""
     outcome: str
     """Empty while the attempt is open, or was abandoned for another."""
     figures_json: str
@@ -84,21 +82,6 @@ class Rounds:
             times = {time.phase: time.at_unix_s for time in row.phases}
             times.setdefault(phase, at_unix_s)
             self._update(connection, row, phase=phase, phases_unix_s=json.dumps(times))
-
-    def set_descriptor(
-        self, run_id: str, round_number: int, attempt: int, descriptor: bytes
-    ) -> None:
-        """Keep what the coordinator signed.
-
-        Args:
-            run_id: The run.
-            round_number: The round.
-            attempt: The attempt.
-            descriptor: The signed bytes.
-        """
-        with self._database.transaction() as connection:
-            row = self._row(connection, run_id, round_number, attempt)
-            self._update(connection, row, descriptor=descriptor)
 
     def finish(
         self, run_id: str, round_number: int, attempt: int, outcome: str, figures_json: str
@@ -146,24 +129,6 @@ class Rounds:
         """
         return tuple(row for row in self.list(run_id) if row.outcome)
 
-    def attempts(self, run_id: str, round_number: int) -> int:
-        """Return the newest attempt of a round.
-
-        Args:
-            run_id: The run.
-            round_number: The round.
-
-        Returns:
-            Its number; 0 before the first.
-        """
-        with self._database.transaction() as connection:
-            newest = connection.execute(
-                select(func.max(rounds.c.attempt)).where(
-                    rounds.c.run_id == run_id, rounds.c.round == round_number
-                )
-            ).scalar()
-        return int(newest or 0)
-
     def releases(self, run_id: str) -> int:
         """Count the attempts in which uploads were invited, each charged in the silos' ledgers.
 
@@ -191,7 +156,6 @@ class Rounds:
                     attempt=attempt,
                     phase="",
                     phases_unix_s="{}",
-                    descriptor=None,
                     outcome="",
                     figures_json="",
                 )
@@ -222,7 +186,6 @@ def _round(row: Any) -> RoundRow:
             PhaseTime(phase=phase, at_unix_s=at)
             for phase, at in json.loads(row.phases_unix_s).items()
         ),
-        descriptor=row.descriptor,
         outcome=row.outcome,
         figures_json=row.figures_json,
     )

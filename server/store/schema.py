@@ -20,9 +20,22 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
 )
 
-__all__ = ["METADATA", "invites", "records", "rosters", "rounds", "runs", "silos"]
+__all__ = [
+    "IDENTITY",
+    "METADATA",
+    "aggregations",
+    "folds",
+    "invites",
+    "messages",
+    "records",
+    "rosters",
+    "rounds",
+    "runs",
+    "silos",
+]
 
 METADATA: Final = MetaData()
 
@@ -80,7 +93,6 @@ rounds: Final = Table(
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("phase", String(32), nullable=False),
     Column("phases_unix_s", Text, nullable=False),
-    Column("descriptor", LargeBinary),
     Column("outcome", String(16), nullable=False),
     Column("figures_json", Text, nullable=False),
 )
@@ -92,4 +104,48 @@ records: Final = Table(
     Column("round", Integer, primary_key=True, autoincrement=False),
     Column("adapter_sha256", LargeBinary(32), nullable=False, index=True),
     Column("record", LargeBinary, nullable=False),
+)
+
+IDENTITY: Final = ("run_id", "round", "step", "part", "attempt")
+
+aggregations: Final = Table(
+    "aggregations",
+    METADATA,
+    Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("descriptor", LargeBinary, nullable=False),
+    Column("phases_closed", Integer, nullable=False),
+    Column("outcome", String(16), nullable=False),
+)
+
+messages: Final = Table(
+    "messages",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("run_id", String(128), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("part", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("phase", String(32), nullable=False),
+    Column("silo_id", String(63), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("sealed", LargeBinary),
+    UniqueConstraint(*IDENTITY, "phase", "silo_id", name="messages_once"),
+)
+
+folds: Final = Table(
+    "folds",
+    METADATA,
+    Column("run_id", String(128), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("silo_id", String(63), nullable=False),
+    UniqueConstraint(*IDENTITY, "silo_id", name="folds_once"),
 )

@@ -5,6 +5,9 @@ the real ones, and what a silo is told passes through its protobuf form. Only gR
 replaced: whenever the coordinator waits, each silo acts once, and when none had anything to do the
 clock moves on.
 
+A power cut ends the coordinator wherever it happens. A call that it interrupts is made again after
+the restart, as the silo's transport does while the coordinator is away.
+
 Silo k contributes 2^-(k+3) times a known pattern, so a sum tells who is in it.
 """
 
@@ -140,7 +143,12 @@ class SteppedSignal(Signal):
     async def wait(self, timeout_s: float) -> None:
         await asyncio.sleep(0)
         self._world.before_wait()
-        if not [silo for silo in self._world.silos.values() if silo.step()]:
+        acted = False
+        for silo in self._world.silos.values():
+            acted |= silo.step()
+            if self._world.crashed:
+                raise PowerCut
+        if not acted:
             self._world.clock.now += min(max(timeout_s, 0.01), 1.0)
 
 
@@ -150,25 +158,50 @@ class World:
     def __init__(self, directory: Path, *, silos: int = 4, colluding: int = 1) -> None:
         self.directory = directory
         self.clock = Clock()
-        self.metrics = CoordinatorMetrics()
         self.roster = signed_roster(make_roster(silos, colluding))
-        self.store = Store(f"sqlite:///{directory}/coordinator.db")
-        self.store.rosters.publish(self.roster, at_unix_s=1)
-        self.audit = AuditLog(directory / "audit.jsonl", self.clock)
         self.before_wait: Callable[[], None] = lambda: None
+        self.started = False
+        self._boot()
+        self.store.rosters.publish(self.roster, at_unix_s=1)
+        self.silos = {name: Silo(self, name) for name in self.roster.roster.silo_ids}
+
+    def _boot(self) -> None:
+        """What one coordinator process has in memory."""
+        self.crashed = False
+        self.metrics = CoordinatorMetrics()
+        self.store = Store(f"sqlite:///{self.directory}/coordinator.db")
+        self.audit = AuditLog(self.directory / "audit.jsonl", self.clock)
         self.context = RunContext(
             store=self.store,
-            blobs=BlobStore(directory / "blobs"),
+            blobs=BlobStore(self.directory / "blobs"),
             audit=self.audit,
             metrics=self.metrics,
             signing_key=COORDINATOR_KEY,
             liveness=Liveness(self.clock),
             changed=SteppedSignal(self),
-            scratch=directory / "scratch",
+            scratch=self.directory / "scratch",
             clock=self.clock,
         )
         self.conductor = Conductor(self.context)
-        self.silos = {name: Silo(self, name) for name in self.roster.roster.silo_ids}
+
+    async def run_over_power_cuts(self, plan: bytes, cuts: int = 1, down_s: float = 0.0) -> str:
+        """Start a run and wait for its end; a coordinator that is cut off starts again."""
+        run_id = await self.conductor.start_run(plan, INITIAL, "t")
+        self.started = True
+        for left in range(cuts, -1, -1):
+            try:
+                await self.ended()
+                break
+            except PowerCut:
+                assert left, "one power cut too many"
+                self.store.close()
+                self.clock.now += down_s
+                self._boot()
+                self.conductor.resume()
+                if self.conductor._task is None:
+                    # It was cut off after its last word.
+                    break
+        return run_id
 
     def close(self) -> None:
         for silo in self.silos.values():
@@ -225,14 +258,23 @@ class Silo:
         self.ledger = Ledger.open(
             world.directory / f"{silo_id}.ledger", delta=1e-5, epsilon_cap=1e12
         )
+        self.agreed: set[tuple[Any, bytes]] = set()
+        """Every signature of R3 that left, with its aggregation."""
+        self.aborted = 0
         self._last = ""
         self._session: Session | None = None
+        self._unanswered: tuple[Callable[..., None], tuple[Any, ...]] | None = None
 
     def step(self) -> bool:
         """Poll once; say whether there was anything new."""
         if self.dead:
             return False
         self.world.context.liveness.touch(self.silo_id)
+        if self._unanswered is not None:
+            call, arguments = self._unanswered
+            self._unanswered = None
+            call(*arguments)
+            return True
         instruction_id, response = self.world.conductor._instruction(self.silo_id)
         if instruction_id == self._last:
             return False
@@ -261,9 +303,12 @@ class Silo:
                 self.end_session()
                 message.verify(self.world.roster.roster.coordinator_key)
                 self._answer(message)
-            case SignedDescriptor():
+            case SignedDescriptor() if self._session is None:
                 self._open(message)
-            case Idle() | RoundClosed() | RoundAborted():
+            case RoundAborted():
+                self.aborted += 1
+                self.end_session()
+            case Idle() | RoundClosed():
                 self.end_session()
             case _ if self._session is not None:
                 self._session.handle(message)
@@ -319,19 +364,32 @@ class Silo:
         if self.die_at == (name, self.world.driver.current.attempt):
             raise Killed
 
+    def _deliver(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Make a call; if the coordinator dies in it, make it again when it is back."""
+        try:
+            call(*arguments)
+        except PowerCut:
+            self.world.crashed = True
+            self._unanswered = (self._deliver, (call, *arguments))
+
     def advertise_keys(self, identity: Any, bundle: Any) -> None:
         self._call("advertise_keys")
-        self.world.conductor.attempt().receive_bundle(identity, bundle)
+        self._deliver(lambda: self._attempt().receive_bundle(identity, bundle))
 
     def share_keys(self, identity: Any, boxes: Any) -> None:
         self._call("share_keys")
-        self.world.conductor.attempt().receive_boxes(identity, boxes)
+        self._deliver(lambda: self._attempt().receive_boxes(identity, boxes))
 
     def upload(self, identity: Any, header: Any, spool: Any) -> None:
         self._call("upload")
-        attempt = self.world.conductor.attempt()
-        upload = attempt.open_upload(identity, header)
+        self._deliver(self._send, identity, header, spool)
+
+    def _send(self, identity: Any, header: Any, spool: Any) -> None:
+        attempt = self._attempt()
         offset = attempt.upload_offset(identity, self.silo_id)
+        if offset == header.length_bytes:
+            return
+        upload = attempt.open_upload(identity, header)
         for chunk in spool.chunks(offset, 100):
             upload.append(offset, chunk)
             offset += len(chunk)
@@ -339,11 +397,15 @@ class Silo:
 
     def check_consistency(self, identity: Any, message: Any) -> None:
         self._call("check_consistency")
-        self.world.conductor.attempt().receive_consistency(identity, message)
+        self.agreed.add((identity, message.signature))
+        self._deliver(lambda: self._attempt().receive_consistency(identity, message))
 
     def unmask(self, identity: Any, shares: Any) -> None:
         self._call("unmask")
-        self.world.conductor.attempt().receive_unmasking(identity, shares)
+        self._deliver(lambda: self._attempt().receive_unmasking(identity, shares))
+
+    def _attempt(self) -> Any:
+        return self.world.conductor.attempt()
 
 
 class _Poison:

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation import FIRST_ROUND, Layout, LayoutError, UpdateError, make_aggregator
+from federation.adapter import TILE
 from federation.aggregate import AGGREGATORS
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import rademacher, regauge
-from federation.aggregate.server_step import mean_of_sum, step
+from federation.aggregate.server_step import MeanOfSum, mean_of_sum, step
 
 LAYOUT = Layout.from_tensors(lora(0))
 FORMS = ("a_orthonormal", "b_orthonormal", "balanced")
@@ -72,7 +73,7 @@ def test_every_silo_counts_once():
 @pytest.mark.parametrize(
     ("total", "scale", "count"),
     [
-        (np.zeros(3, np.int32), 1.0, 1),
+        (np.zeros(3, np.uint32), 1.0, 1),
         (np.zeros((3, 1), np.int64), 1.0, 1),
         (np.zeros(3, np.int64), 1.0, 0),
         (np.zeros(3, np.int64), 0.0, 1),
@@ -275,3 +276,32 @@ def test_probes_are_signs_that_depend_on_the_seed():
     assert abs(float(one.mean())) < 0.15
     assert 200 < np.count_nonzero(one != two) < 600
     np.testing.assert_array_equal(one, rademacher(b"1", 50, 16))
+
+
+# Tiles -------------------------------------------------------------------------------------------
+
+
+def test_tensors_across_tile_borders_move_like_one_formula():
+    """More than one tile, none of them full at the end, and a tensor smaller than a tile."""
+    draw = np.random.default_rng(3)
+    shapes = {"a": (TILE + 3,), "b": (5,), "c": (2, TILE - 1)}
+    tensors = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    layout = Layout.from_tensors(tensors)
+    total = draw.integers(-(2**20), 2**20, layout.dimension).astype(np.int32)
+    mean = MeanOfSum(total, scale=3.7e5, count=3)
+    moved = step(layout, tensors, layout, mean, 1.5)
+    whole = mean_of_sum(total.astype(np.int64), scale=3.7e5, count=3)
+    np.testing.assert_array_equal(mean[:], whole)
+    for name, delta in layout.unflatten(whole).items():
+        expected = (tensors[name].astype(np.float64) + 1.5 * delta).astype(np.float32)
+        np.testing.assert_array_equal(moved[name], expected)
+
+
+def test_tensors_that_are_not_shared_are_handed_on_uncopied():
+    tensors = lora(1)
+    aggregator = plan_of("rolora").aggregator(Layout.from_tensors(tensors))
+    shared = aggregator.shared_layout(1)
+    moved = aggregator.apply(tensors, np.ones(shared.dimension), 1)
+    assert {name for name in tensors if moved[name] is not tensors[name]} == {
+        spec.name for spec in shared.specs
+    }

@@ -25,6 +25,7 @@ from federation import (
     sum_sha256,
     verify_update,
 )
+from federation.adapter import TILE
 from federation.aggregate.server_step import mean_of_sum
 
 SILOS = ("ant", "bee", "cat")
@@ -131,6 +132,26 @@ def test_one_flipped_bit_without_gauge_is_found(round_number):
         tensors[name].view(np.uint32)[0, 0] ^= 1
         with pytest.raises(UpdateError, match="byte for byte"):
             verify_update(**republished(case, tensors))
+
+
+def test_a_bit_in_the_last_tile_and_the_other_zero_are_found():
+    plan = plan_of("fedavg")
+    tensors = {"w": np.ones(2 * TILE + 7, np.float32), "z": np.zeros(3, np.float32)}
+    total = np.zeros(2 * TILE + 10, np.int32)
+    good = encode_adapter(tensors)
+    verify_update(**given(plan, 1, good, total, good))
+    for name, value in (("w", np.nextafter(np.float32(1), np.float32(2))), ("z", -0.0)):
+        wrong = {key: tensor.copy() for key, tensor in tensors.items()}
+        wrong[name][-1] = value
+        with pytest.raises(UpdateError, match="byte for byte"):
+            verify_update(**given(plan, 1, good, total, encode_adapter(wrong)))
+
+
+def test_memory_maps_verify_like_bytes():
+    case = honest(plan_of("rolora", gauge=True), 2)
+    mapped = {name: memoryview(case[name]) for name in ("previous", "published")}
+    total = np.frombuffer(encode_sum(case["total"]), "<i4")
+    verify_update(**case | mapped | {"total": total})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "rolora"])

@@ -19,6 +19,7 @@ from server.round import Attempt, Phase
 from server.service import RoundService
 from silo_agent import transport
 from tests.simulation.secagg_cohort import Cohort
+from tests.unit.memory_journal import MemoryJournal
 
 MAX_SILO_ID = 63
 
@@ -28,6 +29,7 @@ def attempt_of(cohort: Cohort, tmp_path) -> Attempt:
         descriptor=cohort.descriptor,
         roster=cohort.roster,
         accumulator=Accumulator(tmp_path / "scratch", length=cohort.descriptor.descriptor.words),
+        journal=MemoryJournal(),
     )
 
 
@@ -109,7 +111,7 @@ def test_a_full_disk_is_an_error_and_not_a_bus_error(tmp_path):
     code = (
         "import os,sys; from pathlib import Path; from server.accumulator import Accumulator\n"
         f"a=Accumulator(Path({str(path)!r}), length=1<<20)\n"
-        f"s=os.stat(Path({str(path)!r})/'sum.u32'); print(s.st_blocks*512, s.st_size)"
+        f"s=os.stat(Path({str(path)!r})/'sum.0.u32'); print(s.st_blocks*512, s.st_size)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30

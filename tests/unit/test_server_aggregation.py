@@ -1,5 +1,6 @@
 """One sum applied, against the same computation in plain floats; and sums that are not applied."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests.unit import server_world as sw
 from tests.unit.secagg_samples import make_roster, signed_roster, silo_names
 
 NAMES = silo_names(4)
+PINNED_ADAPTER = "aa060db9252bcca7218680832c4874f5969f18fa7f0e94bb4bcd4855aa50c20b"
 
 
 def descriptor_of(plan, *, ready=NAMES, families=("constant",)):
@@ -77,7 +79,7 @@ def test_the_next_adapter_is_the_plain_average():
     result = applied(plan, summed(descriptor, parts, [8, 16, 24, 32]), descriptor)
     mean = np.mean(parts, axis=0)
     layout = Layout.from_tensors(sw.initial_tensors())
-    found = decode_adapter(result.adapter, max_bytes=1 << 20)
+    found = decode_adapter(b"".join(result.adapter), max_bytes=1 << 20)
     for name, part in layout.unflatten(mean).items():
         np.testing.assert_allclose(found[name], sw.initial_tensors()[name] + part, atol=2e-5)
     norms_sq = np.mean([np.linalg.norm(part) ** 2 for part in parts])
@@ -105,7 +107,7 @@ def test_rolora_changes_only_the_factor_that_was_trained():
     assert 0 < descriptor.dimension < sw.DIMENSION
     part = np.full(descriptor.dimension, 0.25)
     result = applied(plan, summed(descriptor, [part] * 4, [1] * 4), descriptor)
-    found = decode_adapter(result.adapter, max_bytes=1 << 20)
+    found = decode_adapter(b"".join(result.adapter), max_bytes=1 << 20)
     moved = [
         name
         for name, tensor in sw.initial_tensors().items()
@@ -210,3 +212,62 @@ def test_a_malformed_adapter_builds_no_descriptor():
             adapter_sha256=bytes(32),
             now_unix_s=100,
         )
+
+
+# Standard errors ---------------------------------------------------------------------------------
+
+
+def test_every_figure_has_the_standard_error_that_its_values_show():
+    """Many rounds of the same silos with fresh noise, through the real grid, block and decoder."""
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=0.001))
+    descriptor, layout = descriptor_of(plan), descriptor_of(plan).metrics
+    parts = [deltas(scale=0.25, seed=2)[0] + own for own in deltas(scale=0.15, seed=3)]
+    assert max(np.linalg.norm(part) for part in parts) < sw.CLIP
+    draw = np.random.default_rng(9)
+    sigma, metrics_sigma = descriptor.noise_sigma * 2.0, layout.sigma * 2.0
+    clean = summed(descriptor, parts, [8, 16, 24, 32]).astype(np.int64)
+    results = []
+    for _ in range(300):
+        noise = np.rint(draw.normal(size=descriptor.words) * sigma)
+        noise[descriptor.dimension :] = np.rint(draw.normal(size=len(layout.names)) * metrics_sigma)
+        total = ((clean + noise.astype(np.int64)) % 2**32).astype(np.uint32)
+        results.append(applied(plan, total, descriptor))
+    for name in ("update_norm", "kappa", "zeta_sq", "silo_norm_sq"):
+        values = np.array([getattr(result, name) for result in results])
+        errors = np.array([getattr(result, f"{name}_error") for result in results])
+        assert np.isfinite(values).all(), name
+        assert float(errors.mean()) == pytest.approx(float(values.std()), rel=0.15), name
+    ratios = [result.success["constant"] for result in results]
+    spread = float(np.std([ratio.mean for ratio in ratios]))
+    assert float(np.mean([r.standard_error for r in ratios])) == pytest.approx(spread, rel=0.15)
+
+
+def test_below_noise_the_error_is_still_told():
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=0.5))
+    descriptor = descriptor_of(plan)
+    sigma = descriptor.noise_sigma * 2.0
+    silent = applied(
+        plan, summed(descriptor, [np.zeros(sw.DIMENSION)] * 4, [8] * 4, noise=sigma), descriptor
+    )
+    assert math.isnan(silent.zeta_sq)
+    assert silent.zeta_sq_error > 0
+    assert silent.silo_norm_sq_error > 0
+    assert silent.update_norm_error > 0
+
+
+# Memory maps -------------------------------------------------------------------------------------
+
+
+def test_a_read_only_map_gives_the_same_bytes(tmp_path):
+    plan = sw.parsed(sw.plan_toml())
+    descriptor = descriptor_of(plan)
+    total = summed(descriptor, deltas(), [8, 16, 24, 32])
+    plain = applied(plan, total, descriptor)
+    (tmp_path / "sum").write_bytes(total.tobytes())
+    mapped = np.memmap(tmp_path / "sum", dtype="<u4", mode="r")
+    result = applied(plan, mapped, descriptor)
+    assert b"".join(result.adapter) == b"".join(plain.adapter)
+    assert result.sum_bytes == plain.sum_bytes == total.tobytes()
+    assert result.sum_bytes.readonly
+    # The chain of every federation depends on these bits.
+    assert hashlib.sha256(b"".join(plain.adapter)).hexdigest() == PINNED_ADAPTER

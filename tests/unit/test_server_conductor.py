@@ -114,7 +114,7 @@ def test_a_defect_ends_the_run_and_not_the_daemon(world, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("server.run.build_descriptor", broken)
+    monkeypatch.setattr("server.attempts.build_descriptor", broken)
     run_id = asyncio.run(world.run(sw.plan_toml()))
     row = world.store.runs.get(run_id)
     assert (row.state, row.error) == (RunState.FAILED, "internal error: see log")

@@ -1,12 +1,14 @@
 """Figures survive the store, including what is not a number."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
+from server.cli.watch import Panel
 from server.figures import RoundFigures
 from server.round import Phase
+from server.status import _round_status
 
 
 def test_every_field_survives():
@@ -22,15 +24,20 @@ def test_every_field_survives():
         upload_bytes=123,
         success={"craft": (0.25, 0.01), "maze": (0.5, 0.0)},
         update_norm=1.5,
+        update_norm_error=0.5,
         agreement=0.75,
+        agreement_error=0.25,
         heterogeneity=0.125,
+        heterogeneity_error=0.0625,
+        silo_norm_sq=2.25,
+        silo_norm_sq_error=0.375,
         outcome="aggregated",
         adapter_sha256=bytes(range(32)),
     )
     again = RoundFigures.from_json(figures.to_json())
     assert again == figures
     assert type(again.phase) is Phase
-    assert len(fields(RoundFigures)) == 15
+    assert len(fields(RoundFigures)) == 20
 
 
 def test_what_is_below_noise_survives_as_nan():
@@ -44,7 +51,27 @@ def test_what_is_below_noise_survives_as_nan():
     assert again.to_json() == figures.to_json()
 
 
+def test_the_status_shows_every_figure_with_its_error():
+    names = ("update_norm", "agreement", "heterogeneity", "silo_norm_sq")
+    values = {
+        **{name: 1.0 + k for k, name in enumerate(names)},
+        **{f"{name}_error": 0.125 * (1 + k) for k, name in enumerate(names)},
+    }
+    shown = _round_status(RoundFigures(round=1, **values))
+    for name in names:
+        assert getattr(shown, name) == values[name]
+        assert getattr(shown, f"{name}_standard_error") == values[f"{name}_error"]
+
+
 def test_an_unknown_phase_is_refused():
     text = RoundFigures(round=1).to_json().replace('"training"', '"lunch"')
     with pytest.raises(ValueError, match="lunch"):
         RoundFigures.from_json(text)
+
+
+def test_a_finished_rounds_line_shows_agreement_with_its_error_unless_below_noise():
+    figures = RoundFigures(round=1, agreement=0.625, agreement_error=0.125, outcome="aggregated")
+    assert "agreement 0.62 ± 0.12" in Panel(live=True)._finished(_round_status(figures), 3)
+    for changes in ({"agreement": math.nan}, {"outcome": "skipped"}):
+        hidden = replace(figures, **changes)
+        assert "agreement" not in Panel(live=True)._finished(_round_status(hidden), 3)

@@ -9,9 +9,15 @@ from secagg import client
 from secagg.errors import SecAggError
 from secagg.server import CollectUnmasking
 from server.accumulator import Accumulator
-from server.errors import TooFewSilosError, UploadError, WrongPhaseError, WrongRoundError
+from server.errors import (
+    TooFewSilosError,
+    UploadError,
+    WrongPhaseError,
+    WrongRoundError,
+)
 from server.round import STEPS, Attempt, Phase
 from tests.simulation.secagg_cohort import Cohort
+from tests.unit.memory_journal import MemoryJournal
 from tests.unit.secagg_samples import signed_descriptor, silo_names
 
 NAMES = silo_names(5)
@@ -23,14 +29,29 @@ class Played:
     def __init__(self, directory, n=5, **identity):
         self.cohort = Cohort(n, **identity)
         self.states = self.cohort.states
-        words = self.cohort.descriptor.descriptor.words
-        self.attempt = Attempt(
-            descriptor=self.cohort.descriptor,
-            roster=self.cohort.roster,
-            accumulator=Accumulator(directory / "sum", length=words),
-        )
+        self.words = self.cohort.descriptor.descriptor.words
+        self.directory = directory / "sum"
+        self.journal = MemoryJournal()
+        self.attempt = self.attempt_on(Accumulator(self.directory, length=self.words))
         self.identity = self.attempt.identity
         self.masked = {}
+
+    def attempt_on(self, accumulator):
+        return Attempt(
+            descriptor=self.cohort.descriptor,
+            roster=self.cohort.roster,
+            accumulator=accumulator,
+            journal=self.journal,
+        )
+
+    def restart(self):
+        """Another process: it has the journal and the directory, and nothing else."""
+        before, history = self.attempt, self.journal.history()
+        self.attempt = self.attempt_on(
+            Accumulator.reopen(self.directory, length=self.words, generation=len(history.folded))
+        )
+        self.attempt.replay(history)
+        return before
 
     def message(self, name):
         return self.attempt.instruction(name).message
@@ -70,6 +91,16 @@ class Played:
         while self.attempt.phase is not phase:
             self.step()
             self.attempt.close_phase()
+        return self
+
+    def masking(self):
+        """The first silo has masked its vector and sent nothing."""
+        self.until(Phase.MASKED_INPUT)
+        name = NAMES[0]
+        state, _ = self.states[name].handle(self.message(name))
+        vector = (self.cohort.plain(name) % 2**32).astype("<u4")
+        self.states[name], header = state.mask(vector)
+        self.masked[name] = (header, vector.tobytes())
         return self
 
     def total(self):
@@ -164,6 +195,7 @@ def test_a_descriptor_that_silos_would_refuse_opens_nothing(played, tmp_path):
             descriptor=signed_descriptor(descriptor),
             roster=played.cohort.roster,
             accumulator=Accumulator(tmp_path / "other", length=3),
+            journal=MemoryJournal(),
         )
 
 
@@ -172,14 +204,7 @@ def test_a_descriptor_that_silos_would_refuse_opens_nothing(played, tmp_path):
 
 @pytest.fixture
 def uploading(played):
-    """The first silo has masked its vector and sent nothing."""
-    played.until(Phase.MASKED_INPUT)
-    name = NAMES[0]
-    state, _ = played.states[name].handle(played.message(name))
-    vector = (played.cohort.plain(name) % 2**32).astype("<u4")
-    played.states[name], header = state.mask(vector)
-    played.masked[name] = (header, vector.tobytes())
-    return played
+    return played.masking()
 
 
 def test_an_upload_resumes_and_is_counted_once(uploading):

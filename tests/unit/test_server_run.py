@@ -18,7 +18,7 @@ from federation.verify import verify_update
 from secagg.suite import verification_key
 from server.errors import WrongRoundError
 from server.figures import RoundFigures
-from server.round import STEPS, Phase
+from server.round import Phase
 from server.store.runs import RunState
 from silo_agent.transport import RoundAborted
 from tests.unit import server_world as sw
@@ -219,68 +219,6 @@ def test_silos_that_signed_survivors_already_end_the_round_as_skipped(world):
     run_id = asyncio.run(world.run(sw.plan_toml()))
     assert [r.kind for r in world.store.records.list(run_id)] == ["initial", "skipped"]
     assert world.store.runs.get(run_id).state is RunState.FINISHED
-
-
-@pytest.mark.parametrize("phase", [Phase.TRAINING, *STEPS])
-def test_a_coordinator_that_restarts_anywhere(tmp_path, phase):
-    """Up to the survivors the attempt is keyed anew; after them the round is skipped."""
-    with sw.World(tmp_path) as world:
-
-        def before_wait():
-            if world.driver.current.phase is phase and phase in cut:
-                cut.remove(phase)
-                raise sw.PowerCut
-
-        cut = [phase]
-        world.before_wait = before_wait
-
-        async def scenario():
-            run_id = await world.conductor.start_run(sw.plan_toml(rounds=2), sw.INITIAL, "t")
-            with pytest.raises(sw.PowerCut):
-                await world.driver.drive()
-            return run_id
-
-        async def again():
-            world.conductor.resume()
-            await world.ended()
-
-        run_id = asyncio.run(_without_task(world, scenario))
-        before = world.driver
-        world.conductor = sw.Conductor(world.context)
-        for silo in world.silos.values():
-            if phase in (Phase.CONSISTENCY_CHECK, Phase.UNMASK):
-                # What the daemon answers when its ledger says so.
-                agreed = silo.ledger.has_agreed(run_id, 1, 0, 0)
-                silo.refuses = SURVIVORS_ALREADY_SIGNED if agreed else ""
-        world.before_wait = lambda: _forgive(world)
-        asyncio.run(again())
-        assert world.driver is not before
-        assert world.store.runs.get(run_id).state is RunState.FINISHED
-        assert "run_resumed" in world.events()
-        records = require_chain(world, run_id)
-        kinds = [record.kind for record in records]
-        if phase is Phase.UNMASK:
-            assert kinds == ["initial", "skipped", "aggregated"]
-        else:
-            assert kinds == ["initial", "aggregated", "aggregated"]
-            assert world.store.rounds.attempts(run_id, 1) == (1 if cut else 2)
-
-
-def _forgive(world):
-    if world.driver.current.round == 2:
-        for silo in world.silos.values():
-            if silo.refuses:
-                silo.refuses, silo._last = "", ""
-
-
-async def _without_task(world, scenario):
-    """Drive in the foreground, so that the power cut ends the loop and not a background task."""
-
-    async def nothing(_):
-        return None
-
-    world.conductor._drive = nothing
-    return await scenario()
 
 
 def test_messages_that_do_not_fit_change_nothing(world):

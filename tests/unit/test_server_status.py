@@ -24,6 +24,7 @@ from server.store import Store
 from server.store.silos import SiloRow
 from tests.simulation.secagg_cohort import Cohort
 from tests.unit import server_world as sw
+from tests.unit.memory_journal import MemoryJournal
 
 
 @pytest.fixture
@@ -179,6 +180,7 @@ def upload(world, tmp_path):
         descriptor=cohort.descriptor,
         roster=cohort.roster,
         accumulator=Accumulator(tmp_path / "sum", length=301),
+        journal=MemoryJournal(),
     )
     attempt._state = cohort.server
     attempt.phase = Phase.MASKED_INPUT

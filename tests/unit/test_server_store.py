@@ -1,20 +1,29 @@
 """The store: durable, transactional, and the schema that its migrations make."""
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 
 from federation.record import AdapterRecord
+from secagg.descriptor import AggregationId
 from secagg.roster import Roster, RosterEntry, sign_roster
 from server.errors import RosterError, StoreError, UnknownRunError
-from server.store import Store
+from server.store import Store, migrations
+from server.store.aggregations import AggregationOutcome
+from server.store.database import Database
+from server.store.messages import StoredMessage
 from server.store.runs import RunState
 from server.store.schema import METADATA
 from server.store.silos import SiloRow
+from tests.unit.secagg_samples import make_descriptor, make_roster, signed_descriptor
 
 
 @pytest.fixture
@@ -54,9 +63,34 @@ def test_migrations_make_the_schema_and_run_once(store, tmp_path):
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
         assert connection.execute(text("PRAGMA synchronous")).scalar() == 2
         assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
+        assert connection.execute(text("PRAGMA secure_delete")).scalar() == 1
     make_run(store)
     again = Store(f"sqlite:///{tmp_path / 'coordinator.db'}")
     assert again.runs.get("run-1").name == "demo"
+    again.close()
+
+
+def test_a_database_of_the_first_schema_keeps_its_rounds(tmp_path):
+    url = f"sqlite:///{tmp_path / 'old.db'}"
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    database = Database(url)
+    with database.transaction() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "r0001")
+        connection.execute(
+            text("INSERT INTO runs VALUES ('r', 'n', x'00', x'00', 't', 'running', '', 1.0)")
+        )
+        connection.execute(
+            text("INSERT INTO rounds VALUES ('r', 1, 1, 'finished', '{}', x'01', 'skipped', '{}')")
+        )
+    database.close()
+    again = Store(url)
+    (row,) = again.rounds.finished("r")
+    assert (row.round, row.outcome) == (1, "skipped")
+    assert again.aggregations.list("r") == ()
+    with again.transaction() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     again.close()
 
 
@@ -143,7 +177,6 @@ def test_rounds_keep_phases_and_count_releases(store):
         store.rounds.set_phase("run-1", 1, 1, phase, float(at))
     store.rounds.set_phase("run-1", 1, 1, "training", 99.0)
     store.rounds.set_phase("run-1", 1, 2, "training", 5.0)
-    store.rounds.set_descriptor("run-1", 1, 2, b"D")
     store.rounds.finish("run-1", 1, 2, "aggregated", "{}")
     first, second = store.rounds.list("run-1")
     assert [(t.phase, t.at_unix_s) for t in first.phases] == [
@@ -151,10 +184,8 @@ def test_rounds_keep_phases_and_count_releases(store):
         ("advertise_keys", 1.0),
         ("masked_input", 2.0),
     ]
-    assert (second.descriptor, second.outcome, second.figures_json) == (b"D", "aggregated", "{}")
+    assert (second.outcome, second.figures_json) == ("aggregated", "{}")
     assert store.rounds.finished("run-1") == (second,)
-    assert store.rounds.attempts("run-1", 1) == 2
-    assert store.rounds.attempts("run-1", 2) == 0
     assert store.rounds.releases("run-1") == 1
 
 
@@ -210,3 +241,127 @@ def test_rosters_only_grow(store):
         with pytest.raises(RosterError, match="not newer"):
             store.rosters.publish(refused, at_unix_s=4)
     assert store.rosters.current() == signed_roster(3)
+
+
+# Aggregations and their messages -----------------------------------------------------------------
+
+
+def signed(attempt=1, round_number=1):
+    base = signed_descriptor(make_descriptor(make_roster(4, 1)))
+    identity = AggregationId(run_id="run-1", round=round_number, step=0, part=0, attempt=attempt)
+    return signed_descriptor(replace(base.descriptor, identity=identity))
+
+
+@pytest.fixture
+def opened(store):
+    make_run(store)
+    descriptor = signed()
+    store.aggregations.open(descriptor)
+    return descriptor
+
+
+def message(phase="advertise_keys", silo_id="silo-000", body=b"public", sealed=None):
+    return StoredMessage(phase=phase, silo_id=silo_id, body=body, sealed=sealed)
+
+
+def test_an_aggregation_keeps_its_descriptor_and_goes_one_way(store, opened):
+    identity = opened.descriptor.identity
+    (row,) = store.aggregations.unfinished()
+    assert (row.descriptor, row.phases_closed, row.outcome) == (opened, 0, "")
+    with pytest.raises(StoreError, match="before"):
+        store.aggregations.open(opened)
+    store.aggregations.close_phase(identity, 1)
+    store.aggregations.close_phase(identity, 1)
+    for wrong in (0, 3):
+        with pytest.raises(StoreError, match="1 phases"):
+            store.aggregations.close_phase(identity, wrong)
+    store.aggregations.end(identity, AggregationOutcome.ABORTED)
+    assert store.aggregations.unfinished() == ()
+    for over in (
+        lambda: store.aggregations.end(identity, AggregationOutcome.RELEASED),
+        lambda: store.aggregations.close_phase(identity, 2),
+        lambda: store.aggregations.fold(identity, "silo-000", 1),
+    ):
+        with pytest.raises(StoreError, match="not open"):
+            over()
+    with pytest.raises(StoreError, match="not open"):
+        store.aggregations.end(signed(attempt=2).descriptor.identity, AggregationOutcome.ABORTED)
+
+
+def test_folds_follow_each_other_and_only_while_uploads_are_collected(store, opened):
+    identity, aggregations = opened.descriptor.identity, store.aggregations
+    with pytest.raises(StoreError, match="not collected"):
+        aggregations.fold(identity, "silo-000", 1)
+    aggregations.close_phase(identity, 1)
+    aggregations.close_phase(identity, 2)
+    aggregations.fold(identity, "silo-003", 1)
+    aggregations.fold(identity, "silo-003", 1)
+    for silo_id, generation in (("silo-003", 2), ("silo-001", 1), ("silo-001", 3)):
+        with pytest.raises(StoreError, match="does not follow"):
+            aggregations.fold(identity, silo_id, generation)
+    aggregations.fold(identity, "silo-001", 2)
+    (row,) = aggregations.list("run-1")
+    assert row.folded == ("silo-003", "silo-001")
+    assert row.survivors == ()
+    aggregations.close_phase(identity, 3)
+    with pytest.raises(StoreError, match="not collected"):
+        aggregations.fold(identity, "silo-002", 3)
+    (row,) = aggregations.list("run-1")
+    assert row.survivors_declared
+    assert row.survivors == ("silo-001", "silo-003")
+
+
+def test_aggregations_are_found_by_round_and_by_outcome(store):
+    make_run(store)
+    for round_number, attempt, outcome in (
+        (1, 1, AggregationOutcome.ABORTED),
+        (1, 2, AggregationOutcome.RELEASED),
+        (2, 1, AggregationOutcome.SKIPPED),
+    ):
+        descriptor = signed(attempt, round_number)
+        store.aggregations.open(descriptor)
+        store.aggregations.end(descriptor.descriptor.identity, outcome)
+    (row,) = store.aggregations.released("run-1", 1)
+    assert row.identity.attempt == 2
+    assert store.aggregations.released("run-1", 2) == ()
+    assert [store.aggregations.newest_attempt("run-1", n) for n in (1, 2, 3)] == [2, 1, 0]
+    assert [row.identity.round for row in store.aggregations.list("run-1")] == [1, 1, 2]
+    assert store.aggregations.list("other") == ()
+
+
+def test_a_message_is_kept_once_and_in_order(store, opened):
+    identity = opened.descriptor.identity
+    for name in ("silo-002", "silo-000", "silo-001"):
+        store.messages.put(identity, message(silo_id=name))
+        store.messages.put(identity, message(silo_id=name))
+    with pytest.raises(StoreError, match="another message"):
+        store.messages.put(identity, message(body=b"other"))
+    assert [row.silo_id for row in store.messages.list(identity)] == [
+        "silo-002",
+        "silo-000",
+        "silo-001",
+    ]
+    assert store.messages.list(signed(attempt=2).descriptor.identity) == ()
+
+
+def test_secrets_are_forgotten_and_what_is_public_stays(store, opened, tmp_path):
+    identity, secret = opened.descriptor.identity, b"a secret share" * 40
+    store.messages.put(identity, message("share_keys", sealed=secret))
+    store.messages.put(identity, message("unmask", body=b"", sealed=secret))
+    assert secret.decode() not in repr(store.messages.with_secrets(identity))
+    assert [row.sealed for row in store.messages.with_secrets(identity)] == [secret, secret]
+    assert store.messages.list(identity) == (message("share_keys"),)
+    store.messages.forget_secrets(identity)
+    assert store.messages.with_secrets(identity) == (message("share_keys"),)
+    store.scrub()
+    files = list(tmp_path.glob("coordinator.db*"))
+    assert files
+    assert all(secret not in path.read_bytes() for path in files)
+
+
+def test_a_roster_is_found_by_its_digest(store):
+    first, second = signed_roster(1), signed_roster(2)
+    for roster in (first, second):
+        store.rosters.publish(roster, at_unix_s=1)
+    assert store.rosters.get(first.roster.sha256) == first
+    assert store.rosters.get(bytes(32)) is None

@@ -402,6 +402,12 @@ class RoundStatus(google.protobuf.message.Message):
     AGREEMENT_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
     ADAPTER_SHA256_FIELD_NUMBER: builtins.int
+    UPDATE_NORM_STANDARD_ERROR_FIELD_NUMBER: builtins.int
+    AGREEMENT_STANDARD_ERROR_FIELD_NUMBER: builtins.int
+    HETEROGENEITY_FIELD_NUMBER: builtins.int
+    HETEROGENEITY_STANDARD_ERROR_FIELD_NUMBER: builtins.int
+    SILO_NORM_SQ_FIELD_NUMBER: builtins.int
+    SILO_NORM_SQ_STANDARD_ERROR_FIELD_NUMBER: builtins.int
     round: builtins.int
     attempt: builtins.int
     phase: builtins.str
@@ -412,6 +418,15 @@ class RoundStatus(google.protobuf.message.Message):
     agreement: builtins.float
     outcome: builtins.str
     adapter_sha256: builtins.bytes
+    update_norm_standard_error: builtins.float
+    """Standard errors come from the masked sum's noise alone. Not a number stands for below noise."""
+    agreement_standard_error: builtins.float
+    heterogeneity: builtins.float
+    """Spread of the silos' updates around their mean."""
+    heterogeneity_standard_error: builtins.float
+    silo_norm_sq: builtins.float
+    """Mean of the silos' squared update norms, from the masked sum."""
+    silo_norm_sq_standard_error: builtins.float
     @property
     def waiting_for(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitingFor]: ...
     @property
@@ -440,8 +455,14 @@ class RoundStatus(google.protobuf.message.Message):
         agreement: builtins.float = ...,
         outcome: builtins.str = ...,
         adapter_sha256: builtins.bytes = ...,
+        update_norm_standard_error: builtins.float = ...,
+        agreement_standard_error: builtins.float = ...,
+        heterogeneity: builtins.float = ...,
+        heterogeneity_standard_error: builtins.float = ...,
+        silo_norm_sq: builtins.float = ...,
+        silo_norm_sq_standard_error: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "round", b"round", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___RoundStatus = RoundStatus
 
@@ -545,6 +566,43 @@ class GetAdapterResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["content", b"content"]) -> None: ...
 
 global___GetAdapterResponse = GetAdapterResponse
+
+@typing.final
+class GetTranscriptRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    round: builtins.int
+    attempt: builtins.int
+    """Which attempt; the round's last if 0."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        round: builtins.int = ...,
+        attempt: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "round", b"round", "run_id", b"run_id"]) -> None: ...
+
+global___GetTranscriptRequest = GetTranscriptRequest
+
+@typing.final
+class GetTranscriptResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: builtins.int
+    content: builtins.bytes
+    def __init__(
+        self,
+        *,
+        content: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content"]) -> None: ...
+
+global___GetTranscriptResponse = GetTranscriptResponse
 
 @typing.final
 class TailAuditRequest(google.protobuf.message.Message):

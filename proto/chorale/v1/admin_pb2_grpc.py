@@ -84,6 +84,11 @@ class AdminServiceStub(object):
                 request_serializer=chorale_dot_v1_dot_admin__pb2.GetAdapterRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.GetAdapterResponse.FromString,
                 _registered_method=True)
+        self.GetTranscript = channel.unary_stream(
+                '/chorale.v1.AdminService/GetTranscript',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.GetTranscriptRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.GetTranscriptResponse.FromString,
+                _registered_method=True)
         self.TailAudit = channel.unary_unary(
                 '/chorale.v1.AdminService/TailAudit',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.TailAuditRequest.SerializeToString,
@@ -156,6 +161,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTranscript(self, request, context):
+        """GetTranscript streams what an auditor checks offline: one serialised Transcript, in chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TailAudit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -214,6 +226,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetAdapter,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.GetAdapterRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.GetAdapterResponse.SerializeToString,
+            ),
+            'GetTranscript': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTranscript,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.GetTranscriptRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.GetTranscriptResponse.SerializeToString,
             ),
             'TailAudit': grpc.unary_unary_rpc_method_handler(
                     servicer.TailAudit,
@@ -491,6 +508,33 @@ class AdminService(object):
             '/chorale.v1.AdminService/GetAdapter',
             chorale_dot_v1_dot_admin__pb2.GetAdapterRequest.SerializeToString,
             chorale_dot_v1_dot_admin__pb2.GetAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTranscript(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/chorale.v1.AdminService/GetTranscript',
+            chorale_dot_v1_dot_admin__pb2.GetTranscriptRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.GetTranscriptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,12 @@ class AdminServiceStub:
         chorale.v1.admin_pb2.GetAdapterResponse,
     ]
 
+    GetTranscript: grpc.UnaryStreamMultiCallable[
+        chorale.v1.admin_pb2.GetTranscriptRequest,
+        chorale.v1.admin_pb2.GetTranscriptResponse,
+    ]
+    """GetTranscript streams what an auditor checks offline: one serialised Transcript, in chunks."""
+
     TailAudit: grpc.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.TailAuditRequest,
         chorale.v1.admin_pb2.TailAuditResponse,
@@ -130,6 +136,12 @@ class AdminServiceAsyncStub:
         chorale.v1.admin_pb2.GetAdapterRequest,
         chorale.v1.admin_pb2.GetAdapterResponse,
     ]
+
+    GetTranscript: grpc.aio.UnaryStreamMultiCallable[
+        chorale.v1.admin_pb2.GetTranscriptRequest,
+        chorale.v1.admin_pb2.GetTranscriptResponse,
+    ]
+    """GetTranscript streams what an auditor checks offline: one serialised Transcript, in chunks."""
 
     TailAudit: grpc.aio.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.TailAuditRequest,
@@ -208,6 +220,14 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: chorale.v1.admin_pb2.GetAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[chorale.v1.admin_pb2.GetAdapterResponse], collections.abc.AsyncIterator[chorale.v1.admin_pb2.GetAdapterResponse]]: ...
+
+    @abc.abstractmethod
+    def GetTranscript(
+        self,
+        request: chorale.v1.admin_pb2.GetTranscriptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[chorale.v1.admin_pb2.GetTranscriptResponse], collections.abc.AsyncIterator[chorale.v1.admin_pb2.GetTranscriptResponse]]:
+        """GetTranscript streams what an auditor checks offline: one serialised Transcript, in chunks."""
 
     @abc.abstractmethod
     def TailAudit(

@@ -1,0 +1,284 @@
+"""The attempts of one run: opened, continued after a restart, driven through R0 to R4, ended.
+
+Ordered invariants:
+
+1. The descriptor is built from the plan, the roster and the ready silos alone, and is in the store,
+   signed, before any silo sees it.
+2. A coordinator that restarts goes on with the attempt that was open, with the same descriptor and
+   whatever its journal holds; each step that is left has a phase's time again, up to the end of
+   the descriptor's last one. What cannot be continued is aborted, or skipped once survivors were
+   declared.
+3. An attempt ends once, in the same transaction as what follows from its end; its secrets are
+   deleted in it and its files after it.
+
+Covered: a coordinator that stops at any instant. Not covered: a scratch directory that is lost; the
+attempt is then keyed anew, or its round is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from federation.plan import Plan
+from secagg.descriptor import AggregationId, SignedDescriptor, sign_descriptor
+from secagg.errors import SecAggError
+from secagg.roster import SignedRoster
+from server.accumulator import Accumulator, clear_scratch
+from server.aggregation import Aggregated, aggregate
+from server.audit import AuditEvent
+from server.context import RunContext
+from server.descriptor import build_descriptor
+from server.errors import LostAttemptError, StoreError, TooFewSilosError, UploadError
+from server.journal import StoreJournal, read_history
+from server.phase import STEPS, Phase
+from server.progress import Progress
+from server.round import Attempt
+from server.store import Store
+from server.store.aggregations import AggregationOutcome, AggregationRow
+from server.store.runs import RunRow
+
+__all__ = ["Attempts", "end_unfinished"]
+
+log = structlog.get_logger(__name__)
+
+AGGREGATE_S = 60
+"""Shown as the deadline of the step that waits for no silo."""
+
+
+class Attempts:
+    """Opens, reopens, drives and ends the attempts of one run."""
+
+    def __init__(
+        self,
+        *,
+        row: RunRow,
+        plan: Plan,
+        roster: SignedRoster,
+        context: RunContext,
+        progress: Progress,
+    ) -> None:
+        self._row = row
+        self._plan = plan
+        self._roster = roster
+        self._context = context
+        self._progress = progress
+
+    # Opening --------------------------------------------------------------------------------------
+
+    def open(
+        self, number: int, ready: dict[str, tuple[str, ...]], *, adapter_sha256: bytes
+    ) -> Attempt:
+        """Open R0 for the silos that are ready."""
+        context = self._context
+        descriptor = sign_descriptor(
+            build_descriptor(
+                identity=AggregationId(
+                    run_id=self._row.run_id,
+                    round=self._progress.figures.round,
+                    step=0,
+                    part=0,
+                    attempt=number,
+                ),
+                plan=self._plan,
+                plan_sha256=self._row.plan_sha256,
+                roster=self._roster,
+                ready=ready,
+                adapter=context.blobs.get(adapter_sha256),
+                adapter_sha256=adapter_sha256,
+                now_unix_s=int(context.clock()),
+            ),
+            context.signing_key,
+        )
+        attempt = self._attempt(
+            descriptor,
+            self._roster,
+            Accumulator(self._directory(descriptor), length=descriptor.descriptor.words),
+        )
+        context.store.aggregations.open(descriptor)
+        return attempt
+
+    def reopen(self, row: AggregationRow) -> Attempt:
+        """Continue an open attempt from what its journal holds.
+
+        Raises:
+            LostAttemptError: it cannot be continued; the reason says why.
+        """
+        context, identity = self._context, row.identity
+        roster = context.store.rosters.get(row.descriptor.descriptor.roster_sha256)
+        if roster is None:
+            raise LostAttemptError(f"the roster of {identity} is not in the store")
+        clear_scratch(context.scratch, keep=self._directory(row.descriptor))
+        try:
+            attempt = self._attempt(
+                row.descriptor,
+                roster,
+                Accumulator.reopen(
+                    self._directory(row.descriptor),
+                    length=row.descriptor.descriptor.words,
+                    generation=len(row.folded),
+                ),
+            )
+            attempt.replay(read_history(context.store, row))
+        except (SecAggError, UploadError) as error:
+            raise LostAttemptError(f"{identity} cannot be continued: {error}") from error
+        context.audit.append(
+            AuditEvent.ATTEMPT_RESUMED,
+            run=identity.run_id,
+            round=identity.round,
+            attempt=identity.attempt,
+            phase=attempt.phase.value,
+        )
+        context.metrics.attempts_resumed.inc()
+        log.info(
+            "attempt_resumed",
+            phase=attempt.phase.value,
+            round=identity.round,
+            attempt=identity.attempt,
+            waiting_for=len(attempt.waiting_for),
+        )
+        return attempt
+
+    def _attempt(
+        self, descriptor: SignedDescriptor, roster: SignedRoster, accumulator: Accumulator
+    ) -> Attempt:
+        return Attempt(
+            descriptor=descriptor,
+            roster=roster,
+            accumulator=accumulator,
+            journal=StoreJournal(self._context.store, descriptor.descriptor.identity),
+        )
+
+    def _directory(self, descriptor: SignedDescriptor) -> Path:
+        identity = descriptor.descriptor.identity
+        name = ".".join(
+            str(part) for part in (identity.round, identity.step, identity.part, identity.attempt)
+        )
+        return self._context.scratch / identity.run_id / name
+
+    # Driving --------------------------------------------------------------------------------------
+
+    async def drive(self, attempt: Attempt) -> Aggregated:
+        """Relay what is left of R0 to R4 and turn the sum into the next adapter.
+
+        Raises:
+            TooFewSilosError: a phase lost too many.
+            SecAggError: the masks cannot be removed.
+            QuarantinedSumError: honest silos cannot have made this sum.
+            UpdateError: the update is not finite.
+        """
+        context, descriptor = self._context, attempt.descriptor.descriptor
+        await self._fold_whole(attempt)
+        for step in STEPS[STEPS.index(attempt.phase) :]:
+            await self._step(attempt, step)
+        now = context.clock()
+        self._progress.enter(Phase.AGGREGATE, now + AGGREGATE_S, attempt.identity.attempt)
+        total = await asyncio.to_thread(attempt.unmask)
+        previous = await asyncio.to_thread(context.blobs.get, descriptor.adapter_sha256)
+        aggregated = await asyncio.to_thread(
+            aggregate,
+            plan=self._plan,
+            previous=previous,
+            total=total,
+            descriptor=descriptor,
+            survivors=attempt.survivors,
+        )
+        self._progress.leave()
+        return aggregated
+
+    async def _fold_whole(self, attempt: Attempt) -> None:
+        """Fold what arrived in full before a restart: its silo may never come back."""
+        whole = dict(sorted(attempt.whole_uploads().items()))
+        for upload in whole.values():
+            # Before anybody can ask for its offset, which would cut it.
+            upload.queued = True
+        for silo_id, upload in whole.items():
+            try:
+                async with attempt.lock:
+                    await asyncio.to_thread(attempt.fold_upload, attempt.identity, silo_id)
+            except UploadError as error:
+                log.warning("upload_discarded", silo=silo_id, reason=str(error))
+            finally:
+                upload.queued = False
+
+    async def _step(self, attempt: Attempt, step: Phase) -> None:
+        clock = self._context.clock
+        deadline = Progress.deadline(
+            clock(),
+            self._plan.rounds.phase_deadline_s,
+            attempt.descriptor.descriptor.deadlines_unix_s,
+        )
+        self._progress.enter(step, deadline, attempt.identity.attempt)
+        while attempt.waiting_for and clock() < deadline:
+            await self._context.changed.wait(min(1.0, deadline - clock()))
+        async with attempt.lock:
+            if step is STEPS[-1]:
+                attempt.stop_collecting()
+            else:
+                attempt.close_phase()
+        self._progress.leave()
+        self._context.changed.notify()
+
+    # Ending ---------------------------------------------------------------------------------------
+
+    def note_failure(self, identity: AggregationId, phase: Phase, error: Exception) -> None:
+        """Count, log and audit why an attempt yields no sum."""
+        few = isinstance(error, TooFewSilosError)
+        self._context.metrics.aborts.labels(
+            reason=f"{'too_few' if few else 'refused'}_{phase.value}"
+        ).inc()
+        self._context.audit.append(
+            AuditEvent.ATTEMPT_ABORTED,
+            run=identity.run_id,
+            round=identity.round,
+            attempt=identity.attempt,
+            reason=str(error),
+        )
+        log.warning("attempt_aborted", round=identity.round, phase=phase.value, reason=str(error))
+
+    def end(self, identity: AggregationId, outcome: AggregationOutcome) -> None:
+        """Note in the store how an attempt ended, and delete its secrets there."""
+        _end(self._context.store, identity, outcome)
+
+    def clear(self, attempt: Attempt) -> None:
+        """Count what an ended attempt lost, and delete its files."""
+        for phase in attempt.dropped.values():
+            self._context.metrics.dropouts.labels(stage=phase.value).inc()
+        self._context.metrics.upload_bytes.inc(attempt.received_bytes)
+        attempt.close()
+        scrub(self._context.store)
+
+
+def end_unfinished(context: RunContext, keep: AggregationId | None) -> None:
+    """End every aggregation that nobody will continue: its run failed or was aborted.
+
+    Args:
+        context: What the coordinator works with.
+        keep: The one that goes on.
+    """
+    store = context.store
+    left = [row for row in store.aggregations.unfinished() if row.identity != keep]
+    for row in left:
+        _end(
+            store,
+            row.identity,
+            AggregationOutcome.SKIPPED if row.survivors_declared else AggregationOutcome.ABORTED,
+        )
+    # Also what an earlier process deleted and had no time to overwrite.
+    scrub(store)
+
+
+def scrub(store: Store) -> None:
+    """Overwrite deleted secrets; a database that is busy does it at its next checkpoint."""
+    try:
+        store.scrub()
+    except StoreError as error:
+        log.warning("secrets_not_scrubbed", reason=str(error))
+
+
+def _end(store: Store, identity: AggregationId, outcome: AggregationOutcome) -> None:
+    with store.transaction():
+        store.aggregations.end(identity, outcome)
+        store.messages.forget_secrets(identity)

@@ -1,0 +1,150 @@
+"""``chorale transcript`` and ``chorale verify-transcript``: aggregations checked offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from server.cli.envelope import (
+    DEFAULT_DATA,
+    CommandError,
+    Data,
+    Exit,
+    Format,
+    Output,
+    answering,
+    say,
+    succeed,
+)
+
+__all__ = ["app", "verify"]
+
+app = typer.Typer(help="The public part of an aggregation, for audit.", no_args_is_help=True)
+
+
+@app.command("export")
+def export(
+    *,
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Its id.")],
+    round_number: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="From 1.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    attempt: Annotated[
+        int, typer.Option("--attempt", min=0, help="Which attempt; the last if not given.")
+    ] = 0,
+    sum_out: Annotated[
+        Path | None, typer.Option("--sum-out", help="Write the published sum here as well.")
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Write the signed messages of one attempt to a file; nothing of it is secret."""
+    with answering(output):
+        from chorale.v1 import admin_pb2
+        from federation.transcript_file import encode_transcript, parse_transcript
+        from server.cli.client import CALL_TIMEOUT_S, connect
+
+        with connect(data) as stub:
+            request = admin_pb2.GetTranscriptRequest(
+                run_id=run_id, round=round_number, attempt=attempt
+            )
+            parts = stub.GetTranscript(request, timeout=CALL_TIMEOUT_S)
+            transcript = parse_transcript(b"".join(part.content for part in parts))
+            out.write_bytes(encode_transcript(transcript))
+            say(f"wrote {out}: {transcript.outcome}, {transcript.phases} public phases")
+            if sum_out is not None:
+                if transcript.record is None or not transcript.record.sum_sha256:
+                    raise CommandError(
+                        "this attempt released no sum",
+                        code="not_published",
+                        exit_code=Exit.ARGUMENTS,
+                    )
+                _write_blob(stub, transcript.record.sum_sha256, sum_out)
+                say(f"wrote {sum_out}: the published sum")
+        say(f"next, anywhere: chorale verify-transcript {out} --root-key root.pub")
+        succeed(
+            output,
+            {
+                "transcript": str(out),
+                "sum": None if sum_out is None else str(sum_out),
+                "outcome": transcript.outcome.value,
+                "phases": transcript.phases,
+                "attempt": transcript.descriptor.descriptor.identity.attempt,
+            },
+        )
+
+
+def verify(
+    *,
+    transcript_file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="From chorale transcript export.")
+    ],
+    root_key: Annotated[
+        Path, typer.Option("--root-key", help="root.pub, from the consortium root itself.")
+    ],
+    sum_file: Annotated[
+        Path | None, typer.Option("--sum", help="The published sum, to be checked as well.")
+    ] = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Check an aggregation offline: who was in it, and that t silos agreed on it.
+
+    Needs no coordinator and no data directory. The root key must come from a source you trust.
+    """
+    with answering(output):
+        from federation.errors import TranscriptError
+        from federation.transcript import verify_transcript
+        from federation.transcript_file import MAX_FILE_BYTES, decode_transcript, mapped
+        from server.keys import read_public_key
+
+        passed = []
+        try:
+            with transcript_file.open("rb") as file:
+                transcript = decode_transcript(file.read(MAX_FILE_BYTES + 1))
+            total = None if sum_file is None else mapped(sum_file)
+            for check, detail in verify_transcript(
+                transcript, read_public_key(root_key), total=total
+            ):
+                say(f"ok      {check.value:<18} {detail}")
+                passed.append(check.value)
+        except TranscriptError as error:
+            say(f"FAILED  {error.check.value}")
+            raise CommandError(
+                str(error),
+                code=f"transcript_{error.check.value}",
+                exit_code=Exit.ARGUMENTS,
+                hint="nothing after this check was looked at",
+            ) from error
+        if total is None:
+            say("the sum was not given, so only its digest is known")
+        say(f"the transcript is whole: {transcript.outcome}")
+        succeed(
+            output,
+            {
+                "outcome": transcript.outcome.value,
+                "passed": passed,
+                "survivors": [header.silo_id for header in transcript.upload_headers],
+            },
+        )
+
+
+def _write_blob(stub: Any, sha256: bytes, out: Path) -> None:
+    """Stream published bytes to a file, checked against their digest."""
+    import hashlib
+
+    from chorale.v1 import admin_pb2
+    from server.cli.client import CALL_TIMEOUT_S
+
+    digest = hashlib.sha256()
+    request = admin_pb2.GetAdapterRequest(adapter_sha256=sha256)
+    with out.open("wb") as file:
+        for part in stub.GetAdapter(request, timeout=10 * CALL_TIMEOUT_S):
+            digest.update(part.content)
+            file.write(part.content)
+    if digest.digest() != sha256:
+        raise CommandError(
+            "the coordinator sent other bytes than the record names",
+            code="sum_altered",
+            exit_code=Exit.SERVER,
+        )

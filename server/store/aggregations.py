@@ -1,0 +1,273 @@
+"""Aggregations: the signed descriptor, how far it came, whose upload is in the sum, how it ended.
+
+Invariants:
+
+1. A row appears, with the signature that makes it one, before any silo sees the descriptor.
+2. Phases close in order and never open again. Once the third is closed the survivors are fixed:
+   no upload is folded any more.
+3. Generation k of the sum holds the uploads of folds 1 to k; a silo is folded once.
+4. An aggregation ends once, and its outcome never changes.
+
+Covered: the transitions. Not covered: the messages (``server/store/messages.py``) and the bytes of
+the sum (``server/accumulator.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, func, insert, select, update
+
+import secagg.wire as secagg_wire
+from chorale.v1 import secagg_pb2
+from secagg.descriptor import AggregationId, SignedDescriptor
+from server.errors import StoreError
+from server.store.database import Database
+from server.store.schema import IDENTITY, aggregations, folds
+
+__all__ = ["AggregationOutcome", "AggregationRow", "Aggregations", "matches"]
+
+SURVIVORS_CLOSED: Final = 3
+"""R0 to R2 closed: the survivors are declared."""
+
+
+class AggregationOutcome(StrEnum):
+    """How an aggregation ended."""
+
+    OPEN = ""
+    RELEASED = "released"
+    """Its sum was published."""
+    ABORTED = "aborted"
+    """Before survivors were declared; another attempt may follow."""
+    SKIPPED = "skipped"
+    """After survivors were declared; its round is over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AggregationRow:
+    """One aggregation."""
+
+    identity: AggregationId
+    descriptor: SignedDescriptor
+    phases_closed: int
+    """How many of R0 to R4 are closed."""
+    folded: tuple[str, ...]
+    """Whose upload is in the sum, in the order of the folds."""
+    outcome: AggregationOutcome
+
+    @property
+    def survivors_declared(self) -> bool:
+        """Whether silos may have signed survivors, so that no other attempt is allowed."""
+        return self.phases_closed >= SURVIVORS_CLOSED
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """U3 in ascending order; empty until it is declared."""
+        return tuple(sorted(self.folded)) if self.survivors_declared else ()
+
+
+def matches(table: Table, identity: AggregationId) -> ColumnElement[bool]:
+    """Select the rows of one aggregation.
+
+    Args:
+        table: A table with the five columns of an identity.
+        identity: The aggregation.
+
+    Returns:
+        The condition.
+    """
+    return and_(*(table.c[name] == getattr(identity, name) for name in IDENTITY))
+
+
+class Aggregations:
+    """The tables of aggregations and folds."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def open(self, signed: SignedDescriptor) -> None:
+        """Keep a descriptor before anybody sees it.
+
+        Args:
+            signed: The descriptor with the coordinator's signature.
+
+        Raises:
+            StoreError: There is an aggregation of this identity.
+        """
+        identity = signed.descriptor.identity
+        with self._database.transaction() as connection:
+            if self._row(connection, identity) is not None:
+                raise StoreError(f"{identity} was opened before")
+            connection.execute(
+                insert(aggregations).values(
+                    **{name: getattr(identity, name) for name in IDENTITY},
+                    descriptor=secagg_wire.descriptor_to_proto(signed).SerializeToString(),
+                    phases_closed=0,
+                    outcome=AggregationOutcome.OPEN.value,
+                )
+            )
+
+    def close_phase(self, identity: AggregationId, phases_closed: int) -> None:
+        """Note that a phase is closed; the same again changes nothing.
+
+        Args:
+            identity: The aggregation.
+            phases_closed: How many are closed with this one.
+
+        Raises:
+            StoreError: The phase before is not closed, or a later one is, or it is all over.
+        """
+        with self._database.transaction() as connection:
+            row = self._require_open(connection, identity)
+            if row.phases_closed == phases_closed:
+                return
+            if row.phases_closed != phases_closed - 1:
+                raise StoreError(f"{identity}: {row.phases_closed} phases are closed")
+            self._update(connection, identity, phases_closed=phases_closed)
+
+    def fold(self, identity: AggregationId, silo_id: str, generation: int) -> None:
+        """Make a new generation of the sum the current one; the same again changes nothing.
+
+        Args:
+            identity: The aggregation.
+            silo_id: Whose upload it adds.
+            generation: How many uploads it holds.
+
+        Raises:
+            StoreError: The survivors are declared, the silo is in the sum, or a generation is
+                missing before this one.
+        """
+        with self._database.transaction() as connection:
+            row = self._require_open(connection, identity)
+            folded = self._folded(connection, identity)
+            if len(folded) == generation and folded[-1] == silo_id:
+                return
+            if row.phases_closed != SURVIVORS_CLOSED - 1:
+                raise StoreError(f"{identity}: uploads are not collected now")
+            if silo_id in folded or generation != len(folded) + 1:
+                raise StoreError(f"{identity}: fold {generation} of {silo_id} does not follow")
+            connection.execute(
+                insert(folds).values(
+                    **{name: getattr(identity, name) for name in IDENTITY},
+                    generation=generation,
+                    silo_id=silo_id,
+                )
+            )
+
+    def end(self, identity: AggregationId, outcome: AggregationOutcome) -> None:
+        """Note how an aggregation ended.
+
+        Args:
+            identity: The aggregation.
+            outcome: How.
+
+        Raises:
+            StoreError: It has ended before.
+        """
+        with self._database.transaction() as connection:
+            self._require_open(connection, identity)
+            self._update(connection, identity, outcome=outcome.value)
+
+    def list(self, run_id: str) -> tuple[AggregationRow, ...]:
+        """Return every aggregation of a run.
+
+        Args:
+            run_id: The run.
+
+        Returns:
+            By round, step, part and attempt.
+        """
+        return self._list(aggregations.c.run_id == run_id)
+
+    def unfinished(self) -> tuple[AggregationRow, ...]:
+        """Return the aggregations that have not ended, of whatever run.
+
+        Returns:
+            By run and identity.
+        """
+        return self._list(aggregations.c.outcome == AggregationOutcome.OPEN.value)
+
+    def released(self, run_id: str, round_number: int) -> tuple[AggregationRow, ...]:
+        """Return the aggregations whose sums made a round.
+
+        Args:
+            run_id: The run.
+            round_number: The round.
+
+        Returns:
+            By step and part; empty for a round that was skipped or is not closed.
+        """
+        return self._list(
+            and_(
+                aggregations.c.run_id == run_id,
+                aggregations.c.round == round_number,
+                aggregations.c.outcome == AggregationOutcome.RELEASED.value,
+            )
+        )
+
+    def newest_attempt(self, run_id: str, round_number: int) -> int:
+        """Return the number of the newest attempt that was opened.
+
+        Args:
+            run_id: The run.
+            round_number: The round.
+
+        Returns:
+            Its number; 0 before the first.
+        """
+        with self._database.transaction() as connection:
+            newest = connection.execute(
+                select(func.max(aggregations.c.attempt)).where(
+                    aggregations.c.run_id == run_id, aggregations.c.round == round_number
+                )
+            ).scalar()
+        return int(newest or 0)
+
+    def _list(self, condition: ColumnElement[bool]) -> tuple[AggregationRow, ...]:
+        order = [aggregations.c[name] for name in IDENTITY]
+        with self._database.transaction() as connection:
+            rows = connection.execute(select(aggregations).where(condition).order_by(*order)).all()
+            return tuple(
+                _aggregation(row, self._folded(connection, _identity(row))) for row in rows
+            )
+
+    def _require_open(self, connection: Connection, identity: AggregationId) -> Any:
+        row = self._row(connection, identity)
+        if row is None or row.outcome != AggregationOutcome.OPEN.value:
+            raise StoreError(f"{identity} is not open")
+        return row
+
+    @staticmethod
+    def _row(connection: Connection, identity: AggregationId) -> Any:
+        return connection.execute(
+            select(aggregations).where(matches(aggregations, identity))
+        ).first()
+
+    @staticmethod
+    def _folded(connection: Connection, identity: AggregationId) -> tuple[str, ...]:
+        query = select(folds.c.silo_id).where(matches(folds, identity)).order_by(folds.c.generation)
+        return tuple(connection.execute(query).scalars())
+
+    @staticmethod
+    def _update(connection: Connection, identity: AggregationId, **values: Any) -> None:
+        connection.execute(
+            update(aggregations).where(matches(aggregations, identity)).values(**values)
+        )
+
+
+def _identity(row: Any) -> AggregationId:
+    return AggregationId(**{name: getattr(row, name) for name in IDENTITY})
+
+
+def _aggregation(row: Any, folded: tuple[str, ...]) -> AggregationRow:
+    return AggregationRow(
+        identity=_identity(row),
+        descriptor=secagg_wire.descriptor_from_proto(
+            secagg_pb2.Descriptor.FromString(row.descriptor)
+        ),
+        phases_closed=row.phases_closed,
+        folded=folded,
+        outcome=AggregationOutcome(row.outcome),
+    )

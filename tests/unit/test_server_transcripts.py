@@ -1,0 +1,117 @@
+"""What the store keeps of an attempt is a transcript that anyone can verify."""
+
+import asyncio
+
+import pytest
+
+from federation.errors import TranscriptCheck
+from federation.transcript import Outcome, verify_transcript
+from federation.transcript_file import decode_transcript, encode_transcript
+from secagg.suite import verification_key
+from server.errors import NotPublishedError
+from server.transcripts import build_transcript
+from tests.unit import server_world as sw
+from tests.unit.secagg_samples import ROOT_KEY, silo_names
+
+NAMES = silo_names(4)
+ROOT = verification_key(ROOT_KEY)
+
+
+@pytest.fixture
+def world(tmp_path):
+    with sw.World(tmp_path) as made:
+        yield made
+
+
+def verified(transcript, total=None):
+    again = decode_transcript(encode_transcript(transcript))
+    assert again == transcript
+    return [passed.check for passed in verify_transcript(again, ROOT, total=total)]
+
+
+def exported(world, run_id, round_number, attempt=0):
+    transcript = build_transcript(world.store, run_id, round_number, attempt)
+    total = None
+    if transcript.record is not None and transcript.record.sum_sha256:
+        total = world.context.blobs.get(transcript.record.sum_sha256)
+    return transcript, verified(transcript, total)
+
+
+def test_each_round_of_a_run_has_a_transcript_that_verifies(world):
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2)))
+    for round_number in (1, 2):
+        transcript, passed = exported(world, run_id, round_number)
+        assert transcript.outcome is Outcome.RELEASED
+        assert passed == [check for check in TranscriptCheck if check != "format"]
+        assert transcript.record == world.store.records.list(run_id)[round_number]
+        assert [bundle.silo_id for bundle in transcript.bundles] == list(NAMES)
+        assert len(transcript.agreements) == 4
+    # Shares and ciphertexts are nobody's to keep.
+    content = encode_transcript(transcript)
+    assert b'"share"' not in content
+    assert b'"ciphertext"' not in content
+
+
+@pytest.mark.parametrize(
+    ("die_at", "sizes"),
+    [
+        ("advertise_keys", (3, 3, 3, 3)),
+        ("share_keys", (4, 3, 3, 3)),
+        ("upload", (4, 4, 3, 3)),
+        ("check_consistency", (4, 4, 4, 3)),
+        ("unmask", (4, 4, 4, 4)),
+    ],
+)
+def test_losses_show_in_the_transcript_and_it_verifies(world, die_at, sizes):
+    world.silos[NAMES[3]].die_at = (die_at, 1)
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    transcript, passed = exported(world, run_id, 1)
+    lists = ("bundles", "share_headers", "upload_headers", "agreements")
+    assert tuple(len(getattr(transcript, name)) for name in lists) == sizes
+    assert passed[-1] is TranscriptCheck.SUM
+
+
+@pytest.mark.parametrize(
+    ("die_at", "phases"), [("advertise_keys", 0), ("share_keys", 1), ("upload", 2)]
+)
+def test_an_aborted_attempt_is_kept_beside_the_one_that_followed(world, die_at, phases):
+    """Two of four die: too few to go on, and both come back for the second attempt."""
+    for name in NAMES[2:]:
+        world.silos[name].die_at = (die_at, 1)
+
+    def come_back():
+        for name in NAMES[2:]:
+            if world.silos[name].dead and world.driver.current.attempt == 2:
+                world.silos[name].come_back()
+
+    world.before_wait = come_back
+    run_id = asyncio.run(world.run(sw.plan_toml(spare=1)))
+    aborted, passed = exported(world, run_id, 1, attempt=1)
+    assert (aborted.outcome, aborted.phases) == (Outcome.ABORTED, phases)
+    assert aborted.record is None
+    assert len(passed) == (2, 4, 6)[phases]
+    released, passed = exported(world, run_id, 1)
+    assert released.outcome is Outcome.RELEASED
+    assert released.descriptor.descriptor.identity.attempt == 2
+    assert passed[-1] is TranscriptCheck.SUM
+
+
+def test_a_skipped_round_keeps_what_was_agreed(world):
+    """Two die before R4: the sum stays masked for good, and the record says so."""
+    for name in NAMES[2:]:
+        world.silos[name].die_at = ("unmask", 1)
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    transcript, passed = exported(world, run_id, 1)
+    assert (transcript.outcome, transcript.phases) == (Outcome.SKIPPED, 4)
+    assert passed[-3:] == [
+        TranscriptCheck.AGREEMENTS,
+        TranscriptCheck.RECORD,
+        TranscriptCheck.PARENT,
+    ]
+
+
+def test_what_never_was_is_a_typed_error(world):
+    run_id = asyncio.run(world.run(sw.plan_toml()))
+    for arguments in (("run-x", 1), (run_id, 2), (run_id, 0), (run_id, 1, 2)):
+        with pytest.raises(NotPublishedError):
+            build_transcript(world.store, *arguments)
