@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check test-long proto format setup clean
+.PHONY: demo test check test-long mutants-secagg proto format setup clean
 
 setup: $(VENV)/.installed
 
@@ -24,6 +24,10 @@ test: setup
 
 test-long: setup
 	$(BIN)/pytest -m long $(TEST_ARGS)
+
+# Switches off each verification of secure aggregation in turn; every mutant must be caught.
+mutants-secagg: setup
+	@$(BIN)/python -m tests.mutants.secagg_mutants $(MUTANTS)
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -51,5 +55,21 @@ proto-fresh: setup
 	{ echo "stale: proto/chorale/v1/$$(basename $$f): run 'make proto'"; rm -r $$fresh; exit 1; }; done; \
 	rm -r $$fresh; echo "generated code is fresh"
 
+# The peer's pins stay out of the project's environment.
+BENCH_VENV ?= .venv-bench
+
+.PHONY: bench-secagg bench-secagg-scaling
+
+$(BENCH_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[bench]'
+	touch $@
+
+bench-secagg: $(BENCH_VENV)/.installed
+	$(BENCH_VENV)/bin/python benchmarks/secagg_vs_flower.py $(BENCH_ARGS)
+
+bench-secagg-scaling: setup
+	$(BIN)/python benchmarks/secagg_scaling.py $(BENCH_ARGS)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache
