@@ -38,6 +38,7 @@ class TilesAhead:
     """A sum of `words` words, made by len(makers) threads of which the reader's is one."""
 
     __slots__ = (
+        "_buffers",
         "_changed",
         "_closed",
         "_error",
@@ -63,7 +64,8 @@ class TilesAhead:
         self._taken = 0
         self._made: dict[int, Tile] = {}
         ring = min(self._tiles, _RING_PER_THREAD * len(makers))
-        self._free = [np.zeros(tile_words, dtype="<u4") for _ in range(ring)]
+        self._buffers = tuple(np.zeros(tile_words, dtype="<u4") for _ in range(ring))
+        self._free = list(self._buffers)
         self._error: BaseException | None = None
         self._closed = False
         self._threads = [
@@ -96,7 +98,7 @@ class TilesAhead:
             thread.join()
         for maker in self._makers:
             maker.wipe()
-        for buffer in (*self._free, *self._made.values()):
+        for buffer in self._buffers:
             buffer.fill(0)
 
     def _wait_for(self, number: int) -> Tile:
@@ -118,8 +120,6 @@ class TilesAhead:
             # The last tile may be shorter than its buffer, and then no other follows.
             if tile.size == self._tile_words:
                 self._free.append(tile)
-            else:
-                tile.fill(0)
             self._changed.notify_all()
 
     def _take(self) -> tuple[int, Tile] | None:

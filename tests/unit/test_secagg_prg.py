@@ -148,11 +148,13 @@ def test_what_was_put_out_is_overwritten_on_close():
     assert not kept.any()
 
 
-def test_tiles_made_ahead_are_overwritten_on_close():
-    streams = MaskStreams([Mask(key=_KEY, sign=1)], words=8 * BLOCK_WORDS, threads=2)
-    streams.apply(np.zeros(BLOCK_WORDS // 2, dtype="<u4"))
+@pytest.mark.parametrize("read_words", [BLOCK_WORDS // 2, 8 * BLOCK_WORDS + 100])
+def test_tiles_made_ahead_are_overwritten_on_close(read_words):
+    # The last tile is shorter than its buffer, which held a whole one before.
+    streams = MaskStreams([Mask(key=_KEY, sign=1)], words=8 * BLOCK_WORDS + 100, threads=2)
+    streams.apply(np.zeros(read_words, dtype="<u4"))
     ahead = streams._ahead
-    kept = [*ahead._made.values(), *(maker._words for maker in ahead._makers)]
+    kept = [*ahead._buffers, *(maker._words for maker in ahead._makers)]
     assert any(buffer.any() for buffer in kept)
     streams.close()
     assert not any(buffer.any() for buffer in kept)
