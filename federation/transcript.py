@@ -22,13 +22,14 @@ order (``TranscriptCheck`` names each; the first that fails is raised):
     sum                the published sum has D's length and the record's digest; only if it is given
 
 An attempt that released nothing is checked as far as its phases closed; if its round was skipped,
-the signed record must say so.
+the signed record must say so. One whose run ended after U3 was declared has no record: its messages
+show who agreed on what, and that nothing was released is the coordinator's word alone.
 
 Covered: that at least t silos of the signed roster agreed on D, on U2 and on U3, and that the
 record is about that agreement. Not covered: that the sum is the sum of their vectors (nobody can
 show that without opening one; the silos verify the update, ``federation.verify``); that a roster
-was the newest; that an attempt which is said to be aborted released nothing; messages of a phase
-that never closed.
+was the newest; that an attempt which is said to be aborted, or to have ended, released nothing;
+messages of a phase that never closed.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ from secagg.verification import (
 
 PUBLIC_PHASES: Final = 4
 """R0 to R3; R4 carries shares, which are nobody's to keep."""
+SURVIVORS_PHASES: Final = 3
+"""R0 to R2: U3 is declared."""
 LEAST_HONEST: Final = 2
 
 
@@ -78,6 +81,8 @@ class Outcome(StrEnum):
     """Another attempt followed, with new keys."""
     SKIPPED = "skipped"
     """The round was closed without a sum."""
+    ENDED = "ended_without_record"
+    """After U3 was declared the run failed or was aborted; no record closes the round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +127,10 @@ class Transcript:
                 TranscriptCheck.FORMAT,
                 f"an attempt that is {self.outcome} has "
                 f"{'a record and its parent' if closing else 'no record'}",
+            )
+        if self.outcome is Outcome.ENDED and self.phases < SURVIVORS_PHASES:
+            raise TranscriptError(
+                TranscriptCheck.FORMAT, "an attempt before R2 closed is aborted, not ended"
             )
         if self.outcome is Outcome.RELEASED and self.phases != PUBLIC_PHASES:
             raise TranscriptError(TranscriptCheck.FORMAT, "a sum was released before R3 closed")

@@ -235,7 +235,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         )
         wrap = self._stream if handler.response_streaming else self._single
         return make(
-            wrap(method, kind, inner), handler.request_deserializer, handler.response_serializer
+            wrap(method, kind, inner),
+            handler.request_deserializer,
+            _unless_serialised(handler.response_serializer),
         )
 
     def _single(self, method: str, kind: str, inner: Callable[..., Awaitable[Any]]) -> Any:
@@ -291,6 +293,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         labels = {"grpc_type": kind, "grpc_service": service, "grpc_method": name}
         self._metrics.rpc_handled.labels(**labels, grpc_code=_code_name(code)).inc()
         self._metrics.rpc_seconds.labels(**labels).observe(elapsed_s)
+
+
+def _unless_serialised(serialise: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Let a handler answer with bytes: an answer to many callers is serialised once."""
+    return lambda message: message if isinstance(message, bytes) else serialise(message)
 
 
 def _code_name(code: Any) -> str:

@@ -117,8 +117,8 @@ class Accumulator:
         self.generation = 0
         """How many uploads are in the committed sum."""
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True, mode=0o700)
         try:
+            directory.mkdir(parents=True, mode=0o700)
             for generation in (0, 1):
                 with self._path(generation).open("xb") as file:
                     # Reserved now: a disk that is full later would cost silos what they charged.
@@ -136,6 +136,7 @@ class Accumulator:
 
         Raises:
             LostAttemptError: its file is gone.
+            StorageFullError: nothing was folded, the files are gone, and there is no room for new.
         """
         if generation == 0 and not directory.is_dir():
             return cls(directory, length=length)

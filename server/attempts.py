@@ -18,6 +18,7 @@ attempt is then keyed anew, or its round is skipped.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
@@ -31,7 +32,13 @@ from server.aggregation import Aggregated, aggregate
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.descriptor import build_descriptor
-from server.errors import LostAttemptError, StoreError, TooFewSilosError, UploadError
+from server.errors import (
+    LostAttemptError,
+    StorageFullError,
+    StoreError,
+    TooFewSilosError,
+    UploadError,
+)
 from server.journal import StoreJournal, read_history
 from server.phase import STEPS, Phase
 from server.progress import Progress
@@ -95,9 +102,10 @@ class Attempts:
         attempt = self._attempt(
             descriptor,
             self._roster,
+            ready,
             Accumulator(self._directory(descriptor), length=descriptor.descriptor.words),
         )
-        context.store.aggregations.open(descriptor)
+        context.store.aggregations.open(descriptor, ready)
         return attempt
 
     def reopen(self, row: AggregationRow) -> Attempt:
@@ -110,11 +118,14 @@ class Attempts:
         roster = context.store.rosters.get(row.descriptor.descriptor.roster_sha256)
         if roster is None:
             raise LostAttemptError(f"the roster of {identity} is not in the store")
+        if not row.families or len(row.members) != row.phases_closed:
+            raise LostAttemptError(f"{identity} was opened by an earlier version")
         clear_scratch(context.scratch, keep=self._directory(row.descriptor))
         try:
             attempt = self._attempt(
                 row.descriptor,
                 roster,
+                row.families,
                 Accumulator.reopen(
                     self._directory(row.descriptor),
                     length=row.descriptor.descriptor.words,
@@ -122,7 +133,8 @@ class Attempts:
                 ),
             )
             attempt.replay(read_history(context.store, row))
-        except (SecAggError, UploadError) as error:
+        except (SecAggError, UploadError, StorageFullError) as error:
+            # A disk without room for files that are gone must not keep the coordinator down.
             raise LostAttemptError(f"{identity} cannot be continued: {error}") from error
         context.audit.append(
             AuditEvent.ATTEMPT_RESUMED,
@@ -142,11 +154,16 @@ class Attempts:
         return attempt
 
     def _attempt(
-        self, descriptor: SignedDescriptor, roster: SignedRoster, accumulator: Accumulator
+        self,
+        descriptor: SignedDescriptor,
+        roster: SignedRoster,
+        families: Mapping[str, tuple[str, ...]],
+        accumulator: Accumulator,
     ) -> Attempt:
         return Attempt(
             descriptor=descriptor,
             roster=roster,
+            families=families,
             accumulator=accumulator,
             journal=StoreJournal(self._context.store, descriptor.descriptor.identity),
         )
@@ -247,7 +264,11 @@ class Attempts:
         for phase in attempt.dropped.values():
             self._context.metrics.dropouts.labels(stage=phase.value).inc()
         self._context.metrics.upload_bytes.inc(attempt.received_bytes)
-        attempt.close()
+        try:
+            attempt.close()
+        except UploadError as error:
+            # The next start deletes them.
+            log.warning("scratch_not_deleted", reason=str(error))
         scrub(self._context.store)
 
 
@@ -271,7 +292,10 @@ def end_unfinished(context: RunContext, keep: AggregationId | None) -> None:
 
 
 def scrub(store: Store) -> None:
-    """Overwrite deleted secrets; a database that is busy does it at its next checkpoint."""
+    """Overwrite deleted secrets; what a busy database keeps goes at the next end or start.
+
+    Until then they are in the write-ahead log: the warning says so.
+    """
     try:
         store.scrub()
     except StoreError as error:

@@ -19,8 +19,6 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-import federation.wire as federation_wire
-import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2, round_pb2
 from dp.errors import PrivacyError
 from federation.adapter import decode_adapter
@@ -29,14 +27,8 @@ from federation.forecast import forecast_plan, shared_dimension
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.record import AdapterRecord
-from secagg.descriptor import AggregationId, SignedDescriptor
+from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
-from secagg.messages import (
-    BoxDelivery,
-    ConsistencySignatures,
-    KeyBundles,
-    Survivors,
-)
 from secagg.roster import SignedRoster
 from server.accumulator import clear_scratch
 from server.attempts import end_unfinished
@@ -44,9 +36,11 @@ from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import CoordinatorError, RunError, UnknownRunError
 from server.figures import RoundFigures
+from server.instructions import Instructions
 from server.round import Attempt
 from server.run import RunDriver
 from server.status import watch_response
+from server.storage_faults import over_storage_faults
 from server.store.aggregations import AggregationRow
 from server.store.runs import RunState
 
@@ -65,8 +59,7 @@ class Conductor:
         self.context = context
         self.driver: RunDriver | None = None
         self._task: asyncio.Task[None] | None = None
-        # A restarted coordinator must not repeat an instruction id of the one before.
-        self._boot = secrets.token_hex(4)
+        self.instructions = Instructions()
 
     # Lifecycle ------------------------------------------------------------------------------------
 
@@ -218,27 +211,31 @@ class Conductor:
     async def _drive(self, driver: RunDriver) -> None:
         run_id = driver.row.run_id
         try:
-            await driver.drive()
+            await over_storage_faults(driver.drive, run_id=run_id, metrics=self.context.metrics)
         except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
             # A stop with a known reason is one line; only defects get a traceback.
             log.error("run_stopped", run=run_id, reason=str(error))  # noqa: TRY400
-            self._stop(driver, str(error))
+            await self._stop(driver, str(error))
         except Exception:
             # The daemon must outlive a defect in one run, and the admin must see that it stopped.
             log.exception("run_crashed", run=run_id)
-            self._stop(driver, "internal error: see log")
+            await self._stop(driver, "internal error: see log")
         finally:
             self.context.changed.notify()
 
-    def _stop(self, driver: RunDriver, reason: str) -> None:
+    async def _stop(self, driver: RunDriver, reason: str) -> None:
         """Show that a run stopped, and why; nothing of its attempt is kept."""
         run_id = driver.row.run_id
-        self.context.store.runs.set_state(run_id, RunState.FAILED, reason)
-        self.context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=reason)
-        driver.attempt = None
+        driver.attempt = driver.training = None
+
+        async def note() -> None:
+            self.context.store.runs.set_state(run_id, RunState.FAILED, reason)
+            self.context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=reason)
+
+        await over_storage_faults(note, run_id=run_id, metrics=self.context.metrics)
         try:
             self._clear(keep=None)
-        except CoordinatorError as error:
+        except (CoordinatorError, OSError) as error:
             # The next start clears it.
             log.warning("attempt_not_cleared", run=run_id, reason=str(error))
 
@@ -265,66 +262,23 @@ class Conductor:
             raise UnknownRunError("no run is active")
         return self.driver
 
-    async def poll(
-        self, silo_id: str, last_instruction_id: str, wait_s: float
-    ) -> round_pb2.PollResponse:
-        """The instruction for this silo, as soon as it differs from the last one it saw."""
+    async def poll(self, silo_id: str, last_instruction_id: str, wait_s: float) -> bytes:
+        """The instruction for this silo, as soon as it differs from the last one it saw.
+
+        Returns:
+            A serialised ``PollResponse``; only its id is set when nothing changed in ``wait_s``.
+        """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + wait_s
         while True:
-            instruction_id, response = self._instruction(silo_id)
+            answer = self.instructions.current(self.driver, silo_id)
+            if answer.instruction_id != last_instruction_id:
+                return await self.instructions.serialised(answer)
             left = give_up_at - loop.time()
-            if instruction_id != last_instruction_id or left <= 0:
-                response.instruction_id = instruction_id
-                return response
+            if left <= 0:
+                unchanged = round_pb2.PollResponse(instruction_id=answer.instruction_id)
+                return unchanged.SerializeToString()
             await self.context.changed.wait(left)
-
-    def _instruction(self, silo_id: str) -> tuple[str, round_pb2.PollResponse]:
-        driver = self.driver
-        if driver is None or silo_id not in driver.roster.roster.silo_ids:
-            return f"{self._boot}:idle", round_pb2.PollResponse(idle=round_pb2.Idle())
-        run_id, figures = driver.row.run_id, driver.current
-        place = f"{self._boot}:{run_id}:{figures.round}:{figures.attempt}"
-        if driver.training is not None:
-            task = driver.training.task
-            return (
-                f"{place}:training:{task.ready_deadline_unix_s}",
-                round_pb2.PollResponse(round_task=federation_wire.round_task_to_proto(task)),
-            )
-        if driver.attempt is not None:
-            return self._attempt_instruction(place, driver.attempt, silo_id)
-        response = round_pb2.PollResponse()
-        response.round_result.record.CopyFrom(federation_wire.record_to_proto(driver.head))
-        return f"{self._boot}:{run_id}:record:{driver.head.round}", response
-
-    @staticmethod
-    def _attempt_instruction(
-        place: str, attempt: Attempt, silo_id: str
-    ) -> tuple[str, round_pb2.PollResponse]:
-        response = round_pb2.PollResponse()
-        if silo_id not in attempt.cohort:
-            response.idle.SetInParent()
-            return f"{place}:idle", response
-        response.identity.CopyFrom(secagg_wire.identity_to_proto(attempt.identity))
-        instruction = attempt.instruction(silo_id)
-        match instruction.message:
-            case SignedDescriptor() as message:
-                response.descriptor.CopyFrom(secagg_wire.descriptor_to_proto(message))
-            case KeyBundles() as message:
-                response.key_bundles.CopyFrom(secagg_wire.key_bundles_to_proto(message))
-            case BoxDelivery() as message:
-                response.box_delivery.CopyFrom(secagg_wire.box_delivery_to_proto(message))
-            case Survivors() as message:
-                response.survivors.CopyFrom(secagg_wire.survivors_to_proto(message))
-            case ConsistencySignatures() as message:
-                response.consistency_signatures.CopyFrom(
-                    secagg_wire.consistency_signatures_to_proto(message)
-                )
-            case None:
-                response.aborted.reason = "dropped: this silo missed a phase of the attempt"
-        # A dropped silo is told once, whatever the phase is by now.
-        phase = "dropped" if instruction.message is None else instruction.phase.value
-        return f"{place}:{phase}", response
 
     # What the admin sees --------------------------------------------------------------------------
 

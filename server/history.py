@@ -33,8 +33,8 @@ class Journal(Protocol):
     def folded(self, silo_id: str, generation: int) -> None:
         """A silo's upload is in this generation of the sum."""
 
-    def closed(self, phase: Phase) -> None:
-        """Who answered in this phase is fixed."""
+    def closed(self, phase: Phase, members: tuple[str, ...]) -> None:
+        """A phase is closed, and these silos answered in it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,4 +45,10 @@ class History:
     """In the order in which they were accepted."""
     folded: tuple[str, ...]
     """In the order of the folds."""
-    phases_closed: int
+    members: tuple[tuple[str, ...], ...]
+    """Who answered, in ascending order, of each phase that is closed."""
+
+    @property
+    def phases_closed(self) -> int:
+        """How many of R0 to R4 are closed."""
+        return len(self.members)

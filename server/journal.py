@@ -10,6 +10,7 @@ Covered: messages, folds, closed phases. Not covered: opening and ending an aggr
 from __future__ import annotations
 
 from secagg.descriptor import AggregationId
+from server.errors import StoreError
 from server.history import History, SiloMessage
 from server.message_codec import decode, encode
 from server.phase import STEPS, Phase
@@ -34,9 +35,21 @@ class StoreJournal:
         """Make a generation of the sum the current one."""
         self._store.aggregations.fold(self._identity, silo_id, generation)
 
-    def closed(self, phase: Phase) -> None:
-        """Fix who answered in a phase."""
-        self._store.aggregations.close_phase(self._identity, STEPS.index(phase) + 1)
+    def closed(self, phase: Phase, members: tuple[str, ...]) -> None:
+        """Fix who answered in a phase.
+
+        Raises:
+            StoreError: a member's message is not here, so that a restart would make another phase.
+        """
+        store, identity = self._store, self._identity
+        with store.transaction():
+            if phase is Phase.MASKED_INPUT:
+                known = store.aggregations.folded(identity)
+            else:
+                known = store.messages.senders(identity, phase.value)
+            if tuple(sorted(known)) != members:
+                raise StoreError(f"{phase}: the journal holds other members than the attempt")
+            store.aggregations.close_phase(identity, STEPS.index(phase) + 1, members)
 
 
 def read_history(store: Store, row: AggregationRow) -> History:
@@ -55,5 +68,5 @@ def read_history(store: Store, row: AggregationRow) -> History:
     return History(
         messages=tuple(decode(message) for message in store.messages.with_secrets(row.identity)),
         folded=row.folded,
-        phases_closed=row.phases_closed,
+        members=row.members,
     )

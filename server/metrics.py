@@ -95,6 +95,11 @@ class CoordinatorMetrics:
         self.attempts_resumed = Counter(
             "chorale_attempts_resumed", "Attempts continued after a restart.", registry=reg
         )
+        self.storage_faults = Counter(
+            "chorale_storage_faults",
+            "Times a run paused because disk or database failed.",
+            registry=reg,
+        )
         self.dropouts = Counter(
             "chorale_secagg_dropouts", "Silos lost in an attempt.", ["stage"], registry=reg
         )

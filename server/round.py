@@ -12,8 +12,11 @@ Invariants:
 3. A silo that misses a phase is dropped: it is told ``Aborted`` and is not waited for again.
 4. After the survivors were declared the attempt can only be finished or skipped, never retried.
 5. What was accepted is in the journal before the caller may acknowledge it, and a phase is closed
-   there before anybody sees what follows. The same messages and closed phases make the same
-   attempt again (``replay``): same U1, U2, U3, same drop-outs, same answers to the silos.
+   there, with its members, before anybody sees what follows. The same messages and closed phases
+   make the same attempt again (``replay``): same U1, U2, U3, same drop-outs, same answers to the
+   silos. A journal that makes another one is refused.
+6. A bundle declares the families that its silo reported ready with: D's figures were laid out for
+   those, and a silo that signs others would make every silo abort.
 
 Covered: drop-outs at every step up to n - t, late and repeated messages, a coordinator that stops
 at any instant. Not covered here: what a malicious coordinator does, which the silos check
@@ -24,22 +27,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from secagg import server as protocol
 from secagg.descriptor import AggregationId, SignedDescriptor
+from secagg.errors import Check, VerificationError
 from secagg.messages import (
-    BoxDelivery,
     ConsistencySignature,
-    ConsistencySignatures,
     KeyBundle,
-    KeyBundles,
     MaskedInputHeader,
     ShareBoxes,
-    Survivors,
     UnmaskingShares,
 )
 from secagg.prg import DEFAULT_THREADS, MaskStreams
@@ -51,21 +51,25 @@ from secagg.server import (
     CollectShares,
     CollectUnmasking,
 )
+from secagg.server.unmasking import Unmasking
 from server.accumulator import Accumulator, Upload
-from server.errors import TooFewSilosError, WrongPhaseError, WrongRoundError
+from server.closing import Closing, Message, State, answered, close_state
+from server.errors import (
+    LostAttemptError,
+    TooFewSilosError,
+    WrongPhaseError,
+    WrongRoundError,
+)
 from server.history import History, Journal, SiloMessage
+from server.inbox import Inbox
 from server.phase import STEPS, Phase
 
-__all__ = ["STEPS", "Attempt", "Instruction", "Phase"]
+__all__ = ["STEPS", "Attempt", "Instruction", "Message", "Phase"]
 
 StateT = TypeVar("StateT")
 CollectorT = TypeVar(
     "CollectorT", CollectBundles, CollectShares, CollectConsistency, CollectUnmasking
 )
-
-
-Message = SignedDescriptor | KeyBundles | BoxDelivery | Survivors | ConsistencySignatures
-State = CollectBundles | CollectShares | CollectMaskedInputs | CollectConsistency | CollectUnmasking
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +81,6 @@ class Instruction:
     """None: this silo is out of the attempt."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Inbox:
-    """Uploads in flight, by silo."""
-
-    uploads: dict[str, Upload] = field(default_factory=dict)
-    headers: dict[str, MaskedInputHeader] = field(default_factory=dict)
-
-
 class Attempt:
     """The coordinator's side of one identity (run, round, step, part, attempt)."""
 
@@ -93,6 +89,7 @@ class Attempt:
         *,
         descriptor: SignedDescriptor,
         roster: SignedRoster,
+        families: Mapping[str, tuple[str, ...]],
         accumulator: Accumulator,
         journal: Journal,
     ) -> None:
@@ -108,8 +105,10 @@ class Attempt:
         self._accumulator = accumulator
         self._journal = journal
         self._collected = False
-        self._inbox = _Inbox()
-        self._taken: dict[tuple[type[State], str], Any] = {}
+        self._closing: Closing | None = None
+        self._unmasking: Unmasking | None = None
+        self._families = families
+        self._inbox = Inbox(journal, accumulator)
         self._state: State = protocol.open(descriptor, roster)
         self._messages: Mapping[str, Message] = dict.fromkeys(self.cohort, descriptor)
 
@@ -119,6 +118,7 @@ class Attempt:
         Raises:
             SecAggError: the journal does not fit the descriptor.
             UploadError: the accumulator does not.
+            LostAttemptError: a closed phase is not made of what the journal holds.
         """
         by_state: dict[type[State], list[SiloMessage]] = {}
         for message in history.messages:
@@ -132,16 +132,17 @@ class Attempt:
                 self._replay_uploads(history.folded, closed=closed)
             if not closed:
                 return
+            if answered(self._state, self.active, self.survivors) != history.members[number]:
+                raise LostAttemptError(f"{STEPS[number]} was closed with other members")
             self._go_on()
 
     def _remember(self, message: SiloMessage) -> None:
         state: Any = self._state
         if isinstance(message, MaskedInputHeader):
             state.expect(message)
-            self._inbox.headers[message.silo_id] = message
-            return
-        state.receive(message)
-        self._taken[type(state), _sender(message)] = message
+        else:
+            state.receive(message)
+        self._inbox.recall(message)
 
     def _replay_uploads(self, folded: tuple[str, ...], *, closed: bool) -> None:
         state = self._expect(self.identity, CollectMaskedInputs)
@@ -156,7 +157,7 @@ class Attempt:
                 # Too late: no upload of it may look as if it were in the sum.
                 del self._inbox.headers[silo_id]
             else:
-                self._open_spool(self._inbox.headers[silo_id])
+                self._inbox.open_spool(self._inbox.headers[silo_id])
 
     # What the silos are told -------------------------------------------------------------------
 
@@ -177,11 +178,18 @@ class Attempt:
 
     def receive_bundle(self, identity: AggregationId, bundle: KeyBundle) -> None:
         """R0."""
-        self._take(identity, CollectBundles, bundle.silo_id, bundle)
+        declared = sorted(self._families.get(bundle.silo_id, bundle.families))
+        if identity == self.identity and declared != sorted(bundle.families):
+            raise VerificationError(
+                Check.METRICS_FAMILIES,
+                "the bundle declares other families than the silo was ready with",
+                silo=bundle.silo_id,
+            )
+        self._take(identity, CollectBundles, bundle)
 
     def receive_boxes(self, identity: AggregationId, boxes: ShareBoxes) -> None:
         """R1."""
-        self._take(identity, CollectShares, boxes.sender, boxes)
+        self._take(identity, CollectShares, boxes)
 
     def open_upload(self, identity: AggregationId, header: MaskedInputHeader) -> Upload:
         """R2, opening: the signed header is checked before the first byte is stored."""
@@ -194,16 +202,9 @@ class Attempt:
             raise WrongPhaseError("this upload is already complete")
         if known is not None:
             raise WrongPhaseError("a second, different upload for one aggregation is refused")
-        self._journal.accepted(header)
-        upload = self._open_spool(header)
+        self._inbox.keep(header)
+        upload = self._inbox.open_spool(header)
         self._inbox.headers[header.silo_id] = header
-        return upload
-
-    def _open_spool(self, header: MaskedInputHeader) -> Upload:
-        upload = self._accumulator.open_upload(
-            header.silo_id, length_bytes=header.length_bytes, sha256=header.masked_sha256
-        )
-        self._inbox.uploads[header.silo_id] = upload
         return upload
 
     def fold_queued(self, silo_id: str) -> bool:
@@ -213,7 +214,7 @@ class Attempt:
 
     def whole_uploads(self) -> Mapping[str, Upload]:
         """What is all here and not in the sum, by silo: a restart interrupted its fold."""
-        return {s: upload for s, upload in self._inbox.uploads.items() if upload.complete}
+        return self._inbox.whole_uploads()
 
     def upload_offset(self, identity: AggregationId, silo_id: str) -> int:
         """How many bytes of this silo's upload are here; the full length once it is folded.
@@ -252,11 +253,11 @@ class Attempt:
 
     def receive_consistency(self, identity: AggregationId, message: ConsistencySignature) -> None:
         """R3."""
-        self._take(identity, CollectConsistency, message.silo_id, message)
+        self._take(identity, CollectConsistency, message)
 
     def receive_unmasking(self, identity: AggregationId, message: UnmaskingShares) -> None:
         """R4."""
-        self._take(identity, CollectUnmasking, message.silo_id, message)
+        self._take(identity, CollectUnmasking, message)
 
     # Closing a phase -----------------------------------------------------------------------------
 
@@ -272,13 +273,14 @@ class Attempt:
             TooFewSilosError: fewer than max(t, n_min) did; the attempt is over.
         """
         state = self._state
-        if not state.ready:
+        if self._closing is None and not state.ready:
             raise TooFewSilosError(
                 f"{self.phase}: {len(self.active - self.waiting_for)} of {len(self.cohort)} silos "
                 "answered in time, which is too few to go on"
             )
         if isinstance(state, CollectUnmasking):
             raise WrongPhaseError("the last phase ends with unmask(), not with close_phase()")
+        self._inbox.write_rest()
         self._go_on(self._journal)
 
     def stop_collecting(self) -> None:
@@ -293,35 +295,21 @@ class Attempt:
         if not state.ready:
             raise TooFewSilosError(f"{self.phase}: too few shares to unmask")
         if not self._collected:
+            self._inbox.write_rest()
             self._go_on(self._journal)
 
     def _go_on(self, journal: Journal | None = None) -> None:
         """Move to what follows the current phase, once the journal says that it is closed."""
-        state, phase = self._state, self.phase
-        following: State = state
-        messages = self._messages
-        survivors = self.survivors
-        # R3 and R4 losses are drop-outs of the protocol, not of the sum: U3 stays what it is.
-        missing = self.waiting_for
-        active = self.active - missing
-        match state:
-            case CollectBundles():
-                following, bundles = state.close()
-                messages = dict.fromkeys(active, bundles)
-            case CollectShares():
-                following, messages = state.close()
-            case CollectMaskedInputs():
-                following, declared = state.close()
-                survivors = tuple(sorted(header.silo_id for header in declared.headers))
-                messages = dict.fromkeys(active, declared)
-            case CollectConsistency():
-                following, signatures = state.close()
-                messages = dict.fromkeys(active, signatures)
+        if self._closing is None:
+            self._closing = close_state(self._state, self._messages, self.active, self.survivors)
+        closing, phase = self._closing, self.phase
         if journal is not None:
-            journal.closed(phase)
-        self._state, self._messages, self.survivors = following, messages, survivors
-        self.active = active
-        self.dropped.update(dict.fromkeys(sorted(missing), phase))
+            # If this fails the phase stays closed to messages, and this step is repeated.
+            journal.closed(phase, closing.members)
+        self._closing = None
+        self._state, self._messages = closing.following, closing.messages
+        self.survivors, self.active = closing.survivors, self.active - closing.missing
+        self.dropped.update(dict.fromkeys(sorted(closing.missing), phase))
         if phase is STEPS[-1]:
             self._collected = True
         else:
@@ -340,7 +328,9 @@ class Attempt:
         state = self._state
         if not isinstance(state, CollectUnmasking):
             raise WrongPhaseError(f"nothing to unmask in phase {self.phase}")
-        unmasking = state.finish()
+        if self._unmasking is None:
+            self._unmasking = state.finish()
+        unmasking = self._unmasking
         # Tile by tile from file to file: a map of both would count as memory.
         with MaskStreams(
             unmasking.masks, words=unmasking.words, threads=DEFAULT_THREADS
@@ -351,25 +341,21 @@ class Attempt:
         """Delete spools and accumulator."""
         self._accumulator.close()
 
-    def _take(
-        self, identity: AggregationId, kind: type[CollectorT], silo_id: str, message: Any
-    ) -> None:
+    def _take(self, identity: AggregationId, kind: type[CollectorT], message: Any) -> None:
         """Receive a message; the same one again is fine even after its phase closed.
 
         A silo repeats itself when the answer was lost on the way; refusing that would cost a
         healthy silo its place.
         """
-        if identity == self.identity and self._taken.get((kind, silo_id)) == message:
+        if identity == self.identity and self._inbox.knows(message):
             return
         self._expect(identity, kind).receive(message)
-        # A failed write leaves the message to be repeated: the state takes the same one again.
-        self._journal.accepted(message)
-        self._taken[kind, silo_id] = message
+        self._inbox.keep(message)
 
     def _expect(self, identity: AggregationId, kind: type[StateT]) -> StateT:
         if identity != self.identity:
             raise WrongRoundError(f"this is {self.identity}, the message is for {identity}")
-        if not isinstance(self._state, kind) or self._collected:
+        if not isinstance(self._state, kind) or self._collected or self._closing is not None:
             raise WrongPhaseError(f"the round is in phase {self.phase}")
         return self._state
 
@@ -381,7 +367,3 @@ _STATE_OF: dict[type[SiloMessage], type[State]] = {
     ConsistencySignature: CollectConsistency,
     UnmaskingShares: CollectUnmasking,
 }
-
-
-def _sender(message: SiloMessage) -> str:
-    return message.sender if isinstance(message, ShareBoxes) else message.silo_id

@@ -9,6 +9,8 @@ Ordered invariants of a round:
    round as skipped, the adapter unchanged.
 3. Each phase change is one durable transaction; each round ends with one signed record, in the
    transaction that ends its attempt.
+4. What is in memory follows what is durable. A fault of the storage leaves ``drive`` with nothing
+   ended and nothing counted twice, and ``drive`` may be called again: it goes on in the same step.
 
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts between
 rounds, or in the middle of one: the attempt that was open goes on (``server/attempts.py``). Not
@@ -24,14 +26,15 @@ import structlog
 
 from federation.errors import UpdateError
 from federation.plan import Plan
-from federation.record import AdapterRecord, RecordKind
-from federation.task import SURVIVORS_ALREADY_SIGNED, RoundTask
+from federation.record import AdapterRecord
+from federation.task import SURVIVORS_ALREADY_SIGNED
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
 from server.aggregation import Aggregated
 from server.attempts import Attempts
 from server.audit import AuditEvent
+from server.chain import Chain
 from server.context import RunContext
 from server.epsilon import epsilon_spent
 from server.errors import (
@@ -63,11 +66,12 @@ class RunDriver:
         self.row = row
         self.plan = plan
         self.roster = roster
-        self.records: list[AdapterRecord] = list(context.store.records.list(row.run_id))
+        self.members = frozenset(roster.roster.silo_ids)
         self.attempt: Attempt | None = None
         self.training: Training | None = None
         self.finished: list[RoundFigures] = []
         self._context = context
+        self._chain = Chain(row.run_id, context)
         self._progress = Progress(row.run_id, context)
         self._attempts = Attempts(
             row=row, plan=plan, roster=roster, context=context, progress=self._progress
@@ -75,13 +79,15 @@ class RunDriver:
         self._lost: AggregationId | None = None
         """An attempt that a restart found beyond retry and beyond finishing."""
         self._reopened = False
+        self._aborted_bytes = 0
+        """Uploads of this round's attempts that were aborted."""
         self._begin_round(0)
         self._silos = tuple(entry.silo_id for entry in roster.roster.entries)
 
     @property
     def head(self) -> AdapterRecord:
         """The newest record of the chain."""
-        return self.records[-1]
+        return self._chain.head
 
     @property
     def current(self) -> RoundFigures:
@@ -91,7 +97,7 @@ class RunDriver:
     @property
     def next_round(self) -> int:
         """Rounds count from 1; record k closes round k."""
-        return len(self.records)
+        return self._chain.next_round
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
@@ -147,12 +153,19 @@ class RunDriver:
     # Driving ------------------------------------------------------------------------------------
 
     async def drive(self) -> None:
-        """Run the remaining rounds.
+        """Run the remaining rounds; after a fault of the storage this may be called again.
 
         Raises:
             RunError: the run cannot go on; the reason says why and what to do.
+            StoreError: the database failed.
+            StorageFullError: the disk is full.
         """
         self._set_run(RunState.RUNNING)
+        if self._chain.reload():
+            # The commit that closed the round was made, and only its answer was lost.
+            row = self._context.store.rounds.finished(self.row.run_id)[-1]
+            self._progress.figures = RoundFigures.from_json(row.figures_json)
+            self._round_closed()
         self._show_epsilon()
         while self.next_round <= self.plan.rounds.count:
             await self._round()
@@ -183,6 +196,7 @@ class RunDriver:
         self._progress.recall(attempt.phase)
 
     def _begin_round(self, attempt: int) -> None:
+        self._aborted_bytes = 0
         self._progress.begin_round(
             self.next_round, attempt=attempt, adapter_sha256=self.head.adapter_sha256
         )
@@ -191,8 +205,9 @@ class RunDriver:
         aggregated = None
         reopened, self._reopened = self._reopened, False
         if self.attempt is not None:
-            aggregated = await self._drive(self.attempt)
-        elif not reopened:
+            if self.current.outcome != "skipped":
+                aggregated = await self._drive(self.attempt)
+        elif not reopened and self._lost is None:
             newest = self._context.store.aggregations.newest_attempt(
                 self.row.run_id, self.next_round
             )
@@ -224,7 +239,7 @@ class RunDriver:
     def _affordable(self) -> bool:
         """Whether this round may be charged once more: ε is stated for so many and no more."""
         releases = self._context.store.rounds.releases(self.row.run_id)
-        rounds_left = self.plan.rounds.count - len(self.records) + 1
+        rounds_left = self.plan.rounds.count - self.next_round + 1
         return releases + rounds_left <= self.plan.rounds.charged_attempts
 
     async def _await_ready(self, attempt_number: int) -> dict[str, tuple[str, ...]] | None:
@@ -234,7 +249,7 @@ class RunDriver:
         while True:
             now = self._context.clock()
             deadline = int(now) + self.plan.rounds.ready_deadline_s
-            self.training = Training(task=self._sign_task(deadline))
+            self.training = Training(task=self._chain.sign_task(self.roster, deadline))
             self._progress.enter(Phase.TRAINING, deadline, attempt_number)
             while self._context.clock() < deadline:
                 waiting = [s for s in self.waiting_for if self._context.liveness.alive(s)]
@@ -267,8 +282,8 @@ class RunDriver:
             self._attempts.note_failure(attempt.identity, attempt.phase, error)
             if attempt.may_retry:
                 self._attempts.end(attempt.identity, AggregationOutcome.ABORTED)
-                self.current.upload_bytes += attempt.received_bytes
-                self._leave_attempt(attempt)
+                self._aborted_bytes += attempt.received_bytes
+                self._leave_attempt()
             else:
                 self.current.outcome = "skipped"
             return None
@@ -281,10 +296,11 @@ class RunDriver:
         self.training = None
         self.attempt = attempt
 
-    def _leave_attempt(self, attempt: Attempt) -> None:
+    def _leave_attempt(self) -> None:
         """What is left to do once the end of an attempt is durable."""
-        self._attempts.clear(attempt)
-        self.attempt = None
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            self._attempts.clear(attempt)
         self._show_epsilon()
 
     # Closing a round ------------------------------------------------------------------------------
@@ -295,98 +311,66 @@ class RunDriver:
         attempt = self.active_attempt()
         adapter_sha256 = await asyncio.to_thread(blobs.put, result.adapter)
         sum_sha256 = await asyncio.to_thread(blobs.put, result.sum_bytes)
-        figures.upload_bytes += attempt.received_bytes
         figures.take(result)
-        with self._context.store.transaction():
-            self._attempts.end(attempt.identity, AggregationOutcome.RELEASED)
-            self._append(
-                kind="aggregated",
-                adapter_sha256=adapter_sha256,
-                descriptor_sha256=result.descriptor_sha256,
-                sum_sha256=sum_sha256,
-                survivors=figures.survivors,
-            )
-            self._finish("aggregated", adapter_sha256)
-        self._leave_attempt(attempt)
-        self._show_finished()
+        record = self._chain.link(
+            kind="aggregated",
+            adapter_sha256=adapter_sha256,
+            descriptor_sha256=result.descriptor_sha256,
+            sum_sha256=sum_sha256,
+            survivors=figures.survivors,
+        )
+        self._finish(record, attempt.identity, AggregationOutcome.RELEASED)
 
     def _skip_round(self) -> None:
-        attempt = self.attempt
-        over = self._lost if attempt is None else attempt.identity
-        if attempt is not None:
-            self.current.upload_bytes += attempt.received_bytes
-        with self._context.store.transaction():
+        over = self._lost if self.attempt is None else self.attempt.identity
+        record = self._chain.link(kind="skipped", adapter_sha256=self.head.adapter_sha256)
+        self._finish(record, over, AggregationOutcome.SKIPPED)
+
+    def _finish(
+        self, record: AdapterRecord, over: AggregationId | None, outcome: AggregationOutcome
+    ) -> None:
+        """Close the round in one transaction; what is in memory follows."""
+        store, figures = self._context.store, self.current
+        received = 0 if self.attempt is None else self.attempt.received_bytes
+        closed = replace(
+            figures,
+            outcome=record.kind,
+            phase=Phase.FINISHED,
+            adapter_sha256=record.adapter_sha256,
+            upload_bytes=self._aborted_bytes + received,
+        )
+        with store.transaction():
             if over is not None:
-                self._attempts.end(over, AggregationOutcome.SKIPPED)
-            self._append(kind="skipped", adapter_sha256=self.head.adapter_sha256)
-            self._finish("skipped", self.head.adapter_sha256)
+                self._attempts.end(over, outcome)
+            store.records.append(record)
+            store.rounds.finish(
+                self.row.run_id, closed.round, closed.attempt, closed.outcome, closed.to_json()
+            )
+            # Inside: a round without its line in the audit log is not closed.
+            self._context.audit.append(
+                AuditEvent.ROUND_FINISHED,
+                run=self.row.run_id,
+                round=closed.round,
+                outcome=closed.outcome,
+                adapter=record.adapter_sha256.hex(),
+                survivors=list(closed.survivors),
+            )
+        self._chain.append(record)
+        self._progress.figures = closed
+        self._round_closed()
+
+    def _round_closed(self) -> None:
+        """Show what the store says: the round is over."""
+        figures = self.current
         self._lost = None
-        if attempt is not None:
-            self._leave_attempt(attempt)
-        self._show_finished()
-
-    def _finish(self, outcome: str, adapter_sha256: bytes) -> None:
-        """The last part of the transaction that closes a round."""
-        figures = self.current
-        figures.outcome = outcome
-        figures.phase = Phase.FINISHED
-        figures.adapter_sha256 = adapter_sha256
-        self._context.store.rounds.finish(
-            self.row.run_id, figures.round, figures.attempt, outcome, figures.to_json()
-        )
-        self._context.audit.append(
-            AuditEvent.ROUND_FINISHED,
-            run=self.row.run_id,
-            round=figures.round,
-            outcome=outcome,
-            adapter=adapter_sha256.hex(),
-            survivors=list(figures.survivors),
-        )
-
-    def _show_finished(self) -> None:
-        figures = self.current
+        self.training = None
         self._context.metrics.observe_round(figures)
         self.finished.append(figures)
-        self.training = None
         log.info("round_finished", round=figures.round, outcome=figures.outcome)
+        self._leave_attempt()
         self._context.changed.notify()
 
     # Durable steps --------------------------------------------------------------------------------
-
-    def _append(
-        self,
-        *,
-        kind: RecordKind,
-        adapter_sha256: bytes,
-        descriptor_sha256: bytes = b"",
-        sum_sha256: bytes = b"",
-        survivors: tuple[str, ...] = (),
-    ) -> None:
-        record = replace(
-            self.head,
-            round=self.next_round,
-            parent_sha256=self.head.adapter_sha256,
-            adapter_sha256=adapter_sha256,
-            descriptor_sha256=descriptor_sha256,
-            sum_sha256=sum_sha256,
-            survivors=survivors,
-            kind=kind,
-            record_parent_sha256=self.head.sha256,
-        ).sign(self._context.signing_key)
-        self._context.store.records.append(record)
-        self.records.append(record)
-
-    def _sign_task(self, deadline_unix_s: int) -> RoundTask:
-        return RoundTask(
-            run_id=self.row.run_id,
-            round=self.next_round,
-            plan_sha256=self.head.plan_sha256,
-            roster_sha256=self.roster.roster.sha256,
-            roster_epoch=self.roster.roster.epoch,
-            base_model_sha256=self.head.base_model_sha256,
-            adapter_sha256=self.head.adapter_sha256,
-            ready_deadline_unix_s=deadline_unix_s,
-        ).sign(self._context.signing_key)
 
     def _show_epsilon(self) -> None:
         spent = epsilon_spent(self.plan, self._context.store.rounds.releases(self.row.run_id))

@@ -73,8 +73,10 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
             raise NotPublishedError("no run has a plan of this digest")
         return pb.GetPlanResponse(plan=row.plan)
 
-    async def Poll(self, request: pb.PollRequest, context: Context) -> pb.PollResponse:
-        """The current instruction, as soon as it changes."""
+    async def Poll(  # type: ignore[override]  # the interceptor lets serialised answers pass
+        self, request: pb.PollRequest, context: Context
+    ) -> bytes:
+        """The current instruction, as soon as it changes; serialised, see ``server/access.py``."""
         silo_id = self._silo()
         wait_s = min(request.wait_s, MAX_WAIT_S)
         response = await self._conductor.poll(silo_id, request.last_instruction_id, wait_s)

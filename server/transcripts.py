@@ -57,8 +57,11 @@ def build_transcript(store: Store, run_id: str, round_number: int, attempt: int 
     ]
     outcome = _OUTCOMES[row.outcome]
     closing: dict[str, Any] = {}
+    records = store.records.list(run_id)
+    if outcome is Outcome.SKIPPED and round_number >= len(records):
+        # The run failed or was aborted meanwhile: nothing was signed that closes this round.
+        outcome = Outcome.ENDED
     if outcome in (Outcome.RELEASED, Outcome.SKIPPED):
-        records = store.records.list(run_id)
         closing = {"record": records[round_number], "parent": records[round_number - 1]}
     return Transcript(
         outcome=outcome,

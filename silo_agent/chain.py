@@ -11,6 +11,9 @@ Ordered invariants, for every record after the last one this silo adopted:
 Adapters and sums are fetched into files and read through memory maps. A check works tile by tile,
 so that a silo needs no copy of a vector beyond those maps, except for the gauge's.
 
+What may be fetched is bounded before it is: an initial adapter by the site's limit on coordinates,
+what follows by the adapter before it, whose layout it must have.
+
 Covered: forks, substituted adapters, an update that does not follow from its sum. Not covered: a
 coordinator that lies about the sum itself (forks of it are detected, the lie is not).
 """
@@ -24,10 +27,12 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from federation.adapter import decode_adapter
+from federation.adapter import MAX_HEADER_BYTES, decode_adapter
+from federation.aggregate.rolora import RoLoRA
 from federation.plan import Plan
 from federation.record import AdapterRecord, verify_chain
 from federation.verify import verify_update
+from secagg.bounds import MAX_DIMENSION, MAX_METRICS
 from silo_agent.errors import ChainMismatchError
 from silo_agent.local_store import ChainHead, Incoming, LocalStore
 from silo_agent.transport import Coordinator
@@ -37,6 +42,9 @@ __all__ = ["ChainFollower", "Head"]
 log = structlog.get_logger(__name__)
 
 MAX_ADAPTER_BYTES = 1 << 30
+HEADER_BYTES = MAX_HEADER_BYTES + 8
+"""The most that the same tensors may take more in another writer's file."""
+COORDINATE_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +59,21 @@ class Head:
 class ChainFollower:
     """Adopts what the coordinator publishes, after checking it."""
 
-    def __init__(self, *, coordinator: Coordinator, store: LocalStore) -> None:
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        store: LocalStore,
+        max_dimension: int = MAX_DIMENSION,
+    ) -> None:
+        """Delete what a crash left half-fetched.
+
+        Args:
+            coordinator: Publishes.
+            store: Keeps.
+            max_dimension: The longest vector that this site uploads.
+        """
+        self._max_dimension = max_dimension
         self._coordinator = coordinator
         self._store = store
         store.discard_incoming()
@@ -82,18 +104,26 @@ class ChainFollower:
                     f"the chain of run {run_id} no longer contains the record of round {adopted} "
                     "that this silo adopted: the coordinator shows a fork or lost records"
                 )
-        adapter = memoryview(b"") if adopted < 0 else self._adopted(records[adopted])
+        adapter = memoryview(b"") if adopted < 0 else self._adopted(records[adopted], plan)
         for record in records[adopted + 1 :]:
             adapter = self._adopt(run_id, record, plan, adapter)
         tensors = decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
         return Head(record=records[-1], tensors=tensors)
 
-    def _adopted(self, record: AdapterRecord) -> memoryview:
+    def _most_bytes(self, plan: Plan) -> int:
+        """The longest adapter whose rounds this site would take part in."""
+        # RoLoRA uploads one factor at a time, so the limit holds for each of the two.
+        uploads = 2 if plan.aggregation.method == RoLoRA.name else 1
+        return min(
+            uploads * self._max_dimension * COORDINATE_BYTES + HEADER_BYTES, MAX_ADAPTER_BYTES
+        )
+
+    def _adopted(self, record: AdapterRecord, plan: Plan) -> memoryview:
         """The bytes of a record that was adopted before; fetched again if they were lost."""
         local = self._store.adapter(record.adapter_sha256)
         if local is not None:
             return local
-        with self._fetched(record.adapter_sha256) as incoming:
+        with self._fetched(record.adapter_sha256, self._most_bytes(plan)) as incoming:
             # The transport has checked the digest, and the record was verified when it was adopted.
             incoming.keep()
             return incoming.content()
@@ -107,7 +137,8 @@ class ChainFollower:
             self._check(record, plan, previous, local)
             published = local
         else:
-            with self._fetched(record.adapter_sha256) as incoming:
+            most_bytes = len(previous) + HEADER_BYTES if previous else self._most_bytes(plan)
+            with self._fetched(record.adapter_sha256, most_bytes) as incoming:
                 published = incoming.content()
                 self._check(record, plan, previous, published)
                 incoming.keep()
@@ -134,7 +165,8 @@ class ChainFollower:
         decode_adapter(published, max_bytes=MAX_ADAPTER_BYTES)
         if record.kind != "aggregated":
             return
-        with self._fetched(record.sum_sha256) as incoming:
+        most_bytes = len(previous) + MAX_METRICS * COORDINATE_BYTES
+        with self._fetched(record.sum_sha256, most_bytes) as incoming:
             content = incoming.content()
             if len(content) % 4:
                 raise ChainMismatchError("the published sum is not a whole number of elements")
@@ -148,7 +180,7 @@ class ChainFollower:
             )
 
     @contextmanager
-    def _fetched(self, sha256: bytes) -> Iterator[Incoming]:
+    def _fetched(self, sha256: bytes, max_bytes: int) -> Iterator[Incoming]:
         with self._store.incoming() as incoming:
-            self._coordinator.blob(sha256, incoming.file, max_bytes=MAX_ADAPTER_BYTES)
+            self._coordinator.blob(sha256, incoming.file, max_bytes=max_bytes)
             yield incoming

@@ -11,7 +11,9 @@ Ordered invariants for each instruction:
 4. Whatever a check finds wrong ends the session it concerns, is counted by the check's name, logged
    in one line with that name and the aggregation, and the daemon keeps running: it takes part again
    as soon as what the coordinator says is right.
-5. What the coordinator repeats word for word is answered again by the session itself.
+5. What the coordinator repeats word for word is answered again by the session itself. So an
+   answer that did not get through ends nothing: the same instruction is asked for and handled
+   again. Only an answer that the coordinator refused ends the session.
 
 Covered: restarts at any point (the silo finishes an upload it had spooled, and takes part again
 from the next round), lost connections, a coordinator that restarts in the middle of an attempt,
@@ -27,22 +29,27 @@ from types import FrameType
 
 import structlog
 
-from dp.errors import LedgerCorruptError, PrivacyError
-from federation.errors import ChainError, FederationError, UpdateError
+from dp.errors import LedgerCorruptError
+from federation.errors import ChainError, UpdateError
 from federation.plan import Plan
-from federation.task import SURVIVORS_ALREADY_SIGNED, RoundTask
+from federation.task import RoundTask
 from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_descriptor
-from secagg.errors import Check, SecAggError
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
 from secagg.roster import SignedRoster
-from silo_agent.admission import fetch_roster, require_accepted, require_budget
+from silo_agent.admission import (
+    fetch_roster,
+    require_accepted,
+    require_budget,
+    require_head,
+    require_next,
+)
 from silo_agent.chain import ChainFollower, Head
 from silo_agent.config import SiloConfig
 from silo_agent.errors import (
     ChainMismatchError,
     PolicyRefusalError,
     SessionError,
-    SiloError,
+    SpoolError,
     TransportError,
 )
 from silo_agent.failure import check_of, describe
@@ -51,6 +58,7 @@ from silo_agent.ledger_file import open_ledger
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy import Decision, Policy, check_descriptor, check_plan, check_task
+from silo_agent.polling import Polling
 from silo_agent.probes import Probes
 from silo_agent.session import Session, identity_name, ledger_identity
 from silo_agent.transport import Coordinator, Idle, Instruction, RoundAborted, RoundClosed
@@ -63,13 +71,9 @@ _STEP_OF = dict(
     zip((KeyBundles, BoxDelivery, Survivors, ConsistencySignatures), STEPS[1:], strict=True)
 )
 """The step whose answer each message asks for."""
+_OF_AN_ATTEMPT = (SignedDescriptor, *_STEP_OF)
 
 log = structlog.get_logger(__name__)
-
-POLL_WAIT_S = 8
-MAX_PAUSE_S = 30.0
-SURVIVABLE = (SecAggError, PrivacyError, FederationError, SiloError, OSError)
-"""What may go wrong with one instruction; anything else is a defect and ends the daemon."""
 
 
 class Daemon:
@@ -94,7 +98,11 @@ class Daemon:
             credentials=self.identity.channel_credentials(),
             stopping=self.stopping,
         )
-        self.chain = ChainFollower(coordinator=self.coordinator, store=self.store)
+        self.chain = ChainFollower(
+            coordinator=self.coordinator,
+            store=self.store,
+            max_dimension=self.policy.limits.max_dimension,
+        )
         self.work = LocalWork(
             config=config,
             coordinator=self.coordinator,
@@ -107,30 +115,19 @@ class Daemon:
         self._session: Session | None = None
         self._head: Head | None = None
         self._task: RoundTask | None = None
+        self._contributed: AggregationId | None = None
 
     def serve(self) -> None:
         """Poll until told to stop."""
-        last_id = ""
-        failures = 0
         log.info("silo_started", silo=self.identity.silo_id)
-        while not self.stopping.is_set():
-            instruction: Instruction | None = None
-            try:
-                instruction = self.coordinator.poll(last_id, wait_s=POLL_WAIT_S)
-                if instruction is not None:
-                    self._obey(instruction)
-                failures = 0
-            except PolicyRefusalError as refusal:
-                self._refuse(refusal)
-            except SURVIVABLE as error:
-                failures += 1
-                self._survive(error, instruction, pause_s=min(2.0 ** (failures - 1), MAX_PAUSE_S))
-                if instruction is None or isinstance(instruction.payload, RoundTask | RoundClosed):
-                    # Asked for again: a passing fault must not cost this silo the whole round.
-                    continue
-            if instruction is not None:
-                last_id = instruction.instruction_id
-            self.metrics.observe_ledger(self.ledger)
+        Polling(
+            self.coordinator,
+            stopping=self.stopping,
+            obey=self._obey,
+            refuse=self._refuse,
+            survive=self._survive,
+            settle=lambda: self.metrics.observe_ledger(self.ledger),
+        ).serve()
 
     def close(self) -> None:
         """Stop work, wipe secrets, release the ledger."""
@@ -143,25 +140,29 @@ class Daemon:
 
     # Instructions ---------------------------------------------------------------------------------
 
-    def _obey(self, instruction: Instruction) -> None:
+    def _obey(self, instruction: Instruction) -> bool:
+        """Act on an instruction; whether there was anything to do that this silo had not done."""
         message = instruction.payload
         match message:
             case Idle():
                 self._end_aggregations()
             case RoundTask():
                 self._end_aggregations()
+                repeated = message == self._task
                 self._take_task(message)
+                return not repeated
             case SignedDescriptor():
                 self._take_descriptor(message)
             case KeyBundles() | BoxDelivery() | Survivors() | ConsistencySignatures():
                 self._take_message(message, instruction.identity)
             case RoundClosed():
                 self._end_aggregations()
-                self._close_round(message)
+                return self._close_round(message)
             case RoundAborted():
                 log.warning("round_aborted", reason=message.reason)
                 self.metrics.rounds.labels(outcome="aborted").inc()
                 self._end_aggregations()
+        return isinstance(message, _OF_AN_ATTEMPT)
 
     def _take_descriptor(self, signed: SignedDescriptor) -> None:
         identity = signed.descriptor.identity
@@ -177,9 +178,11 @@ class Daemon:
             return
         self.unfinished.keep_only(identity)
         try:
-            self._open_session(signed)
+            session = self._session = self._open_session(signed)
         finally:
             self.store.set_ledger_head(*self.ledger.head())
+        # Held by now: if the keys do not get through, the descriptor again sends the same ones.
+        session.handle(signed)
 
     def _take_message(
         self,
@@ -199,13 +202,13 @@ class Daemon:
             log.info("not_in_this_aggregation", identity=name)
             return
         started = time.monotonic()
-        finished = session.finished
         try:
             session.handle(message)
         finally:
             self.store.set_ledger_head(*self.ledger.head())
         self.metrics.observe_phase(_STEP_OF[type(message)], time.monotonic() - started)
-        if session.finished and not finished:
+        if session.finished and self._contributed != identity:
+            self._contributed = identity
             self.metrics.rounds.labels(outcome="contributed").inc()
 
     def _take_task(self, task: RoundTask) -> None:
@@ -223,30 +226,24 @@ class Daemon:
         self._admit(decision)
         require_budget(self.ledger, task, plan)
         head = self._follow(task.run_id)
-        if head.record.adapter_sha256 != task.adapter_sha256:
-            raise SessionError("the task starts from another adapter", check=Check.MODEL)
-        if task.round != head.record.round + 1:
-            raise SessionError("the task's round does not follow the head of the published chain")
-        if task.plan_sha256 != head.record.plan_sha256:
-            raise SessionError("the task names another plan than the run's")
-        if self.ledger.has_agreed(task.run_id, task.round, 0, 0):
-            raise PolicyRefusalError(
-                rule=SURVIVORS_ALREADY_SIGNED,
-                public_reason=SURVIVORS_ALREADY_SIGNED,
-                detail="this silo signed survivors of an earlier attempt of this round",
-            )
+        require_next(self.ledger, task, head.record)
         self.work.start(task=task, plan=plan, head=head)
 
-    def _close_round(self, closed: RoundClosed) -> None:
-        """Follow a run to its end, if it is one that this site allows."""
+    def _close_round(self, closed: RoundClosed) -> bool:
+        """Follow a run to its end, if it is one that this site allows; whether it moved the head.
+
+        A coordinator may say the same record any number of times.
+        """
         plan = self._fetch_plan(closed.record.plan_sha256)
         decision = check_plan(self.policy, plan=plan, base_sha256=self.work.base_sha256)
         if not decision.accepted:
             log.info("not_followed", run=closed.record.run_id, rule=decision.rule)
-            return
-        self._follow(closed.record.run_id)
+            return False
+        before = self._head
+        after = self._follow(closed.record.run_id)
+        return before is None or before.record != after.record
 
-    def _open_session(self, signed: SignedDescriptor) -> None:
+    def _open_session(self, signed: SignedDescriptor) -> Session:
         descriptor = signed.descriptor
         identity = descriptor.identity
         roster = self._trusted_roster(descriptor.roster_sha256)
@@ -255,13 +252,7 @@ class Daemon:
         finished = self.work.finished(identity.run_id, identity.round)
         if finished is None or head is None:
             raise SessionError("a descriptor for a round whose local work this silo has not done")
-        if descriptor.adapter_sha256 != head.record.adapter_sha256:
-            raise SessionError(
-                "the descriptor starts from another adapter than the chain's head",
-                check=Check.MODEL,
-            )
-        if descriptor.plan_sha256 != head.record.plan_sha256:
-            raise SessionError("the descriptor names another plan than the run's")
+        require_head(descriptor, head.record)
         plan = self._fetch_plan(descriptor.plan_sha256)
         decision = check_descriptor(
             self.policy,
@@ -273,7 +264,7 @@ class Daemon:
             now_unix_s=int(time.time()),
         )
         self._admit(decision)
-        self._session = Session(
+        session = Session(
             silo_id=self.identity.silo_id,
             signing_key=self.identity.signing_key,
             roster=roster,
@@ -287,13 +278,24 @@ class Daemon:
             spool_directory=self.config.data_dir / "spool",
             coordinator=self.coordinator,
             metrics=self.metrics,
+            advertise=False,
         )
         log.info("session_opened", identity=identity_name(identity), cohort=len(descriptor.cohort))
+        return session
 
     def _end_session(self, *, keep_spool: bool = False) -> None:
-        if self._session is not None:
-            self._session.close(keep_spool=keep_spool)
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            session.close(keep_spool=keep_spool)
+
+    def _give_up_session(self, *, keep_spool: bool = False) -> None:
+        """End the session where another failure is being dealt with already."""
+        try:
+            self._end_session(keep_spool=keep_spool)
+        except SpoolError as error:
+            # Its secrets are wiped. The file holds a masked vector; the next process deletes it.
+            self.metrics.count_error(type(error).__name__)
+            log.warning("spool_not_deleted", detail=str(error))
 
     def _end_aggregations(self) -> None:
         """No attempt is open: nothing of one is of use any more."""
@@ -333,7 +335,7 @@ class Daemon:
         self.metrics.count_decision(accepted=True, rule=decision.rule)
 
     def _refuse(self, refusal: PolicyRefusalError) -> None:
-        self._end_session()
+        self._give_up_session()
         self.metrics.count_decision(accepted=False, rule=refusal.rule)
         log.warning("refused", rule=refusal.rule, detail=refusal.detail)
         self.metrics.rounds.labels(outcome="refused").inc()
@@ -351,10 +353,8 @@ class Daemon:
             self.metrics.count_error(type(error).__name__)
             log.warning("refusal_not_delivered", detail=str(error))
 
-    def _survive(
-        self, error: Exception, instruction: Instruction | None, *, pause_s: float = 0.0
-    ) -> None:
-        """Count and log an error in one line, drop the session, go on after a pause.
+    def _survive(self, error: Exception, instruction: Instruction | None) -> None:
+        """Count and log an error in one line, and drop the session unless the error may pass.
 
         Raises:
             PrivacyError: the ledger failed and cannot be opened again; without it nothing may go.
@@ -366,15 +366,15 @@ class Daemon:
             self.metrics.count_check(check)
         if not self.stopping.is_set():
             log.error("instruction_failed", **said)
-        if instruction is not None or not isinstance(error, TransportError):
+        lost = isinstance(error, TransportError) and not (instruction and error.refused)
+        if not lost:
             # A coordinator that cannot be reached may come back and go on with the attempt.
-            self._end_session(keep_spool=self.stopping.is_set())
+            self._give_up_session(keep_spool=self.stopping.is_set())
         if isinstance(error, ChainMismatchError | ChainError | UpdateError):
             self._tell_refusal("chain")
         if isinstance(error, LedgerCorruptError):
             self.ledger.close()
             self.ledger = open_ledger(self.config, self.policy, self.store)
-        self.stopping.wait(pause_s)
 
 
 def run(config: SiloConfig) -> None:

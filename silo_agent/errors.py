@@ -85,11 +85,14 @@ class TransportError(SiloError):
 
     Attributes:
         reason: The coordinator's stable reason code; empty where there was no answer.
+        refused: Whether it called the message wrong or late. Otherwise the very same message may
+            still be taken: the coordinator was away, failing or full.
     """
 
-    def __init__(self, message: str, *, reason: str = "") -> None:
+    def __init__(self, message: str, *, reason: str = "", refused: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
+        self.refused = refused
 
 
 class ChainMismatchError(SiloError):

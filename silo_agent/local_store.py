@@ -6,7 +6,8 @@ Files under the data directory::
                           the highest head of the privacy ledger
     rounds.jsonl          one line per round of local work: losses, counts, timings
     evaluation.jsonl      one line per judged label and temperature
-    adapters/<sha256>     adopted adapters, by the SHA-256 of their published bytes
+    adapters/<sha256>     the adopted adapters at the heads of the newest chains, by the SHA-256
+                          of their published bytes
 
 Invariants:
 
@@ -14,7 +15,9 @@ Invariants:
    or a head would reopen what they close.
 2. The newest roster epoch never goes down.
 3. An adapter is stored only under the digest of its own bytes, and checked again when it is read.
-   It is streamed in and read through a memory map, never held as a whole.
+   It is streamed in and read through a memory map, never held as a whole. One that is no head is
+   deleted when a head moves, and of the heads the ``MAX_KEPT`` newest files stay: what a
+   coordinator publishes cannot fill the disk. A head whose file is gone is fetched again.
 4. The two reports stay on this machine; nothing in this project sends them anywhere. A line that a
    crash cut short is dropped, never the lines before it.
 
@@ -44,6 +47,8 @@ __all__ = ["ChainHead", "Incoming", "LocalStore"]
 
 DIGEST_BYTES = 32
 FORMAT = 1
+MAX_KEPT = 8
+"""Adapters kept at most, each the head of a run."""
 _PARTIAL = ".partial"
 
 
@@ -165,7 +170,11 @@ class LocalStore:
             return dict(self._heads)
 
     def set_chain_head(self, run_id: str, head: ChainHead) -> None:
-        """Move the head of a run, durably."""
+        """Move the head of a run, durably, and delete the adapters that are of no use any more.
+
+        Raises:
+            LocalStoreError: The disk refused; if only a deletion failed, the head has moved.
+        """
         with self._lock:
             before = dict(self._heads)
             self._heads[run_id] = head
@@ -174,6 +183,7 @@ class LocalStore:
             except LocalStoreError:
                 self._heads = before
                 raise
+            self._delete_adapters(keep_first=head.adapter_sha256.hex())
 
     # Ledger ---------------------------------------------------------------------------------------
 
@@ -228,6 +238,22 @@ class LocalStore:
         except OSError as error:
             raise LocalStoreError(f"cannot read adapter {sha256.hex()[:12]}: {error}") from error
         return content if hashlib.sha256(content).digest() == sha256 else None
+
+    def _delete_adapters(self, *, keep_first: str) -> None:
+        """Delete what is no head, and the oldest of the heads past the most that are kept."""
+        heads = {head.adapter_sha256.hex() for head in self._heads.values()}
+        try:
+            if not self._adapters.exists():
+                return
+            files = [path for path in self._adapters.iterdir() if not path.name.startswith(".")]
+            kept = sorted(
+                (path for path in files if path.name in heads),
+                key=lambda path: (path.name == keep_first, path.stat().st_mtime_ns),
+            )[-MAX_KEPT:]
+            for path in set(files).difference(kept):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise LocalStoreError(f"cannot tidy up {self._adapters}: {error}") from error
 
     # Reports --------------------------------------------------------------------------------------
 

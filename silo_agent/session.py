@@ -15,7 +15,8 @@ Ordered invariants:
    changes nothing, so a coordinator that restarts may repeat itself; a different message of an
    answered step, or one out of order, closes the session.
 6. Any failed check, and any failed write, wipes the protocol state; no share is released by an
-   aborted session. Only a lost connection leaves the session as it is: its answer can be repeated.
+   aborted session. Only a lost connection leaves the session as it is: its answer can be repeated,
+   also one that never arrived, and that of R0 too if the caller holds the session by then.
 
 Memory: at most two full vectors, the delta and the buffer that becomes the upload. The session
 drops the delta once it is encoded and the buffer once it is spooled. R4's answer is kept until the
@@ -46,7 +47,13 @@ from dp.share import NoiseShare, RingVector
 from dp.source import NoiseSource
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import Check
-from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from secagg.messages import (
+    BoxDelivery,
+    ConsistencySignatures,
+    KeyBundle,
+    KeyBundles,
+    Survivors,
+)
 from secagg.roster import SignedRoster
 from silo_agent.errors import SessionError, TransportError
 from silo_agent.metrics import SiloMetrics
@@ -136,7 +143,13 @@ class Session:
         spool_directory: Path,
         coordinator: Coordinator,
         metrics: SiloMetrics,
+        advertise: bool = True,
     ) -> None:
+        """Join the attempt that the descriptor opens, and send the keys of R0.
+
+        Without ``advertise`` the first ``handle`` of the descriptor sends them: then the caller
+        holds the session if that fails, and no other keys may ever follow these.
+        """
         self.descriptor = descriptor.descriptor
         self.identity: AggregationId = self.descriptor.identity
         self._silo_id = silo_id
@@ -168,9 +181,11 @@ class Session:
         try:
             # Durable before the keys leave: no other keys may ever follow under this identity.
             ledger.mark_joined(ledger_identity(self.identity), self.descriptor.sha256)
-            self._answer(descriptor, lambda: coordinator.advertise_keys(self.identity, bundle))
-            # Drawn while the peers exchange keys, before any data is touched.
-            self._noise = self._draw_noise()
+            self._answers[SignedDescriptor] = _Answer(
+                message=descriptor, send=lambda: self._advertise(bundle)
+            )
+            if advertise:
+                self._advertise(bundle)
         except Exception:
             # Nobody else holds this object yet, so nobody else could wipe its keys.
             self.close()
@@ -249,6 +264,12 @@ class Session:
         self._answers[type(message)] = _Answer(message=message, send=send)
         send()
 
+    def _advertise(self, bundle: KeyBundle) -> None:
+        self._coordinator.advertise_keys(self.identity, bundle)
+        if self._noise is None and self._contribution is not None:
+            # Drawn while the peers exchange keys, before any data is touched.
+            self._noise = self._draw_noise()
+
     def _name_corrupt(self, state: protocol.MaskedInput) -> None:
         """Show whose signed boxes were corrupt; the attempt goes on without their shares."""
         if not state.rejected:
@@ -275,9 +296,11 @@ class Session:
 
     def _encoded(self) -> RingVector:
         """Charge the ledger, then put the data into the noise; both are gone from here after."""
-        contribution, noise = self._contribution, self._noise
-        if contribution is None or noise is None:
+        contribution = self._contribution
+        if contribution is None:
             raise SessionError("this session has already uploaded")
+        # The keys may have arrived although this silo was told that they had not.
+        noise = self._draw_noise() if self._noise is None else self._noise
         self._contribution = self._noise = None
         digest = self.descriptor.sha256
         receipt = self._ledger.reserve(

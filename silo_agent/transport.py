@@ -3,11 +3,14 @@
 Invariants:
 
 1. Every call has a deadline; idempotent calls are tried again with growing pauses while the
-   coordinator is unreachable, up to ``patience_s``.
+   coordinator is unreachable, up to ``patience_s`` after the last bytes that went through.
 2. An upload resumes where the coordinator says it stopped (``silo_agent/upload.py``); the bytes
    come from the spool, so a repeat is the identical upload.
-3. Bytes fetched by digest are checked against it, and never exceed the size the caller allows.
-4. What arrives is parsed by the ``wire`` modules only; a malformed message is a typed error.
+3. Bytes fetched by digest are checked against it, and never exceed the size the caller allows
+   (``silo_agent/download.py``).
+4. A failed call is a refusal only if the coordinator itself says so by a reason, with a code that
+   is a verdict on the message; being away, full or broken is none.
+5. What arrives is parsed by the ``wire`` modules only; a malformed message is a typed error.
 
 Covered: lost connections, a restarted coordinator, oversize and corrupt answers. Not covered:
 proxies (the channel honours the usual environment variables, untested).
@@ -44,6 +47,7 @@ from secagg.messages import (
     UnmaskingShares,
 )
 from secagg.roster import SignedRoster
+from silo_agent.download import DownloadStream
 from silo_agent.errors import TransportError
 from silo_agent.upload import Chunks, UploadStream
 
@@ -54,6 +58,15 @@ MAX_MESSAGE_BYTES = 8 << 20
 """The headers of R1 are the largest message: 6.9 MB for 200 silos with ids of 63 characters."""
 MAX_PLAN_BYTES = 64 << 10
 RETRYABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+PASSING = RETRYABLE | {
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.DATA_LOSS,
+}
+"""Codes that speak of the coordinator's state and not of the message."""
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -205,7 +218,7 @@ class Coordinator:
     def upload(self, identity: AggregationId, header: MaskedInputHeader, spool: Chunks) -> None:
         """R2: stream the spooled vector, resuming after every cut until it is whole."""
         stream = UploadStream(self._stub, identity=identity, header=header, spool=spool)
-        received = self._retry(stream.send, upload=stream)
+        received = self._retry(stream.send, stream=stream)
         if received != header.length_bytes:
             raise TransportError(
                 f"the coordinator holds {received} of {header.length_bytes} bytes of the upload"
@@ -244,31 +257,19 @@ class Coordinator:
         Raises:
             TransportError: too many bytes, or not the bytes of that digest.
         """
-        digest = hashlib.sha256()
-        offset = 0
-
-        def fetch() -> None:
-            nonlocal offset
-            stream: Any = self._stub.FetchBlob(
-                pb.FetchBlobRequest(sha256=sha256, offset_bytes=offset),
-                timeout=CALL_TIMEOUT_S + max_bytes / 1e6,
-            )
-            for part in stream:
-                offset += len(part.content)
-                if offset > max_bytes:
-                    stream.cancel()
-                    raise TransportError(f"published bytes exceed the {max_bytes} allowed")
-                digest.update(part.content)
-                sink.write(part.content)
-
-        self._retry(fetch)
-        if digest.digest() != sha256:
-            raise TransportError("published bytes do not have the digest they were asked by")
+        stream = DownloadStream(self._stub, sha256=sha256, sink=sink, max_bytes=max_bytes)
+        self._retry(stream.receive, stream=stream)
+        stream.require_digest()
 
     def _call(self, method: Any, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         return self._retry(lambda: method(request, timeout=timeout_s))
 
-    def _retry(self, attempt: Callable[[], Any], *, upload: UploadStream | None = None) -> Any:
+    def _retry(
+        self,
+        attempt: Callable[[], Any],
+        *,
+        stream: UploadStream | DownloadStream | None = None,
+    ) -> Any:
         give_up_at = time.monotonic() + self._patience_s
         pause_s = 0.2
         while True:
@@ -276,12 +277,15 @@ class Coordinator:
                 return attempt()
             except grpc.RpcError as error:
                 code = error.code()
-                if upload is not None and upload.progress_at + self._patience_s > give_up_at:
-                    give_up_at, pause_s = upload.progress_at + self._patience_s, 0.2
-                again = code in RETRYABLE or (upload is not None and upload.overtaken)
+                if stream is not None and stream.progress_at + self._patience_s > give_up_at:
+                    give_up_at, pause_s = stream.progress_at + self._patience_s, 0.2
+                again = code in RETRYABLE or (stream is not None and stream.overtaken)
                 if not again or time.monotonic() > give_up_at:
+                    reason = _trailer(error, "chorale-reason")
                     raise TransportError(
-                        f"{code.name}: {_hint(error)}", reason=_trailer(error, "chorale-reason")
+                        f"{code.name}: {_hint(error)}",
+                        reason=reason,
+                        refused=bool(reason) and code not in PASSING,
                     ) from error
             if self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):  # noqa: S311  # jitter only
                 raise TransportError("the daemon is stopping", reason="stopping")

@@ -7,9 +7,8 @@ Invariants:
    contributes the zero vector, because what it sends and when must not depend on private data.
 3. The method (and with it torch) is loaded once per run, by the first job that needs it.
 4. Figures go to the silo's own files and metrics, nowhere else.
-
 5. A silo says ready no sooner than the plan's ``ready_after_s`` after the task, however short or
-   unlucky its work was.
+   unlucky its work was; a silo that is stopped before then does not say it.
 
 Covered: slow, failing and repeated work. Not covered: cancelling a job half-way; a round that went
 on without this silo finds its result unused.
@@ -224,10 +223,11 @@ class LocalWork:
         finally:
             # The silo's own books may fail; that must not show outside. Nor may a short job, and
             # a repeat of the task must not report sooner, so the result appears only now.
-            self._stopping.wait(max(0.0, ready_at - time.monotonic()))
-            with self._lock:
-                self._finished = finished
-            self._report(task)
+            # A silo that is being stopped says nothing: it would say it too soon.
+            if not self._stopping.wait(max(0.0, ready_at - time.monotonic())):
+                with self._lock:
+                    self._finished = finished
+                self._report(task)
 
     def _report(self, task: RoundTask) -> None:
         self._coordinator.report_ready(

@@ -7,6 +7,8 @@ Invariants:
    no upload is folded any more.
 3. Generation k of the sum holds the uploads of folds 1 to k; a silo is folded once.
 4. An aggregation ends once, and its outcome never changes.
+5. With the descriptor stand the families that each silo reported ready with, and with each closed
+   phase who answered in it.
 
 Covered: the transitions. Not covered: the messages (``server/store/messages.py``) and the bytes of
 the sum (``server/accumulator.py``).
@@ -14,6 +16,8 @@ the sum (``server/accumulator.py``).
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -24,8 +28,9 @@ import secagg.wire as secagg_wire
 from chorale.v1 import secagg_pb2
 from secagg.descriptor import AggregationId, SignedDescriptor
 from server.errors import StoreError
+from server.phase import STEPS
 from server.store.database import Database
-from server.store.schema import IDENTITY, aggregations, folds
+from server.store.schema import IDENTITY, aggregations, folds, rounds
 
 __all__ = ["AggregationOutcome", "AggregationRow", "Aggregations", "matches"]
 
@@ -53,6 +58,10 @@ class AggregationRow:
     descriptor: SignedDescriptor
     phases_closed: int
     """How many of R0 to R4 are closed."""
+    families: Mapping[str, tuple[str, ...]]
+    """Silo to the families it reported ready with; empty in a row of an earlier version."""
+    members: tuple[tuple[str, ...], ...]
+    """Who answered in each closed phase; shorter in a row of an earlier version."""
     folded: tuple[str, ...]
     """Whose upload is in the sum, in the order of the folds."""
     outcome: AggregationOutcome
@@ -87,11 +96,12 @@ class Aggregations:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def open(self, signed: SignedDescriptor) -> None:
+    def open(self, signed: SignedDescriptor, families: Mapping[str, tuple[str, ...]]) -> None:
         """Keep a descriptor before anybody sees it.
 
         Args:
             signed: The descriptor with the coordinator's signature.
+            families: Silo to the environment families it reported ready with.
 
         Raises:
             StoreError: There is an aggregation of this identity.
@@ -104,28 +114,52 @@ class Aggregations:
                 insert(aggregations).values(
                     **{name: getattr(identity, name) for name in IDENTITY},
                     descriptor=secagg_wire.descriptor_to_proto(signed).SerializeToString(),
+                    families_json=json.dumps(dict(families), sort_keys=True),
+                    members_json="[]",
                     phases_closed=0,
                     outcome=AggregationOutcome.OPEN.value,
                 )
             )
 
-    def close_phase(self, identity: AggregationId, phases_closed: int) -> None:
+    def close_phase(
+        self, identity: AggregationId, phases_closed: int, members: tuple[str, ...]
+    ) -> None:
         """Note that a phase is closed; the same again changes nothing.
 
         Args:
             identity: The aggregation.
             phases_closed: How many are closed with this one.
+            members: Who answered in it, in ascending order.
 
         Raises:
-            StoreError: The phase before is not closed, or a later one is, or it is all over.
+            StoreError: The phase before is not closed, or a later one is, or it is all over, or the
+                phase was closed with other members.
         """
         with self._database.transaction() as connection:
             row = self._require_open(connection, identity)
-            if row.phases_closed == phases_closed:
+            known = _members(row)
+            if row.phases_closed == phases_closed and known[-1:] == (members,):
                 return
             if row.phases_closed != phases_closed - 1:
                 raise StoreError(f"{identity}: {row.phases_closed} phases are closed")
-            self._update(connection, identity, phases_closed=phases_closed)
+            self._update(
+                connection,
+                identity,
+                phases_closed=phases_closed,
+                members_json=json.dumps([*known, members]),
+            )
+
+    def folded(self, identity: AggregationId) -> tuple[str, ...]:
+        """Return whose upload is in the sum.
+
+        Args:
+            identity: The aggregation.
+
+        Returns:
+            In the order of the folds.
+        """
+        with self._database.transaction() as connection:
+            return self._folded(connection, identity)
 
     def fold(self, identity: AggregationId, silo_id: str, generation: int) -> None:
         """Make a new generation of the sum the current one; the same again changes nothing.
@@ -157,16 +191,19 @@ class Aggregations:
             )
 
     def end(self, identity: AggregationId, outcome: AggregationOutcome) -> None:
-        """Note how an aggregation ended.
+        """Note how an aggregation ended; the same again changes nothing.
 
         Args:
             identity: The aggregation.
             outcome: How.
 
         Raises:
-            StoreError: It has ended before.
+            StoreError: It has ended before, in another way.
         """
         with self._database.transaction() as connection:
+            known = self._row(connection, identity)
+            if known is not None and known.outcome == outcome.value:
+                return
             self._require_open(connection, identity)
             self._update(connection, identity, outcome=outcome.value)
 
@@ -208,7 +245,10 @@ class Aggregations:
         )
 
     def newest_attempt(self, run_id: str, round_number: int) -> int:
-        """Return the number of the newest attempt that was opened.
+        """Return the number of the newest attempt that was opened, by whatever version.
+
+        A version before this table kept its attempts in ``rounds`` alone. An attempt there counts
+        from its first step on: while silos train, none is open.
 
         Args:
             run_id: The run.
@@ -223,7 +263,16 @@ class Aggregations:
                     aggregations.c.run_id == run_id, aggregations.c.round == round_number
                 )
             ).scalar()
-        return int(newest or 0)
+            entered = connection.execute(
+                select(rounds.c.attempt, rounds.c.phases_unix_s).where(
+                    rounds.c.run_id == run_id, rounds.c.round == round_number
+                )
+            ).all()
+        steps = {step.value for step in STEPS}
+        stepped: list[int] = [
+            row.attempt for row in entered if steps & json.loads(row.phases_unix_s).keys()
+        ]
+        return max([int(newest or 0), *stepped])
 
     def _list(self, condition: ColumnElement[bool]) -> tuple[AggregationRow, ...]:
         order = [aggregations.c[name] for name in IDENTITY]
@@ -261,6 +310,10 @@ def _identity(row: Any) -> AggregationId:
     return AggregationId(**{name: getattr(row, name) for name in IDENTITY})
 
 
+def _members(row: Any) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(members) for members in json.loads(row.members_json))
+
+
 def _aggregation(row: Any, folded: tuple[str, ...]) -> AggregationRow:
     return AggregationRow(
         identity=_identity(row),
@@ -268,6 +321,8 @@ def _aggregation(row: Any, folded: tuple[str, ...]) -> AggregationRow:
             secagg_pb2.Descriptor.FromString(row.descriptor)
         ),
         phases_closed=row.phases_closed,
+        families={silo: tuple(names) for silo, names in json.loads(row.families_json).items()},
+        members=_members(row),
         folded=folded,
         outcome=AggregationOutcome(row.outcome),
     )

@@ -107,18 +107,25 @@ class Database:
         """Move SQLite's write-ahead log into the file and empty it; PostgreSQL has its own ways.
 
         Raises:
-            StoreError: The database failed.
+            StoreError: The database failed, or a reader keeps the log from being emptied.
         """
         if self._engine.dialect.name != "sqlite":
             return
         try:
             connection = self._engine.raw_connection()
             try:
-                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+                cursor = connection.cursor()
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                # SQLite does not fail here: the first column says whether it was blocked.
+                row = cursor.fetchone()
+                busy = row is None or row[0] != 0
+                cursor.close()
             finally:
                 connection.close()
         except (SQLAlchemyError, sqlite3.Error) as error:
             raise StoreError(f"the database failed: {type(error).__name__}") from error
+        if busy:
+            raise StoreError("the write-ahead log is in use and was not emptied")
 
     def close(self) -> None:
         """Close every connection."""

@@ -110,6 +110,19 @@ class Messages:
             for row in self._rows(identity, *messages.c)
         )
 
+    def senders(self, identity: AggregationId, phase: str) -> tuple[str, ...]:
+        """Return whose messages of a phase are kept.
+
+        Args:
+            identity: The aggregation.
+            phase: The phase.
+
+        Returns:
+            Their ids, in the order in which the messages were accepted.
+        """
+        rows = self._rows(identity, messages.c.phase, messages.c.silo_id)
+        return tuple(row.silo_id for row in rows if row.phase == phase)
+
     def forget_secrets(self, identity: AggregationId) -> None:
         """Delete the sealed parts, and the messages that have no other.
 

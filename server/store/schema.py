@@ -117,6 +117,8 @@ aggregations: Final = Table(
     Column("part", Integer, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("descriptor", LargeBinary, nullable=False),
+    Column("families_json", Text, nullable=False, server_default="{}"),
+    Column("members_json", Text, nullable=False, server_default="[]"),
     Column("phases_closed", Integer, nullable=False),
     Column("outcome", String(16), nullable=False),
 )

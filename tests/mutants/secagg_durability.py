@@ -24,7 +24,7 @@ _JOIN = """\
             ledger.mark_joined(ledger_identity(self.identity), self.descriptor.sha256)
 """
 _ADVERTISE = """\
-            self._answer(descriptor, lambda: coordinator.advertise_keys(self.identity, bundle))
+            self._advertise(bundle)
 """
 _MARK = """\
                 self._ledger.mark_agreed(ledger_identity(identity))
@@ -160,7 +160,7 @@ MUTANTS = (
         name="keys-before-record",
         disables='the record "joined" before the keys leave',
         file=SESSION,
-        old=_JOIN + _ADVERTISE,
+        old=_JOIN,
         new=_ADVERTISE + _JOIN,
         tests=_WITHOUT_CRASHES,
         phrase="no durable record 'joined'",

@@ -101,7 +101,9 @@ class Silo:
                 spool_directory=self.directory / "spool",
                 coordinator=self,  # type: ignore[arg-type] # the calls a session makes
                 metrics=self.metrics,
+                advertise=False,
             )
+            self.session.handle(signed)
 
         return self._run(begin)
 
@@ -160,7 +162,7 @@ class Silo:
     def _opened(self) -> Ledger:
         return Ledger.open(self.directory / "ledger", delta=1e-5, epsilon_cap=1e9)
 
-    def _run(self, act: Callable[[], None]) -> bool:
+    def _run(self, act: Callable[[], None], *, repeated: bool = False) -> bool:
         disk = self.federation.disk
         try:
             try:
@@ -172,9 +174,12 @@ class Silo:
             self.countdown = None
             self.restart(power=self.power)
             return False
-        except TransportError:
-            # The session stays: the same message may come again.
-            return True
+        except TransportError as error:
+            if error.refused:
+                self.end()
+                return False
+            # The session stays, and as the daemon asks for the same message again, it comes again.
+            return repeated or self._run(act, repeated=True)
         except SURVIVABLE as error:
             self.federation.refusals[type(error).__name__] += 1
             self.end()

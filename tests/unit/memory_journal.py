@@ -2,7 +2,7 @@
 
 from server.history import History
 from server.message_codec import decode, encode
-from server.phase import STEPS
+from server.phase import STEPS, Phase
 
 
 class MemoryJournal:
@@ -11,7 +11,7 @@ class MemoryJournal:
     def __init__(self):
         self.rows = []
         self.folds = []
-        self.phases_closed = 0
+        self.members = []
 
     def accepted(self, message):
         row = encode(message)
@@ -23,13 +23,15 @@ class MemoryJournal:
         assert generation == len(self.folds) + 1
         self.folds.append(silo_id)
 
-    def closed(self, phase):
-        assert STEPS.index(phase) == self.phases_closed
-        self.phases_closed += 1
+    def closed(self, phase, members):
+        assert STEPS.index(phase) == len(self.members)
+        known = {row.silo_id for row in self.rows if row.phase == phase}
+        assert set(members) == (set(self.folds) if phase is Phase.MASKED_INPUT else known)
+        self.members.append(members)
 
     def history(self):
         return History(
             messages=tuple(decode(row) for row in self.rows),
             folded=tuple(self.folds),
-            phases_closed=self.phases_closed,
+            members=tuple(self.members),
         )

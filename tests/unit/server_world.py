@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from chorale.v1 import round_pb2
 from dp.ledger import Ledger
 from federation.adapter import encode_adapter
 from federation.layout import Layout
@@ -30,6 +31,7 @@ from server.audit import AuditLog
 from server.blobs import BlobStore
 from server.conductor import Conductor
 from server.context import RunContext
+from server.errors import StoreError
 from server.liveness import Liveness
 from server.metrics import CoordinatorMetrics
 from server.run import RunDriver
@@ -113,6 +115,15 @@ def fixed_point(silo_id: str) -> np.ndarray:
     pattern = constant_pattern(value_of(silo_id), DIMENSION).astype(np.float64)
     assert np.linalg.norm(pattern) < 0.9 * CLIP
     return np.rint(pattern * (GRID / CLIP)).astype(np.int64)
+
+
+def told(conductor: Conductor, silo_id: str) -> tuple[str, round_pb2.PollResponse]:
+    """What a poll of this silo is answered now, as it is after its way over the wire."""
+    answer = conductor.instructions.current(conductor.driver, silo_id)
+    content = answer.own().SerializeToString()
+    if answer.shared is not None:
+        content += answer.shared().SerializeToString()
+    return answer.instruction_id, round_pb2.PollResponse.FromString(content)
 
 
 class Clock:
@@ -275,7 +286,7 @@ class Silo:
             self._unanswered = None
             call(*arguments)
             return True
-        instruction_id, response = self.world.conductor._instruction(self.silo_id)
+        instruction_id, response = told(self.world.conductor, self.silo_id)
         if instruction_id == self._last:
             return False
         self._last = instruction_id
@@ -370,6 +381,9 @@ class Silo:
             call(*arguments)
         except PowerCut:
             self.world.crashed = True
+            self._unanswered = (self._deliver, (call, *arguments))
+        except StoreError:
+            # It was not acknowledged.
             self._unanswered = (self._deliver, (call, *arguments))
 
     def advertise_keys(self, identity: Any, bundle: Any) -> None:

@@ -61,13 +61,15 @@ class Wire:
         self.ledger = ledger
         self.sent = []
         self.fails_at = ""
+        # Whether it fails because the coordinator will not have the message.
+        self.refuses = False
         self.ledger_at = {}
         self.uploaded = None
 
     def _send(self, name, message):
         self.ledger_at[name] = self.ledger.head()[0]
         if self.fails_at == name:
-            raise TransportError(f"{name} failed")
+            raise TransportError(f"{name} failed", refused=self.refuses)
         self.sent.append((name, message))
 
     def advertise_keys(self, identity, bundle):
@@ -141,7 +143,7 @@ class Round:
             self.wire.fails_at = ""
         self.session.handle(message)
 
-    def open(self, silo_id=ME):
+    def open(self, silo_id=ME, **options):
         return Session(
             silo_id=silo_id,
             signing_key=signing_key(silo_id),
@@ -156,6 +158,7 @@ class Round:
             spool_directory=self.directory / "spool",
             coordinator=self.wire,
             metrics=self.metrics,
+            **options,
         )
 
     def setup(self, name):

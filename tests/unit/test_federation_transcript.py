@@ -358,3 +358,13 @@ def test_bytes_that_are_no_message_are_a_typed_error():
     with pytest.raises(TranscriptError) as caught:
         parse_transcript(b"\xff" * 40)
     assert caught.value.check is C.FORMAT
+
+
+def test_an_attempt_whose_run_ended_shows_who_agreed_and_no_record():
+    for phases in (3, 4):
+        ended = replace(cut(GOOD, phases), outcome=Outcome.ENDED, record=None, parent=None)
+        assert verify(decode_transcript(encode_transcript(ended))) == ALL[: 8 if phases == 3 else 9]
+        fails(ended, C.SUM, total=TOTAL)
+    for wrong in ({"record": GOOD.record, "parent": GOOD.parent}, {}):
+        with pytest.raises(TranscriptError, match="format"):
+            replace(cut(GOOD, 3 if wrong else 2), outcome=Outcome.ENDED, **wrong)

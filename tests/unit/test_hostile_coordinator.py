@@ -28,6 +28,7 @@ def attempt_of(cohort: Cohort, tmp_path) -> Attempt:
     return Attempt(
         descriptor=cohort.descriptor,
         roster=cohort.roster,
+        families={},
         accumulator=Accumulator(tmp_path / "scratch", length=cohort.descriptor.descriptor.words),
         journal=MemoryJournal(),
     )
@@ -96,7 +97,11 @@ def test_an_upload_cut_after_its_last_byte_is_in_the_sum(tmp_path, monkeypatch):
             await asyncio.gather(call, return_exceptions=True)
         # The silo reconnects and asks where to resume.
         offset = attempt.upload_offset(attempt.identity, name)
-        await asyncio.sleep(0.2)
+        # The fold is in a thread; it has ten seconds.
+        for _ in range(1000):
+            if name not in attempt.waiting_for:
+                break
+            await asyncio.sleep(0.01)
         return offset
 
     offset = asyncio.run(scenario())

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from chorale.v1 import round_pb2
 from federation.errors import FederationError, PlanError
 from secagg.descriptor import AggregationId
 from server.conductor import Conductor
@@ -96,7 +97,7 @@ def test_abort_ends_the_active_run_and_no_other(world):
     run_id = asyncio.run(scenario())
     assert world.store.runs.get(run_id).state is RunState.ABORTED
     assert world.events()[-1] == "run_aborted"
-    assert world.conductor._instruction(NAMES[0])[1].HasField("idle")
+    assert sw.told(world.conductor, NAMES[0])[1].HasField("idle")
 
 
 def test_a_finished_run_cannot_be_aborted(world):
@@ -132,16 +133,14 @@ def test_a_plan_that_the_forecast_refuses_cannot_be_started(world):
 
 def test_every_new_thing_to_do_has_an_id_of_its_own(world):
     told: dict[str, list[tuple[str, bytes]]] = {name: [] for name in NAMES}
-    real = world.conductor._instruction
 
     def noted(silo_id):
-        instruction_id, response = real(silo_id)
+        instruction_id, response = sw.told(world.conductor, silo_id)
         content = response.SerializeToString(deterministic=True)
         if (instruction_id, content) not in told[silo_id]:
             told[silo_id].append((instruction_id, content))
         return instruction_id, response
 
-    world.conductor._instruction = noted
     world.silos[NAMES[3]].die_at = ("upload", 1)
     world.before_wait = lambda: [noted(name) for name in NAMES] and None
     asyncio.run(world.run(sw.plan_toml(rounds=2)))
@@ -171,8 +170,8 @@ def test_strangers_and_those_outside_the_cohort_are_idle(world):
 
     def before_wait():
         if world.driver.attempt is not None:
-            seen.append(world.conductor._instruction(NAMES[3])[1].WhichOneof("instruction"))
-            seen.append(world.conductor._instruction("stranger")[1].WhichOneof("instruction"))
+            seen.append(sw.told(world.conductor, NAMES[3])[1].WhichOneof("instruction"))
+            seen.append(sw.told(world.conductor, "stranger")[1].WhichOneof("instruction"))
 
     world.before_wait = before_wait
     asyncio.run(world.run(sw.plan_toml()))
@@ -182,15 +181,15 @@ def test_strangers_and_those_outside_the_cohort_are_idle(world):
 
 def test_a_restarted_coordinator_never_repeats_an_id(world):
     other = Conductor(world.context)
-    assert world.conductor._instruction("x")[0] != other._instruction("x")[0]
+    assert sw.told(world.conductor, "x")[0] != sw.told(other, "x")[0]
 
 
 def test_after_a_restart_the_newest_finished_run_still_shows_its_last_record(world):
     run_id = asyncio.run(world.run(sw.plan_toml(rounds=2)))
     restarted = Conductor(world.context)
-    assert restarted._instruction(NAMES[0])[1].HasField("idle")
+    assert sw.told(restarted, NAMES[0])[1].HasField("idle")
     restarted.resume()
-    shown = restarted._instruction(NAMES[0])[1].round_result.record
+    shown = sw.told(restarted, NAMES[0])[1].round_result.record
     assert (shown.run_id, shown.round) == (run_id, 2)
 
 
@@ -200,20 +199,24 @@ def test_poll_answers_at_once_when_there_is_news_and_waits_otherwise(world):
 
     async def scenario():
         loop = asyncio.get_running_loop()
-        first = await conductor.poll(NAMES[0], "", 5)
+        first = read(await conductor.poll(NAMES[0], "", 5))
         started = loop.time()
-        again = await conductor.poll(NAMES[0], first.instruction_id, 0.05)
+        again = read(await conductor.poll(NAMES[0], first.instruction_id, 0.05))
         assert again.instruction_id == first.instruction_id
         assert loop.time() - started >= 0.04
         waiting = asyncio.create_task(conductor.poll(NAMES[0], first.instruction_id, 5))
         await asyncio.sleep(0.01)
         await conductor.start_run(sw.plan_toml(), sw.INITIAL, "t")
-        task = await asyncio.wait_for(waiting, 2)
+        task = read(await asyncio.wait_for(waiting, 2))
         assert task.WhichOneof("instruction") == "round_task"
         assert loop.time() - started < 2
         await conductor.close()
 
     asyncio.run(scenario())
+
+
+def read(content):
+    return round_pb2.PollResponse.FromString(content)
 
 
 def replace_signal(context: RunContext) -> RunContext:
@@ -287,7 +290,7 @@ def test_the_identity_of_a_message_goes_with_it(world):
 
     def before_wait():
         if world.driver.attempt is not None:
-            response = world.conductor._instruction(NAMES[0])[1]
+            response = sw.told(world.conductor, NAMES[0])[1]
             identities.append((response.identity.round, response.identity.attempt))
 
     world.before_wait = before_wait

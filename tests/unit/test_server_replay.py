@@ -1,6 +1,7 @@
 """An attempt made again from its journal is the attempt that it was."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from secagg import client
 from secagg.errors import SecAggError
 from secagg.messages import KeyBundle
 from server.accumulator import Accumulator
-from server.errors import StoreError, WrongPhaseError
+from server.errors import LostAttemptError, StorageFullError, StoreError, WrongPhaseError
 from server.round import STEPS, Phase
 from tests.unit.memory_journal import MemoryJournal
 from tests.unit.test_server_round import NAMES, Played
@@ -137,9 +138,9 @@ class Failing(MemoryJournal):
         self.check()
         super().folded(silo_id, generation)
 
-    def closed(self, phase):
+    def closed(self, phase, members):
         self.check()
-        super().closed(phase)
+        super().closed(phase, members)
 
     def check(self):
         if self.away:
@@ -210,5 +211,82 @@ def test_a_journal_that_does_not_fit_is_refused(played):
     played.until(Phase.SHARE_KEYS).step()
     history = played.journal.history()
     fresh = played.attempt_on(Accumulator(played.directory, length=played.words))
-    with pytest.raises(SecAggError):
+    with pytest.raises(LostAttemptError, match="other members"):
         fresh.replay(replace(history, messages=history.messages[3:]))
+
+
+def test_what_was_not_written_when_it_came_is_written_before_its_phase_closes(tmp_path):
+    """The silo never repeats it: live U1 has it, so the journal must."""
+    played = Played(tmp_path)
+    played.journal = journal = Failing()
+    played.attempt = played.attempt_on(Accumulator(played.directory, length=played.words))
+    played.step(NAMES[0])
+    journal.away = True
+    with pytest.raises(StoreError):
+        played.act(NAMES[0])
+    with pytest.raises(StoreError):
+        played.attempt.close_phase()
+    journal.away = False
+    assert len(journal.rows) == 4
+    played.attempt.close_phase()
+    assert journal.members == [NAMES]
+    require_same(played, played.restart())
+    played.until(Phase.UNMASK).step()
+    np.testing.assert_array_equal(played.total(), played.cohort.expected(NAMES))
+    played.attempt.close()
+
+
+@pytest.mark.parametrize("phase", STEPS)
+def test_a_phase_whose_closing_was_not_written_takes_nothing_and_closes_later(tmp_path, phase):
+    played = Played(tmp_path)
+    played.journal = journal = Failing()
+    played.attempt = attempt = played.attempt_on(Accumulator(played.directory, length=played.words))
+    played.until(phase)
+    if phase is Phase.MASKED_INPUT:
+        played.masking()
+        late = played.masked[NAMES[0]]
+        attempt.open_upload(played.identity, late[0]).append(0, late[1])
+    played.step(NAMES[0])
+    close = attempt.stop_collecting if phase is STEPS[-1] else attempt.close_phase
+    journal.away = True
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            close()
+    journal.away = False
+    fold = partial(attempt.fold_upload, played.identity)
+    answer = fold if phase is Phase.MASKED_INPUT else played.act
+    with pytest.raises(WrongPhaseError):
+        answer(NAMES[0])
+    close()
+    assert journal.members[-1] == NAMES[1:]
+    require_same(played, played.restart())
+    if phase is not STEPS[-1]:
+        played.until(Phase.UNMASK).step()
+    survivors = NAMES[1:] if phase in STEPS[:3] else NAMES
+    np.testing.assert_array_equal(played.total(), played.cohort.expected(survivors))
+    played.attempt.close()
+
+
+def test_a_journal_with_a_member_too_many_is_refused_as_well(played):
+    played.step(NAMES[0])
+    played.attempt.close_phase()
+    closed = played.journal.history()
+    late = client.begin(played.cohort.setup(NAMES[0]))[1]
+    fresh = played.attempt_on(Accumulator(played.directory, length=played.words))
+    with pytest.raises(LostAttemptError, match="advertise_keys was closed with other members"):
+        fresh.replay(replace(closed, messages=(*closed.messages, late)))
+
+
+def test_unmasking_goes_on_after_the_disk_was_full(played, monkeypatch):
+    played.until(Phase.UNMASK).step()
+    real, left = Accumulator.release, [StorageFullError("full")]
+
+    def release(accumulator, unmask):
+        if left:
+            raise left.pop()
+        return real(accumulator, unmask)
+
+    monkeypatch.setattr(Accumulator, "release", release)
+    with pytest.raises(StorageFullError):
+        played.attempt.unmask()
+    np.testing.assert_array_equal(played.total(), played.cohort.expected(NAMES))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from secagg import client
-from secagg.errors import SecAggError
+from secagg.errors import Check, SecAggError, VerificationError
 from secagg.server import CollectUnmasking
 from server.accumulator import Accumulator
 from server.errors import (
@@ -16,7 +16,7 @@ from server.errors import (
     WrongRoundError,
 )
 from server.round import STEPS, Attempt, Phase
-from tests.simulation.secagg_cohort import Cohort
+from tests.simulation.secagg_cohort import FAMILIES, Cohort
 from tests.unit.memory_journal import MemoryJournal
 from tests.unit.secagg_samples import signed_descriptor, silo_names
 
@@ -40,6 +40,7 @@ class Played:
         return Attempt(
             descriptor=self.cohort.descriptor,
             roster=self.cohort.roster,
+            families=dict.fromkeys(NAMES, FAMILIES),
             accumulator=accumulator,
             journal=self.journal,
         )
@@ -194,6 +195,7 @@ def test_a_descriptor_that_silos_would_refuse_opens_nothing(played, tmp_path):
         Attempt(
             descriptor=signed_descriptor(descriptor),
             roster=played.cohort.roster,
+            families={},
             accumulator=Accumulator(tmp_path / "other", length=3),
             journal=MemoryJournal(),
         )
@@ -278,3 +280,19 @@ def test_a_wrong_share_is_survived_and_a_result_is_memory_of_its_own(played):
     np.testing.assert_array_equal(
         total.view(np.int32).astype(np.int64), played.cohort.expected(NAMES)
     )
+
+
+def test_a_bundle_of_other_families_than_the_silo_was_ready_with_names_it_and_changes_nothing(
+    played,
+):
+    attempt, liar = played.attempt, NAMES[0]
+    setup = played.cohort.setup(liar)
+    _, lie = client.begin(replace(setup, families=()))
+    with pytest.raises(VerificationError) as caught:
+        attempt.receive_bundle(played.identity, lie)
+    assert (caught.value.check, caught.value.silo) == (Check.METRICS_FAMILIES, liar)
+    assert liar in attempt.waiting_for
+    assert played.journal.rows == []
+    played.step(liar)
+    attempt.close_phase()
+    assert attempt.dropped == {liar: Phase.ADVERTISE_KEYS}

@@ -6,6 +6,7 @@ one attempt or a charge beyond the plan's is.
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +16,7 @@ from federation.adapter import decode_adapter
 from federation.record import verify_chain
 from federation.task import SURVIVORS_ALREADY_SIGNED
 from federation.verify import verify_update
+from secagg.errors import Check, VerificationError
 from secagg.suite import verification_key
 from server.errors import WrongRoundError
 from server.figures import RoundFigures
@@ -247,3 +249,33 @@ def test_messages_that_do_not_fit_change_nothing(world):
     run_id = asyncio.run(scenario())
     # A stopped coordinator leaves the run to be resumed.
     assert world.store.runs.get(run_id).state is RunState.RUNNING
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_silo_that_declares_other_families_than_it_was_ready_with_just_drops_out(world, restarts):
+    """A restart in between changes nothing: what each was ready with is in the store."""
+    liar, refused = world.silos[NAMES[3]], []
+    honest = liar.advertise_keys
+
+    def advertise(identity, bundle):
+        if not world.driver.current.attempt or len(refused) > 5:
+            return
+        try:
+            honest(identity, replace(bundle, families=()))
+        except VerificationError as error:
+            refused.append((error.check, error.silo))
+
+    liar.advertise_keys = advertise
+    left = [None] * restarts
+
+    def before_wait():
+        if left and world.driver.current.phase is Phase.ADVERTISE_KEYS:
+            left.pop()
+            raise sw.PowerCut
+
+    world.before_wait = before_wait
+    run_id = asyncio.run(world.run_over_power_cuts(sw.plan_toml(), cuts=restarts))
+    assert refused[0] == (Check.METRICS_FAMILIES, NAMES[3])
+    assert [row.identity.attempt for row in world.store.aggregations.list(run_id)] == [1]
+    assert world.driver.head.survivors == NAMES[:3]
+    require_exact(world, NAMES[:3])

@@ -179,6 +179,7 @@ def upload(world, tmp_path):
     attempt = Attempt(
         descriptor=cohort.descriptor,
         roster=cohort.roster,
+        families={},
         accumulator=Accumulator(tmp_path / "sum", length=301),
         journal=MemoryJournal(),
     )

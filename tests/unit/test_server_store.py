@@ -25,6 +25,9 @@ from server.store.schema import METADATA
 from server.store.silos import SiloRow
 from tests.unit.secagg_samples import make_descriptor, make_roster, signed_descriptor
 
+NAMED = ("silo-001", "silo-003")
+FAMILIES = {"silo-001": ("maze",), "silo-003": ()}
+
 
 @pytest.fixture
 def store(tmp_path):
@@ -256,7 +259,7 @@ def signed(attempt=1, round_number=1):
 def opened(store):
     make_run(store)
     descriptor = signed()
-    store.aggregations.open(descriptor)
+    store.aggregations.open(descriptor, FAMILIES)
     return descriptor
 
 
@@ -269,17 +272,17 @@ def test_an_aggregation_keeps_its_descriptor_and_goes_one_way(store, opened):
     (row,) = store.aggregations.unfinished()
     assert (row.descriptor, row.phases_closed, row.outcome) == (opened, 0, "")
     with pytest.raises(StoreError, match="before"):
-        store.aggregations.open(opened)
-    store.aggregations.close_phase(identity, 1)
-    store.aggregations.close_phase(identity, 1)
+        store.aggregations.open(opened, FAMILIES)
+    store.aggregations.close_phase(identity, 1, NAMED)
+    store.aggregations.close_phase(identity, 1, NAMED)
     for wrong in (0, 3):
         with pytest.raises(StoreError, match="1 phases"):
-            store.aggregations.close_phase(identity, wrong)
+            store.aggregations.close_phase(identity, wrong, NAMED)
     store.aggregations.end(identity, AggregationOutcome.ABORTED)
     assert store.aggregations.unfinished() == ()
     for over in (
         lambda: store.aggregations.end(identity, AggregationOutcome.RELEASED),
-        lambda: store.aggregations.close_phase(identity, 2),
+        lambda: store.aggregations.close_phase(identity, 2, NAMED),
         lambda: store.aggregations.fold(identity, "silo-000", 1),
     ):
         with pytest.raises(StoreError, match="not open"):
@@ -292,8 +295,8 @@ def test_folds_follow_each_other_and_only_while_uploads_are_collected(store, ope
     identity, aggregations = opened.descriptor.identity, store.aggregations
     with pytest.raises(StoreError, match="not collected"):
         aggregations.fold(identity, "silo-000", 1)
-    aggregations.close_phase(identity, 1)
-    aggregations.close_phase(identity, 2)
+    aggregations.close_phase(identity, 1, NAMED)
+    aggregations.close_phase(identity, 2, NAMED)
     aggregations.fold(identity, "silo-003", 1)
     aggregations.fold(identity, "silo-003", 1)
     for silo_id, generation in (("silo-003", 2), ("silo-001", 1), ("silo-001", 3)):
@@ -303,7 +306,7 @@ def test_folds_follow_each_other_and_only_while_uploads_are_collected(store, ope
     (row,) = aggregations.list("run-1")
     assert row.folded == ("silo-003", "silo-001")
     assert row.survivors == ()
-    aggregations.close_phase(identity, 3)
+    aggregations.close_phase(identity, 3, NAMED)
     with pytest.raises(StoreError, match="not collected"):
         aggregations.fold(identity, "silo-002", 3)
     (row,) = aggregations.list("run-1")
@@ -319,7 +322,7 @@ def test_aggregations_are_found_by_round_and_by_outcome(store):
         (2, 1, AggregationOutcome.SKIPPED),
     ):
         descriptor = signed(attempt, round_number)
-        store.aggregations.open(descriptor)
+        store.aggregations.open(descriptor, FAMILIES)
         store.aggregations.end(descriptor.descriptor.identity, outcome)
     (row,) = store.aggregations.released("run-1", 1)
     assert row.identity.attempt == 2

@@ -8,7 +8,9 @@ from federation.errors import TranscriptCheck
 from federation.transcript import Outcome, verify_transcript
 from federation.transcript_file import decode_transcript, encode_transcript
 from secagg.suite import verification_key
+from server import attempts
 from server.errors import NotPublishedError
+from server.phase import Phase
 from server.transcripts import build_transcript
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import ROOT_KEY, silo_names
@@ -115,3 +117,38 @@ def test_what_never_was_is_a_typed_error(world):
     for arguments in (("run-x", 1), (run_id, 2), (run_id, 0), (run_id, 1, 2)):
         with pytest.raises(NotPublishedError):
             build_transcript(world.store, *arguments)
+
+
+@pytest.mark.parametrize("how", ["failed", "aborted"])
+def test_an_attempt_whose_run_ended_after_survivors_were_declared_has_no_record(
+    world, monkeypatch, how
+):
+    """Nothing is signed that closes its round, and the transcript says so."""
+
+    def broken(**_):
+        raise ZeroDivisionError
+
+    unmasking = asyncio.Event()
+
+    def before_wait():
+        if world.driver.current.phase is Phase.UNMASK:
+            unmasking.set()
+
+    world.before_wait = before_wait
+
+    async def scenario():
+        run_id = await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "t")
+        if how == "aborted":
+            await asyncio.wait_for(unmasking.wait(), 10)
+            await world.conductor.abort_run(run_id)
+        else:
+            await world.ended()
+        return run_id
+
+    monkeypatch.setattr(attempts, "aggregate", broken)
+    run_id = asyncio.run(scenario())
+    transcript, passed = exported(world, run_id, 1)
+    assert transcript.outcome is Outcome.ENDED
+    assert transcript.record is None
+    assert passed[-1] is TranscriptCheck.AGREEMENTS
+    assert str(transcript.outcome) == "ended_without_record"

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import time
 from types import SimpleNamespace
 
 import grpc
@@ -72,6 +73,42 @@ def test_a_fetch_resumes_where_each_cut_left_it():
     made, calls, _ = coordinator(CONTENT, chunks_per_call=(3, 0, 5, None))
     assert fetched(made) == CONTENT
     assert calls == [0, 3 * CHUNK, 3 * CHUNK, 8 * CHUNK]
+    made.close()
+
+
+class Clock:
+    """A connection that lasts four seconds at a time."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        real = Stream.__iter__
+
+        def slow(stream):
+            try:
+                yield from real(stream)
+            except Cut:
+                self.now += 4.0
+                raise
+
+        monkeypatch.setattr(Stream, "__iter__", slow)
+
+
+def test_bytes_that_arrived_renew_the_patience(monkeypatch):
+    Clock(monkeypatch)
+    made, calls, _ = coordinator(CONTENT, chunks_per_call=(1,) * 8 + (None,))
+    assert fetched(made) == CONTENT
+    assert len(calls) == 9
+    made.close()
+
+
+def test_without_progress_the_patience_ends(monkeypatch):
+    Clock(monkeypatch)
+    made, calls, _ = coordinator(CONTENT, chunks_per_call=(3,) + (0,) * 8)
+    with pytest.raises(TransportError, match="UNAVAILABLE"):
+        fetched(made)
+    # Five seconds of patience after the bytes of the first leg; the second one ends past them.
+    assert calls == [0, 3 * CHUNK]
     made.close()
 
 

@@ -94,6 +94,10 @@ def store(tmp_path):
     return LocalStore(tmp_path)
 
 
+def kept_in(directory):
+    return {path.name for path in (directory / "adapters").iterdir()}
+
+
 def sync(published, store):
     follower = ChainFollower(coordinator=published, store=store)
     return follower.sync(RUN, lambda _sha256: published.plan, KEY)
@@ -119,10 +123,11 @@ def test_a_chain_is_followed_to_its_end(store, method, gauge, tmp_path):
     assert head.record is published.chain[-1]
     for name, tensor in published.tensors.items():
         np.testing.assert_array_equal(head.tensors[name], tensor)
-    # Durable: another process finds the same head, and every adapter is kept.
+    # Durable: another process finds the same head and its adapter, and no other one.
     again = LocalStore(tmp_path)
     assert again.chain_head(RUN).record_sha256 == published.chain[-1].sha256
-    assert all(again.adapter(record.adapter_sha256) for record in published.chain)
+    assert again.adapter(published.chain[-1].adapter_sha256)
+    assert kept_in(tmp_path) == {published.chain[-1].adapter_sha256.hex()}
 
 
 def test_what_was_adopted_is_not_fetched_again(published, store):
@@ -238,10 +243,19 @@ def test_a_damaged_kept_adapter_is_fetched_again(published, store, tmp_path):
     digest = published.chain[1].adapter_sha256
     (tmp_path / "adapters" / digest.hex()).write_bytes(b"rot")
     published.round(2)
+    published.fetched.clear()
     assert sync(published, store).record.round == 2
-    # And kept again.
+    assert digest in published.fetched
+    assert kept_in(tmp_path) == {published.chain[2].adapter_sha256.hex()}
+
+
+def test_a_lost_head_is_fetched_and_kept_again(published, store, tmp_path):
+    published.round(1)
+    sync(published, store)
+    digest = published.chain[1].adapter_sha256
+    (tmp_path / "adapters" / digest.hex()).unlink()
+    assert sync(published, store).record.round == 1
     assert store.adapter(digest) == published.blobs[digest]
-    assert not [path for path in (tmp_path / "adapters").iterdir() if path.suffix]
 
 
 def test_the_heads_tensors_are_views_of_the_kept_file(published, store):
@@ -258,5 +272,33 @@ def test_nothing_of_a_refused_link_stays_on_disk(published, store, tmp_path):
     published.add("aggregated", lora(9), total)
     with pytest.raises(UpdateError):
         sync(published, store)
-    kept = {path.name for path in (tmp_path / "adapters").iterdir()}
-    assert kept == {record.adapter_sha256.hex() for record in published.chain[:2]}
+    assert kept_in(tmp_path) == {published.chain[1].adapter_sha256.hex()}
+
+
+@pytest.mark.parametrize(("method", "uploads"), [("fedavg", 1), ("rolora", 2)])
+def test_what_may_be_fetched_is_bounded_by_what_is_known(store, method, uploads):
+    published = Published(plan_of(method))
+    published.round(1)
+    allowed = {}
+    blob = published.blob
+
+    def noted(sha256, sink, *, max_bytes):
+        allowed[sha256] = max_bytes
+        blob(sha256, sink, max_bytes=max_bytes)
+
+    published.blob = noted
+    follower = ChainFollower(coordinator=published, store=store, max_dimension=1000)
+    follower.sync(RUN, lambda _sha256: published.plan, KEY)
+    initial, first = published.chain
+    header = (16 << 20) + 8
+    size = len(published.blobs[initial.adapter_sha256])
+    assert allowed == {
+        initial.adapter_sha256: uploads * 4000 + header,
+        first.adapter_sha256: size + header,
+        first.sum_sha256: size + 4 * 1024,
+    }
+    # The limit of a site that sets none is the protocol's, within what an adapter may have.
+    allowed.clear()
+    store.adapter = lambda _sha256: None
+    ChainFollower(coordinator=published, store=store).sync(RUN, lambda _sha256: published.plan, KEY)
+    assert allowed == {first.adapter_sha256: min(uploads * 2**29 + header, 2**30)}

@@ -60,6 +60,7 @@ class Bench:
         daemon.identity = SimpleNamespace(silo_id=ME)
         daemon.store = SimpleNamespace(set_ledger_head=lambda *head: self.remembered.append(head))
         daemon._roster = daemon._plan = daemon._session = daemon._head = daemon._task = None
+        daemon._contributed = None
         daemon._open_session = self.open_session
         daemon.unfinished = self.found()
 
@@ -70,7 +71,7 @@ class Bench:
 
     def open_session(self, signed):
         self.one.signed = signed
-        self.daemon._session = self.one.open()
+        return self.one.open(advertise=False)
 
     def serve(self, *said):
         instructions = []
@@ -175,7 +176,7 @@ def test_a_restarted_coordinator_may_repeat_every_message(bench):
     bench.serve(signed)
     assert bench.remembered[-1] == bench.one.ledger.head()
     session = bench.daemon._session
-    bench.one.open = lambda: session
+    bench.one.open = lambda **_: session
     heard = []
     bench.one.heard = heard.append
     bench.one.finish()
@@ -209,10 +210,11 @@ def test_another_descriptor_of_the_same_identity_gets_no_keys(bench, capsys):
     assert bench.daemon._session is None
 
 
-def test_a_coordinator_out_of_reach_does_not_end_the_attempt(bench):
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_poll_that_failed_does_not_end_the_attempt(bench, refused):
     delivery = bench.one.delivery()
     bench.daemon._session = session = bench.one.session
-    asked = bench.serve(TransportError("UNAVAILABLE"), delivery)
+    asked = bench.serve(TransportError("no answer", refused=refused), delivery)
     assert bench.daemon._session is session
     assert bench.sent()[-1] == "upload"
     assert asked == ["", "", "1"]

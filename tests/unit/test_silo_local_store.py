@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,48 @@ def test_adapters_are_kept_by_the_digest_of_their_bytes(tmp_path: Path):
     assert store.adapter(bytes(32)) is None
     assert [path.name for path in (tmp_path / "adapters").iterdir()] == [digest.hex()]
     assert (tmp_path / "adapters" / digest.hex()).stat().st_mode & 0o777 == 0o600
+
+
+def head_of(digest: bytes) -> ChainHead:
+    return ChainHead(round=1, adapter_sha256=digest, record_sha256=bytes(32))
+
+
+def test_an_adapter_that_is_no_head_any_more_is_deleted(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    first, second, other = (keep(store, content) for content in (b"one", b"two", b"three"))
+    store.set_chain_head("run-1", head_of(first))
+    # What no head names goes with the next move of any head.
+    assert store.adapter(second) is None
+    assert store.adapter(other) is None
+    keep(store, b"two")
+    store.set_chain_head("run-2", head_of(second))
+    assert store.adapter(first) == b"one"
+    keep(store, b"three")
+    with store.incoming() as incoming:
+        incoming.file.write(b"on its way")
+        store.set_chain_head("run-1", head_of(other))
+        assert incoming.content() == b"on its way"
+        incoming.keep()
+    assert store.adapter(first) is None
+    assert store.adapter(second) == b"two"
+    assert store.adapter(other) == b"three"
+
+
+def test_any_number_of_runs_keeps_a_bounded_number_of_adapters(tmp_path: Path):
+    store = LocalStore(tmp_path)
+    digests = []
+    for number in range(20):
+        digests.append(keep(store, b"adapter %d" % number))
+        path = tmp_path / "adapters" / digests[-1].hex()
+        os.utime(path, ns=(number, number))
+        store.set_chain_head(f"run-{number}", head_of(digests[-1]))
+    assert [digest for digest in digests if store.adapter(digest)] == digests[-8:]
+    # The run at hand keeps its own, however old the file is.
+    oldest = keep(store, b"adapter 0")
+    os.utime(tmp_path / "adapters" / oldest.hex(), ns=(0, 0))
+    store.set_chain_head("run-0", head_of(oldest))
+    assert store.adapter(oldest) == b"adapter 0"
+    assert len(store.chain_heads()) == 20
 
 
 def test_a_damaged_adapter_counts_as_missing_and_can_be_stored_again(tmp_path: Path):

@@ -184,6 +184,21 @@ def test_a_short_job_is_not_reported_before_the_scheduled_time(silo):
     assert one.work.finished("run-1", 1) is not None
 
 
+def test_a_silo_that_is_stopped_does_not_say_ready_too_soon(silo):
+    one = silo()
+    text = sw.plan_toml(rounds=4).decode()
+    plan = Plan.parse(text.replace("[rounds]", "[rounds]\nready_after_s = 30").encode())
+    one.work.start(task=task_of(), plan=plan, head=head_of())
+    give_up_at = time.monotonic() + 10
+    while not one.store.rounds():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+    one.work.close()
+    assert not one.work._thread.is_alive()
+    assert one.reports.calls == []
+    assert one.work.finished("run-1", 1) is None
+
+
 def test_rolora_delta_covers_the_trained_factor_alone(silo):
     one = silo()
     one.start(plan=plan_of(method="rolora"))

@@ -36,4 +36,4 @@ def test_coordinator_and_silo_hold_three_vectors_and_tiles(tmp_path):
     # And what the silo keeps is what the coordinator published.
     digests = json.loads((tmp_path / "digests.json").read_text())
     kept = {path.name for path in (tmp_path / "silo" / "adapters").iterdir()}
-    assert kept == {digests["initial"], digests["adapter"]}
+    assert kept == {digests["adapter"]}

@@ -1,0 +1,83 @@
+"""One run's signed records: the chain, its next link, and the task that starts from its head.
+
+Invariant: what is shown here is in the store. A link is signed first, stored second (in the
+transaction that closes its round), and taken over third.
+
+Covered: building and reading. Not covered: verifying (``federation/record.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from federation.record import AdapterRecord, RecordKind
+from federation.task import RoundTask
+from secagg.roster import SignedRoster
+from server.context import RunContext
+
+__all__ = ["Chain"]
+
+
+class Chain:
+    """The records of one run."""
+
+    def __init__(self, run_id: str, context: RunContext) -> None:
+        self._run_id = run_id
+        self._context = context
+        self._records: list[AdapterRecord] = []
+        self.reload()
+
+    @property
+    def head(self) -> AdapterRecord:
+        """The newest record."""
+        return self._records[-1]
+
+    @property
+    def next_round(self) -> int:
+        """Rounds count from 1; record k closes round k."""
+        return len(self._records)
+
+    def reload(self) -> bool:
+        """Take over what the store holds; say whether there is more than was known."""
+        known = len(self._records)
+        self._records = list(self._context.store.records.list(self._run_id))
+        return len(self._records) > known
+
+    def link(
+        self,
+        *,
+        kind: RecordKind,
+        adapter_sha256: bytes,
+        descriptor_sha256: bytes = b"",
+        sum_sha256: bytes = b"",
+        survivors: tuple[str, ...] = (),
+    ) -> AdapterRecord:
+        """Sign the record that follows the head; it is not part of the chain yet."""
+        return replace(
+            self.head,
+            round=self.next_round,
+            parent_sha256=self.head.adapter_sha256,
+            adapter_sha256=adapter_sha256,
+            descriptor_sha256=descriptor_sha256,
+            sum_sha256=sum_sha256,
+            survivors=survivors,
+            kind=kind,
+            record_parent_sha256=self.head.sha256,
+        ).sign(self._context.signing_key)
+
+    def append(self, record: AdapterRecord) -> None:
+        """Take over a record that is in the store."""
+        self._records.append(record)
+
+    def sign_task(self, roster: SignedRoster, deadline_unix_s: int) -> RoundTask:
+        """What the silos are asked to train from the head."""
+        return RoundTask(
+            run_id=self._run_id,
+            round=self.next_round,
+            plan_sha256=self.head.plan_sha256,
+            roster_sha256=roster.roster.sha256,
+            roster_epoch=roster.roster.epoch,
+            base_model_sha256=self.head.base_model_sha256,
+            adapter_sha256=self.head.adapter_sha256,
+            ready_deadline_unix_s=deadline_unix_s,
+        ).sign(self._context.signing_key)

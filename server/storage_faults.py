@@ -1,0 +1,58 @@
+"""Waiting out a disk that is full or a database that is away: neither ends a run.
+
+Invariant: what is tried again is repeatable, because each durable step is one transaction and
+what is in memory follows it; nothing is cleared meanwhile, and the run stays as it is shown.
+
+Covered: faults that pass, however long they take. Not covered: a fault that never passes, which an
+admin sees in the log and in ``chorale_storage_faults_total``, and ends with ``chorale run abort``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from server.errors import StorageFullError, StoreError
+from server.metrics import CoordinatorMetrics
+
+__all__ = ["STORAGE_FAULTS", "over_storage_faults"]
+
+log = structlog.get_logger(__name__)
+
+STORAGE_FAULTS: Final = (StoreError, StorageFullError, OSError)
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+HINT: Final = "free disk space or bring the database back: the run goes on by itself"
+
+
+async def over_storage_faults(
+    step: Callable[[], Awaitable[None]], *, run_id: str, metrics: CoordinatorMetrics
+) -> None:
+    """Run a repeatable step until storage does not fail it.
+
+    Args:
+        step: May be run again after it failed.
+        run_id: For the log.
+        metrics: Counts the pauses.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began = time.monotonic()
+        try:
+            await step()
+        except STORAGE_FAULTS as error:
+            if time.monotonic() - began > LONGEST_PAUSE_S:
+                # It worked for a while: this is another fault than the last one.
+                pause_s = FIRST_PAUSE_S
+            metrics.storage_faults.inc()
+            log.warning(
+                "storage_failed", run=run_id, reason=str(error), hint=HINT, retry_in_s=pause_s
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        else:
+            return

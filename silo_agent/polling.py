@@ -1,0 +1,119 @@
+"""The daemon's loop: ask, obey, pause, and decide what is asked for again.
+
+Invariants:
+
+1. No number of failures ends the loop. After each one in a row the pause doubles, up to
+   ``MAX_PAUSE_S``.
+2. A failure that may pass costs nothing but time: what is asked for by the id of the last
+   instruction that was dealt with is the same instruction again. That is so for a poll that failed,
+   for tasks and closed rounds, and for every answer that did not reach the coordinator. An answer
+   that the coordinator refused is not given again.
+3. Polls that bring nothing to do are at least ``LEAST_POLL_S`` apart, whatever the coordinator
+   answers, so that it cannot keep a core busy or fill a log. The steps of a round never wait.
+
+Covered: coordinators that are away, that fail, that answer at once. Not covered: a coordinator that
+makes this silo work for nothing; what a step may cost is bounded where the step is taken.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from dp.errors import PrivacyError
+from federation.errors import FederationError
+from federation.task import RoundTask
+from secagg.errors import SecAggError
+from silo_agent.errors import PolicyRefusalError, SiloError, TransportError
+from silo_agent.transport import Instruction, RoundClosed
+
+__all__ = ["SURVIVABLE", "Polling", "pause_s"]
+
+POLL_WAIT_S = 8
+LEAST_POLL_S = 0.2
+MAX_PAUSE_S = 30.0
+_MOST_DOUBLINGS = 5
+"""2^5 s is past the longest pause; an exponent without a bound would overflow some day."""
+SURVIVABLE = (SecAggError, PrivacyError, FederationError, SiloError, OSError)
+"""What may go wrong with one instruction; anything else is a defect and ends the daemon."""
+
+
+class Polls(Protocol):
+    """What the loop needs of the coordinator."""
+
+    def poll(self, last_instruction_id: str, *, wait_s: int) -> Instruction | None:
+        """Wait for a new instruction; None if nothing changed."""
+
+
+class Polling:
+    """One loop of one daemon."""
+
+    def __init__(
+        self,
+        coordinator: Polls,
+        *,
+        stopping: threading.Event,
+        obey: Callable[[Instruction], bool],
+        refuse: Callable[[PolicyRefusalError], None],
+        survive: Callable[[Exception, Instruction | None], None],
+        settle: Callable[[], None],
+    ) -> None:
+        """Wire the loop.
+
+        Args:
+            coordinator: Asked.
+            stopping: Ends the loop, and every pause of it.
+            obey: Acts on an instruction; says whether there was anything to do.
+            refuse: Told of a refusal of the guardian.
+            survive: Told of every other failure.
+            settle: Called after each instruction that was dealt with.
+        """
+        self._coordinator = coordinator
+        self._stopping = stopping
+        self._obey = obey
+        self._refuse = refuse
+        self._survive = survive
+        self._settle = settle
+
+    def serve(self) -> None:
+        """Poll until told to stop."""
+        last_id = ""
+        failures = 0
+        while not self._stopping.is_set():
+            asked_at = time.monotonic()
+            instruction: Instruction | None = None
+            busy = False
+            try:
+                instruction = self._coordinator.poll(last_id, wait_s=POLL_WAIT_S)
+                if instruction is not None:
+                    busy = self._obey(instruction)
+                failures = 0
+            except PolicyRefusalError as refusal:
+                self._refuse(refusal)
+            except SURVIVABLE as error:
+                failures += 1
+                self._survive(error, instruction)
+                self._stopping.wait(pause_s(failures))
+                if _asked_again(error, instruction):
+                    continue
+                busy = True
+            if instruction is not None:
+                last_id = instruction.instruction_id
+            self._settle()
+            early_s = asked_at + LEAST_POLL_S - time.monotonic()
+            if not busy and early_s > 0:
+                self._stopping.wait(early_s)
+
+
+def pause_s(failures: int) -> float:
+    """How long to wait after so many failures in a row, from one on."""
+    return min(2.0 ** min(failures - 1, _MOST_DOUBLINGS), MAX_PAUSE_S)
+
+
+def _asked_again(error: Exception, instruction: Instruction | None) -> bool:
+    if instruction is None or isinstance(instruction.payload, RoundTask | RoundClosed):
+        # A passing fault must not cost this silo the whole round.
+        return True
+    return isinstance(error, TransportError) and not error.refused

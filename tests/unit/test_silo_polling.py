@@ -1,0 +1,100 @@
+"""The loop: it never ends of failures, never spins, and asks again for what may pass."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from secagg.errors import UnexpectedMessageError
+from silo_agent.errors import PolicyRefusalError, TransportError
+from silo_agent.polling import MAX_PAUSE_S, Polling, pause_s
+from silo_agent.transport import Idle, Instruction
+
+LATE = TransportError("FAILED_PRECONDITION", reason="wrong_phase", refused=True)
+AWAY = TransportError("UNAVAILABLE")
+
+
+class Loop:
+    """A loop that answers ``polls`` polls with fresh ids at once, then stops."""
+
+    def __init__(self, *, polls, obey=lambda _i: False, answer=lambda n: Idle()):
+        self.asked, self.waited, self.failed, self.refused = [], [], [], []
+        self._stopping = threading.Event()
+        self._stopping.wait = lambda seconds=None: self.waited.append(seconds)
+        self._polls, self._answer = polls, answer
+        Polling(
+            SimpleNamespace(poll=self._poll),
+            stopping=self._stopping,
+            obey=obey,
+            refuse=self.refused.append,
+            survive=lambda error, _instruction: self.failed.append(error),
+            settle=lambda: None,
+        ).serve()
+
+    def _poll(self, last_id, *, wait_s):
+        assert wait_s > 0
+        self.asked.append(last_id)
+        if len(self.asked) == self._polls:
+            self._stopping.set()
+        said = self._answer(len(self.asked))
+        if isinstance(said, Exception):
+            raise said
+        return said and Instruction(
+            instruction_id=str(len(self.asked)), identity=None, payload=said
+        )
+
+
+def test_no_number_of_failures_ends_the_loop():
+    loop = Loop(polls=1200, answer=lambda _n: AWAY)
+    assert len(loop.failed) == 1200
+    assert loop.waited[:7] == [1, 2, 4, 8, 16, 30, 30]
+    assert max(loop.waited) == MAX_PAUSE_S
+    assert pause_s(10**9) == MAX_PAUSE_S
+
+
+def test_a_success_starts_the_pauses_anew():
+    loop = Loop(polls=5, answer=lambda n: Idle() if n == 3 else AWAY, obey=lambda _i: True)
+    assert loop.waited == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["nothing to do", "unchanged", "refused"])
+def test_polls_that_bring_nothing_are_apart(kind):
+    def obey(_instruction):
+        if kind == "refused":
+            raise PolicyRefusalError(rule="rule", public_reason="policy", detail="")
+        return False
+
+    loop = Loop(polls=5, obey=obey, answer=lambda _n: None if kind == "unchanged" else Idle())
+    assert len(loop.waited) == 5
+    assert all(0.1 < seconds <= 0.2 for seconds in loop.waited)
+
+
+def test_a_long_poll_and_a_step_are_followed_by_no_pause():
+    assert Loop(polls=5, obey=lambda _i: True).waited == []
+
+    def slowly(_number):
+        time.sleep(0.25)
+
+    assert Loop(polls=1, answer=slowly).waited == []
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (AWAY, ["", "", "2"]),
+        (LATE, ["", "1", "2"]),
+        (UnexpectedMessageError("wrong"), ["", "1", "2"]),
+    ],
+)
+def test_only_what_may_pass_is_asked_for_again(error, asked):
+    failing = [error]
+
+    def obey(_instruction):
+        if failing:
+            raise failing.pop()
+        return True
+
+    loop = Loop(polls=3, obey=obey)
+    assert loop.asked == asked
+    assert loop.failed == [error]
