@@ -79,7 +79,7 @@ def lying(liar: Liar) -> None:
             forged = None if found is None else found[0].instead(found[1], silo)
             if forged is not None:
                 return forged
-            response = await poll(self, short, context)
+            response = pb.PollResponse.FromString(await poll(self, short, context))
             if loop.time() > give_up_at:
                 return response
             if response.instruction_id != request.last_instruction_id:
