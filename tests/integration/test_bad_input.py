@@ -96,7 +96,7 @@ def test_exceeded_budget_is_an_explained_refusal(tmp_path):
         assert_all_alive(loopback)
 
 
-def test_wrong_base_model_is_refused_by_every_silo_and_stops_the_run(tmp_path):
+def test_wrong_base_model_is_accepted_by_no_silo_and_stops_the_run(tmp_path):
     with cf.federation(tmp_path) as loopback:
         start_all(loopback)
         plan = cf.plan_toml().replace(cf.NO_MODEL, "ab" * 32)
@@ -104,9 +104,11 @@ def test_wrong_base_model_is_refused_by_every_silo_and_stops_the_run(tmp_path):
         assert last["run"]["state"] == "failed"
         assert rounds == []
         assert "quorum" in last["error"]
-        for silo_id in cf.SILOS:
-            samples = loopback.metrics(silo_id)
-            assert total(samples, 'chorale_silo_policy_decisions_total{decision="refuse"') >= 1
+        counter = "chorale_silo_policy_decisions_total{decision="
+        samples = [loopback.metrics(silo_id) for silo_id in cf.SILOS]
+        # Two refusals put the quorum out of reach; the others may not have been asked any more.
+        assert sum(total(of_silo, f'{counter}"refuse"') >= 1 for of_silo in samples) >= 2
+        assert not any(total(of_silo, f'{counter}"accept"') for of_silo in samples)
         assert_all_alive(loopback)
 
 
