@@ -39,6 +39,7 @@ from secagg_rounds.chorale import (
     chorale_round,
     colluding,
     federate,
+    fold_upload,
     until_unmasked,
     until_uploaded,
 )
@@ -47,7 +48,6 @@ from secagg_rounds.primitives import environment, keystream_rates
 
 from secagg.parameters import threshold
 from secagg.prg import DEFAULT_THREADS
-from secagg.server.folding import fold_upload
 
 DROP = 0.2
 VECTOR_WORK = ("fold", "masks", "decode")

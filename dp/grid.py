@@ -63,6 +63,7 @@ class FittedVector:
         try:
             self._add(out)
         except BaseException:
+            # Also on an interrupt: a part of the vector must not stay in the output.
             out.fill(0)
             raise
 

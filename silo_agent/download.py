@@ -17,13 +17,10 @@ import time
 from typing import Any, BinaryIO
 
 from chorale.v1 import round_pb2 as pb
+from silo_agent.deadline import stream_timeout_s
 from silo_agent.errors import TransportError
 
 __all__ = ["DownloadStream"]
-
-CALL_TIMEOUT_S = 30.0
-LEAST_RATE_BYTES_PER_S = 1e6
-"""Below this a leg is given up; the next one resumes."""
 
 
 class DownloadStream:
@@ -50,7 +47,7 @@ class DownloadStream:
         """
         stream = self._stub.FetchBlob(
             pb.FetchBlobRequest(sha256=self._sha256, offset_bytes=self._offset_bytes),
-            timeout=CALL_TIMEOUT_S + self._max_bytes / LEAST_RATE_BYTES_PER_S,
+            timeout=stream_timeout_s(self._max_bytes),
         )
         for part in stream:
             if not part.content:

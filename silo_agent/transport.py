@@ -47,13 +47,13 @@ from secagg.messages import (
     UnmaskingShares,
 )
 from secagg.roster import SignedRoster
+from silo_agent.deadline import CALL_TIMEOUT_S
 from silo_agent.download import DownloadStream
 from silo_agent.errors import TransportError
 from silo_agent.upload import Chunks, UploadStream
 
 __all__ = ["Coordinator", "Idle", "Instruction", "RoundAborted", "RoundClosed"]
 
-CALL_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 8 << 20
 """The headers of R1 are the largest message: 6.9 MB for 200 silos with ids of 63 characters."""
 MAX_PLAN_BYTES = 64 << 10

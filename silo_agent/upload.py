@@ -24,13 +24,11 @@ import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2 as pb
 from secagg.descriptor import AggregationId
 from secagg.messages import MaskedInputHeader
+from silo_agent.deadline import CALL_TIMEOUT_S, stream_timeout_s
 
 __all__ = ["Chunks", "UploadStream"]
 
 CHUNK_BYTES = 1 << 20
-CALL_TIMEOUT_S = 30.0
-LEAST_RATE_BYTES_PER_S = 1e6
-"""Below this a leg is given up; the next one resumes."""
 
 
 class Chunks(Protocol):
@@ -70,7 +68,7 @@ class UploadStream:
         try:
             response = self._stub.UploadMaskedInput(
                 self._leg(offset_bytes),
-                timeout=CALL_TIMEOUT_S + self._length_bytes / LEAST_RATE_BYTES_PER_S,
+                timeout=stream_timeout_s(self._length_bytes),
             )
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:

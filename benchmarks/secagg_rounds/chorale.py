@@ -37,8 +37,9 @@ from secagg.descriptor import (
 )
 from secagg.messages import Survivors, UnmaskingShare, UnmaskingShares
 from secagg.parameters import threshold
+from secagg.prg import DEFAULT_THREADS, TILE_WORDS
 from secagg.roster import Roster, RosterEntry, SignedRoster, sign_roster
-from secagg.server.folding import fold_upload
+from secagg.server.folding import Fold
 from secagg_rounds.cost import RoundCost, Stopwatch
 
 CLIP: Final = 1.0
@@ -145,6 +146,15 @@ def encode(x: npt.NDArray[np.float32]) -> Vector:
     vector = np.zeros(x.size, dtype=np.uint32)
     grid.fit(x).add_into(vector)
     return vector
+
+
+def fold_upload(accumulator: Vector, upload: Vector, *, threads: int = DEFAULT_THREADS) -> bytes:
+    """Add an upload to the sum, as the coordinator does tile by tile; its digest."""
+    with Fold(threads=threads if upload.size > TILE_WORDS else 1) as fold:
+        for start in range(0, accumulator.size, TILE_WORDS):
+            tile = slice(start, start + TILE_WORDS)
+            fold.add(accumulator[tile], upload[tile])
+        return fold.sha256()
 
 
 def mean_of(accumulator: Vector, descriptor: Descriptor, count: int) -> npt.NDArray[np.float64]:

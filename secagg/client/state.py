@@ -129,5 +129,6 @@ class ClientState:
         try:
             yield
         except BaseException as error:
+            # Whatever went wrong, an interrupt included: the secrets go first, the error goes on.
             self._abort(error.check if isinstance(error, SecAggError) else None)
             raise

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from secagg import prg
 from secagg.errors import ParameterError
-from secagg.prg import DEFAULT_THREADS, TILE_WORDS, Vector
+from secagg.prg import DEFAULT_THREADS, Vector
 
 _RING_DTYPE: Final = np.dtype("<u4")
 Masked = npt.NDArray[np.uint32]
@@ -77,26 +77,3 @@ class Fold:
         hashing, self._hashing = self._hashing, None
         if hashing is not None:
             hashing.result()
-
-
-def fold_upload(accumulator: Vector, upload: Masked, *, threads: int = DEFAULT_THREADS) -> bytes:
-    """Add a whole upload to the sum modulo 2^32 and return its digest.
-
-    Args:
-        accumulator: The sum, changed in place; may be a memory map.
-        upload: As received, as long as the sum; it is only read.
-        threads: More than one hashes beside the addition.
-
-    Raises:
-        ParameterError: Another dtype, layout or length; nothing changed.
-    """
-    prg.check_vector(accumulator)
-    if upload.dtype != _RING_DTYPE or upload.shape != accumulator.shape:
-        raise ParameterError(f"an upload is not {accumulator.size} little-endian uint32")
-    if not upload.flags.c_contiguous:
-        raise ParameterError("an upload is not contiguous")
-    with Fold(threads=threads if upload.size > TILE_WORDS else 1) as fold:
-        for start in range(0, accumulator.size, TILE_WORDS):
-            tile = slice(start, start + TILE_WORDS)
-            fold.add(accumulator[tile], upload[tile])
-        return fold.sha256()
