@@ -3,7 +3,10 @@
 Invariants:
     1. The mode is always spelled out; no mode is a default, and ``Mode.NONE`` is a choice.
     2. ``mode is NONE`` exactly when both noise multipliers are zero.
-    3. Two specs have the same ``sha256()`` only if every field is equal: the encoding is
+    3. ``record`` is there exactly in the record-level modes. C, z and Δ are always those of what
+       the mode protects: a silo's whole delta in ``silo``, one unit's gradient in the record-level
+       modes. ``release`` says what they are for the vector that is masked and summed.
+    4. Two specs have the same ``sha256()`` only if every field is equal: the encoding is
        length-prefixed and tagged with its domain and with each field's name.
 
 Covered: types, ranges, consistency of the fields with each other.
@@ -21,7 +24,6 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from dp.errors import SpecError
-from dp.rdp import joint_noise_multiplier
 
 DOMAIN: Final = b"chorale/v1/privacy-spec"
 MAX_GRID_STEPS: Final = 1 << 24
@@ -43,7 +45,81 @@ class Mode(StrEnum):
     """One aggregation per optimiser step, the noise shared between silos."""
 
 
-_SUPPORTED: Final = frozenset({Mode.NONE, Mode.SILO})
+RECORD_MODES: Final = frozenset({Mode.RECORD_LOCAL, Mode.RECORD_DISTRIBUTED})
+"""The modes whose unit is a task or a user."""
+
+DELTA_GRID: Final = 1 << 20
+"""Δ of a delta that carries its own noise already: it only has to be fine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSpec:
+    """What the record-level modes need beside C, z and Δ; nothing here depends on data."""
+
+    sampling_rate: float
+    """q: each unit of the silo is in a step with this probability, independently."""
+    expected_units: int
+    """B̄: the fixed normaliser of a step, at least q times the most units a silo can have."""
+    steps_per_round: int
+    """S: optimiser steps of one round."""
+    delta_clip_l2: float | None = None
+    """``record_local``: L2 bound of the encoded delta; record-level ε does not depend on it."""
+    silo_noise_multiplier: float = 0.0
+    """``record_local``: z of mode ``silo`` on top, in units of ``delta_clip_l2``; 0: none."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no step can be."""
+        if not (_finite("sampling_rate", self.sampling_rate) and 0 < self.sampling_rate <= 1):
+            raise SpecError(f"sampling_rate must lie in (0, 1], got {self.sampling_rate!r}")
+        for name in ("expected_units", "steps_per_round"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SpecError(f"{name} must be a positive integer, got {value!r}")
+        if not (
+            _finite("silo_noise_multiplier", self.silo_noise_multiplier)
+            and self.silo_noise_multiplier >= 0
+        ):
+            raise SpecError(
+                f"silo_noise_multiplier must not be negative, got {self.silo_noise_multiplier!r}"
+            )
+        clip = self.delta_clip_l2
+        if clip is not None and not (_finite("delta_clip_l2", clip) and clip > 0):
+            raise SpecError(f"delta_clip_l2 must be positive, got {clip!r}")
+
+    @property
+    def max_units(self) -> int:
+        """B_max = ⌈B̄ + 8√B̄⌉: a step that samples more is not released."""
+        return math.ceil(self.expected_units + 8.0 * math.sqrt(self.expected_units))
+
+    @property
+    def overflow_delta(self) -> float:
+        """Bound on the probability that one step samples more than B_max units; added to δ.
+
+        Chernoff for a sum of independent indicators of mean at most B̄:
+        P[X ≥ (1+u)·B̄] ≤ exp(−B̄·((1+u)·ln(1+u) − u)) (Mitzenmacher and Upfal, "Probability and
+        Computing", Theorem 4.4), with (1+u)·B̄ = B_max + 1.
+        """
+        ratio = (self.max_units + 1) / self.expected_units
+        return math.exp(-self.expected_units * (ratio * math.log(ratio) - (ratio - 1.0)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseSpec:
+    """What is masked and summed: up to ``max_units`` vectors, each clipped to C on a grid of Δ."""
+
+    clip_l2: float
+    """C of one of them, in the units of the delta or gradient."""
+    grid: int
+    """Δ: the integer that C becomes."""
+    noise_multiplier: float
+    """z of the noise in the masked sum; 0 where there is none."""
+    max_units: int
+    """Vectors that one silo may add up; 1 for a delta."""
+
+    @property
+    def vector_clip_l2(self) -> float:
+        """L2 bound of one silo's vector."""
+        return self.clip_l2 * self.max_units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +131,9 @@ class PrivacySpec:
     unit: Unit
     """Whose contribution is one unit at record level."""
     clip_l2: float
-    """L2 bound C on the whole delta vector."""
+    """L2 bound C: on the whole delta vector in ``silo``, on one unit's gradient at record level."""
     noise_multiplier: float
-    """z: the standard deviation of the summed noise in multiples of C."""
+    """z: the standard deviation of the noise in multiples of C."""
     delta: float
     """The δ at which ε is reported and capped."""
     epsilon_cap: float
@@ -66,6 +142,8 @@ class PrivacySpec:
     """Δ: the integer that C becomes in fixed point."""
     metrics_noise_multiplier: float
     """z of the metrics block; zero only under ``Mode.NONE``."""
+    record: RecordSpec | None = None
+    """Sampling, batch and steps; in the record-level modes only."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be honoured."""
@@ -78,6 +156,27 @@ class PrivacySpec:
             raise SpecError(f"grid must be an integer, got {self.grid!r}")
         if not 16 <= self.grid <= MAX_GRID_STEPS:
             raise SpecError(f"grid must lie in [16, {MAX_GRID_STEPS}], got {self.grid}")
+        self._require_record()
+
+    def _require_record(self) -> None:
+        record = self.record
+        if (record is not None) != (self.mode in RECORD_MODES):
+            raise SpecError(
+                f"mode {self.mode.value!r} "
+                + ("needs its record settings" if record is None else "takes no record settings")
+            )
+        if record is None:
+            return
+        if self.mode is Mode.RECORD_LOCAL and record.delta_clip_l2 is None:
+            raise SpecError("mode 'record_local' encodes a delta: set delta_clip_l2")
+        if self.mode is Mode.RECORD_DISTRIBUTED and record.delta_clip_l2 is not None:
+            raise SpecError("mode 'record_distributed' sends no delta: remove delta_clip_l2")
+        if self.mode is Mode.RECORD_DISTRIBUTED and record.silo_noise_multiplier > 0:
+            raise SpecError(
+                "silo_noise_multiplier composes with mode 'record_local' only: in "
+                "'record_distributed' one silo may add up to max_units clips, and noise that hides "
+                "all of them leaves nothing to learn"
+            )
 
     def _require_ranges(self) -> None:
         for name in ("clip_l2", "delta", "epsilon_cap"):
@@ -95,22 +194,29 @@ class PrivacySpec:
             raise SpecError(f"delta must be below 1, got {self.delta!r}")
 
     @property
-    def joint_noise_multiplier(self) -> float:
-        """The one z that a round's delta and metrics block are charged with together."""
-        if self.mode is Mode.NONE:
-            return 0.0
-        return joint_noise_multiplier(self.noise_multiplier, self.metrics_noise_multiplier)
-
-    def require_supported(self) -> None:
-        """Refuse a mode that validates but has no implementation behind it.
-
-        Raises:
-            SpecError: If a daemon was asked to run a record-level mode.
-        """
-        if self.mode not in _SUPPORTED:
-            raise SpecError(
-                f"not available yet: mode {self.mode.value!r}; choose 'silo', or 'none' spelled out"
+    def release(self) -> ReleaseSpec:
+        """What is masked and summed in one aggregation."""
+        record = self.record
+        if record is not None and record.delta_clip_l2 is not None:
+            return ReleaseSpec(
+                clip_l2=record.delta_clip_l2,
+                grid=DELTA_GRID,
+                noise_multiplier=record.silo_noise_multiplier,
+                max_units=1,
             )
+        return ReleaseSpec(
+            clip_l2=self.clip_l2,
+            grid=self.grid,
+            noise_multiplier=self.noise_multiplier,
+            max_units=1 if record is None else record.max_units,
+        )
+
+    @property
+    def sums_per_round(self) -> int:
+        """Aggregations of one round: one for each optimiser step in ``record_distributed``."""
+        if self.mode is Mode.RECORD_DISTRIBUTED and self.record is not None:
+            return self.record.steps_per_round
+        return 1
 
     def sha256(self) -> bytes:
         """Digest of the canonical encoding, bound into the descriptor."""
@@ -124,11 +230,24 @@ class PrivacySpec:
             (b"epsilon_cap", struct.pack(">d", self.epsilon_cap)),
             (b"grid", struct.pack(">Q", self.grid)),
             (b"metrics_noise_multiplier", struct.pack(">d", self.metrics_noise_multiplier + 0.0)),
+            (b"record", b"" if self.record is None else _record_fields(self.record)),
         )
         digest = hashlib.sha256(_prefixed(DOMAIN))
         for name, value in fields:
             digest.update(_prefixed(name) + _prefixed(value))
         return digest.digest()
+
+
+def _record_fields(record: RecordSpec) -> bytes:
+    clip = record.delta_clip_l2
+    return b"".join(
+        (
+            struct.pack(">d", record.sampling_rate),
+            struct.pack(">QQ", record.expected_units, record.steps_per_round),
+            _prefixed(b"" if clip is None else struct.pack(">d", clip)),
+            struct.pack(">d", record.silo_noise_multiplier + 0.0),
+        )
+    )
 
 
 def _finite(name: str, value: object) -> bool:

@@ -9,8 +9,9 @@ Invariants:
     1. Whatever ``encode`` returns, and whatever ``FittedVector.add_into`` leaves in its output,
        satisfies Σq² ≤ Δ². There is no other way out than an error and zeros.
     2. The clip acts on the whole vector, never per tensor.
-    3. No finite input overflows or loses its direction: vectors are first divided by their largest
-       magnitude, so 1e308 and denormals take the same path as ones.
+    3. No finite input overflows or loses its direction: float64 vectors are first divided by their
+       largest magnitude, so 1e308 and denormals take the same path as ones. Float32 vectors need no
+       such division: in float64 their squares neither overflow nor vanish, from 2^-298 to 2^256.
     4. NaN and ±Inf raise; they are never replaced.
     5. Work goes tile by tile: beside the vector and the output there are a few tiles of 64 KiB.
 
@@ -42,7 +43,7 @@ class FittedVector:
     x: npt.NDArray[np.floating]
     """The vector, not copied: it must not change until it is encoded."""
     divisor: float
-    """Its largest magnitude, or 1."""
+    """Its largest magnitude; 1 for float32 and for zeros."""
     factor: float
     """What x/divisor is multiplied by before rounding."""
     steps: int
@@ -70,8 +71,7 @@ class FittedVector:
     def _add(self, out: npt.NDArray[np.uint32]) -> None:
         total = start = 0
         whole = np.empty(_TILE, dtype=np.int32)
-        for tile in _scaled_tiles(self.x, self.divisor):
-            np.multiply(tile, self.factor, out=tile)
+        for tile in _scaled_tiles(self.x, self.divisor, self.factor):
             np.rint(tile, out=tile)
             # Squares of integers: exact in float64 as long as they sum to at most Δ² ≤ 2^48, and
             # beyond Δ² if they do not.
@@ -154,7 +154,8 @@ class Grid:
         """Check one vector and settle its clip; nothing is encoded yet.
 
         The L2 norm is the square root of the exactly rounded sum (``math.fsum``) of the dot
-        products of tiles of 2^13 coordinates in float64, each divided by the largest magnitude.
+        products of tiles of 2^13 coordinates in float64, each divided by the largest magnitude
+        unless the vector is float32.
 
         Raises:
             SpecError: If the shape or the type is wrong.
@@ -164,16 +165,17 @@ class Grid:
             raise SpecError(
                 f"expected a float vector of length {self.dimension}, got {x.dtype} {x.shape}"
             )
-        largest = _largest_magnitude(x)
         # A zero vector takes the same path as any other, so its timing tells little.
-        divisor = largest if largest > 0.0 else 1.0
-        norm_in_largest = math.sqrt(
-            math.fsum(float(np.dot(tile, tile)) for tile in _scaled_tiles(x, divisor))
-        )
+        divisor = 1.0 if x.dtype == np.float32 else _largest_magnitude(x) or 1.0
+        # A signalling NaN would warn where it is widened.
+        with np.errstate(invalid="ignore"):
+            norm = l2_norm(x, divisor)
+        if not math.isfinite(norm):
+            # A float32 without a NaN or an infinity has a finite norm in float64.
+            raise NonFiniteError("the vector holds a NaN or an infinity")
         # Python floats overflow to inf here, and then the clip decides.
         unclipped = divisor * self.scale
-        clipped = self.clip_steps / norm_in_largest if norm_in_largest > 0.0 else math.inf
-        factor = min(unclipped, clipped) if largest > 0.0 else 0.0
+        factor = min(unclipped, self.clip_steps / norm) if norm > 0.0 else 0.0
         return FittedVector(x=x, divisor=divisor, factor=factor, steps=self.steps)
 
     def decode(self, total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -199,9 +201,9 @@ def require_norm(encoded: npt.NDArray[np.int32], steps: int) -> None:
         raise NormExceededError("the encoded vector is longer than its clip")
 
 
-def l2_norm(x: npt.NDArray[np.floating]) -> float:
-    """The L2 norm in float64, without a float64 copy of the vector; NaN where x holds one."""
-    return math.sqrt(math.fsum(float(np.dot(tile, tile)) for tile in _scaled_tiles(x, 1.0)))
+def l2_norm(x: npt.NDArray[np.floating], divisor: float = 1.0) -> float:
+    """The L2 norm of x/divisor in float64, without a float64 copy; NaN where x holds one."""
+    return math.sqrt(math.fsum(float(np.dot(tile, tile)) for tile in _scaled_tiles(x, divisor)))
 
 
 def _norm_sq(tile: npt.NDArray[np.int32], steps: int) -> int:
@@ -224,10 +226,16 @@ def _largest_magnitude(x: npt.NDArray[np.floating]) -> float:
     return largest
 
 
-def _scaled_tiles(x: npt.NDArray[np.floating], divisor: float) -> Iterator[npt.NDArray[np.float64]]:
-    """x/divisor tile by tile in float64, each in the memory of the one before."""
+def _scaled_tiles(
+    x: npt.NDArray[np.floating], divisor: float, factor: float = 1.0
+) -> Iterator[npt.NDArray[np.float64]]:
+    """x/divisor·factor tile by tile in float64, each in the memory of the one before."""
     buffer = np.empty(min(_TILE, x.size), dtype=np.float64)
     for start in range(0, x.size, _TILE):
         tile = buffer[: min(_TILE, x.size - start)]
-        np.divide(x[start : start + _TILE], divisor, out=tile, dtype=np.float64)
+        np.copyto(tile, x[start : start + _TILE])
+        if divisor != 1.0:
+            np.divide(tile, divisor, out=tile)
+        if factor != 1.0:
+            np.multiply(tile, factor, out=tile)
         yield tile

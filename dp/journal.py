@@ -161,11 +161,15 @@ class Journal:
     def _verified(self, payload: bytes) -> dict[str, Any]:
         try:
             record = json.loads(payload)
-        except ValueError as error:
+            canonical = _canonical(record)
+        except (ValueError, RecursionError) as error:
+            # NaN and infinities are read, but never written.
             raise LedgerCorruptError("a ledger record is not JSON") from error
-        if not isinstance(record, dict) or _canonical(record) != payload:
+        if not isinstance(record, dict) or canonical != payload:
             raise LedgerCorruptError("a ledger record is not in canonical form")
-        if record.get("seq") != self.length or record.get("prev_sha256") != self.tip.hex():
+        seq, previous = record.get("seq"), record.get("prev_sha256")
+        # True equals 1, and is no number here.
+        if type(seq) is not int or seq != self.length or previous != self.tip.hex():
             raise LedgerCorruptError(f"the ledger's chain breaks at record {self.length}")
         return record
 
@@ -206,7 +210,7 @@ def _read_all(fd: int) -> bytes:
     return b"".join(parts)
 
 
-def _canonical(record: dict[str, Any]) -> bytes:
+def _canonical(record: Any) -> bytes:
     return json.dumps(
         record, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     ).encode("ascii")

@@ -1,111 +1,118 @@
 """The silo's privacy ledger: what was charged, what was uploaded, what was agreed on.
 
-One append-only file per (silo, dataset, unit kind); the caller names the file, the silo's own
-policy supplies δ and the cap. ``dp.journal`` keeps the bytes.
+One append-only file per (silo, dataset), with sums for each unit kind (silo, task, user); the
+caller names the file, the silo's own policy supplies δ and a cap for each kind. ``dp.journal``
+keeps the bytes, ``dp.ledger_record`` their form, ``dp.ledger_totals`` the sums.
 
 Record kinds:
     genesis    a random id, so that two ledgers never share a head
     joined     the silo is about to show its keys for an identity (R0); nothing is charged
-    spent      one attempt that reached upload: the debit and the "spent" mark in one record
+    trained    a local training that is about to begin: all of its steps, debited before the first
+    spent      one attempt that reached upload: the debits and the "spent" mark in one record
     signed_r3  the silo signed R3 for an identity; later attempts of it are refused for ever
 
-Ordered invariants of ``reserve``:
-    1. The identity is new, not older than the run's newest step, and not agreed on.
-    2. The projected ε is at or below the cap.
-    3. The record is on disk.
-    4. Only then does a receipt exist. So released ≤ debited, whatever crashes where.
+Ordered invariants of ``reserve`` and ``reserve_training``:
+    1. The identity is new, not older than the run's newest step, and not agreed on. A training is
+       of no round before the run's newest. A delta of ``record_local`` is released only in a round
+       whose training was charged.
+    2. The projected ε of every unit kind that is charged is at or below its cap, and neither the
+       day nor, for a training, the run holds as many debits as the caller allows.
+    3. One record with all the debits is on disk.
+    4. Only then does a receipt exist. So trained ≤ debited and released ≤ debited, whatever crashes
+       where.
 
 Invariant of ``mark_joined``: an identity is joined once, under one descriptor, and only if it is
 newer than everything joined or charged before in its run. A silo calls it before its keys leave, so
 no restart and no second descriptor makes it show other keys under the same name.
 
-Charging: every attempt that reaches ``reserve`` is charged, aborted or not. Re-sending identical
-bytes needs no new receipt and costs nothing. Every figure in the file is a function of the
-configuration alone, so showing ε leaks nothing. Mode ``none`` charges nothing, because there is
-nothing to charge with: ``unprotected_releases`` counts its uploads instead.
+Charging: every attempt that reaches ``reserve`` is charged, aborted or not, and so is a training
+that is begun again after a crash. Re-sending identical bytes needs no new receipt and costs
+nothing. Every figure in the file is a function of the configuration and of the clock alone, so
+showing ε leaks nothing. Each debit carries its day, so the count of a day survives a restart.
+Mode ``none`` charges nothing, because there is nothing to charge with: ``unprotected_releases``
+counts its uploads instead.
 
-Covered: crashes, two processes, damage, rollback behind a head that a peer has seen.
-Not covered: a rollback that no peer can contradict.
+Covered: crashes, two processes, damage, rollback behind a head that somebody has seen.
+Not covered: a rollback that nobody can contradict.
 """
 
 from __future__ import annotations
 
 import hmac
-import math
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
-import numpy as np
-
-from dp.config import Mode
-from dp.errors import (
-    BudgetExceededError,
-    IdentityError,
-    LedgerCorruptError,
-    LedgerRolledBackError,
-    SpecError,
-)
+from dp import ledger_record as form
+from dp.charge import Charge, UnitKind, training_charges
+from dp.config import Mode, PrivacySpec
+from dp.errors import IdentityError, LedgerCorruptError, LedgerRolledBackError, SpecError
 from dp.journal import Journal
-from dp.ledger_entry import DIGEST_BYTES, Identity, LedgerEntry
-from dp.rdp import ORDERS, Divergences, epsilon
-from dp.receipt import ISSUER, Receipt
+from dp.ledger_days import DayCount
+from dp.ledger_entry import DIGEST_BYTES, Identity, LedgerEntry, TrainingEntry
+from dp.ledger_record import Debit, debits_of
+from dp.ledger_runs import RunCount, RunDebits
+from dp.ledger_totals import Totals
+from dp.receipt import ISSUER, Receipt, TrainingReceipt
 
 __all__ = ["Identity", "Ledger", "LedgerEntry"]
-
-_FORMAT: Final = 1
-_ID_BYTES: Final = 16
-_CHAIN_KEYS: Final = frozenset({"seq", "prev_sha256", "kind"})
-_IDENTITY_KEYS: Final = frozenset({"run", "round", "step", "part", "attempt"})
-_JOINED_KEYS: Final = _IDENTITY_KEYS | {"descriptor_sha256"}
-_SPENT_KEYS: Final = _IDENTITY_KEYS | {"mode", "q", "z", "steps", "d", "descriptor_sha256", "rdp"}
 
 
 class Ledger:
     """An open ledger; use ``open``, and close it or use it as a context manager."""
 
-    def __init__(self, journal: Journal, *, delta: float, epsilon_cap: float) -> None:
+    def __init__(self, journal: Journal, totals: Totals, days: DayCount) -> None:
         """Replay the journal; callers use ``open``."""
         self._journal = journal
-        self._delta = delta
-        self._epsilon_cap = epsilon_cap
+        self._totals = totals
+        self._days = days
+        self._runs = RunCount()
         self._lock = threading.Lock()
-        self._total = np.zeros(len(ORDERS))
         self._spent: dict[Identity, bytes] = {}
         self._newest: dict[str, Identity] = {}
         self._newest_attempt: dict[tuple[str, int, int, int], int] = {}
         self._agreed: set[tuple[str, int, int, int]] = set()
         self._joined: dict[str, tuple[Identity, bytes]] = {}
+        self._trained: dict[str, int] = {}
         self._unprotected = 0
         for seq, record in enumerate(journal.load()):
             self._replay(seq, record)
         if journal.length == 0:
-            genesis = {"kind": "genesis", "format": _FORMAT, "id": os.urandom(_ID_BYTES).hex()}
-            journal.append(genesis)
+            journal.append(form.genesis_record(os.urandom(form.ID_BYTES)))
 
     @classmethod
-    def open(cls, path: Path | str, *, delta: float, epsilon_cap: float) -> Self:
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        delta: float,
+        caps: Mapping[UnitKind, float],
+        clock: Callable[[], float] = time.time,
+        max_debits_per_day: int | None = None,
+    ) -> Self:
         """Open or create a ledger, verify its whole chain and hold its lock.
 
         Args:
             path: The file; its directory must exist.
             delta: δ at which ε is computed.
-            epsilon_cap: ε that no reservation may pass.
+            caps: ε of each unit kind that no reservation may pass; a kind that is missing pays for
+                nothing.
+            clock: Unix seconds; debits are counted by its days.
+            max_debits_per_day: Attempts and trainings of one of its days; None for any number.
 
         Raises:
             LedgerLockedError: If another process holds it.
-            LedgerCorruptError: If its bytes or its chain are damaged.
+            LedgerCorruptError: If its bytes, its chain or a record is not what was written.
+            LedgerFormatError: If it was written in another format.
         """
-        if not 0 < delta < 1:
-            raise SpecError(f"delta must lie in (0, 1), got {delta!r}")
-        if not (math.isfinite(epsilon_cap) and epsilon_cap > 0):
-            raise SpecError(f"the cap on epsilon must be positive and finite, got {epsilon_cap!r}")
+        totals = Totals(delta=delta, caps=caps)
         journal = Journal(Path(path))
         try:
-            return cls(journal, delta=delta, epsilon_cap=epsilon_cap)
+            return cls(journal, totals, DayCount(clock, most=max_debits_per_day))
         except BaseException:
             # Whatever the failure, the lock must not outlive it; the error goes on.
             journal.close()
@@ -120,52 +127,81 @@ class Ledger:
         """
         if len(descriptor_sha256) != DIGEST_BYTES:
             raise SpecError("the descriptor digest is not a SHA-256")
+        Identity(*identity).require_valid()
         with self._lock:
             self._require_joinable(identity)
-            self._journal.append(
-                {
-                    "kind": "joined",
-                    **Identity(*identity)._asdict(),
-                    "descriptor_sha256": descriptor_sha256.hex(),
-                }
-            )
+            self._journal.append(form.joined_record(identity, descriptor_sha256))
             self._joined[identity.run] = (identity, descriptor_sha256)
+
+    def reserve_training(
+        self,
+        *,
+        run: str,
+        round: int,  # noqa: A002 - the protocol's word
+        spec: PrivacySpec,
+        adapter_sha256: bytes,
+        max_in_run: int | None = None,
+    ) -> TrainingReceipt:
+        """Charge all steps of one local training durably, before the first of them.
+
+        Args:
+            run: Run id.
+            round: Round that the training is for.
+            spec: The plan's; its mode must be ``record_local``.
+            adapter_sha256: Digest of the released adapter that training starts from.
+            max_in_run: Trainings that the run may be charged with; None for any number.
+
+        Raises:
+            SpecError: If the spec charges no training.
+            IdentityError: If the round is older than the run's newest.
+            TooManyDebitsError: If the run or the day holds as many as it may.
+            BudgetExceededError: If ε would pass a cap.
+            LedgerCorruptError: If the ledger may not be written any more.
+        """
+        entry = TrainingEntry(
+            run=run,
+            round=round,
+            mode=spec.mode,
+            charges=training_charges(spec),
+            adapter_sha256=adapter_sha256,
+            spec_sha256=spec.sha256(),
+        )
+        with self._lock:
+            self._require_trainable(entry)
+            self._totals.require_affordable(entry.charges)
+            self._runs.require_room(run, most_trainings=max_in_run)
+            day = self._days.next_day()
+            debits = debits_of(entry.charges)
+            self._journal.append(form.trained_record(entry, debits, day=day))
+            self._days.add(day)
+            self._charge_training(entry, debits)
+        return TrainingReceipt(issuer=ISSUER, spec=spec)
 
     def reserve(self, entry: LedgerEntry) -> Receipt:
         """Charge one attempt durably and return the receipt that lets it be encoded.
 
         Raises:
-            IdentityError: If the identity was used, is outdated, or is agreed on.
-            BudgetExceededError: If ε would pass the cap.
+            IdentityError: If the identity was used, is outdated, is agreed on, or releases a delta
+                whose training was not charged.
+            TooManyDebitsError: If the day holds as many debits as it may.
+            BudgetExceededError: If ε would pass a cap.
             LedgerCorruptError: If the ledger may not be written any more.
         """
         with self._lock:
             self._require_new(entry.identity, entry.descriptor_sha256)
-            projected = self._projected(entry)
-            if not projected <= self._epsilon_cap:
-                raise BudgetExceededError(
-                    projected_epsilon=projected, epsilon_cap=self._epsilon_cap
-                )
-            rdp = entry.rdp
-            self._journal.append(
-                {
-                    "kind": "spent",
-                    **entry.identity._asdict(),
-                    "mode": entry.mode.value,
-                    "q": float(entry.q),
-                    "z": float(entry.z),
-                    "steps": entry.steps,
-                    "d": entry.dimension,
-                    "descriptor_sha256": entry.descriptor_sha256.hex(),
-                    "rdp": rdp.tolist(),
-                }
-            )
-            self._charge(entry, rdp)
+            self._require_trained(entry)
+            self._totals.require_affordable(entry.charges)
+            day = self._days.next_day()
+            debits = debits_of(entry.charges)
+            self._journal.append(form.spent_record(entry, debits, day=day))
+            self._days.add(day)
+            self._charge(entry, debits)
         return Receipt(
             issuer=ISSUER,
             descriptor_sha256=entry.descriptor_sha256,
             dimension=entry.dimension,
             mode=entry.mode,
+            units=(charge.unit for charge in entry.charges),
         )
 
     def mark_agreed(self, identity: Identity) -> None:
@@ -176,7 +212,7 @@ class Ledger:
         """
         with self._lock:
             self._require_agreeable(identity)
-            self._journal.append({"kind": "signed_r3", **Identity(*identity)._asdict()})
+            self._journal.append(form.signed_record(identity))
             self._agreed.add(identity.aggregation)
 
     def has_joined(self, identity: Identity, descriptor_sha256: bytes) -> bool:
@@ -188,6 +224,10 @@ class Ledger:
         charged = self._spent.get(identity)
         return charged is not None and descriptor_sha256 in (None, charged)
 
+    def has_trained(self, run: str, round: int) -> bool:  # noqa: A002 - the protocol's word
+        """Whether the newest training of a run that was charged is of this round."""
+        return self._trained.get(run) == round
+
     def has_agreed(self, run: str, round: int, step: int, part: int) -> bool:  # noqa: A002 - the protocol's word
         """Whether R3 was signed for any attempt of this aggregation."""
         return (run, round, step, part) in self._agreed
@@ -198,23 +238,33 @@ class Ledger:
         known += [self._joined[run][0]] if run in self._joined else []
         return max(known, default=None)
 
-    def spent_epsilon(self) -> float:
-        """ε of everything charged so far at this ledger's δ."""
+    def spent_epsilons(self) -> dict[UnitKind, float]:
+        """ε of everything charged so far at this ledger's δ, for every unit kind."""
         with self._lock:
-            return epsilon(self._total, self._delta)
+            return self._totals.epsilons()
 
-    def projected_epsilon(self, entry: LedgerEntry) -> float:
-        """ε if ``entry`` were charged as well."""
+    def projected_epsilons(self, charges: Iterable[Charge]) -> dict[UnitKind, float]:
+        """ε of every unit kind if these charges were made as well."""
         with self._lock:
-            return self._projected(entry)
+            return self._totals.projected(charges)
+
+    def debits_today(self) -> int:
+        """How many attempts and trainings this UTC day was charged with."""
+        with self._lock:
+            return self._days.debits()
+
+    def debits_of_run(self, run: str) -> RunDebits:
+        """How many attempts and trainings a run was charged with."""
+        with self._lock:
+            return self._runs.of(run)
 
     def head(self) -> tuple[int, bytes]:
         """Sequence number and digest of the last record, for the signed R0 bundle."""
         with self._lock:
             return self._journal.length - 1, self._journal.tip
 
-    def check_head_not_behind(self, seq: int, sha256: bytes) -> None:
-        """Compare with a head of this ledger that a peer has seen.
+    def require_contains(self, seq: int, sha256: bytes) -> None:
+        """Compare with a head of this ledger that somebody has seen.
 
         Raises:
             LedgerRolledBackError: If this ledger does not contain that head.
@@ -222,20 +272,20 @@ class Ledger:
         with self._lock:
             if not 0 <= seq < self._journal.length:
                 raise LedgerRolledBackError(
-                    f"a peer has seen record {seq}, this ledger ends at {self._journal.length - 1}"
+                    f"record {seq} of this ledger was seen, it ends at {self._journal.length - 1}"
                 )
             if not hmac.compare_digest(self._journal.digest_at(seq), sha256):
-                raise LedgerRolledBackError(f"record {seq} is not the one that a peer has seen")
+                raise LedgerRolledBackError(f"record {seq} is not the one that was seen")
 
     @property
     def delta(self) -> float:
         """δ at which this ledger computes ε."""
-        return self._delta
+        return self._totals.delta
 
     @property
-    def epsilon_cap(self) -> float:
-        """ε that no reservation may pass."""
-        return self._epsilon_cap
+    def caps(self) -> Mapping[UnitKind, float]:
+        """ε that no reservation may pass, for every unit kind; 0 allows nothing."""
+        return self._totals.caps
 
     @property
     def unprotected_releases(self) -> int:
@@ -262,9 +312,6 @@ class Ledger:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _projected(self, entry: LedgerEntry) -> float:
-        return epsilon(self._total + entry.rdp, self._delta)
 
     def _require_joinable(self, identity: Identity) -> None:
         if identity.aggregation in self._agreed:
@@ -295,67 +342,59 @@ class Ledger:
         if identity.aggregation in self._agreed:
             raise IdentityError(f"{identity} was already agreed on")
 
-    def _charge(self, entry: LedgerEntry, rdp: Divergences) -> None:
+    def _require_trainable(self, entry: TrainingEntry) -> None:
+        newest = self.highest_identity(entry.run)
+        round_reached = max(newest.round if newest else 0, self._trained.get(entry.run, 0))
+        if entry.round < round_reached:
+            raise IdentityError(f"round {entry.round} is over: the run is at {round_reached}")
+
+    def _require_trained(self, entry: LedgerEntry) -> None:
+        if entry.mode is Mode.RECORD_LOCAL and not self.has_trained(entry.run, entry.round):
+            raise IdentityError(f"no training was charged for round {entry.round}")
+
+    def _charge(self, entry: LedgerEntry, debits: tuple[Debit, ...]) -> None:
         identity = entry.identity
-        self._total = self._total + rdp
+        self._totals.add(debits)
         self._spent[identity] = entry.descriptor_sha256
         self._newest[identity.run] = max(identity, self._newest.get(identity.run, identity))
         self._newest_attempt[identity.aggregation] = identity.attempt
+        self._runs.add_release(identity.run, step=identity.step)
         self._unprotected += entry.mode is Mode.NONE
 
+    def _charge_training(self, entry: TrainingEntry, debits: tuple[Debit, ...]) -> None:
+        self._totals.add(debits)
+        self._trained[entry.run] = entry.round
+        self._runs.add_training(entry.run)
+
     def _replay(self, seq: int, record: Mapping[str, Any]) -> None:
-        """Apply one verified record under the rules it was written under."""
-        kind, keys = record.get("kind"), set(record) - _CHAIN_KEYS
+        """Apply one verified record under the rules it was written under, except the caps."""
+        kind = record.get("kind")
         try:
             if (kind == "genesis") != (seq == 0):
                 raise LedgerCorruptError("a ledger begins with its only genesis record")
-            if kind == "genesis" and keys == {"format", "id"} and record["format"] == _FORMAT:
-                return
-            if kind == "spent" and keys == _SPENT_KEYS:
-                self._replay_spent(record)
-            elif kind == "joined" and keys == _JOINED_KEYS:
-                identity = _identity(record)
-                self._require_joinable(identity)
-                self._joined[identity.run] = (identity, _digest(record["descriptor_sha256"]))
-            elif kind == "signed_r3" and keys == _IDENTITY_KEYS:
-                identity = _identity(record)
-                self._require_agreeable(identity)
-                self._agreed.add(identity.aggregation)
-            else:
-                raise LedgerCorruptError(f"ledger record {seq} is of an unknown kind or form")
-        except (IdentityError, SpecError, TypeError, ValueError) as error:
+            match kind:
+                case "genesis":
+                    form.require_genesis(record)
+                case "joined":
+                    identity, descriptor_sha256 = form.read_joined(record)
+                    self._require_joinable(identity)
+                    self._joined[identity.run] = (identity, descriptor_sha256)
+                case "trained":
+                    training, debits = form.read_trained(record)
+                    self._require_trainable(training)
+                    self._days.add(form.read_day(record))
+                    self._charge_training(training, debits)
+                case "spent":
+                    entry, debits = form.read_spent(record)
+                    self._require_new(entry.identity, entry.descriptor_sha256)
+                    self._require_trained(entry)
+                    self._days.add(form.read_day(record))
+                    self._charge(entry, debits)
+                case "signed_r3":
+                    identity = form.read_signed(record)
+                    self._require_agreeable(identity)
+                    self._agreed.add(identity.aggregation)
+                case _:
+                    raise LedgerCorruptError(f"ledger record {seq} is of an unknown kind")
+        except (IdentityError, SpecError, ValueError) as error:
             raise LedgerCorruptError(f"ledger record {seq} cannot have been written") from error
-
-    def _replay_spent(self, record: Mapping[str, Any]) -> None:
-        identity = _identity(record)
-        entry = LedgerEntry(
-            **identity._asdict(),
-            mode=Mode(record["mode"]),
-            q=record["q"],
-            z=record["z"],
-            steps=record["steps"],
-            dimension=record["d"],
-            descriptor_sha256=bytes.fromhex(record["descriptor_sha256"]),
-        )
-        rdp = np.array(record["rdp"], dtype=np.float64)
-        # The stored figures are what was charged, so an accountant that changes later cannot
-        # rewrite the past; they are checked for being divergences at all.
-        if rdp.shape != (len(ORDERS),) or not np.isfinite(rdp).all() or rdp.min() < 0:
-            raise LedgerCorruptError("a ledger record holds no valid divergences")
-        self._require_new(identity, entry.descriptor_sha256)
-        self._charge(entry, rdp)
-
-
-def _identity(record: Mapping[str, Any]) -> Identity:
-    run = record["run"]
-    numbers = [record[name] for name in ("round", "step", "part", "attempt")]
-    if not isinstance(run, str) or not all(type(number) is int for number in numbers):
-        raise LedgerCorruptError("a ledger record names no valid identity")
-    return Identity(run, *numbers)
-
-
-def _digest(value: str) -> bytes:
-    digest = bytes.fromhex(value)
-    if len(digest) != DIGEST_BYTES:
-        raise LedgerCorruptError("a ledger record names no valid digest")
-    return digest

@@ -1,27 +1,31 @@
-"""What a ledger records an aggregation as: its identity, and the charge of one attempt.
+"""What a ledger charges: one attempt at an aggregation, or one local training.
 
-Invariants: identities of one run compare in the order of time; an entry that no accountant
-understands cannot be made.
+Invariants: identities of one run compare in the order of time; an entry whose charges do not fit
+its mode, or that no accountant understands, cannot be made.
+
+    mode                 an attempt charges                         a training charges
+    none                 nothing                                    –
+    silo                 silo, without sampling                     –
+    record_local         task or user (and silo), without sampling  task or user
+    record_distributed   task or user                               –
 
 Covered: bounds and meaning of the fields. Not covered: order and budget (``dp.ledger``).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import numpy as np
-
+from dp.charge import Charge
 from dp.config import Mode
 from dp.errors import SpecError
-from dp.rdp import ORDERS, Divergences, rdp_gaussian, rdp_subsampled
 
-__all__ = ["Identity", "LedgerEntry"]
+__all__ = ["DIGEST_BYTES", "Identity", "LedgerEntry", "TrainingEntry"]
 
 DIGEST_BYTES: Final = 32
 _MAX_RUN_CHARACTERS: Final = 256
+_MAX_NUMBER: Final = (1 << 32) - 1
 
 
 class Identity(NamedTuple):
@@ -37,6 +41,16 @@ class Identity(NamedTuple):
     def aggregation(self) -> tuple[str, int, int, int]:
         """The identity without its attempt."""
         return (self.run, self.round, self.step, self.part)
+
+    def require_valid(self) -> None:
+        """Refuse names and numbers that no aggregation has.
+
+        Raises:
+            SpecError: If a field is of another type or out of bounds.
+        """
+        _require_run(self.run)
+        for number in (self.round, self.step, self.part, self.attempt):
+            _require_number(number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,46 +69,93 @@ class LedgerEntry:
     """Which of several sums of the step."""
     mode: Mode
     """Mechanism."""
-    q: float
-    """Poisson sampling rate; 1 outside the record-level modes."""
-    z: float
-    """Noise multiplier of everything released together (delta and metrics block joined)."""
-    steps: int
-    """Composed releases that this entry covers."""
+    charges: tuple[Charge, ...]
+    """Everything that the release costs, debited in one record; empty under ``none``."""
     dimension: int
-    """d, the length of the delta."""
+    """d, the length of the vector without its metrics block."""
     descriptor_sha256: bytes
     """Digest of the signed descriptor."""
 
     def __post_init__(self) -> None:
         """Refuse entries that no accountant understands."""
-        if not isinstance(self.mode, Mode):
-            raise SpecError(f"unknown mechanism {self.mode!r}")
-        if not 0 < len(self.run) <= _MAX_RUN_CHARACTERS:
-            raise SpecError("a run id has between 1 and 256 characters")
-        if min(self.round, self.attempt, self.step, self.part) < 0:
-            raise SpecError("the numbers of an identity are not negative")
-        if self.steps < 1 or self.dimension < 1:
-            raise SpecError("an entry covers at least one step and one coordinate")
-        if len(self.descriptor_sha256) != DIGEST_BYTES:
-            raise SpecError("the descriptor digest is not a SHA-256")
-        if not 0 < self.q <= 1:
-            raise SpecError(f"the sampling rate must lie in (0, 1], got {self.q!r}")
-        if self.mode in (Mode.NONE, Mode.SILO) and self.q != 1:
-            raise SpecError(f"mode {self.mode.value!r} has no sampling to take credit for")
-        if not math.isfinite(self.z) or (self.mode is Mode.NONE) != (self.z == 0) or self.z < 0:
-            raise SpecError(f"noise multiplier {self.z!r} does not fit mode {self.mode.value!r}")
+        self.identity.require_valid()
+        _require_mode(self.mode)
+        _require_charges(self.charges)
+        if isinstance(self.dimension, bool) or not isinstance(self.dimension, int):
+            raise SpecError(f"a dimension is an integer, got {self.dimension!r}")
+        if self.dimension < 1:
+            raise SpecError("an entry covers at least one coordinate")
+        _require_digest(self.descriptor_sha256)
+        units = {charge.unit for charge in self.charges}
+        sampled = any(charge.q != 1 for charge in self.charges)
+        match self.mode:
+            case Mode.NONE:
+                fits = not units
+            case Mode.SILO:
+                fits = units == {"silo"} and not sampled
+            case Mode.RECORD_LOCAL:
+                fits = len(units - {"silo"}) == 1 and not sampled
+            case Mode.RECORD_DISTRIBUTED:
+                fits = len(units) == 1 and "silo" not in units
+        if not fits:
+            raise SpecError(f"these charges do not fit mode {self.mode.value!r}")
 
     @property
     def identity(self) -> Identity:
         """The aggregation this entry charges."""
         return Identity(self.run, self.round, self.step, self.part, self.attempt)
 
-    @property
-    def rdp(self) -> Divergences:
-        """Rényi divergences at ``dp.rdp.ORDERS``."""
-        if self.mode is Mode.NONE:
-            return np.zeros(len(ORDERS))
-        if self.q == 1:
-            return rdp_gaussian(self.z, self.steps)
-        return rdp_subsampled(self.q, self.z, self.steps)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingEntry:
+    """One local training to be charged before its first step."""
+
+    run: str
+    """Run id."""
+    round: int
+    """Round number."""
+    mode: Mode
+    """Mechanism; ``record_local``."""
+    charges: tuple[Charge, ...]
+    """What its steps cost."""
+    adapter_sha256: bytes
+    """Digest of the adapter that training starts from."""
+    spec_sha256: bytes
+    """Digest of the privacy spec that the steps follow."""
+
+    def __post_init__(self) -> None:
+        """Refuse trainings that no accountant understands."""
+        _require_run(self.run)
+        _require_number(self.round)
+        _require_mode(self.mode)
+        _require_charges(self.charges)
+        _require_digest(self.adapter_sha256)
+        _require_digest(self.spec_sha256)
+        units = {charge.unit for charge in self.charges}
+        if self.mode is not Mode.RECORD_LOCAL or len(units) != 1 or "silo" in units:
+            raise SpecError(f"mode {self.mode.value!r} charges no such training")
+
+
+def _require_run(run: str) -> None:
+    if not isinstance(run, str) or not 0 < len(run) <= _MAX_RUN_CHARACTERS:
+        raise SpecError("a run id has between 1 and 256 characters")
+
+
+def _require_number(number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MAX_NUMBER:
+        raise SpecError(f"a number of an identity lies in [0, 2^32), got {number!r}")
+
+
+def _require_mode(mode: Mode) -> None:
+    if not isinstance(mode, Mode):
+        raise SpecError(f"unknown mechanism {mode!r}")
+
+
+def _require_charges(charges: tuple[Charge, ...]) -> None:
+    if not isinstance(charges, tuple) or not all(isinstance(one, Charge) for one in charges):
+        raise SpecError("an entry holds a tuple of charges")
+
+
+def _require_digest(digest: bytes) -> None:
+    if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
+        raise SpecError("a digest of an entry is not a SHA-256")

@@ -4,11 +4,13 @@ Each value is clipped to [0, bound] and divided by its bound, so the block of m 
 at most √m. The integer scale is s = ⌊Δ/√m⌋, which makes the integer norm at most Δ without any
 further clipping: m·s² ≤ Δ². The norm is checked in integers all the same.
 
-Invariants: no per-silo figure leaves except inside this block; the block's sensitivity is its
-``grid``, so its noise is z_metrics·grid over the whole sum.
+Invariants: no per-silo figure leaves except inside this block; the block's sensitivity to a whole
+silo is its ``grid``, and to one task ``unit_steps``, so its noise is z_metrics times that over the
+whole sum.
 
-Covered: bounds, encoding, decoding with a standard error.
-Not covered: which names a plan may use; whether enough silos declare a family.
+Covered: bounds, encoding, sensitivities, decoding with a standard error.
+Not covered: which names a plan may use; whether enough silos declare a family; that a task is
+counted in one family only, and at most once for each of its tries.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,13 @@ import numpy.typing as npt
 from dp.config import MAX_GRID_STEPS
 from dp.errors import NonFiniteError, SpecError
 from dp.grid import require_norm
+
+UNIT_COUNTS: Final = ("episodes/", "successes/")
+"""Prefixes of the coordinates that a task moves: its family's, by at most its tries each."""
+UNIT_FREE: Final = frozenset({"update_norm_sq"})
+"""Coordinates that say nothing of a unit beyond what is protected already."""
+_FLOAT_SLACK: Final = 2.0**-20
+"""More than two roundings in float64 are worth at scales up to 2^24."""
 
 
 class Estimate(NamedTuple):
@@ -91,6 +100,44 @@ class MetricsBlock:
         encoded = np.rint(np.clip(raw, 0.0, bounds) / bounds * self.scale).astype(np.int32)
         require_norm(encoded, self.grid)
         return encoded
+
+    def unit_steps(self, *, tries: int) -> int:
+        """Integer L2 sensitivity of the block to one task that is there or not.
+
+        A task belongs to one family and has at most ``tries`` episodes, each a success or not. So
+        it changes two values, the family's episodes and successes, by at most ``tries`` each, and
+        no other: ``UNIT_FREE`` coordinates are functions of protected vectors, or constant.
+
+        Claim: with b the least bound of a count and s the scale, no integer changes by more than
+        k = min(⌊tries·s/b + 1⌋, s), and the block by no more than √2·k.
+        Proof: Clipping to [0, b] brings two values no farther apart, so before rounding the two
+        integers' reals are at most x = tries·s/b apart. Rounding moves each by at most 1/2, so the
+        integers are at most x + 1 apart, and being integers at most ⌊x + 1⌋; 1 more than ⌈x⌉ is
+        reached when both reals are halves that round away from each other. Both lie in [0, s].
+        Two changes of at most k have a norm of at most √2·k, and √2·s ≤ Δ for two coordinates.
+
+        A block with a coordinate of any other name is taken to depend on a task as a whole.
+
+        Args:
+            tries: Most episodes of one task.
+
+        Returns:
+            The sensitivity, at most ``grid``.
+        """
+        if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
+            raise SpecError(f"a task has a positive number of tries, got {tries!r}")
+        counts = [
+            bound
+            for name, bound in zip(self.names, self.bounds, strict=True)
+            if name.startswith(UNIT_COUNTS)
+        ]
+        known = len(counts) + len(UNIT_FREE.intersection(self.names))
+        if not counts or known != self.size:
+            return self.grid
+        reach = tries * self.scale / min(counts) + 1.0 + _FLOAT_SLACK
+        change = math.floor(reach) if reach < self.scale else self.scale
+        # ⌈√2·k⌉ in integers.
+        return min(math.isqrt(2 * change * change - 1) + 1, self.grid)
 
     def decode(
         self, total: npt.NDArray[np.int64], count: int, noise_sigma_total: float

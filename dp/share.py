@@ -17,8 +17,17 @@ released holds variance ≥ (zΔ)² whoever drops and even if c silos add none. 
 Gaussians are as good as one for σ_i ≥ 4: Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian
 Mechanism" (arXiv 2102.06387), Prop. 14.
 
-Covered: modes ``none`` and ``silo``, and the noise side of the record-level modes.
-Not covered: per-unit clipping, masks, and the policy that compares σ_i with what a site demands.
+What is added, and with which noise:
+
+    mode                 data                 noise on it    noise on the metrics block
+    none                 delta                –              –
+    silo                 delta                σ_i            σ_i(z_m, its grid)
+    record_local         delta, protected     –              z_m·unit_steps, by each silo alone
+      with silo noise                         σ_i            the larger of the two above
+    record_distributed   ``UnitSum``          σ_i            σ_i(z_m, unit_steps)
+
+Covered: all modes. Not covered: per-unit clipping (``dp.unit_sum``), masks, and the policy that
+compares σ_i with what a site demands.
 """
 
 from __future__ import annotations
@@ -32,12 +41,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dp import dgauss
-from dp.config import Mode
+from dp.config import Mode, PrivacySpec
 from dp.errors import NoiseSourceError, ReceiptError, RingOverflowError, SpecError
 from dp.grid import Grid
 from dp.metrics_block import MetricsBlock
 from dp.receipt import Receipt
 from dp.source import NoiseSource, WordSource
+from dp.unit_sum import UnitSum
 
 RingVector = npt.NDArray[np.uint32]
 
@@ -45,7 +55,6 @@ MIN_SIGMA: Final = 4.0
 """Least σ_i in grid units at which a sum of discrete Gaussians behaves like one."""
 NOISE_TAIL_SIGMAS: Final = 12
 _TILE: Final = 1 << 16
-_NOISED_DELTA: Final = frozenset({Mode.SILO, Mode.RECORD_DISTRIBUTED})
 
 
 def per_silo_sigma(noise_multiplier: float, grid_steps: int, t: int, n_min: int, c: int) -> float:
@@ -80,6 +89,38 @@ def per_silo_sigma(noise_multiplier: float, grid_steps: int, t: int, n_min: int,
             f"the grid's steps or the noise multiplier until it is at least {MIN_SIGMA:g}"
         )
     return sigma
+
+
+def metrics_sigma(
+    spec: PrivacySpec, block: MetricsBlock, *, tries: int, t: int, n_min: int, c: int
+) -> float:
+    """Standard deviation, in the block's grid units, of each silo's noise on the metrics block.
+
+    In ``record_local`` every silo adds all of it, so that it holds against everybody; in the other
+    modes the silos share it, as they share the noise of the vector.
+
+    Args:
+        spec: The plan's.
+        block: Layout and grid of the block.
+        tries: Most episodes of one task.
+        t: Threshold of the secure aggregation.
+        n_min: Least number of summed silos that a silo accepts.
+        c: Colluding silos assumed.
+
+    Raises:
+        SpecError: As ``per_silo_sigma``.
+    """
+    z = spec.metrics_noise_multiplier
+    if spec.mode in (Mode.NONE, Mode.SILO):
+        return per_silo_sigma(z, block.grid, t, n_min, c)
+    # A user may have any number of tasks.
+    steps = block.unit_steps(tries=tries) if spec.unit == "task" else block.grid
+    if spec.mode is Mode.RECORD_DISTRIBUTED:
+        return per_silo_sigma(z, steps, t, n_min, c)
+    alone = per_silo_sigma(z, steps, 1, 1, 0)
+    if spec.release.noise_multiplier == 0:
+        return alone
+    return max(alone, per_silo_sigma(z, block.grid, t, n_min, c))
 
 
 def summed_sigma(sigma: float, count: int) -> float:
@@ -178,7 +219,7 @@ class NoiseShare:
     def encode(
         self,
         *,
-        delta: npt.NDArray[np.floating] | None,
+        delta: npt.NDArray[np.floating] | UnitSum | None,
         metrics: Mapping[str, float] | None,
         receipt: Receipt,
         descriptor_sha256: bytes,
@@ -186,7 +227,8 @@ class NoiseShare:
         """Add the data and hand the buffer over; the share is empty afterwards.
 
         Args:
-            delta: The silo's vector, or None for the zero vector.
+            delta: The silo's vector, in ``record_distributed`` its sum of units; or None for the
+                zero vector.
             metrics: The silo's figures, or None for zeros.
             receipt: The ledger's receipt for this descriptor.
             descriptor_sha256: Digest of the descriptor in force.
@@ -197,63 +239,56 @@ class NoiseShare:
         Raises:
             NonFiniteError: If the data hold a NaN or an infinity; nothing was consumed.
             NormExceededError: If the integers are too long; the share and the receipt are used up.
-            ReceiptError: If the receipt does not cover this release.
+            ReceiptError: If the receipt does not cover this release or these data.
             NoiseSourceError: If the source served another release.
+            SpecError: If the sum of units is on another grid.
         """
         buffer = self._buffer
         if buffer is None:
             raise ReceiptError("this noise share was already used")
         dimension = self._grid.dimension
         receipt.require(descriptor_sha256=descriptor_sha256, dimension=dimension)
-        self._require_noise(receipt.mode)
-        fitted = self._grid.fit(_zeros(dimension) if delta is None else delta)
+        self._require_noise(receipt)
+        self._require_data(receipt.mode, delta)
+        fitted = None
+        if not isinstance(delta, UnitSum):
+            fitted = self._grid.fit(_zeros(dimension) if delta is None else delta)
         figures = self._block.encode(
             dict.fromkeys(self._block.names, 0.0) if metrics is None else metrics
         )
         self._source.bind(descriptor_sha256)
         receipt.consume(descriptor_sha256=descriptor_sha256, dimension=dimension)
         self._buffer = None
-        fitted.add_into(buffer[:dimension])
+        if isinstance(delta, UnitSum):
+            delta.add_to(buffer[:dimension])
+        elif fitted is not None:
+            fitted.add_into(buffer[:dimension])
         buffer[dimension:] += figures.view(np.uint32)
         return buffer
 
-    def _require_noise(self, mode: Mode) -> None:
+    def _require_noise(self, receipt: Receipt) -> None:
         """Noise is present exactly where the debited mechanism has it."""
-        if (self._sigma > 0) != (mode in _NOISED_DELTA):
+        mode = receipt.mode
+        # A delta of record_local has its noise already; the ring adds more iff the silo pays too.
+        noised = "silo" in receipt.units if mode is Mode.RECORD_LOCAL else mode is not Mode.NONE
+        if (self._sigma > 0) != noised:
             raise ReceiptError(f"delta noise {self._sigma:g} does not fit mode {mode.value!r}")
         if (self._metrics_sigma > 0) != (mode is not Mode.NONE):
             raise ReceiptError(
                 f"metrics noise {self._metrics_sigma:g} does not fit mode {mode.value!r}"
             )
 
+    def _require_data(self, mode: Mode, delta: npt.NDArray[np.floating] | UnitSum | None) -> None:
+        """A vector that is clipped as a whole has not the sensitivity of clipped units."""
+        if delta is None:
+            return
+        if isinstance(delta, UnitSum) != (mode is Mode.RECORD_DISTRIBUTED):
+            raise ReceiptError(f"mode {mode.value!r} was debited for data of another kind")
+        if isinstance(delta, UnitSum) and delta.grid != self._grid:
+            raise SpecError("the sum of units is on another grid than the release")
+
     def __repr__(self) -> str:
         return f"<NoiseShare d={self._grid.dimension} m={self._block.size} noise=redacted>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise NoiseSourceError("a noise share cannot be copied or stored")
-
-
-def encode_round(
-    *,
-    delta: npt.NDArray[np.floating] | None,
-    metrics: Mapping[str, float] | None,
-    grid: Grid,
-    block: MetricsBlock,
-    sigma: float,
-    metrics_sigma: float,
-    source: NoiseSource,
-    receipt: Receipt,
-    descriptor_sha256: bytes,
-) -> RingVector:
-    """Draw the noise and add the data in one call: ``NoiseShare`` then ``encode``.
-
-    After ``NonFiniteError`` the receipt and the source are still good for a second call with
-    ``delta=None``.
-    """
-    receipt.require(descriptor_sha256=descriptor_sha256, dimension=grid.dimension)
-    share = NoiseShare(
-        grid=grid, block=block, sigma=sigma, metrics_sigma=metrics_sigma, source=source
-    )
-    return share.encode(
-        delta=delta, metrics=metrics, receipt=receipt, descriptor_sha256=descriptor_sha256
-    )

@@ -173,8 +173,9 @@ def encoded_whole(grid, x):
     """The same encoding, with arrays of full length; norm over float64 tiles of 2^13."""
     tiles = [slice(start, start + 2**13) for start in range(0, x.size, 2**13)]
     wide = x.astype(np.float64)
-    largest = float(np.abs(wide).max())
-    if largest == 0.0:
+    # Float32 is wide enough in float64 and is not divided by its largest magnitude.
+    largest = 1.0 if x.dtype == np.float32 else float(np.abs(wide).max())
+    if not wide.any():
         return np.zeros(x.size, dtype=np.int32)
     scaled = wide / largest
     norm = math.sqrt(math.fsum(float(np.dot(scaled[t], scaled[t])) for t in tiles))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
 import stat
 import subprocess
@@ -12,7 +10,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dp import journal as journal_module
@@ -26,9 +23,15 @@ from dp.errors import (
     Reason,
     SpecError,
 )
-from dp.journal import HEADER_BYTES
 from dp.ledger import Identity, Ledger
-from tests.unit.dp_ledger_samples import DELTA, entry, frames, none_entry, opened
+from tests.unit.dp_ledger_samples import (
+    DELTA,
+    charge,
+    entry,
+    none_entry,
+    opened,
+    record_at,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,32 +43,33 @@ def path(tmp_path):
 
 def test_charges_add_up_and_survive_reopening(path):
     with opened(path) as ledger:
-        assert ledger.spent_epsilon() == 0.0
+        assert ledger.spent_epsilons() == {"silo": 0.0, "task": 0.0, "user": 0.0}
         for number in range(5):
-            projected = ledger.projected_epsilon(entry(number))
+            projected = ledger.projected_epsilons(entry(number).charges)
             ledger.reserve(entry(number))
-            assert ledger.spent_epsilon() == projected
-        ledger.reserve(entry(5, mode=Mode.RECORD_LOCAL, q=0.05, z=1.4, steps=200))
-        spent, head = ledger.spent_epsilon(), ledger.head()
-    total = rdp.rdp_gaussian(4.0, 5) + rdp.rdp_subsampled(0.05, 1.4, 200)
-    assert spent == pytest.approx(rdp.epsilon(total, DELTA), rel=1e-12)
-    with opened(path) as ledger:
-        assert ledger.spent_epsilon() == spent
+            assert ledger.spent_epsilons() == projected
+        spent, head = ledger.spent_epsilons(), ledger.head()
+    assert spent["silo"] == pytest.approx(rdp.epsilon(rdp.rdp_gaussian(4.0, 5), DELTA), rel=1e-12)
+    assert (spent["task"], spent["user"]) == (0.0, 0.0)
+    with opened(path, user=7.0) as ledger:
+        assert ledger.spent_epsilons() == spent
         assert ledger.head() == head
-        assert head[0] == 6
+        assert head[0] == 5
         assert not ledger.torn_tail_repaired
-        assert (ledger.delta, ledger.epsilon_cap) == (DELTA, 100.0)
+        assert (ledger.delta, dict(ledger.caps)) == (
+            DELTA,
+            {"silo": 100.0, "task": 100.0, "user": 7.0},
+        )
 
 
 def test_record_form(path):
     with opened(path) as ledger:
         ledger.reserve(entry(3, 1, part=2, step=4))
-    data = path.read_bytes()
-    start, end = frames(data)[1:3]
-    record = json.loads(data[start + HEADER_BYTES : end])
-    divergences = record.pop("rdp")
+    record = record_at(path, 1)
+    divergences = record["charges"][0].pop("rdp")
     assert divergences == list(rdp.rdp_gaussian(4.0, 1))
     assert len(record.pop("prev_sha256")) == 64
+    assert 20_000 < record.pop("day") < 2**16
     assert record == {
         "kind": "spent",
         "seq": 1,
@@ -75,9 +79,7 @@ def test_record_form(path):
         "step": 4,
         "part": 2,
         "mode": "silo",
-        "q": 1.0,
-        "z": 4.0,
-        "steps": 1,
+        "charges": [{"unit": "silo", "q": 1.0, "z": 4.0, "steps": 1, "delta": 0.0}],
         "d": 10,
         "descriptor_sha256": "00" * 32,
     }
@@ -93,15 +95,17 @@ def test_over_budget_is_refused_before_anything_is_written(path):
         with pytest.raises(BudgetExceededError) as caught:
             ledger.reserve(entry(3))
         assert path.read_bytes() == before
-        assert ledger.spent_epsilon() == cap
+        assert ledger.spent_epsilons()["silo"] == cap
         assert caught.value.reason is Reason.BUDGET_EXCEEDED
         assert caught.value.epsilon_cap == cap
-        assert caught.value.projected_epsilon == ledger.projected_epsilon(entry(3)) > cap
+        assert caught.value.unit == "silo"
+        projected = ledger.projected_epsilons(entry(3).charges)["silo"]
+        assert caught.value.projected_epsilon == projected > cap
         assert f"{cap:.6g}" in str(caught.value)
         assert f"{caught.value.projected_epsilon:.6g}" in str(caught.value)
         assert not ledger.has_spent(entry(3).identity)
         with pytest.raises(BudgetExceededError):
-            ledger.reserve(entry(3, z=1e-170))
+            ledger.reserve(entry(3, charges=(charge(z=1e-170),)))
 
 
 def test_mode_none_is_marked_but_not_charged(path):
@@ -110,7 +114,7 @@ def test_mode_none_is_marked_but_not_charged(path):
         with pytest.raises(IdentityError):
             ledger.reserve(none_entry(0))
     with opened(path) as ledger:
-        assert ledger.spent_epsilon() == 0.0
+        assert not any(ledger.spent_epsilons().values())
         assert ledger.unprotected_releases == 1
         assert ledger.has_spent(none_entry(0).identity)
 
@@ -188,7 +192,7 @@ def test_second_process_is_refused(path):
         "from dp.ledger import Ledger\n"
         "from dp.errors import LedgerLockedError\n"
         "try:\n"
-        f"    Ledger.open(sys.argv[1], delta={DELTA}, epsilon_cap=1.0).close()\n"
+        f"    Ledger.open(sys.argv[1], delta={DELTA}, caps={{'silo': 1.0}}).close()\n"
         "except LedgerLockedError:\n"
         "    sys.exit(75)\n"
     )
@@ -249,17 +253,26 @@ def test_threads_do_not_double_spend(path):
         {"run": "x" * 257},
         {"round": -1},
         {"attempt": -1},
-        {"steps": 0},
+        {"step": 1 << 32},
+        {"part": True},
+        {"run": b"run"},
         {"dimension": 0},
+        {"dimension": 1.0},
         {"descriptor_sha256": b"short"},
-        {"q": 0.0},
-        {"q": 1.5},
-        {"q": 0.5},
-        {"z": 0.0},
-        {"z": -1.0},
-        {"z": math.inf},
-        {"z": math.nan},
+        {"descriptor_sha256": "0" * 32},
+        {"charges": [charge()]},
+        {"charges": (None,)},
+        {"charges": ()},
+        {"charges": (charge(q=0.5),)},
+        {"charges": (charge("task"),)},
+        {"charges": (charge(), charge("task"))},
         {"mode": Mode.NONE},
+        {"mode": Mode.RECORD_LOCAL},
+        {"mode": Mode.RECORD_LOCAL, "charges": (charge("task", q=0.5),)},
+        {"mode": Mode.RECORD_LOCAL, "charges": (charge("task"), charge("user"))},
+        {"mode": Mode.RECORD_DISTRIBUTED},
+        {"mode": Mode.RECORD_DISTRIBUTED, "charges": ()},
+        {"mode": Mode.RECORD_DISTRIBUTED, "charges": (charge("task"), charge())},
     ],
 )
 def test_impossible_entries(change):
@@ -267,124 +280,19 @@ def test_impossible_entries(change):
         dataclasses.replace(entry(), **change)
 
 
-@pytest.mark.parametrize(("delta", "cap"), [(0.0, 1.0), (1.0, 1.0), (0.1, 0.0), (0.1, math.inf)])
-def test_impossible_limits(path, delta, cap):
-    with pytest.raises(SpecError):
-        Ledger.open(path, delta=delta, epsilon_cap=cap)
-    assert not path.exists()
-
-
-def test_divergences_are_stored_exactly(path):
-    stored = entry(mode=Mode.RECORD_LOCAL, q=0.0123, z=0.77, steps=17)
-    with opened(path, 1e6) as ledger:
-        ledger.reserve(stored)
-    data = path.read_bytes()
-    start, end = frames(data)[1:3]
-    record = json.loads(data[start + HEADER_BYTES : end])
-    assert np.array_equal(record["rdp"], stored.rdp)
-
-
-# Joining -----------------------------------------------------------------------------------------
-
-A, B = bytes(32), bytes(range(32))
-
-
-def test_an_identity_is_joined_once_and_under_one_descriptor(path):
-    first = none_entry(2, 1).identity
-    with opened(path) as ledger:
-        assert ledger.highest_identity("run") is None
-        ledger.mark_joined(first, A)
-    with opened(path) as ledger:
-        assert ledger.highest_identity("run") == first
-        assert ledger.has_joined(first, A)
-        assert not ledger.has_joined(first, B)
-        assert not ledger.has_joined(none_entry(2, 2).identity, A)
-        for stale in (first, none_entry(2, 0).identity, none_entry(1, 9).identity):
-            for descriptor in (A, B):
-                with pytest.raises(IdentityError, match="not newer"):
-                    ledger.mark_joined(stale, descriptor)
-        # Nothing is charged, and nothing is spent.
-        assert ledger.spent_epsilon() == 0.0
-        assert ledger.unprotected_releases == 0
-        assert not ledger.has_spent(first)
-        with pytest.raises(IdentityError, match="never spent"):
-            ledger.mark_agreed(first)
-
-
-def test_what_is_charged_is_what_was_joined(path):
-    joined = entry(2, 1).identity
-    with opened(path) as ledger:
-        ledger.mark_joined(joined, B)
-        for wrong, why in (
-            (entry(2, 1), "another descriptor"),
-            (entry(2, 0, descriptor_sha256=B), "older"),
-            (entry(1, 5, descriptor_sha256=B), "older"),
-        ):
-            with pytest.raises(IdentityError, match=why):
-                ledger.reserve(wrong)
-        assert ledger.spent_epsilon() == 0.0
-        ledger.reserve(entry(2, 1, descriptor_sha256=B))
-        assert ledger.has_spent(joined)
-        assert ledger.has_spent(joined, B)
-        assert not ledger.has_spent(joined, A)
-        # Parts of one step may be uploaded in any order, also after one of them was joined.
-        ledger.mark_joined(entry(2, 0, part=1).identity, A)
-        ledger.reserve(entry(2, 0, part=1))
-    with opened(path) as ledger:
-        assert ledger.has_spent(joined, B)
-        assert ledger.highest_identity("run") == entry(2, 0, part=1).identity
-
-
-def test_what_was_charged_or_agreed_on_is_not_joined(path):
-    with opened(path) as ledger:
-        ledger.reserve(none_entry(2, 1))
-        with pytest.raises(IdentityError, match="not newer"):
-            ledger.mark_joined(none_entry(2, 1).identity, A)
-        ledger.mark_joined(none_entry(2, 2).identity, A)
-        ledger.reserve(none_entry(2, 2))
-        ledger.mark_agreed(none_entry(2, 2).identity)
-        with pytest.raises(IdentityError, match="agreed on"):
-            ledger.mark_joined(none_entry(2, 3).identity, A)
-        ledger.mark_joined(none_entry(3, 1).identity, A)
-        ledger.mark_joined(none_entry(0, 0, run="other").identity, A)
-    with opened(path) as ledger:
-        with pytest.raises(IdentityError, match="agreed on"):
-            ledger.mark_joined(none_entry(2, 4).identity, A)
-        assert ledger.highest_identity("other") == none_entry(0, 0, run="other").identity
-
-
-def test_joining_is_on_disk_before_it_returns(path, monkeypatch):
-    with opened(path) as ledger:
-
-        def full(*_):
-            raise OSError(28, "no space left")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(journal_module.os, "fsync", full)
-            with pytest.raises(LedgerCorruptError, match="no space"):
-                ledger.mark_joined(none_entry(0).identity, A)
-        # Memory is not ahead of the disk, and the journal takes nothing more.
-        assert ledger.highest_identity("run") is None
-        with pytest.raises(LedgerCorruptError):
-            ledger.mark_joined(none_entry(0).identity, A)
-    with pytest.raises(SpecError, match="SHA-256"), opened(path) as ledger:
-        ledger.mark_joined(none_entry(5).identity, b"short")
-
-
 @pytest.mark.parametrize(
-    "change", [{"descriptor_sha256": "00"}, {"descriptor_sha256": "x" * 64}, {"more": 1}]
+    ("delta", "caps"),
+    [
+        (0.0, {"silo": 1.0}),
+        (1.0, {"silo": 1.0}),
+        (0.1, {"silo": -1.0}),
+        (0.1, {"silo": float("inf")}),
+        (0.1, {"silo": float("nan")}),
+        (0.1, {"silo": True}),
+        (0.1, {"row": 1.0}),
+    ],
 )
-def test_a_joined_record_of_another_form_is_damage(path, change):
-    with opened(path):
-        pass
-    journal = journal_module.Journal(path)
-    journal.load()
-    record = {
-        "kind": "joined",
-        **none_entry(0).identity._asdict(),
-        "descriptor_sha256": "00" * 32,
-    }
-    journal.append({**record, **change})
-    journal.close()
-    with pytest.raises(LedgerCorruptError):
-        opened(path)
+def test_impossible_limits(path, delta, caps):
+    with pytest.raises(SpecError):
+        Ledger.open(path, delta=delta, caps=caps)
+    assert not path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -11,10 +12,17 @@ import zlib
 import pytest
 
 from dp import journal as journal_module
-from dp import rdp
-from dp.errors import LedgerCorruptError, LedgerRolledBackError, Reason
+from dp.errors import LedgerCorruptError, LedgerFormatError, LedgerRolledBackError, Reason
 from dp.journal import HEADER_BYTES, Journal
-from tests.unit.dp_ledger_samples import frames, none_entry, opened, small_ledger
+from tests.unit.dp_ledger_samples import (
+    charge,
+    entry,
+    frames,
+    none_entry,
+    opened,
+    small_ledger,
+    trained,
+)
 
 
 @pytest.fixture
@@ -87,7 +95,7 @@ def test_every_truncation_is_repaired_reported_and_caught_by_a_peer(path):
             assert ledger.has_spent(none_entry(1).identity) == (complete >= 3)
             assert ledger.has_agreed("run", 1, 0, 0) == (complete >= 4)
             with pytest.raises(LedgerRolledBackError):
-                ledger.check_head_not_behind(*head)
+                ledger.require_contains(*head)
         if complete:
             assert path.read_bytes() == data[: boundaries[complete]]
 
@@ -142,34 +150,134 @@ def test_removed_swapped_and_impossible_records_are_refused(path):
     path.write_bytes(rewrite(records))
     opened(path).close()
     genesis, spent = records[0], records[1]
-    zeros = [0.0] * len(rdp.ORDERS)
     for bad in (
         [spent],
         [genesis, genesis],
-        [{**genesis, "format": 2}],
+        [{**genesis, "format": True}],
+        [{**genesis, "id": "00"}],
+        [{**genesis, "id": 7}],
+        [{**genesis, "note": 1}],
         [genesis, spent, spent],
-        [genesis, {**spent, "mode": "laplace"}],
-        [genesis, {**spent, "mode": "silo"}],
-        [genesis, {**spent, "q": 0.5}],
         [genesis, {**spent, "kind": "refund"}],
-        [genesis, {**spent, "note": 1}],
-        [genesis, {**spent, "round": "1"}],
-        [genesis, {**spent, "round": True}],
-        [genesis, {**spent, "round": -1}],
-        [genesis, {**spent, "run": 7}],
-        [genesis, {**spent, "rdp": zeros[1:]}],
-        [genesis, {**spent, "rdp": [-1.0, *zeros[1:]]}],
-        [genesis, {**spent, "rdp": "none"}],
-        [genesis, {**spent, "descriptor_sha256": "zz"}],
-        [genesis, {**spent, "descriptor_sha256": "00"}],
+        [genesis, {**spent, "kind": None}],
+        [genesis, {**spent, "kind": ["spent"]}],
         [genesis, records[3]],
     ):
         path.write_bytes(rewrite(bad))
         with pytest.raises(LedgerCorruptError):
             opened(path)
+    path.write_bytes(rewrite([{**genesis, "format": 3}, spent]))
+    with pytest.raises(LedgerFormatError):
+        opened(path)
 
 
-@pytest.mark.parametrize("payload", [b"[]", b"{", b'{"seq": 0}', b"\xff", b"1", b"NaN"])
+def changed(record, path, value):
+    """A deep copy with one field replaced or taken out."""
+    out = copy.deepcopy(record)
+    *way, last = path
+    holder = out
+    for key in way:
+        holder = holder[key]
+    if value is REMOVED:
+        del holder[last]
+    else:
+        holder[last] = value
+    return out
+
+
+REMOVED = object()
+"""Marks a field that is taken out."""
+NUMBERS = (-1, 1 << 32, True, 1.0, "1", None, REMOVED)
+TEXTS = ("", 7, None, ["x"], REMOVED)
+DIGESTS = ("zz" * 32, "00", "AA" * 32, " " + "00" * 32, 0, None, REMOVED)
+FIGURES = {
+    "unit": ("row", "silo ", 1, None, REMOVED),
+    "q": (0.0, 1.5, -0.5, 1, True, "1", None, REMOVED, 0.04),
+    "z": (0.0, -1.0, 1, 1e-170, True, None, REMOVED, 1.5),
+    "steps": (0, -1, 1 << 60, True, 20.0, None, REMOVED, 19),
+    "delta": (-1e-9, 1.0, 0, True, None, REMOVED),
+    "rdp": (None, "none", {}, [], [0.0], REMOVED),
+}
+
+
+def test_every_field_of_every_record_is_verified(path):
+    """Frames, chain and canonical form are right; one field is not what is ever written."""
+    with opened(path) as ledger:
+        ledger.mark_joined(entry(1).identity, bytes(32))
+        trained(ledger, 1)
+        ledger.reserve(entry(1, charges=(charge(z=3.0),)))
+        ledger.mark_agreed(entry(1).identity)
+    data = path.read_bytes()
+    records = [json.loads(data[a + HEADER_BYTES : b]) for a, b in itertools.pairwise(frames(data))]
+    wrong = {
+        "joined": {"descriptor_sha256": DIGESTS},
+        "trained": {"adapter_sha256": DIGESTS, "spec_sha256": DIGESTS},
+        "spent": {"descriptor_sha256": DIGESTS, "d": (0, -5, 1.0, True, "1", None, REMOVED)},
+        "signed_r3": {},
+    }
+    identity = dict.fromkeys(("round", "step", "part", "attempt"), NUMBERS)
+    checked = 0
+    for index, record in enumerate(records[1:], 1):
+        kind = record["kind"]
+        fields = {"run": (*TEXTS, "x" * 257), **identity, **wrong[kind], "note": (1,)}
+        if kind == "trained":
+            fields = {
+                name: values
+                for name, values in fields.items()
+                if name not in ("step", "part", "attempt")
+            }
+        if kind in ("trained", "spent"):
+            fields |= {"mode": ("laplace", "none", "record_distributed", 1, None, REMOVED)}
+            fields |= {"charges": (None, {}, (), [None], [[]], REMOVED)}
+        cases = [((name,), value) for name, values in fields.items() for value in values]
+        if kind in ("trained", "spent"):
+            cases += [
+                (("charges", 0, name), value)
+                for name, values in FIGURES.items()
+                for value in values
+            ]
+            figure = record["charges"][0]["rdp"][7]
+            cases += [(("charges", 0, "note"), 1)]
+            cases += [
+                (("charges", 0, "rdp", 7), value)
+                for value in (0.0, -figure, 1, None, figure * (1 + 3e-12), figure * (1 - 3e-12))
+            ]
+        for way, value in cases:
+            bad = [*records[:index], changed(record, way, value), *records[index + 1 :]]
+            path.write_bytes(rewrite(bad))
+            with pytest.raises(LedgerCorruptError):
+                opened(path)
+            checked += 1
+    assert checked > 150
+    # A delta without its training is not what was charged.
+    bare = {**records[3], "mode": "record_local"}
+    bare["charges"] = [{**bare["charges"][0], "unit": "task"}]
+    path.write_bytes(rewrite([*records[:3], bare]))
+    opened(path).close()
+    path.write_bytes(rewrite([records[0], records[1], bare]))
+    with pytest.raises(LedgerCorruptError):
+        opened(path)
+    # The rewriting itself is not what is refused, and neither is a logarithm's last digit.
+    figure = records[3]["charges"][0]["rdp"][7]
+    records[3]["charges"][0]["rdp"][7] = figure * (1 + 1e-13)
+    path.write_bytes(rewrite(records))
+    opened(path).close()
+
+
+def test_a_number_of_the_chain_is_no_truth_value(path):
+    data, _ = small_ledger(path)
+    start, end = frames(data)[1:3]
+    payload = data[start + HEADER_BYTES : end].replace(b'"seq":1', b'"seq":true')
+    head = struct.pack(">II", len(payload), zlib.crc32(payload))
+    path.write_bytes(data[:start] + head + struct.pack(">I", zlib.crc32(head)) + payload)
+    with pytest.raises(LedgerCorruptError, match="chain breaks"):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"[]", b"{", b'{"seq": 0}', b"\xff", b"1", b"NaN", b'{"a":NaN}', b"[" * 99_999],
+)
 def test_well_framed_nonsense_is_refused(path, payload):
     head = struct.pack(">II", len(payload), zlib.crc32(payload))
     path.write_bytes(head + struct.pack(">I", zlib.crc32(head)) + payload)
@@ -184,20 +292,20 @@ def test_rollback_and_fork_are_caught_by_heads(path, tmp_path):
         ledger.reserve(none_entry(1))
         new_head = ledger.head()
         for head in (old_head, new_head):
-            ledger.check_head_not_behind(*head)
+            ledger.require_contains(*head)
     path.write_bytes(old_bytes)
     with opened(path) as ledger:
-        ledger.check_head_not_behind(*old_head)
+        ledger.require_contains(*old_head)
         with pytest.raises(LedgerRolledBackError) as caught:
-            ledger.check_head_not_behind(*new_head)
+            ledger.require_contains(*new_head)
         assert caught.value.reason is Reason.LEDGER_ROLLED_BACK
         ledger.reserve(none_entry(2))
         with pytest.raises(LedgerRolledBackError):
-            ledger.check_head_not_behind(*new_head)
+            ledger.require_contains(*new_head)
         with pytest.raises(LedgerRolledBackError):
-            ledger.check_head_not_behind(-1, new_head[1])
+            ledger.require_contains(-1, new_head[1])
     with opened(tmp_path / "fresh") as ledger, pytest.raises(LedgerRolledBackError):
-        ledger.check_head_not_behind(0, bytes(32))
+        ledger.require_contains(0, bytes(32))
 
 
 def test_replaced_removed_or_touched_file_is_noticed(path, tmp_path):

@@ -1,13 +1,11 @@
-"""Noise shares: enough variance for every survivor set, no wrap, no release without a receipt."""
+"""Noise shares: no release without a receipt, and none with other noise than was debited."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import pickle
 import tracemalloc
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,205 +16,15 @@ from dp.errors import (
     NonFiniteError,
     NormExceededError,
     ReceiptError,
-    RingOverflowError,
     SpecError,
 )
 from dp.grid import Grid
 from dp.ledger import Ledger, LedgerEntry
-from dp.metrics_block import MetricsBlock
-from dp.receipt import ISSUER, Receipt
-from dp.share import (
-    NoiseShare,
-    add_noise,
-    encode_round,
-    lift,
-    no_wrap,
-    per_silo_sigma,
-    summed_sigma,
-)
+from dp.receipt import Receipt
+from dp.share import NoiseShare, lift
 from dp.source import NoiseSource
-
-D = 500
-DESCRIPTOR = bytes(range(32))
-GRID = Grid(clip_l2=1.0, steps=2**20, dimension=D)
-BLOCK = MetricsBlock(("episodes", "successes"), (64.0, 64.0))
-METRICS = {"episodes": 10, "successes": 3}
-
-
-def receipt(mode=Mode.NONE, *, descriptor=DESCRIPTOR, dimension=D):
-    return Receipt(issuer=ISSUER, descriptor_sha256=descriptor, dimension=dimension, mode=mode)
-
-
-def release(**change):
-    arguments = {
-        "delta": np.zeros(D),
-        "metrics": METRICS,
-        "grid": GRID,
-        "block": BLOCK,
-        "sigma": 0.0,
-        "metrics_sigma": 0.0,
-        "source": NoiseSource.fresh("test"),
-        "receipt": receipt(),
-        "descriptor_sha256": DESCRIPTOR,
-    }
-    return encode_round(**{**arguments, **change})
-
-
-def threshold(n, c):
-    return max((n + c) // 2 + 1, c + 2)
-
-
-@pytest.mark.parametrize("z", [1e-3, 0.3, 1.0, 8.21])
-def test_every_survivor_set_keeps_the_variance(z):
-    """Exhaustive over silos, survivors and which c of them added nothing."""
-    target = (Fraction(z) * 2**20) ** 2
-    checked = 0
-    for n in range(3, 8):
-        for c in range(1, n - 1):
-            t = threshold(n, c)
-            if t > n:
-                continue
-            for n_min in range(1, n + 1):
-                variance = Fraction(per_silo_sigma(z, 2**20, t, n_min, c)) ** 2
-                for size in range(max(t, n_min), n + 1):
-                    for survivors in itertools.combinations(range(n), size):
-                        for silent in itertools.combinations(survivors, c):
-                            assert variance * len(set(survivors) - set(silent)) >= target
-                            checked += 1
-    assert checked > 1000
-
-
-def test_sizing_for_all_silos_would_not_survive_a_drop():
-    sigma = per_silo_sigma(1.0, 2**20, 7, 8, 3)
-    assert sigma == pytest.approx(2**20 / math.sqrt(5))
-    assert sigma**2 * (8 - 3) >= 2.0**40 * (1 - 1e-12)
-    assert (2**20 / math.sqrt(10)) ** 2 * 5 < 2.0**40 * 0.6
-
-
-def test_least_sigma_is_enforced():
-    assert per_silo_sigma(0.0, 2**20, 3, 3, 1) == 0.0
-    assert per_silo_sigma(8.0, 1, 5, 5, 1) == 4.0
-    for arguments in (
-        (7.99, 1, 5, 5, 1),
-        (-1.0, 2**20, 3, 3, 1),
-        (math.nan, 2**20, 3, 3, 1),
-        (math.inf, 2**20, 3, 3, 1),
-        (1e308, 2**24, 3, 3, 1),
-        (1.0, 2**20, 3, 3, 3),
-        (1.0, 2**20, 3, 3, -1),
-    ):
-        with pytest.raises(SpecError):
-            per_silo_sigma(*arguments)
-
-
-def test_ring_bound_is_exact():
-    no_wrap(7, 1, 72, 0.0, ring_bits=10)
-    with pytest.raises(RingOverflowError):
-        no_wrap(8, 1, 63, 0.0, ring_bits=10)
-    no_wrap(1, 1, 498, math.nextafter(1.0 + 1 / 12, 0.0), ring_bits=10)
-    with pytest.raises(RingOverflowError):
-        no_wrap(1, 1, 498, math.nextafter(1.0 + 1 / 12, 2.0), ring_bits=10)
-    no_wrap(10, 1, 2**20, summed_sigma(per_silo_sigma(1.0, 2**20, 7, 7, 3), 10))
-    # A sum of up to 256 + 8·16 unit vectors per silo wraps at this grid.
-    with pytest.raises(RingOverflowError):
-        no_wrap(10, 384, 2**20, 0.0)
-    for sigma in (math.nan, math.inf, -1.0):
-        with pytest.raises(RingOverflowError):
-            no_wrap(1, 1, 1, sigma)
-    for arguments in ((0, 1, 1, 0.0), (1, 0, 1, 0.0), (1, 1, 0, 0.0)):
-        with pytest.raises(SpecError):
-            no_wrap(*arguments)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_ring_sum_is_the_integer_sum_at_the_bound(sign):
-    steps, n = 2**24, 127
-    no_wrap(n, 1, steps, 0.0)
-    total = np.zeros(1, dtype=np.uint32)
-    for _ in range(n):
-        total += np.array([sign * steps], dtype=np.int32).view(np.uint32)
-    assert lift(total).tolist() == [sign * n * steps]
-    with pytest.raises(RingOverflowError):
-        no_wrap(n + 1, 1, steps, 0.0)
-    wrapped = np.array([128 * steps], dtype=np.int64).astype(np.uint32)
-    assert lift(wrapped).tolist() != [128 * steps]
-    with pytest.raises(SpecError):
-        lift(np.zeros(1, dtype=np.int64))
-
-
-def test_without_noise_each_silo_leaves_its_own_pattern_in_the_sum():
-    n, total = 5, np.zeros(D + 2, dtype=np.uint32)
-    for silo in range(n):
-        pattern = np.full(D, (-1) ** silo * 2.0**silo / 1024)
-        total += release(delta=pattern, metrics={"episodes": 2**silo, "successes": 0})
-    signed = lift(total)
-    expected = sum((-1) ** silo * 2**silo for silo in range(n)) / 1024
-    assert np.array_equal(GRID.decode(signed[:D]), np.full(D, expected))
-    means = BLOCK.decode(signed[D:], n, 0.0)
-    assert means["episodes"].mean == pytest.approx(31 / 5, abs=64 / BLOCK.scale)
-    assert means["successes"].mean == 0.0
-
-
-def test_noise_is_on_every_coordinate_with_its_own_scale():
-    grid = Grid(clip_l2=1.0, steps=2**20, dimension=150_000)
-    y = release(
-        grid=grid,
-        delta=np.zeros(150_000, dtype=np.float32),
-        metrics_sigma=9000.0,
-        sigma=700_000.0,
-        receipt=receipt(Mode.SILO, dimension=150_000),
-    )
-    noise = lift(y)[:150_000]
-    assert noise.std() == pytest.approx(700_000.0, rel=0.01)
-    # Tiles are noised independently: no stretch repeats.
-    assert np.unique(noise[: 2**16] - noise[2**16 : 2**17]).size > 60_000
-    assert np.abs(lift(y)[150_000:] - BLOCK.encode(METRICS)).max() < 9000 * 8
-
-
-@pytest.mark.parametrize("fill", ["data", "zeros", "none"])
-def test_noise_is_drawn_first_and_does_not_depend_on_the_data(monkeypatch, fill):
-    """With the key fixed, output minus encoding is the same noise whatever the data are."""
-    monkeypatch.setattr("dp.source.os.urandom", bytes)
-    delta = {"data": np.full(D, 0.01), "zeros": np.zeros(D), "none": None}[fill]
-    metrics = None if fill == "none" else METRICS
-    y = release(
-        delta=delta,
-        metrics=metrics,
-        sigma=5e5,
-        metrics_sigma=5e3,
-        source=NoiseSource.fresh("test"),
-        receipt=receipt(Mode.SILO),
-    )
-    encoded = np.zeros(D + 2, dtype=np.int64)
-    if fill == "data":
-        encoded[:D] = GRID.encode(delta)
-    if metrics is not None:
-        encoded[D:] = BLOCK.encode(metrics)
-    noise = np.zeros(D + 2, dtype=np.uint32)
-    source = NoiseSource.fresh("again")
-    add_noise(noise[:D], 5e5, source)
-    add_noise(noise[D:], 5e3, source)
-    assert np.array_equal(lift(y) - encoded, lift(noise))
-
-
-def test_pure_noise_variance_over_survivors_with_silent_colluders():
-    """Three silos, one of which adds nothing: the sum still holds (zΔ)²."""
-    z, n, c, t = 1.0, 4, 1, 3
-    sigma = per_silo_sigma(z, GRID.steps, t, t, c)
-    grid = Grid(clip_l2=1.0, steps=2**20, dimension=40_000)
-    total = np.zeros(40_002, dtype=np.uint32)
-    for _ in range(t - c):
-        total += release(
-            grid=grid,
-            delta=None,
-            metrics=None,
-            sigma=sigma,
-            metrics_sigma=sigma,
-            source=NoiseSource.fresh("test"),
-            receipt=receipt(Mode.SILO, dimension=40_000),
-        )
-    no_wrap(n, 1, grid.steps, summed_sigma(sigma, n))
-    assert lift(total).std() == pytest.approx(z * grid.steps, rel=5 / math.sqrt(2 * 40_000))
+from dp.unit_sum import UnitSum
+from tests.unit.dp_share_samples import BLOCK, DESCRIPTOR, GRID, METRICS, D, receipt, release
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -264,13 +72,11 @@ def test_receipt_from_the_ledger_is_used_once_and_for_its_release_only(tmp_path)
         step=0,
         part=0,
         mode=Mode.NONE,
-        q=1.0,
-        z=0.0,
-        steps=1,
+        charges=(),
         dimension=D,
         descriptor_sha256=DESCRIPTOR,
     )
-    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=1.0) as ledger:
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={}) as ledger:
         held = ledger.reserve(entry)
     other = Grid(clip_l2=1.0, steps=2**20, dimension=D + 1)
     with pytest.raises(ReceiptError, match="another descriptor"):
@@ -290,42 +96,85 @@ def test_receipts_cannot_be_made_copied_or_read():
         with pytest.raises(ReceiptError):
             attempt(held)
     assert repr(held) == "<Receipt unused, contents redacted>"
+    share = NoiseShare(
+        grid=GRID, block=BLOCK, sigma=0.0, metrics_sigma=0.0, source=NoiseSource.fresh("test")
+    )
     with pytest.raises(TypeError):
-        encode_round(
-            delta=None,
-            metrics=None,
-            grid=GRID,
-            block=BLOCK,
-            sigma=0.0,
-            metrics_sigma=0.0,
-            source=NoiseSource.fresh("test"),
-            descriptor_sha256=DESCRIPTOR,
-        )
+        share.encode(delta=None, metrics=None, descriptor_sha256=DESCRIPTOR)
 
 
+BOTH = ("task", "silo")
+FITS = {
+    (Mode.NONE, (), 0.0, 0.0),
+    (Mode.SILO, ("silo",), 5.0, 5.0),
+    (Mode.RECORD_LOCAL, ("task",), 0.0, 5.0),
+    # The silo is charged as well exactly where the ring adds noise to the delta.
+    (Mode.RECORD_LOCAL, BOTH, 5.0, 5.0),
+    (Mode.RECORD_DISTRIBUTED, ("user",), 5.0, 5.0),
+}
+
+
+@pytest.mark.parametrize("metrics_noise", [0.0, 5.0])
+@pytest.mark.parametrize("noise", [0.0, 5.0])
 @pytest.mark.parametrize(
-    ("mode", "sigma", "metrics_sigma", "fits"),
+    ("mode", "units"),
     [
-        (Mode.NONE, 0.0, 0.0, True),
-        (Mode.NONE, 5.0, 0.0, False),
-        (Mode.NONE, 0.0, 5.0, False),
-        (Mode.SILO, 5.0, 5.0, True),
-        (Mode.SILO, 0.0, 5.0, False),
-        (Mode.SILO, 5.0, 0.0, False),
-        (Mode.RECORD_LOCAL, 0.0, 5.0, True),
-        (Mode.RECORD_LOCAL, 5.0, 5.0, False),
-        (Mode.RECORD_DISTRIBUTED, 5.0, 5.0, True),
-        (Mode.RECORD_DISTRIBUTED, 0.0, 5.0, False),
+        (Mode.NONE, ()),
+        (Mode.SILO, ("silo",)),
+        (Mode.RECORD_LOCAL, ("task",)),
+        (Mode.RECORD_LOCAL, BOTH),
+        (Mode.RECORD_DISTRIBUTED, ("user",)),
     ],
 )
-def test_noise_must_fit_the_debited_mode(mode, sigma, metrics_sigma, fits):
-    held = receipt(mode)
+def test_noise_must_fit_what_was_debited(mode, units, noise, metrics_noise):
+    held = receipt(mode, units=units)
+    arguments = {"delta": None, "sigma": noise, "metrics_sigma": metrics_noise, "receipt": held}
+    fits = (mode, units, noise, metrics_noise) in FITS
     if fits:
-        release(sigma=sigma, metrics_sigma=metrics_sigma, receipt=held)
+        release(**arguments)
     else:
         with pytest.raises(ReceiptError, match="does not fit"):
-            release(sigma=sigma, metrics_sigma=metrics_sigma, receipt=held)
+            release(**arguments)
     assert held.used == fits
+
+
+@pytest.mark.parametrize("mode", [Mode.SILO, Mode.RECORD_LOCAL, Mode.RECORD_DISTRIBUTED])
+def test_only_a_sum_of_clipped_units_has_the_sensitivity_of_one(mode):
+    """A vector clipped as a whole would let one unit move it by twice the clip."""
+    noise = 0.0 if mode is Mode.RECORD_LOCAL else 1e5
+    units = UnitSum(GRID, max_units=3)
+    units.add(np.full(D, 0.01))
+    wrong = np.full(D, 0.01) if mode is Mode.RECORD_DISTRIBUTED else units
+    held = receipt(mode)
+    with pytest.raises(ReceiptError, match="another kind"):
+        release(delta=wrong, sigma=noise, metrics_sigma=5.0, receipt=held)
+    assert not held.used
+
+
+def test_a_sum_of_units_gets_the_same_noise_as_any_vector(monkeypatch):
+    monkeypatch.setattr("dp.source.os.urandom", bytes)
+    vectors = np.random.default_rng(0).normal(size=(3, D)) / 20
+    units = UnitSum(GRID, max_units=3)
+    for vector in vectors:
+        units.add(vector)
+    noise = {"sigma": 1e5, "metrics_sigma": 1e4}
+    y = release(delta=units, receipt=receipt(Mode.RECORD_DISTRIBUTED), **noise)
+    silent = release(delta=None, receipt=receipt(Mode.RECORD_DISTRIBUTED), **noise)
+    expected = sum(GRID.encode(vector).astype(np.int64) for vector in vectors)
+    assert np.array_equal(lift(y - silent)[:D], expected)
+    assert not lift(y - silent)[D:].any()
+    assert lift(silent)[:D].std() == pytest.approx(1e5, rel=0.2)
+    # It was handed over: nothing of it is left for a second release.
+    with pytest.raises(ReceiptError):
+        release(delta=units, receipt=receipt(Mode.RECORD_DISTRIBUTED), **noise)
+
+
+def test_a_sum_on_another_grid_is_refused():
+    other = Grid(clip_l2=1.0, steps=2**19, dimension=D)
+    held = receipt(Mode.RECORD_DISTRIBUTED)
+    with pytest.raises(SpecError, match="another grid"):
+        release(delta=UnitSum(other, max_units=1), sigma=1e5, metrics_sigma=1e4, receipt=held)
+    assert not held.used
 
 
 @pytest.mark.parametrize("sigma", [3.99, -5.0, math.nan, math.inf])

@@ -39,6 +39,55 @@ def test_threshold_divisor(n, c, t):
     assert snr.threshold_divisor(n, colluding=c) == t - c
 
 
+def test_documented_cosines_at_record_level():
+    """z = 1.65, B̄ = 100, ten silos: averaged over local trainings, and in one shared sum."""
+    plan = {"noise_multiplier": 1.65, "silos": 10, "expected_units": 100}
+    for dimension, local, distributed in ((9_200_000, 0.063, 0.196), (100_000, 0.52, 0.89)):
+        found = [
+            snr.predicted_cosine(dimension=dimension, divisor=divisor(10), **plan)
+            for divisor in (snr.alone, snr.undivided)
+        ]
+        assert found == pytest.approx([local, distributed], rel=0.01)
+
+
+def test_units_and_silos_needed_at_record_level():
+    plan = {"noise_multiplier": 1.65, "dimension": 100_000}
+    units = snr.units_needed(min_cosine=0.9, silos=10, divisor=10, **plan)
+    for count, reached in ((units, True), (units - 1, False)):
+        cosine = snr.predicted_cosine(silos=10, divisor=10, expected_units=count, **plan)
+        assert (cosine >= 0.9) == reached
+    # The noise shrinks with B̄, and with n shared or √n alone.
+    alone = snr.units_needed(min_cosine=0.9, silos=10, divisor=snr.alone(10), **plan)
+    assert alone / units == pytest.approx(math.sqrt(10), rel=0.02)
+    shared, single = (
+        snr.silos_needed(min_cosine=0.9, expected_units=50, divisor=divisor, **plan)
+        for divisor in (snr.undivided, snr.alone)
+    )
+    assert (shared, single) == (22, 465)
+    with pytest.raises(SpecError, match="no number of units"):
+        snr.units_needed(
+            min_cosine=0.999999, noise_multiplier=1e9, dimension=10**9, silos=1, divisor=1
+        )
+
+
+def test_prediction_of_a_noisy_step_matches_a_simulation():
+    """Every silo adds zC/√k per coordinate to its sum of B̄ units, then the sum is divided."""
+    rng = np.random.default_rng(1)
+    d, silos, divisor, units, z = 40_000, 6, 4, 32, 1.2
+    signal = rng.normal(size=d)
+    signal /= np.linalg.norm(signal)
+    total = silos * units * signal + rng.normal(size=(silos, d)).sum(axis=0) * z / math.sqrt(
+        divisor
+    )
+    mean = total / (silos * units)
+    cosine = mean @ signal / np.linalg.norm(mean)
+    predicted = snr.predicted_cosine(
+        noise_multiplier=z, dimension=d, silos=silos, divisor=divisor, expected_units=units
+    )
+    assert cosine == pytest.approx(predicted, abs=0.01)
+    assert 0.4 < predicted < 0.7
+
+
 def test_prediction_matches_a_simulation():
     rng = np.random.default_rng(0)
     d, silos, divisor, z = 50_000, 12, 5, 0.03
@@ -66,6 +115,7 @@ def test_refusals():
         {"silos": 0},
         {"divisor": 0},
         {"dimension": 0},
+        {"expected_units": 0},
         {"noise_multiplier": -1.0},
         {"noise_multiplier": math.nan},
         {"signal_fraction": 0.0},

@@ -15,7 +15,33 @@ from dp import errors
 
 PACKAGE = Path(dp.__file__).parent
 BANNED_MODULES = {"random", "secrets", "numpy.random", "torch.random"}
-BANNED_ATTRIBUTES = {"random", "randn", "rand", "randint", "normal", "normal_", "default_rng"}
+BANNED_ATTRIBUTES = {
+    "random",
+    "randn",
+    "rand",
+    "randint",
+    "normal",
+    "normal_",
+    "default_rng",
+    "randn_like",
+    "rand_like",
+    "randint_like",
+    "randperm",
+    "bernoulli",
+    "bernoulli_",
+    "multinomial",
+    "poisson",
+    "random_",
+    "uniform_",
+    "exponential_",
+    "cauchy_",
+    "log_normal_",
+    "geometric_",
+    "manual_seed",
+    "Generator",
+    "RandomState",
+    "shuffle",
+}
 
 
 def banned_randomness(source):
@@ -27,6 +53,8 @@ def banned_randomness(source):
         elif isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
             found += sorted(names & BANNED_MODULES)
+            if node.module in {"torch", "numpy"}:
+                found += sorted({alias.name for alias in node.names} & BANNED_ATTRIBUTES)
         elif isinstance(node, ast.Attribute) and node.attr in BANNED_ATTRIBUTES:
             found.append(node.attr)
     return found
@@ -50,15 +78,35 @@ def test_no_other_randomness():
         "x = torch.normal(0, 1, (3,))",
         "x = torch.randn(3)",
         "p.normal_()",
+        "from torch import randn as draw",
+        "x = torch.empty(3).bernoulli_(0.1)",
+        "torch.Generator().manual_seed(3)",
+        "rng = np.random.RandomState(0)",
     ],
 )
 def test_the_scan_can_fail(source):
     assert banned_randomness(source)
 
 
+def test_torch_is_imported_by_the_gradients_alone():
+    importers = set()
+    for path in PACKAGE.glob("**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue
+            if any(name.split(".")[0] in {"torch", "opacus"} for name in names):
+                importers.add(path.name)
+    assert importers <= {"grads.py", "sgd.py"}
+    assert "grads.py" in importers
+
+
 def test_imports_no_learning_framework_and_no_transport():
     code = (
-        "import dp, dp.snr, dp.share, sys;"
+        "import dp, dp.snr, dp.share, dp.charge, dp.units, dp.unit_sum, sys;"
         "bad = {'torch','opacus','transformers','grpc','sqlalchemy','scipy','google.protobuf'};"
         "sys.exit(' '.join(bad & set(sys.modules)) or 0)"
     )
@@ -75,6 +123,7 @@ def test_imports_no_learning_framework_and_no_transport():
 
 def test_public_names():
     assert dp.__all__ == [
+        "Charge",
         "Grid",
         "Identity",
         "Ledger",
@@ -86,7 +135,9 @@ def test_public_names():
         "PrivacyError",
         "PrivacySpec",
         "Receipt",
-        "encode_round",
+        "TrainingReceipt",
+        "UnitId",
+        "UnitSum",
     ]
     for name in dp.__all__:
         assert inspect.getdoc(getattr(dp, name)), name
