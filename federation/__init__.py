@@ -1,10 +1,13 @@
 """What the coordinator and every silo must compute identically: plans, layouts, updates, the chain.
 
-    plan.py          the run plan (tables: plan_sections.py, wording: plan_problems.py)
-    forecast.py      what a plan costs and protects, before it starts
+    plan.py          the run plan (tables: plan_sections.py, what they ask of each other:
+                     plan_rules.py, wording: plan_problems.py)
+    forecast.py      what a plan costs and protects, before it starts (signal.py, epsilon.py)
+    alternatives.py  the same plan in the other privacy modes
     layout.py        named tensors ↔ one flat vector
     adapter.py       the published bytes
-    aggregate/       fedavg and rolora, the server step, the gauge
+    aggregate/       fedavg, ffa and rolora, the server optimisers and step, the gauge
+    replay.py        an optimiser's state from a round's earlier sums
     verify.py        does the published adapter follow from the sum?
     sums.py          the published sum, the metrics block, agreement between silos
     task.py          round tasks
@@ -30,7 +33,14 @@ from federation.errors import (
 from federation.forecast import Forecast, forecast_plan, shared_dimension
 from federation.layout import Layout, TensorSpec
 from federation.plan import Plan, plan_sha256
-from federation.record import AdapterRecord, RecordKind, RoundResult, verify_chain
+from federation.record import (
+    AdapterRecord,
+    Place,
+    RecordKind,
+    RoundResult,
+    position_of,
+    verify_chain,
+)
 from federation.sums import (
     agreement,
     encode_sum,
@@ -52,6 +62,7 @@ __all__ = [
     "Forecast",
     "Layout",
     "LayoutError",
+    "Place",
     "Plan",
     "PlanError",
     "RecordKind",
@@ -69,6 +80,7 @@ __all__ = [
     "make_aggregator",
     "metrics_layout",
     "plan_sha256",
+    "position_of",
     "shared_dimension",
     "success_ratios",
     "sum_sha256",

@@ -6,6 +6,7 @@
     ├── AdapterError    published adapter bytes that are not a well-formed adapter
     ├── ChainError      a task, record or chain of records that does not verify
     ├── UpdateError     a published update that does not follow from the published sum
+    │   └── OptimiserStateError  the optimiser has not seen the release before this one
     └── TranscriptError a transcript of an aggregation that does not verify; names the check
 
 Messages name public facts only (names, shapes, rounds, digests), never a private value.
@@ -47,6 +48,10 @@ class ChainError(FederationError):
 
 class UpdateError(FederationError):
     """The published adapter does not follow from the previous one and the sum."""
+
+
+class OptimiserStateError(UpdateError):
+    """The optimiser's state is not that of the release before: replay the round's earlier sums."""
 
 
 class TranscriptCheck(StrEnum):

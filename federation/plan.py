@@ -11,7 +11,8 @@ Invariants:
        from the roster that the consortium root signed, t is computed from it.
     4. A method that exists but cannot run is refused with its reason, never mapped to another.
 
-Covered: the document on its own, and the privacy part through ``dp.config.PrivacySpec``.
+Covered: the document on its own, its tables together (``federation.plan_rules``), and the privacy
+part through ``dp.config.PrivacySpec``.
 Not covered: whether it suits a roster (``federation.forecast``), whether a site allows it and
 whether the evolver is compatible with the privacy mode (the silo's guardian).
 """
@@ -25,13 +26,16 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from dp.config import Mode, PrivacySpec
+from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import PrivacyError
+from dp.rdp import charged_attempts
 from federation.aggregate.aggregator import Aggregator
-from federation.aggregate.registry import make_aggregator
+from federation.aggregate.optimiser import Optimiser
+from federation.aggregate.registry import make_aggregator, make_optimiser
 from federation.errors import PlanError
 from federation.layout import Layout
 from federation.plan_problems import explain
+from federation.plan_rules import problems_between_tables, problems_of_spec
 from federation.plan_sections import (
     AggregationSection,
     EvaluateSection,
@@ -87,11 +91,57 @@ class Plan(Section):
             plan = cls.model_validate(_tuples(_document(toml_bytes)))
         except ValidationError as error:
             raise PlanError(explain(error, cls)) from error
-        try:
-            plan.privacy_spec()
-        except PrivacyError as error:
-            raise PlanError([f"privacy: {error}"]) from error
+        problems = problems_between_tables(plan)
+        if not problems:
+            try:
+                problems = problems_of_spec(plan, plan.privacy_spec())
+            except PrivacyError as error:
+                raise PlanError([f"privacy: {error}"]) from error
+        if problems:
+            raise PlanError(problems)
         return plan
+
+    @property
+    def sums_per_round(self) -> int:
+        """S: aggregations of one round; 1 but in ``record_distributed``."""
+        return self.privacy_spec().sums_per_round
+
+    @property
+    def releases(self) -> int:
+        """Aggregations of a run that loses none: T·S."""
+        return self.rounds.count * self.sums_per_round
+
+    @property
+    def charged_releases(self) -> int:
+        """Attempts at an aggregation that ε is stated for: all releases and the spare ones."""
+        return charged_attempts(self.releases, self.rounds.spare_attempts)
+
+    @property
+    def first_steps(self) -> int:
+        """How many of them may be of a round's step 0, whose block carries figures.
+
+        Spare attempts are for steps 0 in proportion; a run that needs more of them ends.
+        """
+        return charged_attempts(self.rounds.count, self.rounds.spare_attempts)
+
+    @property
+    def tasks_per_round(self) -> int:
+        """Tasks that a silo explores in a round; 0 where nothing is explored."""
+        evolve = self.evolve
+        return evolve.episodes_per_round // evolve.tries_per_task if evolve.explore else 0
+
+    @property
+    def kept_rounds(self) -> int:
+        """Rounds whose tasks a silo keeps; a window of 0 keeps all."""
+        return min(self.evolve.window or self.rounds.count, self.rounds.count)
+
+    @property
+    def population_cap(self) -> int:
+        """The most units that a silo can sample from: the tasks of as many rounds as it keeps.
+
+        Users are not more than their tasks.
+        """
+        return self.tasks_per_round * self.kept_rounds
 
     def aggregator(self, layout: Layout) -> Aggregator:
         """The plan's aggregation method over an adapter's layout.
@@ -103,6 +153,14 @@ class Plan(Section):
         return make_aggregator(
             section.method, layout, server_step=section.server_step, gauge=section.gauge
         )
+
+    def optimiser(self) -> Optimiser:
+        """The plan's server optimiser, without state: one for each run that is followed."""
+        return make_optimiser(self.aggregation.server_optimiser)
+
+    def is_last_step(self, step: int) -> bool:
+        """Whether this release ends its round; the gauge and the alternation wait for it."""
+        return step == self.sums_per_round - 1
 
     def require_cohort(self, silos: int, colluding: int) -> None:
         """Check that a roster of this size can run the plan at all.
@@ -148,6 +206,7 @@ class Plan(Section):
             delta=privacy.delta,
             epsilon_cap=privacy.epsilon_cap,
             grid=privacy.grid,
+            record=None if privacy.record is None else RecordSpec(**privacy.record.model_dump()),
         )
 
 

@@ -9,8 +9,9 @@ Not covered: reading the document and wording its errors (``federation.plan``).
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -22,7 +23,14 @@ EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 24 * 3600)]
 
-_SPARE_FRACTION = 0.2
+_BY_RESULTS: Final = (
+    "it chooses tasks by what earlier episodes brought, so that whether a unit is trained on would "
+    "depend on other units' data; it is not available"
+)
+REFUSED_SAMPLING: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(("bandit", "regret", "replay"), _BY_RESULTS)
+)
+"""Ways to choose tasks that cannot run, with the reason."""
 
 
 class Section(BaseModel):
@@ -81,6 +89,29 @@ class EvolveSection(Section):
     """Seed of task sampling and of training."""
     environments: Annotated[tuple[EnvironmentName, ...], Field(max_length=64)] = ()
     """Environments that silos may explore; a silo serves those it has."""
+    task_sampling: str = "uniform"
+    """How tasks are drawn: by the public seed alone."""
+    packing: bool = False
+    """Several trajectories in one training sequence: not available."""
+
+    @field_validator("task_sampling")
+    @classmethod
+    def _public_sampling(cls, value: str) -> str:
+        if value in REFUSED_SAMPLING:
+            raise ValueError(f"{value!r} is refused: {REFUSED_SAMPLING[value]}; use 'uniform'")
+        if value != "uniform":
+            raise ValueError(f"unknown way to draw tasks {value!r}; use 'uniform'")
+        return value
+
+    @field_validator("packing")
+    @classmethod
+    def _unpacked(cls, value: bool) -> bool:  # noqa: FBT001  # pydantic passes it by position
+        if value:
+            raise ValueError(
+                "packing is not available; in the record-level modes it would mix units in one "
+                "sequence, and no unit could be clipped on its own: remove it"
+            )
+        return value
 
     @field_validator("environments")
     @classmethod
@@ -112,9 +143,10 @@ class AggregationSection(Section):
     server_step: Annotated[float, Field(gt=0, le=100)] = 1.0
     """η_s; 1 is the plain mean."""
     gauge: bool = False
-    """Rewrite the same product BA in balanced factors after each sum."""
+    """Rewrite the same product BA in balanced factors after each round."""
     server_optimiser: str = "fedavg"
-    """How the mean is applied."""
+    """How the mean is applied: ``fedavg`` to deltas; ``sgd`` or ``adam``, with server_step as the
+    learning rate, to the gradients of ``record_distributed``."""
 
     @field_validator("method")
     @classmethod
@@ -129,6 +161,21 @@ class AggregationSection(Section):
         return value
 
 
+class RecordSection(Section):
+    """``[privacy.record]``: what the record-level modes need beside C, z and Δ."""
+
+    sampling_rate: Annotated[float, Field(gt=0, le=1)]
+    """q: each unit is in a step with this probability."""
+    expected_units: Annotated[int, Field(ge=1, le=1_000_000)]
+    """B̄: the fixed normaliser of a step; at least q times the most units a silo can have."""
+    steps_per_round: Annotated[int, Field(ge=1, le=10_000)]
+    """S: optimiser steps of one round; in ``record_distributed`` each is one aggregation."""
+    delta_clip_l2: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """``record_local``: L2 bound of the encoded delta; record-level ε does not depend on it."""
+    silo_noise_multiplier: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """``record_local``: z of mode ``silo`` on top, in units of ``delta_clip_l2``; 0 for none."""
+
+
 class PrivacySection(Section):
     """``[privacy]``: spelled out, never a default mode."""
 
@@ -137,9 +184,9 @@ class PrivacySection(Section):
     unit: Unit = "task"
     """Whose contribution is one unit at record level."""
     clip_l2: Annotated[float, Field(gt=0, le=1e9)]
-    """C, on the whole shared vector."""
+    """C: on the whole shared vector in ``silo``, on one unit's gradient at record level."""
     noise_multiplier: Annotated[float, Field(ge=0, le=1e9)]
-    """z: noise of the sum in multiples of C."""
+    """z: the noise's standard deviation in multiples of C."""
     metrics_noise_multiplier: Annotated[float, Field(ge=0, le=1e9)]
     """z of the metrics block."""
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -152,6 +199,8 @@ class PrivacySection(Section):
     """Least predicted cosine between noisy and noiseless mean at which a run may start."""
     accept_low_cosine: bool = False
     """True starts the run below ``min_cosine`` all the same."""
+    record: RecordSection | None = None
+    """In the record-level modes only."""
 
 
 class SecureAggregationSection(Section):
@@ -178,7 +227,7 @@ class RoundsSection(Section):
     quorum: Annotated[int, Field(ge=3, le=200)] | None = None
     """Ready silos that open a round; n_min + 1 when not set."""
     spare_attempts: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """Attempts beyond T that the budget pays for; ⌈0.2·T⌉ when not set."""
+    """Attempts beyond the releases that the budget pays for; a fifth of them when not set."""
 
     @model_validator(mode="after")
     def _ready_in_time(self) -> Self:
@@ -188,13 +237,6 @@ class RoundsSection(Section):
                 f"{self.ready_deadline_s}: lower the one or raise the other"
             )
         return self
-
-    @property
-    def charged_attempts(self) -> int:
-        """Attempts that ε is stated for: T and the spare ones."""
-        if self.spare_attempts is None:
-            return self.count + math.ceil(_SPARE_FRACTION * self.count)
-        return self.count + self.spare_attempts
 
     def ready_quorum(self, n_min: int) -> int:
         """Ready silos needed to open a round."""

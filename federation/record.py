@@ -1,11 +1,15 @@
-"""The provenance chain of a run: one signed record for each round, each naming its parent.
+"""The provenance chain of a run: one signed record for each release, each naming its parent.
 
-    record 0        initial     the adapter that the run started from
-    record r ≥ 1    aggregated  what round r made of a sum, or
-                    skipped     round r released nothing; the adapter is the previous one
+    initial       round 0, step 0: the adapter that the run started from
+    aggregated    round r ≥ 1, step s: what the adapter became by the release of that step, or
+    skipped       that step released nothing; the adapter is the previous one
 
-Ordered checks of ``verify_chain``: signature; run, plan and base model as in the first record;
-round one above its parent's; both parent links (the adapter's and the record's digest).
+A round has S records, (r, 0) to (r, S − 1), S being the plan's sums per round: the optimiser steps
+in mode ``record_distributed``, one in every other mode. The position of a record is
+1 + (r − 1)·S + s, that of the initial one 0.
+
+Ordered checks of ``verify_chain``: signature; run, plan and base model as in the first record; the
+(round, step) that follows the parent's; both parent links (the adapter's and the record's digest).
 
 Covered: bounds, signatures, links, kinds. Not covered: whether an adapter follows from its sum
 (``federation.verify``), which head is the newest (round tasks and peers say so).
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -30,6 +34,54 @@ INITIAL_ROUND: Final = 0
 
 
 RecordKind = Literal["initial", "aggregated", "skipped"]
+
+
+class Place(NamedTuple):
+    """Which release of a run; (0, 0) is before the first. Later ones compare greater."""
+
+    round: int
+    """From one."""
+    step: int
+    """From zero."""
+
+    def __str__(self) -> str:
+        return f"round {self.round} step {self.step}"
+
+
+def position_of(round_number: int, step: int, sums_per_round: int) -> int:
+    """Index in the chain of the record of a release.
+
+    Raises:
+        ChainError: If a run of S = ``sums_per_round`` has no such release.
+    """
+    if sums_per_round < 1 or round_number < INITIAL_ROUND:
+        raise ChainError(f"no round {round_number} with {sums_per_round} sums")
+    if not 0 <= step < (sums_per_round if round_number else 1):
+        raise ChainError(f"round {round_number} has no step {step}")
+    return 0 if round_number == INITIAL_ROUND else 1 + (round_number - 1) * sums_per_round + step
+
+
+def place_at(position: int, sums_per_round: int) -> Place:
+    """The inverse of ``position_of``.
+
+    Raises:
+        ChainError: If the position or S is out of range.
+    """
+    if position < 0 or sums_per_round < 1:
+        raise ChainError(f"no position {position} with {sums_per_round} sums a round")
+    if position == 0:
+        return Place(INITIAL_ROUND, 0)
+    rounds, step = divmod(position - 1, sums_per_round)
+    return Place(rounds + 1, step)
+
+
+def next_place(place: Place, sums_per_round: int) -> Place:
+    """The release after ``place``.
+
+    Raises:
+        ChainError: If a run of S = ``sums_per_round`` has no such place.
+    """
+    return place_at(position_of(*place, sums_per_round) + 1, sums_per_round)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +100,8 @@ class AdapterRecord:
     """Of the plan's TOML bytes."""
     base_model_sha256: bytes
     """The frozen base."""
+    step: int = 0
+    """The release of the round that made it, from 0."""
     parent_sha256: bytes = b""
     """The previous adapter; empty for the initial record."""
     record_parent_sha256: bytes = b""
@@ -69,14 +123,17 @@ class AdapterRecord:
             raise ChainError(str(error)) from error
         if (self.kind == "initial") != (self.round == INITIAL_ROUND):
             raise ChainError(f"a record of kind {self.kind} cannot be of round {self.round}")
+        if self.kind == "initial" and self.step != 0:
+            raise ChainError(f"the initial record has no step {self.step}")
         if self.kind == "skipped" and self.adapter_sha256 != self.parent_sha256:
-            raise ChainError("a skipped round keeps its adapter")
+            raise ChainError("a skipped release keeps its adapter")
         if self.kind == "aggregated" and not self.survivors:
             raise ChainError("an aggregated record names its survivors")
 
     def _require_bounds(self) -> None:
         bounds.require_name(self.run_id, "record run_id")
         bounds.require_integer(self.round, INITIAL_ROUND, bounds.UINT32_MAX, "record round")
+        bounds.require_integer(self.step, 0, bounds.UINT32_MAX, "record step")
         if self.kind not in get_args(RecordKind):
             raise MalformedMessageError("record kind is not initial, aggregated or skipped")
         linked = 0 if self.kind == "initial" else bounds.DIGEST_BYTES
@@ -106,6 +163,7 @@ class AdapterRecord:
             RECORD_DOMAIN,
             self.run_id,
             self.round,
+            self.step,
             self.kind,
             self.adapter_sha256,
             self.plan_sha256,
@@ -129,8 +187,13 @@ class AdapterRecord:
         """
         if not suite.verify(coordinator_public_key, self.signature, self.signed_bytes()):
             raise ChainError(
-                f"the record of round {self.round} is not signed by the roster's coordinator"
+                f"the record of {self.place} is not signed by the roster's coordinator"
             )
+
+    @property
+    def place(self) -> Place:
+        """Which release it is of."""
+        return Place(self.round, self.step)
 
     @property
     def sha256(self) -> bytes:
@@ -143,17 +206,18 @@ class AdapterRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundResult:
-    """What closes a round at a silo; the record carries the signature."""
+    """What closes a release at a silo; the record carries the signature."""
 
     record: AdapterRecord
     """The new head."""
     identity: AggregationId
-    """The aggregation that was finished, or the last attempt of a skipped round."""
+    """The aggregation that was finished, or the last attempt of a skipped release."""
 
     def __post_init__(self) -> None:
-        """Refuse a result whose two halves speak of different rounds."""
-        if (self.identity.run_id, self.identity.round) != (self.record.run_id, self.record.round):
-            raise ChainError("the result's record and identity name different rounds")
+        """Refuse a result whose two halves speak of different releases."""
+        identity, record = self.identity, self.record
+        if (identity.run_id, identity.round, identity.step) != (record.run_id, *record.place):
+            raise ChainError("the result's record and identity name different releases")
 
     def verify(self, coordinator_public_key: bytes) -> None:
         """Check the record's signature.
@@ -169,19 +233,21 @@ def verify_chain(
     coordinator_public_key: bytes,
     *,
     after: AdapterRecord | None = None,
+    sums_per_round: int = 1,
 ) -> AdapterRecord:
     """Check a run's records from the initial one, or from a head that was verified before.
 
     Args:
-        records: In the order of their rounds, without gaps.
+        records: In the order of their positions, without gaps.
         coordinator_public_key: The roster's coordinator key, 32 bytes.
         after: The head that the caller already holds; None to start at record 0.
+        sums_per_round: S of the run's plan, whose digest the records carry.
 
     Returns:
         The new head: the last record, or ``after`` if there are none.
 
     Raises:
-        ChainError: Naming the round at which the chain breaks.
+        ChainError: Naming the place at which the chain breaks.
     """
     head = after
     for record in records:
@@ -190,20 +256,39 @@ def verify_chain(
             if record.kind != "initial":
                 raise ChainError(f"the chain starts with a record of kind {record.kind}")
         else:
-            _require_link(head, record)
+            require_link(head, record, sums_per_round=sums_per_round)
         head = record
     if head is None:
         raise ChainError("the chain has no record")
     return head
 
 
-def _require_link(parent: AdapterRecord, record: AdapterRecord) -> None:
+def require_link(
+    parent: AdapterRecord, record: AdapterRecord, *, sums_per_round: int | None = None
+) -> None:
+    """Check that one record follows another; signatures are not looked at.
+
+    Args:
+        parent: The record before it.
+        record: The record.
+        sums_per_round: S of the plan. None where the plan is not at hand: then a round may end
+            after any of its steps.
+
+    Raises:
+        ChainError: If it does not.
+    """
     for field in ("run_id", "plan_sha256", "base_model_sha256"):
         if getattr(record, field) != getattr(parent, field):
-            raise ChainError(f"round {record.round}: the record changes the run's {field}")
-    if record.round != parent.round + 1:
-        raise ChainError(f"a record of round {record.round} follows one of round {parent.round}")
+            raise ChainError(f"{record.place}: the record changes the run's {field}")
+    if sums_per_round is not None:
+        follows = record.place == next_place(parent.place, sums_per_round)
+    elif record.step:
+        follows = record.place == Place(parent.round, parent.step + 1)
+    else:
+        follows = record.round == parent.round + 1
+    if not follows:
+        raise ChainError(f"a record of {record.place} follows one of {parent.place}")
     if record.parent_sha256 != parent.adapter_sha256:
-        raise ChainError(f"round {record.round}: the parent adapter is not the chain's head")
+        raise ChainError(f"{record.place}: the parent adapter is not the chain's head")
     if record.record_parent_sha256 != parent.sha256:
-        raise ChainError(f"round {record.round}: the parent record is not the chain's head")
+        raise ChainError(f"{record.place}: the parent record is not the chain's head")

@@ -3,7 +3,8 @@
 The metrics block follows the delta. Both sides derive its coordinates from the plan and from what
 the cohort's silos declare, before anyone trains:
 
-    update_norm_sq              ‖Δ_i‖², at most C²
+    update_norm_sq              ‖Δ_i‖², at most C²; always 0 in ``record_distributed``, where no
+                                figure of a silo's own gradient may leave it
     episodes/<family>           at most the plan's episodes per round
     successes/<family>          the same
 
@@ -46,9 +47,10 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from dp.config import Mode
 from dp.metrics_block import Estimate
 from federation.adapter import Buffer, tiles
-from federation.aggregate.server_step import SignedVector
+from federation.aggregate.server_step import MeanOfSum, SignedVector
 from federation.errors import LayoutError, UpdateError
 from federation.plan import Plan
 from secagg import bounds
@@ -106,6 +108,27 @@ def signed_sum(total: npt.NDArray[np.integer]) -> SignedVector:
     return cast("SignedVector", total)
 
 
+def mean_of_release(plan: Plan, delta: SignedVector, survivors: int) -> MeanOfSum:
+    """What a released sum is the sum of, on average: a silo's delta, or one unit's gradient.
+
+    Deltas count once for each silo. Gradients are divided by K·B̄ with the plan's B̄: how many units
+    were sampled is nobody's to know.
+
+    Args:
+        plan: The run's plan.
+        delta: The sum without its metrics block; it may be a memory map.
+        survivors: Silos in it, K.
+
+    Raises:
+        UpdateError: If the sum is not one of int32 or int64, or K is not positive.
+    """
+    spec = plan.privacy_spec()
+    release, units = spec.release, 1
+    if spec.mode is Mode.RECORD_DISTRIBUTED and spec.record is not None:
+        units = spec.record.expected_units
+    return MeanOfSum(delta, scale=release.grid / release.clip_l2, count=survivors * units)
+
+
 class MetricsNames(NamedTuple):
     """The block's coordinates in order."""
 
@@ -145,11 +168,13 @@ def metrics_layout(
     names = [UPDATE_NORM_SQ]
     for family in shown:
         names += [EPISODES + family, SUCCESSES + family]
-    episodes = float(plan.evolve.episodes_per_round)
-    return MetricsNames(
-        names=tuple(names),
-        bounds=(plan.privacy.clip_l2**2, *(episodes for _ in names[1:])),
-    )
+    return MetricsNames(names=tuple(names), bounds=figure_bounds(plan, len(names)))
+
+
+def figure_bounds(plan: Plan, size: int) -> tuple[float, ...]:
+    """Upper bounds of a block of ``size`` coordinates: the norm first, then counts of episodes."""
+    norm_sq = plan.privacy_spec().release.vector_clip_l2 ** 2
+    return (norm_sq, *(float(plan.evolve.episodes_per_round) for _ in range(size - 1)))
 
 
 def success_ratios(estimates: Mapping[str, Estimate]) -> dict[str, Estimate]:

@@ -1,7 +1,9 @@
 """The round task: what a coordinator asks of every silo before training, signed.
 
 It names the plan, the roster, the base model and the head of the adapter chain, and nothing that
-depends on anyone's data. Rounds count from one.
+depends on anyone's data. Rounds count from one, steps of a round from zero. Where each step is an
+aggregation of its own (``record_distributed``), a task for a later step invites to that step alone:
+nobody explores twice in a round.
 
 Covered: bounds, the signed bytes, signing and verifying.
 Not covered: whether a silo agrees (its guardian), whether the deadline has passed.
@@ -25,8 +27,9 @@ SURVIVORS_ALREADY_SIGNED: Final = "survivors_already_signed"
 """Public reason of a silo that signed R3 of an earlier attempt of the round."""
 OUTSIDE_HOURS: Final = "the site's policy does not allow a round at this time"
 CLOCKS_DISAGREE: Final = "the task's deadline does not fit its plan and this silo's clock"
-PASSING_REASONS: Final = frozenset({OUTSIDE_HOURS, CLOCKS_DISAGREE})
-"""Public reasons that end by themselves: another hour, a new deadline."""
+ATTEMPTS_USED_UP: Final = "the site's policy does not allow another attempt today"
+PASSING_REASONS: Final = frozenset({OUTSIDE_HOURS, CLOCKS_DISAGREE, ATTEMPTS_USED_UP})
+"""Public reasons that end by themselves: another hour, a new deadline, another day."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +39,7 @@ class RoundTask:
     run_id: str
     """The run."""
     round: int
-    """From one; record ``round − 1`` is the head that this round starts from."""
+    """From one."""
     plan_sha256: bytes
     """Of the plan's TOML bytes."""
     roster_sha256: bytes
@@ -49,6 +52,8 @@ class RoundTask:
     """The published bytes to start from."""
     ready_deadline_unix_s: int
     """By when a silo must report ready."""
+    step: int = 0
+    """The step of the round; the record before it is the head that this task starts from."""
     signature: bytes = b""
     """Of the coordinator; empty until signed."""
 
@@ -57,6 +62,7 @@ class RoundTask:
         try:
             bounds.require_name(self.run_id, "task run_id")
             bounds.require_integer(self.round, FIRST_ROUND, bounds.UINT32_MAX, "task round")
+            bounds.require_integer(self.step, 0, bounds.UINT32_MAX, "task step")
             for name in ("plan", "roster", "base_model", "adapter"):
                 field = f"{name}_sha256"
                 bounds.require_bytes(getattr(self, field), bounds.DIGEST_BYTES, f"task {field}")
@@ -75,6 +81,7 @@ class RoundTask:
             TASK_DOMAIN,
             self.run_id,
             self.round,
+            self.step,
             self.plan_sha256,
             self.roster_sha256,
             self.roster_epoch,
@@ -95,5 +102,6 @@ class RoundTask:
         """
         if not suite.verify(coordinator_public_key, self.signature, self.signed_bytes()):
             raise ChainError(
-                f"the task of round {self.round} is not signed by the roster's coordinator"
+                f"the task of round {self.round} step {self.step} is not signed by the roster's "
+                "coordinator"
             )

@@ -15,13 +15,13 @@ order (``TranscriptCheck`` names each; the first that fails is raised):
     survivors          R2: U3 is an ordered part of U2, at least max(t, n_min) and 2 + c
     upload_headers     signatures over ctx and H(U2); exact lengths
     agreements         R3: ordered part of U3; signatures over ctx, H(U2) and H(U3); at least t
-    record             signed by the coordinator; run, round, plan and base model are D's
+    record             signed by the coordinator; run, round, step, plan and base model are D's
     record_survivors   the record names U3
     record_descriptor  the record names D
     parent             the record before it is signed and linked, and D started from its adapter
     sum                the published sum has D's length and the record's digest; only if it is given
 
-An attempt that released nothing is checked as far as its phases closed; if its round was skipped,
+An attempt that released nothing is checked as far as its phases closed; if its step was skipped,
 the signed record must say so. One whose run ended after U3 was declared has no record: its messages
 show who agreed on what, and that nothing was released is the coordinator's word alone.
 
@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 
 from federation.adapter import Buffer
 from federation.errors import ChainError, TranscriptCheck, TranscriptError
-from federation.record import AdapterRecord, verify_chain
+from federation.record import AdapterRecord, require_link
 from secagg import transcript as digests
 from secagg.descriptor import SignedDescriptor, verify_descriptor
 from secagg.errors import Check, SecAggError, VerificationError
@@ -80,9 +80,9 @@ class Outcome(StrEnum):
     ABORTED = "aborted"
     """Another attempt followed, with new keys."""
     SKIPPED = "skipped"
-    """The round was closed without a sum."""
+    """The step was closed without a sum."""
     ENDED = "ended_without_record"
-    """After U3 was declared the run failed or was aborted; no record closes the round."""
+    """After U3 was declared the run failed or was aborted; no record closes the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ class Transcript:
     agreements: tuple[ConsistencySignature, ...] = ()
     """R3."""
     record: AdapterRecord | None = None
-    """What closed the round; none for an attempt that did not."""
+    """What closed the step; none for an attempt that did not."""
     parent: AdapterRecord | None = None
     """The record before it."""
 
@@ -167,7 +167,8 @@ def verify_transcript(
     identity = transcript.descriptor.descriptor.identity
     yield Passed(
         TranscriptCheck.DESCRIPTOR,
-        f"{identity.run_id} round {identity.round} attempt {identity.attempt}, "
+        f"{identity.run_id} round {identity.round} step {identity.step} "
+        f"attempt {identity.attempt}, "
         f"n = {parameters.n}, c = {parameters.c}, t = {parameters.t}",
     )
     yield from _messages(transcript, roster, parameters)
@@ -289,7 +290,7 @@ def _require_size(silos: tuple[str, ...], least: int, check: Check) -> None:
 def _record(
     transcript: Transcript, record: AdapterRecord, parent: AdapterRecord, roster: Roster
 ) -> Iterator[Passed]:
-    """The signed record of the round, and its place in the chain."""
+    """The signed record of the step, and its place in the chain."""
     descriptor = transcript.descriptor.descriptor
     released = transcript.outcome is Outcome.RELEASED
     with _naming(TranscriptCheck.RECORD):
@@ -298,6 +299,7 @@ def _record(
         ("kind", record.kind, "aggregated" if released else "skipped"),
         ("run", record.run_id, descriptor.identity.run_id),
         ("round", record.round, descriptor.identity.round),
+        ("step", record.step, descriptor.identity.step),
         ("plan", record.plan_sha256, descriptor.plan_sha256),
         ("base model", record.base_model_sha256, descriptor.base_model_sha256),
     ):
@@ -305,7 +307,7 @@ def _record(
             raise TranscriptError(
                 TranscriptCheck.RECORD, f"the record's {what} is not that of the aggregation"
             )
-    yield Passed(TranscriptCheck.RECORD, f"round {record.round} was {record.kind}")
+    yield Passed(TranscriptCheck.RECORD, f"{record.place} was {record.kind}")
     if released:
         if record.survivors != tuple(header.silo_id for header in transcript.upload_headers):
             raise TranscriptError(
@@ -319,12 +321,13 @@ def _record(
         yield Passed(TranscriptCheck.RECORD_DESCRIPTOR, descriptor.sha256.hex())
     with _naming(TranscriptCheck.PARENT):
         parent.verify(roster.coordinator_key)
-        verify_chain((record,), roster.coordinator_key, after=parent)
+        # How many steps a round has says the plan, which a transcript does not hold.
+        require_link(parent, record)
     if descriptor.adapter_sha256 != parent.adapter_sha256:
         raise TranscriptError(
             TranscriptCheck.PARENT, "the aggregation started from another adapter than the chain's"
         )
-    yield Passed(TranscriptCheck.PARENT, f"round {parent.round}, {parent.sha256.hex()}")
+    yield Passed(TranscriptCheck.PARENT, f"{parent.place}, {parent.sha256.hex()}")
 
 
 def _sum(transcript: Transcript, record: AdapterRecord, total: Buffer) -> Passed:

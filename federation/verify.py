@@ -1,11 +1,12 @@
 """What a silo checks before it adopts a published adapter.
 
-Given the previous adapter, the integer sum and the plan, the next adapter is determined:
+Given the previous adapter, the integer sum, the plan and the optimiser's state, which the round's
+earlier sums determine, the next adapter is determined:
 
     without gauge   byte for byte: the silo computes the update itself and compares the encodings;
-    with gauge      up to the bits of QR and SVD, which differ between CPU kernels. The silo applies
-                    the step itself, byte-exactly, and then checks for each layer that the published
-                    factors are the stated gauge of that product.
+    with gauge      at the end of a round, up to the bits of QR and SVD, which differ between CPU
+                    kernels. The silo applies the step itself, byte-exactly, and then checks for
+                    each layer that the published factors are the stated gauge of that product.
 
 Ordered checks:
     1. Previous adapter, sum and published adapter are those that the record names by digest.
@@ -42,13 +43,14 @@ from federation.adapter import (
 )
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import Matrix, rademacher, resting_scale
+from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.rolora import RoLoRA, trained_factor
-from federation.aggregate.server_step import Mean, MeanOfSum
+from federation.aggregate.server_step import Mean
 from federation.errors import AdapterError, LayoutError, UpdateError
 from federation.layout import Layout, LoraPair, Tensors
 from federation.plan import Plan
 from federation.record import AdapterRecord
-from federation.sums import digest_of_sum, signed_sum
+from federation.sums import digest_of_sum, mean_of_release, signed_sum
 from secagg import canonical
 
 TOLERANCE: Final = 1e-5
@@ -64,6 +66,7 @@ def verify_update(
     previous: Buffer,
     total: npt.NDArray[np.integer],
     published: Buffer,
+    optimiser: Optimiser,
 ) -> None:
     """Check that a published adapter follows from the previous one and the sum.
 
@@ -75,8 +78,11 @@ def verify_update(
         previous: The adapter's bytes that the round started from.
         total: The whole published sum as signed integers, delta then metrics block.
         published: The adapter's bytes that the record asks to adopt.
+        optimiser: The plan's, as the release before this one left it; this release moves it on,
+            and the same one can be checked again after a failure.
 
     Raises:
+        OptimiserStateError: If the optimiser has not seen the release before this one.
         UpdateError: If any check fails.
     """
     if record.kind != "aggregated":
@@ -85,12 +91,12 @@ def verify_update(
         _require_digests(record, previous, total, published)
         tensors = decode_adapter(previous, max_bytes=len(previous))
         aggregator = plan.aggregator(Layout.from_tensors(tensors))
-        mean = _mean(plan, aggregator, record, total)
+        move = _move(plan, aggregator, record, total, optimiser)
         adopted = _decode_published(published, aggregator.layout)
-        if not plan.aggregation.gauge:
-            _require_recomputed(aggregator, tensors, mean, record.round, adopted)
+        if not (plan.aggregation.gauge and plan.is_last_step(record.step)):
+            _require_recomputed(aggregator, tensors, move, record.round, adopted)
             return
-        expected = aggregator.apply_ungauged(tensors, mean, record.round)
+        expected = aggregator.apply_ungauged(tensors, move, record.round)
     except (AdapterError, LayoutError) as error:
         raise UpdateError(f"the update cannot be verified: {error}") from error
     seed = canonical.digest(PROBE_DOMAIN, record.descriptor_sha256, record.adapter_sha256)
@@ -136,11 +142,11 @@ def _decode_published(published: Buffer, layout: Layout) -> dict[str, npt.NDArra
 
 
 def _require_recomputed(
-    aggregator: Aggregator, tensors: Tensors, mean: Mean, round_number: int, adopted: Tensors
+    aggregator: Aggregator, tensors: Tensors, move: Mean, round_number: int, adopted: Tensors
 ) -> None:
     """Compare with the recomputed update bit for bit, so that one zero is not the other."""
     still = {spec.name: tensors[spec.name] for spec in aggregator.layout.specs}
-    for tile in aggregator.moved_tiles(tensors, mean, round_number):
+    for tile in aggregator.moved_tiles(tensors, move, round_number):
         still.pop(tile.spec.name, None)
         _require_bits(tile.values, adopted[tile.spec.name].reshape(-1)[tile.place])
     for name, tensor in still.items():
@@ -154,17 +160,18 @@ def _require_bits(expected: npt.NDArray[np.float32], published: npt.NDArray[np.f
         raise UpdateError("the published adapter is not the recomputed one, byte for byte")
 
 
-def _mean(
-    plan: Plan, aggregator: Aggregator, record: AdapterRecord, total: npt.NDArray[np.integer]
-) -> MeanOfSum:
+def _move(
+    plan: Plan,
+    aggregator: Aggregator,
+    record: AdapterRecord,
+    total: npt.NDArray[np.integer],
+    optimiser: Optimiser,
+) -> Mean:
     dimension = aggregator.shared_layout(record.round).dimension
     if total.size < dimension:
         raise UpdateError(f"the sum has {total.size} elements, the round shares {dimension}")
-    return MeanOfSum(
-        signed_sum(total)[:dimension],
-        scale=plan.privacy.grid / plan.privacy.clip_l2,
-        count=len(record.survivors),
-    )
+    mean = mean_of_release(plan, signed_sum(total)[:dimension], len(record.survivors))
+    return optimiser.move(mean, round_number=record.round, step=record.step)
 
 
 def _factors(tensors: Tensors, pair: LoraPair) -> _Factors:

@@ -10,7 +10,7 @@ Covered: bounds. Not covered: signatures and links, which ``federation.record`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Final, get_args
 
 from chorale.v1 import aggregation_pb2 as pb
 from federation.errors import ChainError
@@ -20,12 +20,17 @@ from secagg import bounds
 from secagg.errors import MalformedMessageError
 from secagg.wire import identity_from_proto, identity_to_proto
 
+RECORDS_PER_PAGE: Final = 256
+"""Records of one answer; fewer are the end of the chain. The longest record, of 200 survivors with
+names of 63 characters, has 14 kB, so a page fits the 4 MiB that the admin CLI takes."""
+
 
 def round_task_to_proto(task: RoundTask) -> pb.RoundTask:
     """Convert."""
     return pb.RoundTask(
         run_id=task.run_id,
         round=task.round,
+        step=task.step,
         plan_sha256=task.plan_sha256,
         roster_sha256=task.roster_sha256,
         roster_epoch=task.roster_epoch,
@@ -41,6 +46,7 @@ def round_task_from_proto(proto: pb.RoundTask) -> RoundTask:
     return RoundTask(
         run_id=proto.run_id,
         round=proto.round,
+        step=proto.step,
         plan_sha256=proto.plan_sha256,
         roster_sha256=proto.roster_sha256,
         roster_epoch=proto.roster_epoch,
@@ -56,6 +62,7 @@ def record_to_proto(record: AdapterRecord) -> pb.AdapterRecord:
     return pb.AdapterRecord(
         run_id=record.run_id,
         round=record.round,
+        step=record.step,
         parent_sha256=record.parent_sha256,
         adapter_sha256=record.adapter_sha256,
         plan_sha256=record.plan_sha256,
@@ -80,6 +87,7 @@ def record_from_proto(proto: pb.AdapterRecord) -> AdapterRecord:
     return AdapterRecord(
         run_id=proto.run_id,
         round=proto.round,
+        step=proto.step,
         kind=kind,
         adapter_sha256=proto.adapter_sha256,
         plan_sha256=proto.plan_sha256,

@@ -2,15 +2,19 @@
 
 Ordered invariants:
 
-1. The sum's norm must be possible: at most n·C plus a noise tail; otherwise nothing is applied.
-2. The mean is over the survivors, unweighted.
+1. The sum's norm must be possible: at most n times the clip of one silo's vector plus a noise tail;
+   otherwise nothing is applied.
+2. The mean is over the survivors, unweighted; of gradients it is over K·B̄ with the plan's B̄.
 3. The update is the plan's aggregation method and nothing else; every silo recomputes it.
 
 Memory: the previous adapter and the sum may be memory maps; beside them there is one copy of the
 tensors that the round moves, and tiles. The norm is accumulated in float64, tile by tile in order.
 
-Covered: one clipped vector per silo (`none`, `silo`). Not covered: per-step sums of record-level
-modes; a norm below the bound that is still poisoned.
+In `record_distributed` the sum is of units' gradients and nothing is published about single silos'
+vectors: κ, ζ̂² and the mean squared norm are NaN. Figures by family come with step 0 alone.
+
+Covered: every mode, one release at a time. Not covered: a norm below the bound that is still
+poisoned.
 """
 
 from __future__ import annotations
@@ -21,15 +25,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dp.config import Mode
 from dp.metrics_block import Estimate, MetricsBlock
 from federation.adapter import Buffer, adapter_parts, decode_adapter, tiles
-from federation.aggregate.server_step import MeanOfSum
+from federation.aggregate.optimiser import Optimiser
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.sums import (
     UPDATE_NORM_SQ,
     agreement,
     heterogeneity,
+    mean_of_release,
     success_ratios,
     update_norm,
 )
@@ -41,6 +47,7 @@ from server.errors import QuarantinedSumError
 __all__ = ["Aggregated", "aggregate"]
 
 NOISE_TAIL = 12.0
+_UNKNOWN = Estimate(mean=math.nan, standard_error=math.nan)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +60,11 @@ class Aggregated:
     """The integer sum, delta then metrics block, as every silo verifies it: a view of the total."""
     descriptor_sha256: bytes
     update_norm: float
-    """L2 norm of the mean update, in units of the delta; includes the noise."""
+    """L2 norm of the mean delta or gradient; includes the noise, not the server optimiser."""
     update_norm_error: float
     """Standard error that the noise gives it; so for each ``_error`` below."""
     kappa: float
-    """Agreement of the silos; NaN below noise."""
+    """Agreement of the silos; NaN below noise and for sums of gradients, like the next four."""
     kappa_error: float
     zeta_sq: float
     """Spread of the silos' moves; NaN below noise."""
@@ -66,7 +73,7 @@ class Aggregated:
     """Mean of the silos' squared norms, from the metrics block; NaN below noise."""
     silo_norm_sq_error: float
     success: Mapping[str, Estimate] = field(default_factory=dict)
-    """Family to success ratio and its standard error."""
+    """Family to success ratio and its standard error; empty after a round's first step."""
 
 
 def aggregate(
@@ -76,6 +83,7 @@ def aggregate(
     total: Vector,
     descriptor: Descriptor,
     survivors: tuple[str, ...],
+    optimiser: Optimiser,
 ) -> Aggregated:
     """Apply one sum.
 
@@ -85,8 +93,11 @@ def aggregate(
         total: Unmasked sum modulo 2^32, uint32, delta then metrics block.
         descriptor: What it was summed under.
         survivors: Whose vectors are in it.
+        optimiser: The run's, as the release before this one left it. It moves on; applying the
+            same release again is allowed and gives the same bytes.
 
     Raises:
+        OptimiserStateError: the optimiser has not seen the release before this one.
         QuarantinedSumError: the sum is larger than honest silos can make it.
         UpdateError: the update is not finite.
         AdapterError: the previous adapter's bytes are not one.
@@ -99,17 +110,23 @@ def aggregate(
     estimates = MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid).decode(
         decoded.metrics.astype(np.int64), count, layout.sigma * math.sqrt(count)
     )
-    mean = MeanOfSum(decoded.delta, scale=descriptor.scale, count=count)
-    mean_sq = sum_sq / (descriptor.scale * count) ** 2
-    noise_energy = descriptor.dimension * (descriptor.noise_sigma / descriptor.scale) ** 2 / count
+    mean = mean_of_release(plan, decoded.delta, count)
+    mean_sq = sum_sq / mean.divisor**2
+    noise_energy = descriptor.dimension * count * (descriptor.noise_sigma / mean.divisor) ** 2
     tensors = decode_adapter(previous, max_bytes=len(previous))
+    place = descriptor.identity
     updated = plan.aggregator(Layout.from_tensors(tensors)).apply(
-        tensors, mean, descriptor.identity.round
+        tensors,
+        optimiser.move(mean, round_number=place.round, step=place.step),
+        place.round,
+        last_step=plan.is_last_step(place.step),
     )
-    norm_sq, d = estimates[UPDATE_NORM_SQ], descriptor.dimension
+    d = descriptor.dimension
     norm = update_norm(mean_sq, noise_energy, dimension=d)
-    kappa = agreement(mean_sq, noise_energy, norm_sq, dimension=d)
-    zeta_sq = heterogeneity(mean_sq, noise_energy, norm_sq, dimension=d)
+    gradients = plan.privacy_spec().mode is Mode.RECORD_DISTRIBUTED
+    norm_sq = _UNKNOWN if gradients else estimates[UPDATE_NORM_SQ]
+    kappa = _UNKNOWN if gradients else agreement(mean_sq, noise_energy, norm_sq, dimension=d)
+    zeta_sq = _UNKNOWN if gradients else heterogeneity(mean_sq, noise_energy, norm_sq, dimension=d)
     return Aggregated(
         adapter=adapter_parts(updated),
         # The centred lift changes no bit: the ring's bytes are the signed integers' bytes.
@@ -123,7 +140,7 @@ def aggregate(
         zeta_sq_error=zeta_sq.standard_error,
         silo_norm_sq=norm_sq.reportable,
         silo_norm_sq_error=norm_sq.standard_error,
-        success=success_ratios(estimates),
+        success={} if place.step else success_ratios(estimates),
     )
 
 
@@ -137,7 +154,8 @@ def _squared_norm(delta_sum: SignedVector) -> float:
 
 def _require_possible(norm: float, descriptor: Descriptor, count: int) -> None:
     noise = descriptor.noise_sigma * math.sqrt(count * descriptor.dimension)
-    bound = count * descriptor.vector_clip * descriptor.scale + NOISE_TAIL * max(noise, 1.0)
+    clip = descriptor.max_units * descriptor.vector_clip * descriptor.scale
+    bound = count * clip + NOISE_TAIL * max(noise, 1.0)
     if norm > bound:
         raise QuarantinedSumError(
             f"the sum's norm is {norm:.4g} grid units where {count} clipped silos reach at most "

@@ -1,8 +1,14 @@
-"""ε of a run as everyone can compute it, from the plan and the number of charged attempts.
+"""ε of a run as the coordinator shows it: by the plan, from what the coordinator has asked for.
+
+Under ``record_local`` a training is charged before it begins, whether or not its round ever reaches
+an upload. So one training is counted for each round whose task went out, which is what a silo was
+charged that trained once in each of them.
 
 Invariant: a figure that cannot be computed is infinite, never a guess.
 
-Covered: modes `none` and `silo`. Not covered: what one silo's ledger was charged by other runs.
+Covered: every mode, every unit kind. Not covered: a silo's own ledger, which is what binds: it was
+charged less where the silo was away, more where a crash or a repeated task made it train a round
+again, and by other runs.
 """
 
 from __future__ import annotations
@@ -10,21 +16,26 @@ from __future__ import annotations
 import math
 
 from dp.errors import PrivacyError
-from dp.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
+from federation.epsilon import epsilon_of_releases, units_of
 from federation.plan import Plan
 
 __all__ = ["epsilon_spent"]
 
 
-def epsilon_spent(plan: Plan, releases: int) -> float:
-    """ε of so many charged attempts under the plan's joint mechanism; inf without noise."""
+def epsilon_spent(plan: Plan, *, releases: int, first_steps: int, rounds: int) -> dict[str, float]:
+    """ε of so many charged attempts for each unit kind that the plan speaks of.
+
+    Args:
+        plan: The run's plan.
+        releases: Attempts that reached the upload.
+        first_steps: How many of them were of a round's step 0.
+        rounds: Rounds whose task went out; each stands for one training where training is charged.
+    """
     spec = plan.privacy_spec()
-    if releases == 0:
-        return 0.0
-    if spec.noise_multiplier == 0:
-        return math.inf
-    z = joint_noise_multiplier(spec.noise_multiplier, spec.metrics_noise_multiplier)
     try:
-        return epsilon(rdp_gaussian(z, releases), spec.delta)
+        spent = epsilon_of_releases(
+            spec, releases=releases, first_steps=first_steps, trainings=rounds
+        )
     except PrivacyError:
-        return math.inf
+        return dict.fromkeys(units_of(spec), math.inf)
+    return {unit: spent[unit] for unit in units_of(spec)}

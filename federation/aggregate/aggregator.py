@@ -16,7 +16,10 @@ FIRST_ROUND: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aggregator(ABC):
-    """One method over one adapter layout. Stateless: the round number decides everything."""
+    """One method over one adapter layout. Stateless: the round number decides everything.
+
+    ``mean`` is what the optimiser made of the mean (``federation.aggregate.optimiser``).
+    """
 
     layout: Layout
     server_step: float
@@ -40,7 +43,13 @@ class Aggregator(ABC):
         shared = self.shared_layout(round_number)
         return moved_tiles(self.layout, tensors, shared, mean, self.server_step)
 
-    def apply(self, tensors: Tensors, mean: Mean, round_number: int) -> Tensors:
-        """The adapter that opens the next round."""
+    def apply(
+        self, tensors: Tensors, mean: Mean, round_number: int, *, last_step: bool = True
+    ) -> Tensors:
+        """The adapter that opens the next step, or the next round after the last one.
+
+        The gauge acts at the end of a round only: within one, the optimiser's state refers to the
+        coordinates as they are.
+        """
         moved = self.apply_ungauged(tensors, mean, round_number)
-        return self.regauge(moved, round_number + 1) if self.gauge else moved
+        return self.regauge(moved, round_number + 1) if self.gauge and last_step else moved

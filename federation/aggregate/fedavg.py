@@ -5,7 +5,8 @@ unweighted.
 Assumption: mean(B_k)·mean(A_k) is close to mean(B_k·A_k), that is, silos stay near the common
 adapter within a round. Noise in W has the terms B·N_A, N_B·A and N_B·N_A.
 With the gauge, both factors get √Σ before every round.
-dp_compat: none, silo, record_local.
+dp_compat: none, silo, record_local, record_distributed. In the last one all silos take a gradient
+at the one adapter, so the assumption is not needed.
 """
 
 from __future__ import annotations

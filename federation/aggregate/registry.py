@@ -8,11 +8,13 @@ from typing import Final
 
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.fedavg import FedAvg
+from federation.aggregate.ffa import FrozenA
+from federation.aggregate.optimiser import OPTIMISERS, Optimiser
 from federation.aggregate.rolora import RoLoRA
 from federation.layout import Layout
 
 AGGREGATORS: Final[Mapping[str, type[Aggregator]]] = MappingProxyType(
-    {"fedavg": FedAvg, "rolora": RoLoRA}
+    {"fedavg": FedAvg, "ffa": FrozenA, "rolora": RoLoRA}
 )
 
 _SEES_FACTORS: Final = (
@@ -25,11 +27,6 @@ REFUSED_METHODS: Final[Mapping[str, str]] = MappingProxyType(
         "fedex": f"its residual is computed from individual adapters: {_SEES_FACTORS}",
         "fedpower": f"its power iteration runs over individual adapters: {_SEES_FACTORS}",
         "lora-fair": f"its correction is fitted to individual adapters: {_SEES_FACTORS}",
-        "ffa": (
-            "freezing A needs one masked sum and would be possible, but it is not available: it "
-            "cannot leave the row space of the initial A, and 'rolora' with the gauge was better "
-            "at every noise level"
-        ),
         "fedsvd": (
             "freezing A with an SVD each round needs one masked sum and would be possible, but it "
             "is not available: it cannot leave the row space of the initial A; 'rolora' with the "
@@ -45,9 +42,13 @@ REFUSED_METHODS: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
+NO_GAUGE: Final[Mapping[str, str]] = MappingProxyType(
+    {"ffa": "method 'ffa' keeps A as it was, and the gauge would rewrite it: use 'rolora'"}
+)
+"""Methods that exclude the gauge, with the reason."""
 _MOMENTS: Final = (
-    "server-side moments are not available; they would also exclude the gauge, which rewrites the "
-    "coordinates that a moment refers to"
+    "server-side moments of deltas are not available: they would be kept from round to round, and "
+    "the gauge rewrites the coordinates that a moment refers to"
 )
 REFUSED_OPTIMISERS: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(("fedavgm", "fedadagrad", "fedyogi", "fedadam"), _MOMENTS)
@@ -58,11 +59,13 @@ def make_aggregator(method: str, layout: Layout, *, server_step: float, gauge: b
     """The method of that name over a layout.
 
     Raises:
-        ValueError: If the method is refused or unknown.
+        ValueError: If the method is refused or unknown, or excludes the gauge.
         LayoutError: If the gauge or the method needs LoRA pairs and the layout has others.
     """
     require_method(method)
-    if gauge or method == RoLoRA.name:
+    if gauge and method in NO_GAUGE:
+        raise ValueError(NO_GAUGE[method])
+    if gauge or method in {RoLoRA.name, FrozenA.name}:
         layout.pairs()
     return AGGREGATORS[method](layout=layout, server_step=server_step, gauge=gauge)
 
@@ -79,5 +82,17 @@ def require_optimiser(name: str) -> None:
     """Raise ValueError with the reason unless the server optimiser can run."""
     if name in REFUSED_OPTIMISERS:
         raise ValueError(f"server optimiser {name!r} is refused: {REFUSED_OPTIMISERS[name]}")
-    if name != "fedavg":
-        raise ValueError(f"unknown server optimiser {name!r}; use 'fedavg'")
+    if name not in OPTIMISERS:
+        raise ValueError(
+            f"unknown server optimiser {name!r}; use one of {', '.join(sorted(OPTIMISERS))}"
+        )
+
+
+def make_optimiser(name: str) -> Optimiser:
+    """The server optimiser of that name, without state.
+
+    Raises:
+        ValueError: If it is refused or unknown.
+    """
+    require_optimiser(name)
+    return OPTIMISERS[name]()

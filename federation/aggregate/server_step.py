@@ -5,7 +5,8 @@ Invariants:
        two correctly rounded operations follow, the same bits on every IEEE 754 machine.
     2. The product and the addition are separate elementwise operations in float64, so no compiler
        fuses them, and nothing is reduced, so no order of summation matters.
-    3. Every silo counts once: K is the number of silos in the sum, and no weight exists.
+    3. Every silo counts once: K is the number of silos in the sum, and no weight exists. Of a sum
+       of gradients K stands for the silos times the plan's fixed B̄.
 
 FedAvg, unweighted: McMahan et al. 2017, arXiv 1602.05629, Algorithm 1 with n_k/n replaced by 1/K
 (Fed-SE, arXiv 2512.08870: unweighted is better); server step η_s: Reddi et al. 2021,
@@ -70,6 +71,11 @@ class MeanOfSum:
     def shape(self) -> tuple[int, ...]:
         """One side: the coordinates."""
         return self._total.shape
+
+    @property
+    def divisor(self) -> float:
+        """s·K: what an element of the sum is divided by."""
+        return self._divisor
 
     def __getitem__(self, place: slice, /) -> Float64Vector:
         """The mean over a slice."""

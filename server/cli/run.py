@@ -7,7 +7,7 @@ import secrets
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -22,16 +22,12 @@ from server.cli.envelope import (
     say,
     succeed,
 )
-
-if TYPE_CHECKING:
-    from federation.forecast import Forecast
-    from federation.plan import Plan
+from server.cli.plan import parse_plan, plan
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Runs: a plan, carried out in rounds.", no_args_is_help=True)
 
-MAX_ADAPTER_BYTES: Final = 1 << 30
 SLOWEST_BYTES_PER_S: Final = 1e6
 """An adapter may take this long to go up."""
 
@@ -44,49 +40,7 @@ class Stream(StrEnum):
     JSONL = "jsonl"
 
 
-@app.command("plan")
-def plan(
-    *,
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")],
-    silos: Annotated[
-        int | None, typer.Option(help="Silos, n; the current roster's if not given.", min=1)
-    ] = None,
-    colluding: Annotated[
-        int | None, typer.Option(help="Colluding, c; the current roster's if not given.", min=1)
-    ] = None,
-    adapter: Annotated[
-        Path | None, typer.Option(help="The initial adapter; its size decides the figures.")
-    ] = None,
-    dimension: Annotated[
-        int | None, typer.Option(help="Uploaded coordinates, when there is no adapter yet.", min=1)
-    ] = None,
-    data: Data = DEFAULT_DATA,
-    output: Output = Format.TEXT,
-) -> None:
-    """Say what a plan costs and protects, before anything starts.
-
-    Privacy per round and in total, bytes, tolerated drop-outs, and every reason not to start.
-    Nothing is sent anywhere; with --silos and --colluding no coordinator is needed either.
-    """
-    with answering(output):
-        from federation.forecast import forecast_plan
-
-        parsed = _parse(path)
-        shared, whole = _dimensions(parsed, adapter, dimension)
-        n, c = (silos, colluding) if silos and colluding else _roster(data, silos, colluding)
-        forecast = forecast_plan(
-            parsed, silos=n, colluding=c, dimension=shared, adapter_dimension=whole
-        )
-        _describe(parsed, forecast)
-        if forecast.refusals:
-            raise CommandError(
-                "this plan cannot start: " + "; ".join(forecast.refusals),
-                code="plan_refused",
-                exit_code=Exit.ARGUMENTS,
-                next_step=f"change {path} or the roster, and ask again",
-            )
-        say(f"next: chorale run start {path} --adapter FILE")
-        succeed(output, _figures(forecast))
+app.command("plan")(plan)
 
 
 @app.command("start")
@@ -105,7 +59,7 @@ def start(
     with answering(output):
         from server.cli.client import CALL_TIMEOUT_S, connect, start_parts
 
-        _parse(path)
+        parse_plan(path)
         content = adapter.read_bytes()
         parts = start_parts(
             plan=path.read_bytes(),
@@ -148,12 +102,13 @@ def list_runs(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect, plain
+        from server.cli.watch import place_of
 
         with connect(data) as stub:
             runs = stub.ListRuns(admin_pb2.ListRunsRequest(), timeout=CALL_TIMEOUT_S).runs
         for run in runs:
             say(
-                f"{run.run_id:<32} {run.state:<9} round {run.round}/{run.rounds}  "
+                f"{run.run_id:<32} {run.state:<9} {place_of(run, run.round, run.step)}  "
                 f"adapter {run.adapter_sha256.hex()[:16]}"
             )
         if not runs:
@@ -176,82 +131,6 @@ def abort(
             stub.AbortRun(admin_pb2.AbortRunRequest(run_id=run_id), timeout=CALL_TIMEOUT_S)
         say(f"aborted {run_id}")
         succeed(output, {"run_id": run_id})
-
-
-def _parse(path: Path) -> Plan:
-    from federation.plan import MAX_PLAN_BYTES, Plan
-
-    with path.open("rb") as file:
-        return Plan.parse(file.read(MAX_PLAN_BYTES + 1))
-
-
-def _dimensions(parsed: Plan, adapter: Path | None, dimension: int | None) -> tuple[int, int]:
-    if adapter is not None:
-        from federation.adapter import decode_adapter
-        from federation.forecast import shared_dimension
-        from federation.layout import Layout
-
-        layout = Layout.from_tensors(
-            decode_adapter(adapter.read_bytes(), max_bytes=MAX_ADAPTER_BYTES)
-        )
-        return shared_dimension(parsed, layout), layout.dimension
-    if dimension is not None:
-        return dimension, dimension
-    raise CommandError(
-        "how big is the upload?",
-        code="arguments",
-        exit_code=Exit.ARGUMENTS,
-        next_step="give --adapter FILE, or --dimension with the number of uploaded coordinates",
-    )
-
-
-def _roster(data: Path, silos: int | None, colluding: int | None) -> tuple[int, int]:
-    from server.config import CoordinatorConfig
-    from server.store import Store
-
-    store = Store(CoordinatorConfig.load(data).database)
-    try:
-        signed = store.rosters.current()
-    finally:
-        store.close()
-    if signed is None:
-        raise CommandError(
-            "no roster is published yet",
-            code="not_published",
-            exit_code=Exit.ARGUMENTS,
-            next_step="give --silos and --colluding, or publish a roster first",
-        )
-    return silos or len(signed.roster.entries), colluding or signed.roster.colluding
-
-
-def _describe(parsed: Plan, forecast: Forecast) -> None:
-    say(f"{parsed.name}: {parsed.rounds.count} rounds, {forecast.silos} silos")
-    say(
-        f"secure aggregation: {forecast.threshold} must answer, {max(forecast.drops, 0)} may drop, "
-        f"{forecast.colluding} may collude"
-    )
-    say(
-        f"silo-level ε: {forecast.epsilon_round:.4g} a round, {forecast.epsilon_total:.4g} for "
-        f"{forecast.charged_attempts} charged attempts at δ = {parsed.privacy.delta:g}"
-    )
-    say(
-        f"expected cosine of the noisy mean: at most {forecast.predicted_cosine:.3g}; "
-        f"{forecast.silos_for_min_cosine} silos would reach the plan's floor"
-    )
-    say(f"bytes a silo and round: {forecast.bytes_up:,} up, {forecast.bytes_down:,} down")
-    say(f"ring headroom: {forecast.ring_headroom_bits:.1f} bits")
-    for refusal in forecast.refusals:
-        say(f"refused: {refusal}")
-
-
-def _figures(forecast: Forecast) -> dict[str, Any]:
-    import math
-    from dataclasses import asdict
-
-    return {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in asdict(forecast).items()
-    }
 
 
 def _watch(data: Path, run_id: str, output: Stream) -> dict[str, Any]:

@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from dp.charge import epsilon_of, run_charges
 from dp.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
 from dp.share import per_silo_sigma
 from dp.snr import predicted_cosine
-from federation import Layout, Plan, PlanError, TensorSpec, forecast_plan, shared_dimension
+from federation import (
+    Forecast,
+    Layout,
+    Plan,
+    PlanError,
+    TensorSpec,
+    forecast_plan,
+    shared_dimension,
+)
+from federation.alternatives import alternatives
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 SILO_DP = (EXAMPLES / "plan-silo-dp.toml").read_text()
@@ -32,11 +42,12 @@ def test_the_figures_are_those_of_the_privacy_core():
     assert shown.drops == 40
     z = plan.privacy.noise_multiplier
     joint = joint_noise_multiplier(z, plan.privacy.metrics_noise_multiplier)
-    assert shown.joint_noise_multiplier == joint
-    assert shown.charged_attempts == 12
-    assert shown.epsilon_round == epsilon(rdp_gaussian(joint, 1), 1e-5)
-    assert shown.epsilon_total == epsilon(rdp_gaussian(joint, 12), 1e-5)
-    assert shown.epsilon_total < 8 < epsilon(rdp_gaussian(joint, 24), 1e-5)
+    assert (shown.mode, shown.noise_multiplier, shown.max_units) == ("silo", z, 1)
+    assert (shown.releases, shown.charged_releases) == (10, 12)
+    assert shown.epsilon_round == {"silo": epsilon(rdp_gaussian(joint, 1), 1e-5)}
+    assert shown.epsilon_total == {"silo": epsilon(rdp_gaussian(joint, 12), 1e-5)}
+    assert shown.epsilon_total["silo"] < 8 < epsilon(rdp_gaussian(joint, 24), 1e-5)
+    assert shown.units_for_min_cosine is None
     assert shown.silo_sigma == per_silo_sigma(z, 2**20, 111, 160, 20)
     assert shown.predicted_cosine == predicted_cosine(
         noise_multiplier=z, dimension=DIMENSION, silos=200, divisor=140
@@ -46,8 +57,8 @@ def test_the_figures_are_those_of_the_privacy_core():
 
 def test_bytes_follow_the_vector():
     plan = plan_with()
-    small = forecast_plan(plan, silos=200, colluding=20, dimension=4000, metrics_coordinates=5)
-    large = forecast_plan(plan, silos=200, colluding=20, dimension=5000, metrics_coordinates=5)
+    small = forecast_plan(plan, silos=200, colluding=20, dimension=4000)
+    large = forecast_plan(plan, silos=200, colluding=20, dimension=5000)
     assert large.bytes_up - small.bytes_up == 4 * 1000
     assert large.bytes_down - small.bytes_down == 8 * 1000
     assert small.bytes_up == 4 * 4005 + 1024 * 200
@@ -88,7 +99,7 @@ def test_spare_attempts_are_paid_for():
         colluding=20,
         dimension=DIMENSION,
     )
-    assert spare.charged_attempts == 40
+    assert spare.charged_releases == 40
     assert any("epsilon_cap" in refusal for refusal in spare.refusals)
 
 
@@ -104,7 +115,7 @@ def test_a_small_cohort_is_refused_with_figures_all_the_same():
 
 
 def test_a_sum_that_could_wrap_is_refused():
-    plan = plan_with(("epsilon_cap = 8.0", "epsilon_cap = 8.0\ngrid = 16777216"))
+    plan = plan_with(("epsilon_cap = 8.0", "epsilon_cap = 8.0\ngrid = 10000000"))
     shown = forecast_plan(plan, silos=200, colluding=20, dimension=DIMENSION)
     assert any(refusal.startswith("ring:") for refusal in shown.refusals)
     assert shown.ring_headroom_bits < 0
@@ -125,19 +136,143 @@ def test_noise_below_the_discrete_gaussian_is_refused():
     assert any(refusal.startswith("noise:") for refusal in shown.refusals)
 
 
-def test_record_modes_are_refused_until_they_exist():
-    plan = plan_with(('mode = "silo"', 'mode = "record_local"'))
-    shown = forecast_plan(plan, silos=200, colluding=20, dimension=DIMENSION)
-    assert any(refusal.startswith("privacy.mode:") for refusal in shown.refusals)
-
-
 def test_without_noise_no_privacy_is_claimed():
     plan = Plan.parse((EXAMPLES / "plan-constant.toml").read_bytes())
     shown = forecast_plan(plan, silos=4, colluding=1, dimension=100)
     assert shown.refusals == ()
-    assert shown.epsilon_round == shown.epsilon_total == math.inf
+    assert shown.epsilon_round == shown.epsilon_total == {"silo": math.inf}
     assert shown.predicted_cosine == 1.0
     assert shown.silo_sigma == 0.0
+
+
+COHORTS = {
+    "plan-constant": (4, 1, 100),
+    "plan-demo-environments": (4, 1, 49_152),
+    "plan-demo-shards": (4, 1, 49_152),
+    "plan-fed-se": (5, 1, 20_190_000),
+    "plan-qwen2.5-7b": (10, 2, 11_130_000),
+    "plan-record-distributed": (10, 1, 3072),
+    "plan-record-local": (10, 1, 3072),
+    "plan-silo-dp": (200, 20, DIMENSION),
+}
+"""Silos, colluders and uploaded coordinates that each shipped plan is written for."""
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("plan-*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_plan_can_start_with_the_cohort_it_is_written_for(path):
+    silos, colluding, dimension = COHORTS[path.stem]
+    plan = Plan.parse(path.read_bytes())
+    shown = forecast_plan(plan, silos=silos, colluding=colluding, dimension=dimension)
+    assert shown.refusals == ()
+    if shown.mode in {"record_local", "record_distributed"}:
+        assert shown.epsilon_total["task"] <= 8.0
+        assert plan.privacy.delta == 1e-5
+        assert shown.predicted_cosine > 0.9
+    assert all(
+        row.reason == "" or "explored" in row.reason
+        for row in alternatives(plan, silos=silos, colluding=colluding, dimension=dimension)
+    )
+
+
+RECORD_LOCAL = (EXAMPLES / "plan-record-local.toml").read_text()
+RECORD_DISTRIBUTED = (EXAMPLES / "plan-record-distributed.toml").read_text()
+
+
+def record(base: str, *edits: tuple[str, str], silos: int = 10, dimension: int = 3072) -> Forecast:
+    plan = plan_with(*edits, base=base)
+    return forecast_plan(plan, silos=silos, colluding=1, dimension=dimension)
+
+
+def test_the_record_modes_are_charged_as_the_ledger_charges_them():
+    """One table for all: what ``dp.charge`` lists for the run, and no figure of its own."""
+    for base, releases, charged in ((RECORD_LOCAL, 10, 12), (RECORD_DISTRIBUTED, 160, 192)):
+        shown, spec = record(base), plan_with(base=base).privacy_spec()
+        charges = run_charges(spec, releases=charged, first_steps=12)
+        assert shown.refusals == ()
+        assert (shown.releases, shown.charged_releases) == (releases, charged)
+        assert shown.epsilon_total == epsilon_of(charges, 1e-5)
+        assert 7.0 < shown.epsilon_total["task"] < 8.0
+        one = run_charges(spec, releases=spec.sums_per_round, first_steps=1)
+        assert shown.epsilon_round == epsilon_of(one, 1e-5)
+
+
+def test_the_upload_of_each_record_mode_has_its_own_clip_and_noise():
+    local, distributed = record(RECORD_LOCAL), record(RECORD_DISTRIBUTED)
+    assert (local.max_units, distributed.max_units) == (1, 128)
+    assert local.silo_sigma == 0.0
+    assert distributed.silo_sigma == per_silo_sigma(0.95, 2**20, 6, 7, 1)
+    reach = 10 * 128 * (2**20 + 1) + 12 * distributed.silo_sigma * math.sqrt(10)
+    assert distributed.ring_headroom_bits == pytest.approx(31 - math.log2(reach))
+    assert local.ring_headroom_bits > 7
+    # Every step is an aggregation of its own, with all its messages.
+    assert distributed.bytes_up == 16 * local.bytes_up
+
+
+def test_the_cosine_of_a_step_is_that_of_the_formula():
+    """Noise √d·z·C/B̄ against a signal of C; shared by the silos in one mode, not in the other."""
+    z_over_b, d = 0.95 / 64, 3072
+    for base, divisor in ((RECORD_LOCAL, 1), (RECORD_DISTRIBUTED, 6)):
+        noise = z_over_b * math.sqrt(d / (10 * divisor))
+        assert record(base).predicted_cosine == pytest.approx(1 / math.hypot(1, noise), rel=1e-12)
+    composed = record(
+        RECORD_LOCAL, ("delta_clip_l2 = 2.0", "delta_clip_l2 = 2.0\nsilo_noise_multiplier = 0.5")
+    )
+    noise_sq = z_over_b**2 * d / 10 + 0.25 * d / (10 * 6)
+    assert composed.predicted_cosine == pytest.approx(1 / math.sqrt(1 + noise_sq), rel=1e-12)
+    assert set(composed.epsilon_total) == {"silo", "task"}
+    assert any("for a silo" in refusal for refusal in composed.refusals)
+
+
+@pytest.mark.parametrize("base", [RECORD_LOCAL, RECORD_DISTRIBUTED], ids=["local", "distributed"])
+def test_what_the_gate_says_would_help_does_help(base):
+    """Silos or batch: the stated number passes the gate, one less does not."""
+    large = 10_000_000
+    shown = record(base, dimension=large)
+    (refusal,) = shown.refusals
+    assert refusal.startswith("privacy.min_cosine is 0.5")
+    silos, units = shown.silos_for_min_cosine, shown.units_for_min_cosine
+    assert f"use {silos} silos" in refusal
+    assert f"expected_units to {units}" in refusal
+    for count, passes in ((silos, True), (silos - 1, False)):
+        assert (record(base, silos=count, dimension=large).predicted_cosine >= 0.5) is passes
+    for count, passes in ((units, True), (units - 1, False)):
+        batch = ("expected_units = 64", f"expected_units = {count}")
+        edits = [batch]
+        if "grid = 1_048_576" in base:
+            edits.append(("grid = 1_048_576", "grid = 65536"))
+        assert (record(base, *edits, dimension=large).predicted_cosine >= 0.5) is passes
+    accepted = record(
+        base, ("min_cosine = 0.5", "min_cosine = 0.5\naccept_low_cosine = true"), dimension=large
+    )
+    assert accepted.refusals == ()
+
+
+def test_a_user_is_charged_as_a_user_and_hides_in_a_louder_block():
+    """A user may have any number of tasks, so the whole block is one user's to change."""
+    task, user = record(RECORD_LOCAL), record(RECORD_LOCAL, ('unit = "task"', 'unit = "user"'))
+    assert user.epsilon_total == {"user": task.epsilon_total["task"]}
+    assert user.metrics_silo_sigma == 20.0 * 2**16 > 10 * task.metrics_silo_sigma
+    shared = record(RECORD_DISTRIBUTED)
+    assert shared.metrics_silo_sigma == pytest.approx(task.metrics_silo_sigma / math.sqrt(6))
+
+
+def test_no_batch_makes_up_for_the_noise_of_the_silo_mode():
+    """Noise of the silo mode that drowns everything is not cured by a larger batch."""
+    shown = record(
+        RECORD_LOCAL,
+        ("delta_clip_l2 = 2.0", "delta_clip_l2 = 2.0\nsilo_noise_multiplier = 100.0"),
+    )
+    assert shown.units_for_min_cosine is None
+    assert "expected_units" not in " ".join(shown.refusals)
+
+
+def test_a_grid_too_coarse_for_a_unit_is_refused_in_both_record_modes():
+    for base in (RECORD_LOCAL, RECORD_DISTRIBUTED):
+        edit = ("grid = 1_048_576", "grid = 500")
+        if base is RECORD_LOCAL:
+            edit = ("min_cosine = 0.5", "min_cosine = 0.5\ngrid = 500")
+        shown = record(base, edit)
+        assert any(refusal.startswith("privacy.grid:") for refusal in shown.refusals)
 
 
 def test_the_shared_dimension_is_the_larger_factor():

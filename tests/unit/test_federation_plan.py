@@ -47,6 +47,8 @@ def test_the_examples_are_the_expected_ones():
         "plan-demo-shards.toml",
         "plan-fed-se.toml",
         "plan-qwen2.5-7b.toml",
+        "plan-record-distributed.toml",
+        "plan-record-local.toml",
         "plan-silo-dp.toml",
     ]
 
@@ -60,11 +62,13 @@ def test_values_and_defaults_are_read():
     assert plan.selection.policy == "all"
     assert plan.evaluate.temperatures == (0.0, 1.0)
     assert plan.rounds.spare_attempts is None
-    assert plan.rounds.charged_attempts == 3 + 1
+    assert (plan.releases, plan.charged_releases, plan.first_steps) == (3, 4, 4)
+    assert (plan.sums_per_round, plan.is_last_step(0)) == (1, True)
     assert plan.rounds.ready_quorum(3) == 3
     demo = Plan.parse(edited("quorum = 3\n", ""))
     assert demo.rounds.ready_quorum(3) == 4
-    assert demo.rounds.charged_attempts == 10
+    assert demo.charged_releases == 10
+    assert (demo.tasks_per_round, demo.kept_rounds, demo.population_cap) == (32, 1, 32)
     assert demo.evolve.environments == ("craft",)
 
 
@@ -135,7 +139,7 @@ def test_every_refused_server_optimiser_says_why(name):
 def test_unknown_names_are_told_from_refused_ones():
     (problem,) = problems(edited('method = "fedavg"', 'method = "krum"'))
     assert "unknown method" in problem
-    (problem,) = problems(edited("server_step = 1.0", 'server_optimiser = "sgd"'))
+    (problem,) = problems(edited("server_step = 1.0", 'server_optimiser = "lion"'))
     assert "unknown server optimiser" in problem
 
 

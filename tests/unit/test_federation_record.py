@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorale.v1 import aggregation_pb2 as pb
 from federation import AdapterRecord, ChainError, RoundResult, RoundTask, verify_chain, wire
+from federation.record import Place, next_place, place_at, position_of, require_link
 from secagg import suite
 from secagg.descriptor import AggregationId
 
@@ -78,6 +79,64 @@ def test_a_whole_chain_verifies_and_can_be_continued():
         verify_chain([], PUBLIC)
 
 
+def stepped(rounds: int, sums: int) -> list[AdapterRecord]:
+    """A chain with ``sums`` releases a round, every third of them skipped."""
+    records = [initial().sign(KEY)]
+    for position in range(1, rounds * sums + 1):
+        kind = "skipped" if position % 3 == 0 else "aggregated"
+        number, step = divmod(position - 1, sums)
+        made = after(records[-1], kind, round=number + 1, step=step)
+        records.append(made.sign(KEY))
+    return records
+
+
+def test_a_chain_has_a_record_for_each_release():
+    records = stepped(3, 4)
+    assert verify_chain(records, PUBLIC, sums_per_round=4) == records[-1]
+    assert verify_chain(records[6:], PUBLIC, after=records[5], sums_per_round=4) == records[-1]
+    assert [record.place for record in records[3:6]] == [(1, 2), (1, 3), (2, 0)]
+    for position, record in enumerate(records):
+        assert position_of(record.round, record.step, 4) == position
+        assert place_at(position, 4) == record.place
+    # Another number of steps is another plan: the same signed records do not verify.
+    for sums in (1, 3, 5):
+        with pytest.raises(ChainError, match=r"follows|no step"):
+            verify_chain(records, PUBLIC, sums_per_round=sums)
+
+
+def test_a_step_cannot_be_left_out_or_added():
+    records = stepped(2, 3)
+    parent = records[3]
+    assert parent.place == (1, 2)
+    for place in ((1, 3), (2, 1), (3, 0), (1, 2), (1, 1)):
+        forged = after(parent, round=place[0], step=place[1]).sign(KEY)
+        with pytest.raises(ChainError, match=f"round {place[0]} step {place[1]} follows"):
+            verify_chain([forged], PUBLIC, after=parent, sums_per_round=3)
+
+
+def test_without_the_plan_a_round_may_end_anywhere_but_steps_have_no_gaps():
+    """A transcript holds two records and no plan."""
+    parent = stepped(2, 3)[2]
+    assert parent.place == (1, 1)
+    for place in ((1, 2), (2, 0)):
+        require_link(parent, after(parent, round=place[0], step=place[1]))
+    for place in ((1, 3), (1, 1), (2, 1), (3, 0)):
+        with pytest.raises(ChainError, match="follows one of round 1 step 1"):
+            require_link(parent, after(parent, round=place[0], step=place[1]))
+
+
+def test_positions_outside_a_run_are_refused():
+    assert position_of(0, 0, 5) == 0
+    assert next_place(Place(0, 0), 5) == (1, 0)
+    assert next_place(Place(2, 4), 5) == (3, 0)
+    for arguments in ((0, 1, 5), (1, 5, 5), (1, -1, 5), (-1, 0, 5), (1, 0, 0)):
+        with pytest.raises(ChainError, match="no "):
+            position_of(*arguments)
+    for arguments in ((-1, 5), (0, 0)):
+        with pytest.raises(ChainError, match="no position"):
+            place_at(*arguments)
+
+
 def test_missing_repeated_and_reordered_records_break_the_chain():
     records = chain()
     for broken in (
@@ -98,6 +157,7 @@ def test_missing_repeated_and_reordered_records_break_the_chain():
         ({"plan_sha256": b"q" * 32}, "plan_sha256"),
         ({"base_model_sha256": b"q" * 32}, "base_model_sha256"),
         ({"round": 5}, "follows one of round"),
+        ({"step": 1}, "follows one of round"),
         ({"parent_sha256": b"q" * 32}, "parent adapter"),
         ({"record_parent_sha256": b"q" * 32}, "parent record"),
     ],
@@ -133,6 +193,7 @@ def test_a_record_of_a_stranger_is_refused():
 RECORD_FLIPS = {
     "run_id": "run-9",
     "round": 9,
+    "step": 9,
     "kind": "skipped",
     "adapter_sha256": b"9" * 32,
     "plan_sha256": b"9" * 32,
@@ -182,6 +243,9 @@ def test_a_task_cannot_pass_for_a_record():
         {"round": 0},
         {"round": -1},
         {"round": True},
+        {"step": -1},
+        {"step": 1 << 32},
+        {"step": True},
         {"plan_sha256": b"p" * 31},
         {"adapter_sha256": b""},
         {"roster_epoch": 0},
@@ -198,6 +262,9 @@ def test_tasks_out_of_bounds_are_refused(change):
     ("kind", "change"),
     [
         ("initial", {"round": 1}),
+        ("initial", {"step": 1}),
+        ("aggregated", {"step": -1}),
+        ("aggregated", {"step": 1 << 32}),
         ("initial", {"parent_sha256": b"0" * 32}),
         ("initial", {"record_parent_sha256": b"0" * 32}),
         ("initial", {"survivors": ("ant",)}),
@@ -224,24 +291,28 @@ def test_records_that_do_not_fit_their_kind_are_refused(kind, change):
 
 
 def result(record: AdapterRecord) -> RoundResult:
-    identity = AggregationId(run_id=record.run_id, round=record.round, step=0, part=0, attempt=1)
+    identity = AggregationId(
+        run_id=record.run_id, round=record.round, step=record.step, part=0, attempt=1
+    )
     return RoundResult(record=record, identity=identity)
 
 
-def test_a_result_speaks_of_one_round():
+def test_a_result_speaks_of_one_release():
     records = chain()
     result(records[1]).verify(PUBLIC)
-    with pytest.raises(ChainError, match="different rounds"):
-        RoundResult(record=records[1], identity=result(records[2]).identity)
+    other_step = replace(result(records[1]).identity, step=1)
+    for identity in (result(records[2]).identity, other_step):
+        with pytest.raises(ChainError, match="different releases"):
+            RoundResult(record=records[1], identity=identity)
     with pytest.raises(ChainError, match="not signed"):
         result(records[1].sign(STRANGER)).verify(PUBLIC)
 
 
 def test_the_wire_gives_back_equal_objects():
-    signed = task().sign(KEY)
+    signed = replace(task(), step=7).sign(KEY)
     content = wire.round_task_to_proto(signed).SerializeToString()
     assert wire.round_task_from_proto(pb.RoundTask.FromString(content)) == signed
-    for record in chain():
+    for record in (*chain(), *stepped(2, 3)):
         content = wire.record_to_proto(record).SerializeToString()
         assert wire.record_from_proto(pb.AdapterRecord.FromString(content)) == record
         content = wire.round_result_to_proto(result(record)).SerializeToString()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from federation_fixtures import CLIP, plan_of
+from federation_fixtures import CLIP, plan_of, record_plan
 
 from dp.metrics_block import Estimate
 from federation import (
@@ -29,6 +29,17 @@ def plan_with_episodes(count: int) -> Plan:
 
 
 PLAN = plan_with_episodes(128)
+
+
+def test_the_norm_is_bounded_by_what_a_silo_uploads():
+    """A delta's clip where a delta goes up, B_max clips where a sum of units does."""
+    declared = {f"silo{k}": ("maze",) for k in range(4)}
+    for mode, bound in (("record_local", 2.0**2), ("record_distributed", (CLIP * 31) ** 2)):
+        plan = record_plan(mode)
+        spec = plan.privacy_spec()
+        names, bounds = metrics_layout(plan, declared, t=3, n_min=3)
+        assert names[0] == "update_norm_sq"
+        assert bounds[0] == bound == spec.release.vector_clip_l2**2
 
 
 def test_a_sum_is_published_as_its_ring_elements():

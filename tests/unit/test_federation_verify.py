@@ -35,7 +35,7 @@ CASES = [
     for gauge in (False, True)
     for round_number in (1, 2)
     for b_scale in (0.0, 1.0)
-]
+] + [("ffa", False, round_number, 1.0) for round_number in (1, 2)]
 
 
 def honest(
@@ -74,6 +74,7 @@ def given(
         "previous": previous,
         "total": total,
         "published": published,
+        "optimiser": plan.optimiser(),
     }
 
 

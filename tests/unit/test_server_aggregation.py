@@ -70,6 +70,7 @@ def applied(plan, total, descriptor, survivors=NAMES):
         total=total,
         descriptor=descriptor,
         survivors=survivors,
+        optimiser=plan.optimiser(),
     )
 
 

@@ -270,6 +270,8 @@ class RunSummary(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     ROUNDS_FIELD_NUMBER: builtins.int
     ADAPTER_SHA256_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -277,6 +279,9 @@ class RunSummary(google.protobuf.message.Message):
     round: builtins.int
     rounds: builtins.int
     adapter_sha256: builtins.bytes
+    step: builtins.int
+    """The newest record's step, from 0, and how many steps a round has."""
+    steps: builtins.int
     def __init__(
         self,
         *,
@@ -286,8 +291,10 @@ class RunSummary(google.protobuf.message.Message):
         round: builtins.int = ...,
         rounds: builtins.int = ...,
         adapter_sha256: builtins.bytes = ...,
+        step: builtins.int = ...,
+        steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "name", b"name", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "name", b"name", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "state", b"state", "step", b"step", "steps", b"steps"]) -> None: ...
 
 global___RunSummary = RunSummary
 
@@ -408,6 +415,7 @@ class RoundStatus(google.protobuf.message.Message):
     HETEROGENEITY_STANDARD_ERROR_FIELD_NUMBER: builtins.int
     SILO_NORM_SQ_FIELD_NUMBER: builtins.int
     SILO_NORM_SQ_STANDARD_ERROR_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     round: builtins.int
     attempt: builtins.int
     phase: builtins.str
@@ -427,6 +435,7 @@ class RoundStatus(google.protobuf.message.Message):
     silo_norm_sq: builtins.float
     """Mean of the silos' squared update norms, from the masked sum."""
     silo_norm_sq_standard_error: builtins.float
+    step: builtins.int
     @property
     def waiting_for(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitingFor]: ...
     @property
@@ -461,8 +470,9 @@ class RoundStatus(google.protobuf.message.Message):
         heterogeneity_standard_error: builtins.float = ...,
         silo_norm_sq: builtins.float = ...,
         silo_norm_sq_standard_error: builtins.float = ...,
+        step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___RoundStatus = RoundStatus
 
@@ -477,18 +487,21 @@ class WatchRunResponse(google.protobuf.message.Message):
     EPSILON_CAP_FIELD_NUMBER: builtins.int
     DELTA_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    EPSILON_UNIT_FIELD_NUMBER: builtins.int
     epsilon_spent: builtins.float
     epsilon_cap: builtins.float
     delta: builtins.float
     error: builtins.str
     """Why a failed or aborted run stopped."""
+    epsilon_unit: builtins.str
+    """The kind of unit that epsilon is about: silo, task or user."""
     @property
     def run(self) -> global___RunSummary: ...
     @property
     def current(self) -> global___RoundStatus: ...
     @property
     def finished(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RoundStatus]:
-        """Finished rounds that this stream has not sent before."""
+        """Finished steps that this stream has not sent before, at most 64 of them."""
 
     def __init__(
         self,
@@ -500,9 +513,10 @@ class WatchRunResponse(google.protobuf.message.Message):
         epsilon_cap: builtins.float = ...,
         delta: builtins.float = ...,
         error: builtins.str = ...,
+        epsilon_unit: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["current", b"current", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["current", b"current", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "epsilon_spent", b"epsilon_spent", "error", b"error", "finished", b"finished", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["current", b"current", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "epsilon_spent", b"epsilon_spent", "epsilon_unit", b"epsilon_unit", "error", b"error", "finished", b"finished", "run", b"run"]) -> None: ...
 
 global___WatchRunResponse = WatchRunResponse
 
@@ -511,18 +525,24 @@ class ListAdaptersRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
+    FROM_POSITION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
+    from_position: builtins.int
+    """As in ListRecordsRequest."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
+        from_position: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["from_position", b"from_position", "run_id", b"run_id"]) -> None: ...
 
 global___ListAdaptersRequest = ListAdaptersRequest
 
 @typing.final
 class ListAdaptersResponse(google.protobuf.message.Message):
+    """At most 256 records; fewer say that there are no more."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RECORDS_FIELD_NUMBER: builtins.int
@@ -574,18 +594,21 @@ class GetTranscriptRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     attempt: builtins.int
-    """Which attempt; the round's last if 0."""
+    """Which attempt; the step's last if 0."""
+    step: builtins.int
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         round: builtins.int = ...,
         attempt: builtins.int = ...,
+        step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "round", b"round", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "round", b"round", "run_id", b"run_id", "step", b"step"]) -> None: ...
 
 global___GetTranscriptRequest = GetTranscriptRequest
 
@@ -636,3 +659,120 @@ class TailAuditResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
 
 global___TailAuditResponse = TailAuditResponse
+
+@typing.final
+class GetBudgetRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___GetBudgetRequest = GetBudgetRequest
+
+@typing.final
+class RunBudget(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    RELEASES_FIELD_NUMBER: builtins.int
+    CHARGED_RELEASES_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    EPSILON_CAP_FIELD_NUMBER: builtins.int
+    UNITS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    name: builtins.str
+    mode: builtins.str
+    releases: builtins.int
+    """Attempts that reached the upload, and how many the plan's epsilon is stated for."""
+    charged_releases: builtins.int
+    delta: builtins.float
+    epsilon_cap: builtins.float
+    @property
+    def units(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnitEpsilon]: ...
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        name: builtins.str = ...,
+        mode: builtins.str = ...,
+        releases: builtins.int = ...,
+        charged_releases: builtins.int = ...,
+        delta: builtins.float = ...,
+        epsilon_cap: builtins.float = ...,
+        units: collections.abc.Iterable[global___UnitEpsilon] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["charged_releases", b"charged_releases", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "mode", b"mode", "name", b"name", "releases", b"releases", "run_id", b"run_id", "units", b"units"]) -> None: ...
+
+global___RunBudget = RunBudget
+
+@typing.final
+class UnitEpsilon(google.protobuf.message.Message):
+    """UnitEpsilon is epsilon for one kind of privacy unit: silo, task or user."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UNIT_FIELD_NUMBER: builtins.int
+    SPENT_FIELD_NUMBER: builtins.int
+    PLANNED_FIELD_NUMBER: builtins.int
+    unit: builtins.str
+    spent: builtins.float
+    planned: builtins.float
+    def __init__(
+        self,
+        *,
+        unit: builtins.str = ...,
+        spent: builtins.float = ...,
+        planned: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["planned", b"planned", "spent", b"spent", "unit", b"unit"]) -> None: ...
+
+global___UnitEpsilon = UnitEpsilon
+
+@typing.final
+class SiloLedgerHead(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SILO_ID_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    IDENTITY_FIELD_NUMBER: builtins.int
+    silo_id: builtins.str
+    seq: builtins.int
+    sha256: builtins.bytes
+    @property
+    def identity(self) -> chorale.v1.secagg_pb2.AggregationId: ...
+    def __init__(
+        self,
+        *,
+        silo_id: builtins.str = ...,
+        seq: builtins.int = ...,
+        sha256: builtins.bytes = ...,
+        identity: chorale.v1.secagg_pb2.AggregationId | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["identity", b"identity"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["identity", b"identity", "seq", b"seq", "sha256", b"sha256", "silo_id", b"silo_id"]) -> None: ...
+
+global___SiloLedgerHead = SiloLedgerHead
+
+@typing.final
+class GetBudgetResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: builtins.int
+    HEADS_FIELD_NUMBER: builtins.int
+    @property
+    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RunBudget]: ...
+    @property
+    def heads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SiloLedgerHead]: ...
+    def __init__(
+        self,
+        *,
+        runs: collections.abc.Iterable[global___RunBudget] | None = ...,
+        heads: collections.abc.Iterable[global___SiloLedgerHead] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heads", b"heads", "runs", b"runs"]) -> None: ...
+
+global___GetBudgetResponse = GetBudgetResponse

@@ -79,6 +79,11 @@ class AdminServiceStub(object):
                 request_serializer=chorale_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
+        self.GetBudget = channel.unary_unary(
+                '/chorale.v1.AdminService/GetBudget',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.GetBudgetRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.GetBudgetResponse.FromString,
+                _registered_method=True)
         self.GetAdapter = channel.unary_stream(
                 '/chorale.v1.AdminService/GetAdapter',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.GetAdapterRequest.SerializeToString,
@@ -155,6 +160,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetBudget(self, request, context):
+        """GetBudget says what runs have cost by their plans, and the newest ledger head of each silo.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetAdapter(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -221,6 +233,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAdapters,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'GetBudget': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBudget,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.GetBudgetRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.GetBudgetResponse.SerializeToString,
             ),
             'GetAdapter': grpc.unary_stream_rpc_method_handler(
                     servicer.GetAdapter,
@@ -481,6 +498,33 @@ class AdminService(object):
             '/chorale.v1.AdminService/ListAdapters',
             chorale_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
             chorale_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBudget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/GetBudget',
+            chorale_dot_v1_dot_admin__pb2.GetBudgetRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.GetBudgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

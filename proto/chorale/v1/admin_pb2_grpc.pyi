@@ -68,6 +68,12 @@ class AdminServiceStub:
         chorale.v1.admin_pb2.ListAdaptersResponse,
     ]
 
+    GetBudget: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.GetBudgetRequest,
+        chorale.v1.admin_pb2.GetBudgetResponse,
+    ]
+    """GetBudget says what runs have cost by their plans, and the newest ledger head of each silo."""
+
     GetAdapter: grpc.UnaryStreamMultiCallable[
         chorale.v1.admin_pb2.GetAdapterRequest,
         chorale.v1.admin_pb2.GetAdapterResponse,
@@ -131,6 +137,12 @@ class AdminServiceAsyncStub:
         chorale.v1.admin_pb2.ListAdaptersRequest,
         chorale.v1.admin_pb2.ListAdaptersResponse,
     ]
+
+    GetBudget: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.GetBudgetRequest,
+        chorale.v1.admin_pb2.GetBudgetResponse,
+    ]
+    """GetBudget says what runs have cost by their plans, and the newest ledger head of each silo."""
 
     GetAdapter: grpc.aio.UnaryStreamMultiCallable[
         chorale.v1.admin_pb2.GetAdapterRequest,
@@ -213,6 +225,14 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: chorale.v1.admin_pb2.ListAdaptersRequest,
         context: _ServicerContext,
     ) -> typing.Union[chorale.v1.admin_pb2.ListAdaptersResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.ListAdaptersResponse]]: ...
+
+    @abc.abstractmethod
+    def GetBudget(
+        self,
+        request: chorale.v1.admin_pb2.GetBudgetRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.GetBudgetResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.GetBudgetResponse]]:
+        """GetBudget says what runs have cost by their plans, and the newest ledger head of each silo."""
 
     @abc.abstractmethod
     def GetAdapter(

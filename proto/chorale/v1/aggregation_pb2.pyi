@@ -33,6 +33,7 @@ class RoundTask(google.protobuf.message.Message):
     ADAPTER_SHA256_FIELD_NUMBER: builtins.int
     READY_DEADLINE_UNIX_S_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     plan_sha256: builtins.bytes
@@ -45,6 +46,8 @@ class RoundTask(google.protobuf.message.Message):
     ready_deadline_unix_s: builtins.int
     """Unix time by which a silo must report ready."""
     signature: builtins.bytes
+    step: builtins.int
+    """The optimiser step of the round, from 0; only record_distributed has more than one."""
     def __init__(
         self,
         *,
@@ -57,8 +60,9 @@ class RoundTask(google.protobuf.message.Message):
         adapter_sha256: builtins.bytes = ...,
         ready_deadline_unix_s: builtins.int = ...,
         signature: builtins.bytes = ...,
+        step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "plan_sha256", b"plan_sha256", "ready_deadline_unix_s", b"ready_deadline_unix_s", "roster_epoch", b"roster_epoch", "roster_sha256", b"roster_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "plan_sha256", b"plan_sha256", "ready_deadline_unix_s", b"ready_deadline_unix_s", "roster_epoch", b"roster_epoch", "roster_sha256", b"roster_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step"]) -> None: ...
 
 global___RoundTask = RoundTask
 
@@ -80,6 +84,7 @@ class AdapterRecord(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     RECORD_PARENT_SHA256_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     """The round that made this adapter; record 0 is the initial adapter."""
@@ -94,6 +99,8 @@ class AdapterRecord(google.protobuf.message.Message):
     """How the adapter came to be: initial, aggregated, skipped."""
     record_parent_sha256: builtins.bytes
     signature: builtins.bytes
+    step: builtins.int
+    """The step of the round that made this adapter, from 0."""
     @property
     def survivors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -111,8 +118,9 @@ class AdapterRecord(google.protobuf.message.Message):
         kind: builtins.str = ...,
         record_parent_sha256: builtins.bytes = ...,
         signature: builtins.bytes = ...,
+        step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "descriptor_sha256", b"descriptor_sha256", "kind", b"kind", "parent_sha256", b"parent_sha256", "plan_sha256", b"plan_sha256", "record_parent_sha256", b"record_parent_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature", "sum_sha256", b"sum_sha256", "survivors", b"survivors"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "descriptor_sha256", b"descriptor_sha256", "kind", b"kind", "parent_sha256", b"parent_sha256", "plan_sha256", b"plan_sha256", "record_parent_sha256", b"record_parent_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step", "sum_sha256", b"sum_sha256", "survivors", b"survivors"]) -> None: ...
 
 global___AdapterRecord = AdapterRecord
 

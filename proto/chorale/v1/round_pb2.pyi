@@ -108,6 +108,7 @@ class PollResponse(google.protobuf.message.Message):
     CONSISTENCY_SIGNATURES_FIELD_NUMBER: builtins.int
     ROUND_RESULT_FIELD_NUMBER: builtins.int
     ABORTED_FIELD_NUMBER: builtins.int
+    LEDGER_ECHO_FIELD_NUMBER: builtins.int
     instruction_id: builtins.str
     @property
     def identity(self) -> chorale.v1.secagg_pb2.AggregationId:
@@ -131,6 +132,10 @@ class PollResponse(google.protobuf.message.Message):
     def round_result(self) -> chorale.v1.aggregation_pb2.RoundResult: ...
     @property
     def aborted(self) -> global___Aborted: ...
+    @property
+    def ledger_echo(self) -> global___LedgerEcho:
+        """Beside a RoundTask, if this silo ever took part."""
+
     def __init__(
         self,
         *,
@@ -145,9 +150,10 @@ class PollResponse(google.protobuf.message.Message):
         consistency_signatures: chorale.v1.secagg_pb2.ConsistencySignatures | None = ...,
         round_result: chorale.v1.aggregation_pb2.RoundResult | None = ...,
         aborted: global___Aborted | None = ...,
+        ledger_echo: global___LedgerEcho | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "key_bundles", b"key_bundles", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "instruction_id", b"instruction_id", "key_bundles", b"key_bundles", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "key_bundles", b"key_bundles", "ledger_echo", b"ledger_echo", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "instruction_id", b"instruction_id", "key_bundles", b"key_bundles", "ledger_echo", b"ledger_echo", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["instruction", b"instruction"]) -> typing.Literal["idle", "round_task", "descriptor", "key_bundles", "box_delivery", "survivors", "consistency_signatures", "round_result", "aborted"] | None: ...
 
 global___PollResponse = PollResponse
@@ -161,6 +167,34 @@ class Idle(google.protobuf.message.Message):
     ) -> None: ...
 
 global___Idle = Idle
+
+@typing.final
+class LedgerEcho(google.protobuf.message.Message):
+    """LedgerEcho is the newest ledger head that a silo itself signed in R0, as the coordinator kept it.
+    The silo checks its own signature, so that a ledger restored from an old copy is noticed.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: builtins.int
+    BUNDLE_FIELD_NUMBER: builtins.int
+    DESCRIPTOR_SHA256_FIELD_NUMBER: builtins.int
+    descriptor_sha256: builtins.bytes
+    @property
+    def identity(self) -> chorale.v1.secagg_pb2.AggregationId: ...
+    @property
+    def bundle(self) -> chorale.v1.secagg_pb2.KeyBundle: ...
+    def __init__(
+        self,
+        *,
+        identity: chorale.v1.secagg_pb2.AggregationId | None = ...,
+        bundle: chorale.v1.secagg_pb2.KeyBundle | None = ...,
+        descriptor_sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["bundle", b"bundle", "identity", b"identity"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bundle", b"bundle", "descriptor_sha256", b"descriptor_sha256", "identity", b"identity"]) -> None: ...
+
+global___LedgerEcho = LedgerEcho
 
 @typing.final
 class Aborted(google.protobuf.message.Message):
@@ -187,9 +221,11 @@ class ReportReadyRequest(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     ADAPTER_SHA256_FIELD_NUMBER: builtins.int
     FAMILIES_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     adapter_sha256: builtins.bytes
+    step: builtins.int
     @property
     def families(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Environment families this silo declares; public, from its policy file."""
@@ -201,8 +237,9 @@ class ReportReadyRequest(google.protobuf.message.Message):
         round: builtins.int = ...,
         adapter_sha256: builtins.bytes = ...,
         families: collections.abc.Iterable[builtins.str] | None = ...,
+        step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "families", b"families", "round", b"round", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "families", b"families", "round", b"round", "run_id", b"run_id", "step", b"step"]) -> None: ...
 
 global___ReportReadyRequest = ReportReadyRequest
 
@@ -225,17 +262,20 @@ class RefuseRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     reason: builtins.str
+    step: builtins.int
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         round: builtins.int = ...,
         reason: builtins.str = ...,
+        step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason", "round", b"round", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "round", b"round", "run_id", b"run_id", "step", b"step"]) -> None: ...
 
 global___RefuseRequest = RefuseRequest
 
@@ -525,21 +565,24 @@ class ListRecordsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
-    FROM_ROUND_FIELD_NUMBER: builtins.int
+    FROM_POSITION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    from_round: builtins.int
+    from_position: builtins.int
+    """Position in the chain, from 0: the initial record, then one record for each step of each round."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
-        from_round: builtins.int = ...,
+        from_position: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["from_round", b"from_round", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["from_position", b"from_position", "run_id", b"run_id"]) -> None: ...
 
 global___ListRecordsRequest = ListRecordsRequest
 
 @typing.final
 class ListRecordsResponse(google.protobuf.message.Message):
+    """At most 256 records; fewer say that there are no more."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RECORDS_FIELD_NUMBER: builtins.int

@@ -178,7 +178,7 @@ class RoundServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRecords(self, request, context):
-        """ListRecords returns the provenance chain of a run after a given round.
+        """ListRecords returns a page of the provenance chain of a run, from a given position.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

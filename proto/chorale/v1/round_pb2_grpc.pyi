@@ -86,7 +86,7 @@ class RoundServiceStub:
         chorale.v1.round_pb2.ListRecordsRequest,
         chorale.v1.round_pb2.ListRecordsResponse,
     ]
-    """ListRecords returns the provenance chain of a run after a given round."""
+    """ListRecords returns a page of the provenance chain of a run, from a given position."""
 
 class RoundServiceAsyncStub:
     GetRoster: grpc.aio.UnaryUnaryMultiCallable[
@@ -154,7 +154,7 @@ class RoundServiceAsyncStub:
         chorale.v1.round_pb2.ListRecordsRequest,
         chorale.v1.round_pb2.ListRecordsResponse,
     ]
-    """ListRecords returns the provenance chain of a run after a given round."""
+    """ListRecords returns a page of the provenance chain of a run, from a given position."""
 
 class RoundServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -248,6 +248,6 @@ class RoundServiceServicer(metaclass=abc.ABCMeta):
         request: chorale.v1.round_pb2.ListRecordsRequest,
         context: _ServicerContext,
     ) -> typing.Union[chorale.v1.round_pb2.ListRecordsResponse, collections.abc.Awaitable[chorale.v1.round_pb2.ListRecordsResponse]]:
-        """ListRecords returns the provenance chain of a run after a given round."""
+        """ListRecords returns a page of the provenance chain of a run, from a given position."""
 
 def add_RoundServiceServicer_to_server(servicer: RoundServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

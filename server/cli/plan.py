@@ -1,0 +1,224 @@
+"""``chorale run plan``: what a plan costs and protects, and what it would in the other modes.
+
+Nothing is sent anywhere. Everything is computed from the plan, the number of silos and colluders,
+and the number of coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from server.cli.envelope import (
+    DEFAULT_DATA,
+    CommandError,
+    Data,
+    Exit,
+    Format,
+    Output,
+    answering,
+    say,
+    succeed,
+)
+
+if TYPE_CHECKING:
+    from federation.alternatives import Alternative
+    from federation.forecast import Forecast
+    from federation.plan import Plan
+
+__all__ = ["parse_plan", "plan"]
+
+MAX_ADAPTER_BYTES: Final = 1 << 30
+_ROW: Final = "{:<18} {:<5} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}"
+
+
+def plan(
+    *,
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")],
+    silos: Annotated[
+        int | None, typer.Option(help="Silos, n; the current roster's if not given.", min=1)
+    ] = None,
+    colluding: Annotated[
+        int | None, typer.Option(help="Colluding, c; the current roster's if not given.", min=1)
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="The initial adapter; its size decides the figures.")
+    ] = None,
+    dimension: Annotated[
+        int | None, typer.Option(help="Uploaded coordinates, when there is no adapter yet.", min=1)
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Say what a plan costs and protects, before anything starts.
+
+    Noise, privacy per round and in total, what is left of the signal, bytes, tolerated drop-outs,
+    every reason not to start, and the same plan in the other privacy modes. Nothing is sent
+    anywhere; with --silos and --colluding no coordinator is needed either.
+    """
+    with answering(output):
+        from federation.alternatives import alternatives
+        from federation.forecast import forecast_plan
+
+        parsed = parse_plan(path)
+        shared, whole = _dimensions(parsed, adapter, dimension)
+        n, c = (silos, colluding) if silos and colluding else _roster(data, silos, colluding)
+        forecast = forecast_plan(
+            parsed, silos=n, colluding=c, dimension=shared, adapter_dimension=whole
+        )
+        others = alternatives(parsed, silos=n, colluding=c, dimension=shared)
+        _describe(parsed, forecast)
+        _compare(parsed, others)
+        for refusal in forecast.refusals:
+            say(f"refused: {refusal}")
+        if forecast.refusals:
+            raise CommandError(
+                "this plan cannot start: " + "; ".join(forecast.refusals),
+                code="plan_refused",
+                exit_code=Exit.ARGUMENTS,
+                next_step=f"change {path} or the roster, and ask again",
+            )
+        say(f"next: chorale run start {path} --adapter FILE")
+        succeed(
+            output,
+            {
+                **_plain(asdict(forecast)),
+                "alternatives": [_plain(asdict(other)) for other in others],
+            },
+        )
+
+
+def parse_plan(path: Path) -> Plan:
+    """Read a plan's file.
+
+    Raises:
+        PlanError: With everything that is wrong with it.
+    """
+    from federation.plan import MAX_PLAN_BYTES, Plan
+
+    with path.open("rb") as file:
+        return Plan.parse(file.read(MAX_PLAN_BYTES + 1))
+
+
+def _dimensions(parsed: Plan, adapter: Path | None, dimension: int | None) -> tuple[int, int]:
+    if adapter is not None:
+        from federation.adapter import decode_adapter
+        from federation.forecast import shared_dimension
+        from federation.layout import Layout
+
+        layout = Layout.from_tensors(
+            decode_adapter(adapter.read_bytes(), max_bytes=MAX_ADAPTER_BYTES)
+        )
+        return shared_dimension(parsed, layout), layout.dimension
+    if dimension is not None:
+        return dimension, dimension
+    raise CommandError(
+        "how big is the upload?",
+        code="arguments",
+        exit_code=Exit.ARGUMENTS,
+        next_step="give --adapter FILE, or --dimension with the number of uploaded coordinates",
+    )
+
+
+def _roster(data: Path, silos: int | None, colluding: int | None) -> tuple[int, int]:
+    from server.config import CoordinatorConfig
+    from server.store import Store
+
+    store = Store(CoordinatorConfig.load(data).database)
+    try:
+        signed = store.rosters.current()
+    finally:
+        store.close()
+    if signed is None:
+        raise CommandError(
+            "no roster is published yet",
+            code="not_published",
+            exit_code=Exit.ARGUMENTS,
+            next_step="give --silos and --colluding, or publish a roster first",
+        )
+    return silos or len(signed.roster.entries), colluding or signed.roster.colluding
+
+
+def _describe(parsed: Plan, forecast: Forecast) -> None:
+    say(
+        f"{parsed.name}: mode {forecast.mode}, {parsed.rounds.count} rounds, "
+        f"{parsed.releases} aggregations, {forecast.silos} silos"
+    )
+    say(
+        f"secure aggregation: {forecast.threshold} must answer, {max(forecast.drops, 0)} may drop, "
+        f"{forecast.colluding} may collude"
+    )
+    say(
+        f"noise multiplier z = {forecast.noise_multiplier:g}; each silo adds "
+        f"σ = {forecast.silo_sigma:.4g} grid units to an upload"
+    )
+    for unit, total in forecast.epsilon_total.items():
+        say(
+            f"{unit}-level ε: {forecast.epsilon_round[unit]:.4g} a round, {total:.4g} for "
+            f"{forecast.charged_releases} charged attempts at δ = {parsed.privacy.delta:g}"
+        )
+    takes = f"silos: {_count(forecast.silos_for_min_cosine)}"
+    if parsed.privacy.record is not None:
+        takes += f", or expected units: {_count(forecast.units_for_min_cosine)}"
+    say(
+        f"expected cosine of the noisy mean: at most {forecast.predicted_cosine:.3g} a step; the "
+        f"plan's floor of {parsed.privacy.min_cosine:g} takes {takes}"
+    )
+    say(f"bytes a silo and round: {forecast.bytes_up:,} up, {forecast.bytes_down:,} down")
+    say(
+        f"ring headroom: {forecast.ring_headroom_bits:.1f} bits, with at most "
+        f"{forecast.max_units} clipped vectors in a silo's sum"
+    )
+
+
+def _compare(parsed: Plan, others: tuple[Alternative, ...]) -> None:
+    privacy = parsed.privacy
+    sampled = next((row for row in others if row.expected_units is not None), None)
+    say(
+        f"the same plan in the other modes, each with the least noise for ε = "
+        f"{privacy.epsilon_cap:g} at δ = {privacy.delta:g}; silos or batch: what a cosine of "
+        f"{privacy.min_cosine:g} would take"
+    )
+    if sampled is not None:
+        say(
+            f"at record level: q = {sampled.sampling_rate:.4g}, B̄ = {sampled.expected_units}, "
+            f"{sampled.steps_per_round} steps a round"
+        )
+    say(_ROW.format("mode", "unit", "z", "ε round", "ε total", "cosine", "silos", "batch").rstrip())
+    for row in others:
+        if row.reason:
+            say(f"{row.mode:<18} -     {row.reason}")
+            continue
+        bare = row.unit is None
+        say(
+            _ROW.format(
+                row.mode,
+                row.unit or "-",
+                "-" if bare else f"{row.noise_multiplier:.4g}",
+                "-" if bare else f"{row.epsilon_round:.4g}",
+                "-" if bare else f"{row.epsilon_total:.4g}",
+                f"{row.predicted_cosine:.3g}",
+                _count(row.silos_for_min_cosine),
+                "-" if row.expected_units is None else _count(row.units_for_min_cosine),
+            ).rstrip()
+        )
+
+
+def _count(value: int | None) -> str:
+    return "none" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A figure for JSON, which has no infinity and no NaN."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
