@@ -72,6 +72,7 @@ ACCESS: Final = MappingProxyType(
         "/chorale.v1.AdminService/ListAdapters": _READERS,
         "/chorale.v1.AdminService/GetAdapter": _READERS,
         "/chorale.v1.AdminService/GetTranscript": _READERS,
+        "/chorale.v1.AdminService/GetBudget": _READERS,
         "/chorale.v1.AdminService/TailAudit": _READERS,
         "/chorale.v1.RoundService/GetRoster": _SILOS,
         "/chorale.v1.RoundService/GetPlan": _SILOS,

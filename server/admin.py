@@ -7,8 +7,8 @@ Invariants:
    keys they enrolled with.
 3. Every change is in the audit log, with the admin's name.
 
-Covered: invites, silos, rosters, adapters, audit; runs are the conductor's. Not covered: adapters
-above 1 GiB.
+Covered: invites, silos, rosters, adapters, budgets, audit; runs are the conductor's. Not covered:
+adapters above 1 GiB.
 """
 
 # ruff: noqa: N802 - method names are the RPCs' names in admin.proto
@@ -36,6 +36,7 @@ from secagg.roster import Roster, RosterEntry, root_key_sha256, verify_roster
 from server.access import current_peer
 from server.audit import AuditEvent, AuditLog
 from server.blobs import BlobStore
+from server.budget import budget_response
 from server.config import CoordinatorConfig
 from server.errors import EnrolmentError, RosterError, UnknownRunError
 from server.metrics import SiloState
@@ -242,14 +243,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         response = pb.ListRunsResponse()
         for row in self._context.store.runs.list():
             records = self._context.store.records.list(row.run_id)
-            response.runs.append(
-                run_summary(
-                    row,
-                    Plan.parse(row.plan),
-                    round_number=records[-1].round if records else 0,
-                    adapter_sha256=records[-1].adapter_sha256 if records else b"",
-                )
-            )
+            head = records[-1] if records else None
+            response.runs.append(run_summary(row, Plan.parse(row.plan), head=head))
         return response
 
     async def WatchRun(
@@ -263,10 +258,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListAdapters(
         self, request: pb.ListAdaptersRequest, context: Context
     ) -> pb.ListAdaptersResponse:
-        """The provenance chain of a run."""
+        """A page of the provenance chain of a run."""
         _ = context
-        records = self._context.store.records.list(request.run_id)
-        if not records:
+        records = self._context.store.records.page(
+            request.run_id, request.from_position, federation_wire.RECORDS_PER_PAGE
+        )
+        if not records and request.from_position == 0:
             raise UnknownRunError(f"no run {request.run_id[:128]!r}")
         return pb.ListAdaptersResponse(
             records=[federation_wire.record_to_proto(record) for record in records]
@@ -286,11 +283,22 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         """The public part of an attempt, in chunks."""
         _ = context
         transcript = build_transcript(
-            self._context.store, request.run_id, request.round, request.attempt
+            self._context.store,
+            request.run_id,
+            request.round,
+            step=request.step,
+            attempt=request.attempt,
         )
         content = transcript_to_proto(transcript).SerializeToString()
         for start in range(0, len(content), CHUNK_BYTES):
             yield pb.GetTranscriptResponse(content=content[start : start + CHUNK_BYTES])
+
+    async def GetBudget(
+        self, request: pb.GetBudgetRequest, context: Context
+    ) -> pb.GetBudgetResponse:
+        """What runs have cost, and the silos' newest ledger heads."""
+        _ = (request, context)
+        return budget_response(self._context.store)
 
     async def TailAudit(
         self, request: pb.TailAuditRequest, context: Context

@@ -24,6 +24,7 @@ from pathlib import Path
 import structlog
 
 from federation.plan import Plan
+from federation.record import Place
 from secagg.descriptor import AggregationId, SignedDescriptor, sign_descriptor
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
@@ -40,6 +41,7 @@ from server.errors import (
     UploadError,
 )
 from server.journal import StoreJournal, read_history
+from server.optimiser import RunOptimiser
 from server.phase import STEPS, Phase
 from server.progress import Progress
 from server.round import Attempt
@@ -66,12 +68,14 @@ class Attempts:
         roster: SignedRoster,
         context: RunContext,
         progress: Progress,
+        optimiser: RunOptimiser,
     ) -> None:
         self._row = row
         self._plan = plan
         self._roster = roster
         self._context = context
         self._progress = progress
+        self._optimiser = optimiser
 
     # Opening --------------------------------------------------------------------------------------
 
@@ -79,13 +83,13 @@ class Attempts:
         self, number: int, ready: dict[str, tuple[str, ...]], *, adapter_sha256: bytes
     ) -> Attempt:
         """Open R0 for the silos that are ready."""
-        context = self._context
+        context, figures = self._context, self._progress.figures
         descriptor = sign_descriptor(
             build_descriptor(
                 identity=AggregationId(
                     run_id=self._row.run_id,
-                    round=self._progress.figures.round,
-                    step=0,
+                    round=figures.round,
+                    step=figures.step,
                     part=0,
                     attempt=number,
                 ),
@@ -140,6 +144,7 @@ class Attempts:
             AuditEvent.ATTEMPT_RESUMED,
             run=identity.run_id,
             round=identity.round,
+            step=identity.step,
             attempt=identity.attempt,
             phase=attempt.phase.value,
         )
@@ -148,6 +153,7 @@ class Attempts:
             "attempt_resumed",
             phase=attempt.phase.value,
             round=identity.round,
+            step=identity.step,
             attempt=identity.attempt,
             waiting_for=len(attempt.waiting_for),
         )
@@ -165,7 +171,9 @@ class Attempts:
             roster=roster,
             families=families,
             accumulator=accumulator,
-            journal=StoreJournal(self._context.store, descriptor.descriptor.identity),
+            journal=StoreJournal(
+                self._context.store, descriptor.descriptor.identity, descriptor.descriptor.sha256
+            ),
         )
 
     def _directory(self, descriptor: SignedDescriptor) -> Path:
@@ -194,6 +202,10 @@ class Attempts:
         self._progress.enter(Phase.AGGREGATE, now + AGGREGATE_S, attempt.identity.attempt)
         total = await asyncio.to_thread(attempt.unmask)
         previous = await asyncio.to_thread(context.blobs.get, descriptor.adapter_sha256)
+        place = Place(attempt.identity.round, attempt.identity.step)
+        optimiser = await asyncio.to_thread(
+            self._optimiser.ready_for, place, dimension=descriptor.dimension
+        )
         aggregated = await asyncio.to_thread(
             aggregate,
             plan=self._plan,
@@ -201,6 +213,7 @@ class Attempts:
             total=total,
             descriptor=descriptor,
             survivors=attempt.survivors,
+            optimiser=optimiser,
         )
         self._progress.leave()
         return aggregated
@@ -250,10 +263,17 @@ class Attempts:
             AuditEvent.ATTEMPT_ABORTED,
             run=identity.run_id,
             round=identity.round,
+            step=identity.step,
             attempt=identity.attempt,
             reason=str(error),
         )
-        log.warning("attempt_aborted", round=identity.round, phase=phase.value, reason=str(error))
+        log.warning(
+            "attempt_aborted",
+            round=identity.round,
+            step=identity.step,
+            phase=phase.value,
+            reason=str(error),
+        )
 
     def end(self, identity: AggregationId, outcome: AggregationOutcome) -> None:
         """Note in the store how an attempt ended, and delete its secrets there."""

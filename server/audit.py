@@ -61,6 +61,7 @@ class AuditEvent(StrEnum):
     ROUND_STALLED = "round_stalled"
     ATTEMPT_ABORTED = "attempt_aborted"
     ATTEMPT_RESUMED = "attempt_resumed"
+    LEDGER_ROLLED_BACK = "ledger_rolled_back"
 
 
 class AuditLog:

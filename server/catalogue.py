@@ -65,6 +65,7 @@ class Reason(StrEnum):
     UPLOAD_REFUSED = "upload_refused"
     TOO_FEW_SILOS = "too_few_silos"
     SUM_QUARANTINED = "sum_quarantined"
+    LEDGER_ROLLED_BACK = "ledger_rolled_back"
     MALFORMED_MESSAGE = "malformed_message"
     UNEXPECTED_MESSAGE = "unexpected_message"
     CHECK_FAILED = "check_failed"
@@ -109,6 +110,7 @@ _INTERNAL: Final = _entry(
 _LOG: Final = "the coordinator's log has the detail"
 _NEW_INVITE: Final = "ask the admin for a new invite: chorale invite <silo>"
 _RESUME: Final = "poll for the current instruction"
+_LEDGER: Final = "restore the newer ledger, or remove the silo: chorale budget shows the heads"
 
 CATALOGUE: Final = MappingProxyType(
     {
@@ -195,6 +197,12 @@ CATALOGUE: Final = MappingProxyType(
         errors.RoundError: _entry(StatusCode.FAILED_PRECONDITION, Reason.ROUND_REFUSED, _RESUME),
         errors.WrongRoundError: _entry(StatusCode.FAILED_PRECONDITION, Reason.WRONG_ROUND, _RESUME),
         errors.WrongPhaseError: _entry(StatusCode.FAILED_PRECONDITION, Reason.WRONG_PHASE, _RESUME),
+        errors.LedgerBehindError: _entry(
+            StatusCode.FAILED_PRECONDITION, Reason.LEDGER_ROLLED_BACK, _LEDGER
+        ),
+        errors.LedgerForkedError: _entry(
+            StatusCode.FAILED_PRECONDITION, Reason.LEDGER_ROLLED_BACK, _LEDGER
+        ),
         errors.ForeignMessageError: _entry(
             StatusCode.PERMISSION_DENIED,
             Reason.FOREIGN_MESSAGE,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from federation.record import AdapterRecord, RecordKind
+from federation.record import AdapterRecord, Place, RecordKind, place_at
 from federation.task import RoundTask
 from secagg.roster import SignedRoster
 from server.context import RunContext
@@ -21,8 +21,9 @@ __all__ = ["Chain"]
 class Chain:
     """The records of one run."""
 
-    def __init__(self, run_id: str, context: RunContext) -> None:
+    def __init__(self, run_id: str, context: RunContext, *, sums_per_round: int) -> None:
         self._run_id = run_id
+        self._sums_per_round = sums_per_round
         self._context = context
         self._records: list[AdapterRecord] = []
         self.reload()
@@ -33,9 +34,18 @@ class Chain:
         return self._records[-1]
 
     @property
-    def next_round(self) -> int:
-        """Rounds count from 1; record k closes round k."""
+    def next_position(self) -> int:
+        """Index of the next record; the initial one has 0."""
         return len(self._records)
+
+    @property
+    def next_place(self) -> Place:
+        """The release that the next record closes."""
+        return place_at(self.next_position, self._sums_per_round)
+
+    def of_round(self, round_number: int) -> tuple[AdapterRecord, ...]:
+        """The records of a round so far, by step."""
+        return tuple(record for record in self._records if record.round == round_number)
 
     def reload(self) -> bool:
         """Take over what the store holds; say whether there is more than was known."""
@@ -53,9 +63,11 @@ class Chain:
         survivors: tuple[str, ...] = (),
     ) -> AdapterRecord:
         """Sign the record that follows the head; it is not part of the chain yet."""
+        place = self.next_place
         return replace(
             self.head,
-            round=self.next_round,
+            round=place.round,
+            step=place.step,
             parent_sha256=self.head.adapter_sha256,
             adapter_sha256=adapter_sha256,
             descriptor_sha256=descriptor_sha256,
@@ -70,10 +82,12 @@ class Chain:
         self._records.append(record)
 
     def sign_task(self, roster: SignedRoster, deadline_unix_s: int) -> RoundTask:
-        """What the silos are asked to train from the head."""
+        """What the silos are asked to do from the head."""
+        place = self.next_place
         return RoundTask(
             run_id=self._run_id,
-            round=self.next_round,
+            round=place.round,
+            step=place.step,
             plan_sha256=self.head.plan_sha256,
             roster_sha256=roster.roster.sha256,
             roster_epoch=roster.roster.epoch,

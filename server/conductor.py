@@ -29,14 +29,22 @@ from federation.plan import Plan
 from federation.record import AdapterRecord
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
+from secagg.messages import KeyBundle
 from secagg.roster import SignedRoster
 from server.accumulator import clear_scratch
 from server.attempts import end_unfinished
 from server.audit import AuditEvent
 from server.context import RunContext
-from server.errors import CoordinatorError, RunError, UnknownRunError
+from server.errors import (
+    CoordinatorError,
+    LedgerBehindError,
+    LedgerForkedError,
+    RunError,
+    UnknownRunError,
+)
 from server.figures import RoundFigures
 from server.instructions import Instructions
+from server.ledger_heads import require_newer_head
 from server.round import Attempt
 from server.run import RunDriver
 from server.status import watch_response
@@ -50,6 +58,8 @@ log = structlog.get_logger(__name__)
 
 MAX_ADAPTER_BYTES = 1 << 30
 STATUS_EVERY_S = 2.0
+FINISHED_PER_STATUS = 64
+"""With a cohort and survivors of 200 silos, all in 4 MiB."""
 
 
 class Conductor:
@@ -59,7 +69,9 @@ class Conductor:
         self.context = context
         self.driver: RunDriver | None = None
         self._task: asyncio.Task[None] | None = None
-        self.instructions = Instructions()
+        self.instructions = Instructions(context)
+        self._rolled_back: set[tuple[AggregationId, str]] = set()
+        """Whose old ledger was noted in which aggregation: a silo that asks again adds nothing."""
 
     # Lifecycle ------------------------------------------------------------------------------------
 
@@ -183,8 +195,12 @@ class Conductor:
     def _reopen(self, driver: RunDriver) -> None:
         """Let a run go on with the attempt that was open, and clear away all others."""
         unfinished = self.context.store.aggregations.unfinished()
-        place = (driver.row.run_id, driver.next_round)
-        mine = [row for row in unfinished if (row.identity.run_id, row.identity.round) == place]
+        place = (driver.row.run_id, *driver.next_place)
+        mine = [
+            row
+            for row in unfinished
+            if (row.identity.run_id, row.identity.round, row.identity.step) == place
+        ]
         keep = mine[-1] if mine else None
         self._clear(keep=keep)
         if keep is not None:
@@ -226,7 +242,7 @@ class Conductor:
     async def _stop(self, driver: RunDriver, reason: str) -> None:
         """Show that a run stopped, and why; nothing of its attempt is kept."""
         run_id = driver.row.run_id
-        driver.attempt = driver.training = None
+        driver.halt()
 
         async def note() -> None:
             self.context.store.runs.set_state(run_id, RunState.FAILED, reason)
@@ -244,6 +260,41 @@ class Conductor:
     def attempt(self) -> Attempt:
         """The aggregation that is open now."""
         return self._require_driver().active_attempt()
+
+    def receive_bundle(self, identity: AggregationId, bundle: KeyBundle) -> None:
+        """R0: take a bundle, unless its silo's ledger went back in time.
+
+        Raises:
+            LedgerBehindError: the ledger's head is behind the newest one that the silo signed.
+            LedgerForkedError: it has that one's height and is another.
+            RoundError: the message does not fit.
+            SecAggError: the message fails a check.
+        """
+        attempt = self.attempt()
+        # A late repeat for another attempt says nothing about the ledger.
+        if identity == attempt.identity:
+            try:
+                roster = self._require_driver().roster.roster
+                require_newer_head(self.context.store, roster, bundle)
+            except (LedgerBehindError, LedgerForkedError) as error:
+                self._note_rollback(identity, bundle.silo_id, str(error))
+                raise
+        attempt.receive_bundle(identity, bundle)
+
+    def _note_rollback(self, identity: AggregationId, silo_id: str, reason: str) -> None:
+        if (identity, silo_id) in self._rolled_back:
+            return
+        self._rolled_back.add((identity, silo_id))
+        self.context.metrics.ledger_rollbacks.inc()
+        self.context.audit.append(
+            AuditEvent.LEDGER_ROLLED_BACK,
+            run=identity.run_id,
+            round=identity.round,
+            step=identity.step,
+            attempt=identity.attempt,
+            silo=silo_id,
+            reason=reason,
+        )
 
     def released(self, identity: AggregationId) -> bool:
         """Whether the sum of this aggregation is out, so that nothing more is needed for it."""
@@ -283,7 +334,10 @@ class Conductor:
     # What the admin sees --------------------------------------------------------------------------
 
     async def watch(self, run_id: str) -> AsyncIterator[admin_pb2.WatchRunResponse]:
-        """A status at every change, and every few seconds; ends with the run."""
+        """A status at every change, and every few seconds; ends with the run.
+
+        What finished before the stream began comes in several statuses, without a pause.
+        """
         sent = 0
         while True:
             row = self.context.store.runs.get(run_id)
@@ -297,9 +351,11 @@ class Conductor:
                     for done in self.context.store.rounds.finished(run_id)
                 ]
             # The driver's list may grow while the caller holds this response.
-            unsent = tuple(finished[sent:])
+            unsent = tuple(finished[sent : sent + FINISHED_PER_STATUS])
             sent += len(unsent)
             yield watch_response(row=row, driver=driver, finished=unsent, context=self.context)
+            if sent < len(finished):
+                continue
             if row.state is not RunState.RUNNING:
                 return
             await self.context.changed.wait(STATUS_EVERY_S)

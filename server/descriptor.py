@@ -1,9 +1,13 @@
 """Building descriptor D from what everyone already signed or published.
 
 Invariants: nothing in D is the coordinator's choice beyond who is ready and the deadlines; c comes
-from the roster, t follows from c and n, the noise from the plan's multiplier and t, n_min, c.
+from the roster, t follows from c and n, the noise from the plan's multipliers and t, n_min, c.
 
-Covered: `fedavg` and `rolora` under `none` and `silo`. Not covered: several steps or parts.
+The clips and the scale are those of what is masked (``PrivacySpec.release``): a clipped delta, or
+in `record_distributed` a sum of at most B_max clipped gradients. Both clips are C then, because
+the ring bound of ``secagg/descriptor.py`` multiplies the vector's clip by B_max itself.
+
+Covered: every mode and method, every step. Not covered: several parts.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Mapping
 
 from dp.grid import Grid
 from dp.metrics_block import MetricsBlock
-from dp.share import per_silo_sigma
+from dp.share import metrics_sigma, per_silo_sigma
 from federation.adapter import Buffer, decode_adapter
 from federation.layout import Layout
 from federation.plan import Plan
@@ -59,13 +63,14 @@ def build_descriptor(
         now_unix_s: Deadlines count from here, one plan phase each.
     """
     spec = plan.privacy_spec()
+    release = spec.release
     cohort = tuple(sorted(ready))
     colluding = roster.roster.colluding
     t = threshold(len(cohort), colluding)
     n_min = plan.secure_aggregation.n_min
     tensors = decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
     layout = plan.aggregator(Layout.from_tensors(tensors)).shared_layout(identity.round)
-    grid = Grid(clip_l2=spec.clip_l2, steps=spec.grid, dimension=layout.dimension)
+    grid = Grid(clip_l2=release.clip_l2, steps=release.grid, dimension=layout.dimension)
     figures = metrics_layout(plan, ready, t=t, n_min=n_min)
     block = MetricsBlock(names=figures.names, bounds=figures.bounds)
     phase_s = plan.rounds.phase_deadline_s
@@ -84,19 +89,21 @@ def build_descriptor(
         adapter_sha256=adapter_sha256,
         layout_sha256=layout.sha256,
         dimension=layout.dimension,
-        unit_clip=spec.clip_l2,
-        vector_clip=spec.clip_l2,
-        max_units=1,
+        unit_clip=release.clip_l2,
+        vector_clip=release.clip_l2,
+        max_units=release.max_units,
         scale=grid.scale,
         metrics=MetricsLayout(
             names=block.names,
             bounds=block.bounds,
             grid=block.grid,
-            sigma=per_silo_sigma(spec.metrics_noise_multiplier, block.grid, t, n_min, colluding),
+            sigma=metrics_sigma(
+                spec, block, tries=plan.evolve.tries_per_task, t=t, n_min=n_min, c=colluding
+            ),
         ),
         ring_bits=plan.secure_aggregation.ring_bits,
-        noise_mechanism=NOISE_DISCRETE_GAUSSIAN if spec.noise_multiplier > 0 else NOISE_NONE,
-        noise_sigma=per_silo_sigma(spec.noise_multiplier, spec.grid, t, n_min, colluding),
+        noise_mechanism=NOISE_DISCRETE_GAUSSIAN if release.noise_multiplier > 0 else NOISE_NONE,
+        noise_sigma=per_silo_sigma(release.noise_multiplier, release.grid, t, n_min, colluding),
         privacy_spec_sha256=spec.sha256(),
         deadlines_unix_s=tuple(now_unix_s + phase_s * (k + 1) for k in range(len(STEPS))),
     )

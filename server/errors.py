@@ -28,7 +28,9 @@
     ├── NotPublishedError          asked for something that is not published
     ├── QuarantinedSumError        a sum that honest silos cannot have made; it is not applied
     └── RoundError                 a message that does not fit the round
-        ├── WrongRoundError            another run, round or attempt
+        ├── LedgerBehindError          the silo's ledger head is behind the newest it signed
+        ├── LedgerForkedError          it has that one's height and is another
+        ├── WrongRoundError            another run, round, step or attempt
         ├── WrongPhaseError            another phase
         ├── ForeignMessageError        sent with another silo's certificate
         ├── UploadError                truncated, extended or altered bytes
@@ -55,6 +57,8 @@ __all__ = [
     "ExpiredInviteError",
     "ForeignFederationError",
     "ForeignMessageError",
+    "LedgerBehindError",
+    "LedgerForkedError",
     "LostAttemptError",
     "NotPublishedError",
     "PkiError",
@@ -184,7 +188,15 @@ class RoundError(CoordinatorError):
 
 
 class WrongRoundError(RoundError):
-    """The message is for another run, round or attempt."""
+    """The message is for another run, round, step or attempt."""
+
+
+class LedgerBehindError(RoundError):
+    """A silo's ledger head is behind the newest one that it signed."""
+
+
+class LedgerForkedError(RoundError):
+    """A silo's ledger head has the height of the newest one that it signed and is another."""
 
 
 class WrongPhaseError(RoundError):

@@ -1,4 +1,4 @@
-"""What anyone may know about one round: times, bytes, who took part, and the sum's figures.
+"""What anyone may know about one step of a round: times, bytes, who took part, and figures.
 
 Covered: everything here is public to the federation; nothing is one silo's. Not covered: figures
 of single silos, which stay in the silo.
@@ -18,9 +18,10 @@ __all__ = ["RoundFigures"]
 
 @dataclass(kw_only=True, slots=True)
 class RoundFigures:
-    """What anyone may know about one round: times, bytes, who took part, and the sum's figures."""
+    """What anyone may know about one step of a round; most plans have one step in a round."""
 
     round: int
+    step: int = 0
     attempt: int = 0
     phase: Phase = Phase.TRAINING
     phase_since_unix_s: float = 0.0

@@ -7,7 +7,8 @@ Invariants:
 3. What a phase tells every silo alike is serialised once, in a thread; a silo's own part is put
    before it. Protobuf merges the parts: fields of one message may come in several pieces.
 
-Covered: tasks, the messages of R0 to R4, drop-outs, closing records. Not covered: waiting
+Covered: tasks with the silo's own ledger head, the messages of R0 to R4, drop-outs, closing
+records. Not covered: waiting
 (``server/conductor.py``).
 """
 
@@ -23,6 +24,8 @@ import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2
 from secagg.descriptor import SignedDescriptor
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from server.context import RunContext
+from server.ledger_heads import ledger_echo
 from server.round import Attempt, Message
 from server.run import RunDriver
 
@@ -45,7 +48,8 @@ class Answer:
 class Instructions:
     """Answers of one coordinator process."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
         # A restarted coordinator must not repeat an instruction id of the one before.
         self._boot = secrets.token_hex(4)
         self._shared_id = ""
@@ -64,13 +68,15 @@ class Instructions:
         if driver is None or silo_id not in driver.members:
             return Answer(instruction_id=f"{self._boot}:idle", own=_idle)
         run_id, figures = driver.row.run_id, driver.current
-        place = f"{self._boot}:{run_id}:{figures.round}:{figures.attempt}"
+        place = f"{self._boot}:{run_id}:{figures.round}:{figures.step}:{figures.attempt}"
         if driver.training is not None:
             task = driver.training.task
             return Answer(
                 instruction_id=f"{place}:training:{task.ready_deadline_unix_s}",
+                # The echo cannot change while the task is out, so the id need not name it.
                 own=lambda: round_pb2.PollResponse(
-                    round_task=federation_wire.round_task_to_proto(task)
+                    round_task=federation_wire.round_task_to_proto(task),
+                    ledger_echo=ledger_echo(self._context.store, driver.roster.roster, silo_id),
                 ),
             )
         if driver.attempt is not None:
@@ -82,7 +88,9 @@ class Instructions:
             response.round_result.record.CopyFrom(federation_wire.record_to_proto(head))
             return response
 
-        return Answer(instruction_id=f"{self._boot}:{run_id}:record:{head.round}", own=closed)
+        return Answer(
+            instruction_id=f"{self._boot}:{run_id}:record:{head.round}:{head.step}", own=closed
+        )
 
     async def serialised(self, answer: Answer) -> bytes:
         """Build an answer.

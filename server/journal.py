@@ -10,12 +10,14 @@ Covered: messages, folds, closed phases. Not covered: opening and ending an aggr
 from __future__ import annotations
 
 from secagg.descriptor import AggregationId
+from secagg.messages import KeyBundle
 from server.errors import StoreError
 from server.history import History, SiloMessage
 from server.message_codec import decode, encode
 from server.phase import STEPS, Phase
 from server.store import Store
 from server.store.aggregations import AggregationRow
+from server.store.heads import HeadRow
 
 __all__ = ["StoreJournal", "read_history"]
 
@@ -23,13 +25,23 @@ __all__ = ["StoreJournal", "read_history"]
 class StoreJournal:
     """The journal of one aggregation, in the coordinator's database."""
 
-    def __init__(self, store: Store, identity: AggregationId) -> None:
+    def __init__(self, store: Store, identity: AggregationId, descriptor_sha256: bytes) -> None:
         self._store = store
         self._identity = identity
+        self._descriptor_sha256 = descriptor_sha256
 
     def accepted(self, message: SiloMessage) -> None:
-        """Keep a message before it is acknowledged."""
-        self._store.messages.put(self._identity, encode(message))
+        """Keep a message before it is acknowledged, and with a bundle its silo's ledger head."""
+        with self._store.transaction():
+            self._store.messages.put(self._identity, encode(message))
+            if isinstance(message, KeyBundle):
+                self._store.heads.put(
+                    HeadRow(
+                        identity=self._identity,
+                        bundle=message,
+                        descriptor_sha256=self._descriptor_sha256,
+                    )
+                )
 
     def folded(self, silo_id: str, generation: int) -> None:
         """Make a generation of the sum the current one."""

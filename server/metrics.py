@@ -49,7 +49,7 @@ class SiloState(StrEnum):
 
 
 class RoundOutcome(StrEnum):
-    """How a round can end."""
+    """How a round, or a step of one, can end."""
 
     AGGREGATED = "aggregated"
     SKIPPED = "skipped"
@@ -76,6 +76,13 @@ class CoordinatorMetrics:
             registry=reg,
         )
         self.rounds = Counter("chorale_rounds", "Closed rounds.", ["outcome"], registry=reg)
+        self.releases = Counter(
+            "chorale_releases", "Closed steps of rounds.", ["outcome"], registry=reg
+        )
+        self.round = Gauge("chorale_round", "The current round, from 1.", registry=reg)
+        self.round_step = Gauge(
+            "chorale_round_step", "The current round's step, from 0.", registry=reg
+        )
         self.phase = Gauge(
             "chorale_round_phase", "1 for the current phase.", ["phase"], registry=reg
         )
@@ -108,6 +115,11 @@ class CoordinatorMetrics:
         )
         self.epsilon_spent = Gauge("chorale_dp_epsilon_spent", "ε charged so far.", registry=reg)
         self.epsilon_cap = Gauge("chorale_dp_epsilon_cap", "ε the plan allows.", registry=reg)
+        self.ledger_rollbacks = Counter(
+            "chorale_ledger_rollbacks",
+            "Silos left out of an attempt because their ledger had gone back.",
+            registry=reg,
+        )
         self.success = Gauge(
             "chorale_federation_success_ratio",
             "Success by environment family, from the masked sum.",
@@ -144,6 +156,7 @@ class CoordinatorMetrics:
             self.silos.labels(state=state.value).set(0)
         for outcome in RoundOutcome:
             self.rounds.labels(outcome=outcome.value)
+            self.releases.labels(outcome=outcome.value)
         for phase in Phase:
             self.phase.labels(phase=phase.value).set(0)
             self.phase_duration.labels(phase=phase.value)
@@ -174,23 +187,41 @@ class CoordinatorMetrics:
         for known in Phase:
             self.phase.labels(phase=known.value).set(1 if known is current else 0)
 
+    def set_place(self, round_number: int, step: int) -> None:
+        """Show where the active run is.
+
+        Args:
+            round_number: From 1.
+            step: From 0.
+        """
+        self.round.set(round_number)
+        self.round_step.set(step)
+
     def set_epsilon(self, *, spent: float, cap: float) -> None:
         """Show the privacy budget of the active run.
 
         Args:
-            spent: ε charged so far.
+            spent: ε charged so far, for the unit that the plan's mode protects.
             cap: ε the plan allows.
         """
         self.epsilon_spent.set(spent)
         self.epsilon_cap.set(cap)
 
-    def observe_round(self, figures: RoundFigures) -> None:
-        """Take over the public figures of a closed round.
+    def observe_round(self, outcome: str) -> None:
+        """Count a closed round.
+
+        Args:
+            outcome: Skipped if no step of it had a sum.
+        """
+        self.rounds.labels(outcome=RoundOutcome(outcome).value).inc()
+
+    def observe_step(self, figures: RoundFigures) -> None:
+        """Take over the public figures of a closed step.
 
         Args:
             figures: The figures.
         """
-        self.rounds.labels(outcome=RoundOutcome(figures.outcome).value).inc()
+        self.releases.labels(outcome=RoundOutcome(figures.outcome).value).inc()
         for family, (ratio, _) in figures.success.items():
             self.success.labels(environment=family).set(ratio)
         if not math.isnan(figures.agreement):

@@ -8,25 +8,36 @@ Covered: phases and the time each took, over restarts. Not covered: what happens
 
 from __future__ import annotations
 
+from federation.record import Place
 from server.context import RunContext
 from server.figures import RoundFigures
 from server.phase import STEPS, Phase
+from server.store.rounds import AttemptPlace
 
 __all__ = ["Progress"]
 
 
 class Progress:
-    """One run's current round."""
+    """One run's current round, and the step it is at."""
 
     def __init__(self, run_id: str, context: RunContext) -> None:
         self._run_id = run_id
         self._context = context
         self.figures = RoundFigures(round=0)
 
-    def begin_round(self, round_number: int, *, attempt: int, adapter_sha256: bytes) -> None:
+    def begin(self, place: Place, *, attempt: int, adapter_sha256: bytes) -> None:
         """Start with empty figures."""
         self.figures = RoundFigures(
-            round=round_number, attempt=attempt, adapter_sha256=adapter_sha256
+            round=place.round, step=place.step, attempt=attempt, adapter_sha256=adapter_sha256
+        )
+        self._context.metrics.set_place(place.round, place.step)
+
+    @property
+    def at(self) -> AttemptPlace:
+        """The attempt that the figures are about."""
+        figures = self.figures
+        return AttemptPlace(
+            run_id=self._run_id, round=figures.round, step=figures.step, attempt=figures.attempt
         )
 
     def enter(self, phase: Phase, deadline_unix_s: float, attempt: int) -> None:
@@ -34,7 +45,7 @@ class Progress:
         figures, now = self.figures, self._context.clock()
         figures.phase, figures.phase_since_unix_s = phase, now
         figures.deadline_unix_s, figures.attempt = deadline_unix_s, attempt
-        self._context.store.rounds.set_phase(self._run_id, figures.round, attempt, phase.value, now)
+        self._context.store.rounds.set_phase(self.at, phase.value, now)
         self._context.metrics.set_phase(phase.value)
         self._context.changed.notify()
 
@@ -53,12 +64,13 @@ class Progress:
         Args:
             phase: The one that goes on.
         """
-        figures = self.figures
-        times = next(
-            row.phases
-            for row in self._context.store.rounds.list(self._run_id)
-            if (row.round, row.attempt) == (figures.round, figures.attempt)
-        )
+        figures, at = self.figures, self.at
+        rows = self._context.store.rounds.list(at.run_id)
+        here = [r for r in rows if (r.round, r.step, r.attempt) == (at.round, at.step, at.attempt)]
+        if not here:
+            # A step that follows without a task is opened before it enters its first phase.
+            return
+        times = here[0].phases
         ends = [*(time.at_unix_s for time in times[1:]), self._context.clock()]
         for time, end_unix_s in zip(times, ends, strict=True):
             figures.timings_s[time.phase] = end_unix_s - time.at_unix_s

@@ -1,20 +1,22 @@
-"""One run, driven round by round until its plan is fulfilled.
+"""One run, driven release by release until its plan is fulfilled.
 
-Ordered invariants of a round:
+A round has one release, or in `record_distributed` one for each of its steps.
 
-1. The signed RoundTask opens training; the round goes on when every silo that is alive has said
-   ready or refused, or at the deadline with at least a quorum.
+Ordered invariants of a release:
+
+1. The silos of its first attempt are the survivors of the step before, or those that are ready for
+   its signed RoundTask (``server/cohorts.py``); of each later attempt, the latter.
 2. An attempt that fails before survivors were declared is followed by another with new keys, while
-   the plan's charged attempts still leave one for each round to come; one that fails later ends the
-   round as skipped, the adapter unchanged.
-3. Each phase change is one durable transaction; each round ends with one signed record, in the
+   the plan's charged releases still leave one for each release to come; one that fails later ends
+   the release as skipped, the adapter unchanged, and the round goes on with its next step.
+3. Each phase change is one durable transaction; each release ends with one signed record, in the
    transaction that ends its attempt.
 4. What is in memory follows what is durable. A fault of the storage leaves ``drive`` with nothing
-   ended and nothing counted twice, and ``drive`` may be called again: it goes on in the same step.
+   ended and nothing counted twice, and ``drive`` may be called again: it goes on in the same phase.
 
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts between
-rounds, or in the middle of one: the attempt that was open goes on (``server/attempts.py``). Not
-covered: several aggregations in one round.
+releases, or in the middle of one: the attempt that was open goes on (``server/attempts.py``). Not
+covered: several sums for one release.
 """
 
 from __future__ import annotations
@@ -26,25 +28,25 @@ import structlog
 
 from federation.errors import UpdateError
 from federation.plan import Plan
-from federation.record import AdapterRecord
-from federation.task import SURVIVORS_ALREADY_SIGNED
+from federation.record import AdapterRecord, Place
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
 from server.aggregation import Aggregated
 from server.attempts import Attempts
 from server.audit import AuditEvent
+from server.budget import shown_epsilon
 from server.chain import Chain
+from server.cohorts import Cohorts
 from server.context import RunContext
-from server.epsilon import epsilon_spent
 from server.errors import (
     LostAttemptError,
     QuarantinedSumError,
-    RunError,
     TooFewSilosError,
     WrongRoundError,
 )
 from server.figures import RoundFigures
+from server.optimiser import RunOptimiser
 from server.phase import STEPS, Phase
 from server.progress import Progress
 from server.round import Attempt
@@ -68,21 +70,28 @@ class RunDriver:
         self.roster = roster
         self.members = frozenset(roster.roster.silo_ids)
         self.attempt: Attempt | None = None
-        self.training: Training | None = None
         self.finished: list[RoundFigures] = []
         self._context = context
-        self._chain = Chain(row.run_id, context)
+        self._chain = Chain(row.run_id, context, sums_per_round=plan.sums_per_round)
         self._progress = Progress(row.run_id, context)
+        self._optimiser = RunOptimiser(plan, self._chain, context.blobs)
         self._attempts = Attempts(
-            row=row, plan=plan, roster=roster, context=context, progress=self._progress
+            row=row,
+            plan=plan,
+            roster=roster,
+            context=context,
+            progress=self._progress,
+            optimiser=self._optimiser,
+        )
+        self._cohorts = Cohorts(
+            plan=plan, roster=roster, context=context, chain=self._chain, progress=self._progress
         )
         self._lost: AggregationId | None = None
         """An attempt that a restart found beyond retry and beyond finishing."""
         self._reopened = False
         self._aborted_bytes = 0
-        """Uploads of this round's attempts that were aborted."""
-        self._begin_round(0)
-        self._silos = tuple(entry.silo_id for entry in roster.roster.entries)
+        """Uploads of this release's attempts that were aborted."""
+        self._begin(0)
 
     @property
     def head(self) -> AdapterRecord:
@@ -91,44 +100,50 @@ class RunDriver:
 
     @property
     def current(self) -> RoundFigures:
-        """The round's figures so far."""
+        """The release's figures so far."""
         return self._progress.figures
 
     @property
-    def next_round(self) -> int:
-        """Rounds count from 1; record k closes round k."""
-        return self._chain.next_round
+    def next_place(self) -> Place:
+        """The release that the next record closes; rounds count from 1, steps from 0."""
+        return self._chain.next_place
+
+    @property
+    def training(self) -> Training | None:
+        """The task that is out, with its answers; None while none is."""
+        return self._cohorts.training
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """Silos the current phase waits for."""
         if self.attempt is not None:
             return tuple(sorted(self.attempt.waiting_for))
-        return () if self.training is None else self.training.unanswered(self._silos)
+        return self._cohorts.unanswered
 
     # Messages of silos --------------------------------------------------------------------------
 
     def report_ready(
-        self, silo_id: str, *, round_number: int, adapter_sha256: bytes, families: tuple[str, ...]
+        self, silo_id: str, *, place: Place, adapter_sha256: bytes, families: tuple[str, ...]
     ) -> None:
         """A silo's local work is done."""
         self._require_member(silo_id)
-        self._training(round_number).report_ready(
+        self._require_training(place).report_ready(
             silo_id, adapter_sha256=adapter_sha256, families=families
         )
         self._context.changed.notify()
 
-    def refuse(self, silo_id: str, *, round_number: int, reason: str) -> None:
+    def refuse(self, silo_id: str, *, place: Place, reason: str) -> None:
         """A silo takes no part."""
         self._require_member(silo_id)
-        training = self._training(round_number)
+        training = self._require_training(place)
         if training.refused.get(silo_id) == reason:
             return
         training.refuse(silo_id, reason)
         self._context.audit.append(
             AuditEvent.SILO_REFUSED,
             run=self.row.run_id,
-            round=round_number,
+            round=place.round,
+            step=place.step,
             silo=silo_id,
             reason=reason,
         )
@@ -136,7 +151,7 @@ class RunDriver:
 
     def _require_member(self, silo_id: str) -> None:
         """Enrolled silos outside the roster have no say in a round."""
-        if silo_id not in self._silos:
+        if silo_id not in self.members:
             raise WrongRoundError(f"{silo_id} is not in the roster of this run")
 
     def active_attempt(self) -> Attempt:
@@ -145,15 +160,16 @@ class RunDriver:
             raise WrongRoundError("no aggregation is open")
         return self.attempt
 
-    def _training(self, round_number: int) -> Training:
-        if self.training is None or round_number != self.current.round:
-            raise WrongRoundError(f"round {round_number} is not in training")
-        return self.training
+    def _require_training(self, place: Place) -> Training:
+        training = self.training
+        if training is None or place != (training.task.round, training.task.step):
+            raise WrongRoundError(f"{place} is not in training")
+        return training
 
     # Driving ------------------------------------------------------------------------------------
 
     async def drive(self) -> None:
-        """Run the remaining rounds; after a fault of the storage this may be called again.
+        """Run the remaining releases; after a fault of the storage this may be called again.
 
         Raises:
             RunError: the run cannot go on; the reason says why and what to do.
@@ -162,13 +178,13 @@ class RunDriver:
         """
         self._set_run(RunState.RUNNING)
         if self._chain.reload():
-            # The commit that closed the round was made, and only its answer was lost.
+            # The commit that closed the release was made, and only its answer was lost.
             row = self._context.store.rounds.finished(self.row.run_id)[-1]
             self._progress.figures = RoundFigures.from_json(row.figures_json)
-            self._round_closed()
+            self._closed()
         self._show_epsilon()
-        while self.next_round <= self.plan.rounds.count:
-            await self._round()
+        while self.next_place.round <= self.plan.rounds.count:
+            await self._release()
         self._set_run(RunState.FINISHED)
         self._context.audit.append(AuditEvent.RUN_FINISHED, run=self.row.run_id)
         self._context.changed.notify()
@@ -180,7 +196,7 @@ class RunDriver:
         """
         identity = row.identity
         self._reopened = True
-        self._begin_round(identity.attempt)
+        self._begin(identity.attempt)
         try:
             attempt = self._attempts.reopen(row)
         except LostAttemptError as error:
@@ -195,13 +211,17 @@ class RunDriver:
         self._adopt(attempt)
         self._progress.recall(attempt.phase)
 
-    def _begin_round(self, attempt: int) -> None:
+    def halt(self) -> None:
+        """Show no task and no attempt any more: the run has failed."""
+        self.attempt = self._cohorts.training = None
+
+    def _begin(self, attempt: int) -> None:
         self._aborted_bytes = 0
-        self._progress.begin_round(
-            self.next_round, attempt=attempt, adapter_sha256=self.head.adapter_sha256
+        self._progress.begin(
+            self.next_place, attempt=attempt, adapter_sha256=self.head.adapter_sha256
         )
 
-    async def _round(self) -> None:
+    async def _release(self) -> None:
         aggregated = None
         reopened, self._reopened = self._reopened, False
         if self.attempt is not None:
@@ -209,68 +229,48 @@ class RunDriver:
                 aggregated = await self._drive(self.attempt)
         elif not reopened and self._lost is None:
             newest = self._context.store.aggregations.newest_attempt(
-                self.row.run_id, self.next_round
+                self.row.run_id, *self.next_place
             )
-            self._begin_round(newest)
+            self._begin(newest)
         if aggregated is None and self.current.outcome != "skipped":
             aggregated = await self._new_attempts()
         if aggregated is None:
-            self._skip_round()
+            self._skip()
         else:
-            await self._close_round(aggregated)
+            await self._close(aggregated)
 
     async def _new_attempts(self) -> Aggregated | None:
-        """Open attempts until one yields a sum, or the round is over without."""
-        spare = self.plan.rounds.charged_attempts - self.plan.rounds.count
-        first = self.current.attempt + 1
-        for number in range(first, first + 1 + spare):
-            if not self._affordable():
-                break
+        """Open attempts until one yields a sum, or the release is over without."""
+        tasks_left = 1 + self.plan.charged_releases - self.plan.releases
+        number = self.current.attempt
+        ready = None if number else self._cohorts.carried_over()
+        while tasks_left and self._affordable():
+            number += 1
             self.current.attempt = number
-            ready = await self._await_ready(number)
+            self.attempt = None
             if ready is None:
-                break
+                tasks_left -= 1
+                ready = await self._cohorts.gather(number)
+                self._show_epsilon()
+                if ready is None:
+                    break
             attempt = self._attempts.open(number, ready, adapter_sha256=self.head.adapter_sha256)
             aggregated = await self._drive(attempt)
             if aggregated is not None or self.current.outcome == "skipped":
                 return aggregated
+            ready = None
         return None
 
     def _affordable(self) -> bool:
-        """Whether this round may be charged once more: ε is stated for so many and no more."""
-        releases = self._context.store.rounds.releases(self.row.run_id)
-        rounds_left = self.plan.rounds.count - self.next_round + 1
-        return releases + rounds_left <= self.plan.rounds.charged_attempts
-
-    async def _await_ready(self, attempt_number: int) -> dict[str, tuple[str, ...]] | None:
-        """Wait for the silos; None when so many refused for good that the round is skipped."""
-        quorum = self.plan.rounds.ready_quorum(self.plan.secure_aggregation.n_min)
-        self.attempt = None
-        while True:
-            now = self._context.clock()
-            deadline = int(now) + self.plan.rounds.ready_deadline_s
-            self.training = Training(task=self._chain.sign_task(self.roster, deadline))
-            self._progress.enter(Phase.TRAINING, deadline, attempt_number)
-            while self._context.clock() < deadline:
-                waiting = [s for s in self.waiting_for if self._context.liveness.alive(s)]
-                if not waiting and len(self.training.ready) >= quorum:
-                    break
-                if self.training.out_of_reach(self._silos, quorum):
-                    break
-                await self._context.changed.wait(1.0)
-            self._progress.leave()
-            if len(self.training.ready) >= quorum:
-                return dict(sorted(self.training.ready.items()))
-            if self.training.out_of_reach(self._silos, quorum):
-                if SURVIVORS_ALREADY_SIGNED in self.training.refused.values():
-                    return None
-                reasons = ", ".join(f"{s}: {r}" for s, r in sorted(self.training.refused.items()))
-                raise RunError(
-                    f"round {self.current.round} cannot reach its quorum of {quorum}: {reasons}"
-                )
-            self._context.audit.append(
-                AuditEvent.ROUND_STALLED, run=self.row.run_id, round=self.current.round
-            )
+        """Whether this release may be charged once more: ε is stated for so many and no more."""
+        charged = self._context.store.rounds.charged(self.row.run_id)
+        left = self.plan.releases + 1 - self._chain.next_position
+        if self.next_place.step == 0:
+            # Figures go up with a round's first step, and ε is stated for so many of those.
+            rounds_left = self.plan.rounds.count + 1 - self.next_place.round
+            if charged.first_steps + rounds_left > self.plan.first_steps:
+                return False
+        return charged.releases + left <= self.plan.charged_releases
 
     async def _drive(self, attempt: Attempt) -> Aggregated | None:
         """Drive an attempt to its end; None when it failed."""
@@ -293,7 +293,7 @@ class RunDriver:
     def _adopt(self, attempt: Attempt) -> None:
         self.current.cohort = tuple(sorted(attempt.cohort))
         self.current.attempt = attempt.identity.attempt
-        self.training = None
+        self._cohorts.training = None
         self.attempt = attempt
 
     def _leave_attempt(self) -> None:
@@ -303,9 +303,9 @@ class RunDriver:
             self._attempts.clear(attempt)
         self._show_epsilon()
 
-    # Closing a round ------------------------------------------------------------------------------
+    # Closing a release ----------------------------------------------------------------------------
 
-    async def _close_round(self, result: Aggregated) -> None:
+    async def _close(self, result: Aggregated) -> None:
         blobs = self._context.blobs
         figures = self.current
         attempt = self.active_attempt()
@@ -321,7 +321,7 @@ class RunDriver:
         )
         self._finish(record, attempt.identity, AggregationOutcome.RELEASED)
 
-    def _skip_round(self) -> None:
+    def _skip(self) -> None:
         over = self._lost if self.attempt is None else self.attempt.identity
         record = self._chain.link(kind="skipped", adapter_sha256=self.head.adapter_sha256)
         self._finish(record, over, AggregationOutcome.SKIPPED)
@@ -329,7 +329,7 @@ class RunDriver:
     def _finish(
         self, record: AdapterRecord, over: AggregationId | None, outcome: AggregationOutcome
     ) -> None:
-        """Close the round in one transaction; what is in memory follows."""
+        """Close the release in one transaction; what is in memory follows."""
         store, figures = self._context.store, self.current
         received = 0 if self.attempt is None else self.attempt.received_bytes
         closed = replace(
@@ -343,37 +343,43 @@ class RunDriver:
             if over is not None:
                 self._attempts.end(over, outcome)
             store.records.append(record)
-            store.rounds.finish(
-                self.row.run_id, closed.round, closed.attempt, closed.outcome, closed.to_json()
-            )
-            # Inside: a round without its line in the audit log is not closed.
+            store.rounds.finish(self._progress.at, closed.outcome, closed.to_json())
+            # Inside: a release without its line in the audit log is not closed.
             self._context.audit.append(
                 AuditEvent.ROUND_FINISHED,
                 run=self.row.run_id,
                 round=closed.round,
+                step=closed.step,
                 outcome=closed.outcome,
                 adapter=record.adapter_sha256.hex(),
                 survivors=list(closed.survivors),
             )
         self._chain.append(record)
         self._progress.figures = closed
-        self._round_closed()
+        self._closed()
 
-    def _round_closed(self) -> None:
-        """Show what the store says: the round is over."""
+    def _closed(self) -> None:
+        """Show what the store says: the release is over, and with its last one the round."""
         figures = self.current
         self._lost = None
-        self.training = None
-        self._context.metrics.observe_round(figures)
+        self._cohorts.training = None
+        self._context.metrics.observe_step(figures)
+        if figures.outcome == "skipped":
+            self._optimiser.forget()
+        if self.plan.is_last_step(figures.step):
+            kinds = {record.kind for record in self._chain.of_round(figures.round)}
+            self._context.metrics.observe_round(
+                "aggregated" if "aggregated" in kinds else "skipped"
+            )
         self.finished.append(figures)
-        log.info("round_finished", round=figures.round, outcome=figures.outcome)
+        log.info("round_finished", round=figures.round, step=figures.step, outcome=figures.outcome)
         self._leave_attempt()
         self._context.changed.notify()
 
     # Durable steps --------------------------------------------------------------------------------
 
     def _show_epsilon(self) -> None:
-        spent = epsilon_spent(self.plan, self._context.store.rounds.releases(self.row.run_id))
+        spent = shown_epsilon(self.plan, self._context.store.rounds.charged(self.row.run_id))
         self._context.metrics.set_epsilon(spent=spent, cap=self.plan.privacy.epsilon_cap)
 
     def _set_run(self, state: RunState, error: str = "") -> None:

@@ -26,6 +26,7 @@ import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2 as pb
 from chorale.v1 import round_pb2_grpc
+from federation.record import Place
 from federation.sums import require_families
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
@@ -94,7 +95,7 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         driver = self._conductor.require_run(request.run_id)
         driver.report_ready(
             silo_id,
-            round_number=request.round,
+            place=Place(request.round, request.step),
             adapter_sha256=request.adapter_sha256,
             families=families,
         )
@@ -106,7 +107,7 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         silo_id = self._silo()
         reason = request.reason[:MAX_REASON_CHARS]
         driver = self._conductor.require_run(request.run_id)
-        driver.refuse(silo_id, round_number=request.round, reason=reason)
+        driver.refuse(silo_id, place=Place(request.round, request.step), reason=reason)
         return pb.RefuseResponse()
 
     async def AdvertiseKeys(
@@ -116,7 +117,7 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         bundle = secagg_wire.key_bundle_from_proto(request.bundle)
         self._own(bundle.silo_id)
         identity = secagg_wire.identity_from_proto(request.identity)
-        self._conductor.attempt().receive_bundle(identity, bundle)
+        self._conductor.receive_bundle(identity, bundle)
         self._context.changed.notify()
         return pb.AdvertiseKeysResponse()
 
@@ -230,15 +231,13 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
     async def ListRecords(
         self, request: pb.ListRecordsRequest, context: Context
     ) -> pb.ListRecordsResponse:
-        """The provenance chain from a round on."""
+        """A page of the provenance chain, from a position on."""
         self._silo()
-        records = self._context.store.records.list(request.run_id)
+        records = self._context.store.records.page(
+            request.run_id, request.from_position, federation_wire.RECORDS_PER_PAGE
+        )
         return pb.ListRecordsResponse(
-            records=[
-                federation_wire.record_to_proto(record)
-                for record in records
-                if record.round >= request.from_round
-            ]
+            records=[federation_wire.record_to_proto(record) for record in records]
         )
 
     def _silo(self) -> str:

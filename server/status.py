@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from chorale.v1 import admin_pb2 as pb
 from federation.plan import Plan
+from federation.record import AdapterRecord
+from server.budget import own_unit, shown_epsilon
 from server.context import RunContext
-from server.epsilon import epsilon_spent
 from server.figures import RoundFigures
 from server.run import RunDriver
 from server.store.runs import RunRow
@@ -19,17 +20,23 @@ from server.store.runs import RunRow
 __all__ = ["run_summary", "watch_response"]
 
 
-def run_summary(
-    row: RunRow, plan: Plan, *, round_number: int, adapter_sha256: bytes
-) -> pb.RunSummary:
-    """One line of `chorale run list`."""
+def run_summary(row: RunRow, plan: Plan, *, head: AdapterRecord | None) -> pb.RunSummary:
+    """One line of `chorale run list`.
+
+    Args:
+        row: The run.
+        plan: Its plan.
+        head: Its newest record; None if it has none.
+    """
     return pb.RunSummary(
         run_id=row.run_id,
         name=row.name,
         state=row.state.value,
-        round=round_number,
+        round=0 if head is None else head.round,
         rounds=plan.rounds.count,
-        adapter_sha256=adapter_sha256,
+        adapter_sha256=b"" if head is None else head.adapter_sha256,
+        step=0 if head is None else head.step,
+        steps=plan.sums_per_round,
     )
 
 
@@ -44,16 +51,11 @@ def watch_response(
     plan = Plan.parse(row.plan)
     records = context.store.records.list(row.run_id)
     spec = plan.privacy_spec()
-    releases = context.store.rounds.releases(row.run_id)
     response = pb.WatchRunResponse(
-        run=run_summary(
-            row,
-            plan,
-            round_number=records[-1].round,
-            adapter_sha256=records[-1].adapter_sha256,
-        ),
+        run=run_summary(row, plan, head=records[-1]),
         finished=[_round_status(figures) for figures in finished],
-        epsilon_spent=epsilon_spent(plan, releases),
+        epsilon_spent=shown_epsilon(plan, context.store.rounds.charged(row.run_id)),
+        epsilon_unit=own_unit(plan),
         epsilon_cap=spec.epsilon_cap,
         delta=spec.delta,
         error=row.error,
@@ -73,6 +75,7 @@ def watch_response(
 def _round_status(figures: RoundFigures) -> pb.RoundStatus:
     return pb.RoundStatus(
         round=figures.round,
+        step=figures.step,
         attempt=figures.attempt,
         phase=figures.phase.value,
         phase_since_unix_s=int(figures.phase_since_unix_s),

@@ -35,7 +35,7 @@ class Training:
             WrongRoundError: it started from another adapter.
         """
         if adapter_sha256 != self.task.adapter_sha256:
-            raise WrongRoundError("ready for another adapter than the one this round starts from")
+            raise WrongRoundError("ready for another adapter than the one this task starts from")
         self.refused.pop(silo_id, None)
         self.ready[silo_id] = families
 

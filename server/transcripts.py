@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from federation.record import Place
 from federation.transcript import PUBLIC_PHASES, Outcome, Transcript
 from secagg.messages import (
     ConsistencySignature,
@@ -31,19 +32,22 @@ _OUTCOMES = {
 }
 
 
-def build_transcript(store: Store, run_id: str, round_number: int, attempt: int = 0) -> Transcript:
+def build_transcript(
+    store: Store, run_id: str, round_number: int, *, step: int = 0, attempt: int = 0
+) -> Transcript:
     """Put the public part of an attempt together.
 
     Args:
         store: The coordinator's store.
         run_id: The run.
         round_number: The round.
+        step: Its step.
         attempt: Which attempt; 0 for the last.
 
     Raises:
         NotPublishedError: there is no such attempt.
     """
-    row = _row(store, run_id, round_number, attempt)
+    row = _row(store, run_id, Place(round_number, step), attempt)
     descriptor = row.descriptor
     roster = store.rosters.get(descriptor.descriptor.roster_sha256)
     if roster is None:
@@ -58,11 +62,14 @@ def build_transcript(store: Store, run_id: str, round_number: int, attempt: int 
     outcome = _OUTCOMES[row.outcome]
     closing: dict[str, Any] = {}
     records = store.records.list(run_id)
-    if outcome is Outcome.SKIPPED and round_number >= len(records):
-        # The run failed or was aborted meanwhile: nothing was signed that closes this round.
+    position = next(
+        (k for k, record in enumerate(records) if record.place == (round_number, step)), None
+    )
+    if outcome is Outcome.SKIPPED and position is None:
+        # The run failed or was aborted meanwhile: nothing was signed that closes this step.
         outcome = Outcome.ENDED
-    if outcome in (Outcome.RELEASED, Outcome.SKIPPED):
-        closing = {"record": records[round_number], "parent": records[round_number - 1]}
+    if outcome in (Outcome.RELEASED, Outcome.SKIPPED) and position is not None:
+        closing = {"record": records[position], "parent": records[position - 1]}
     return Transcript(
         outcome=outcome,
         phases=phases,
@@ -80,15 +87,13 @@ def build_transcript(store: Store, run_id: str, round_number: int, attempt: int 
     )
 
 
-def _row(store: Store, run_id: str, round_number: int, attempt: int) -> AggregationRow:
+def _row(store: Store, run_id: str, place: Place, attempt: int) -> AggregationRow:
     found = [
         row
         for row in store.aggregations.list(run_id)
-        if row.identity.round == round_number and attempt in (0, row.identity.attempt)
+        if (row.identity.round, row.identity.step) == place and attempt in (0, row.identity.attempt)
     ]
     if not found:
         which = f"attempt {attempt} of " if attempt else ""
-        raise NotPublishedError(
-            f"run {run_id[:128]!r} has no aggregation for {which}round {round_number}"
-        )
+        raise NotPublishedError(f"run {run_id[:128]!r} has no aggregation for {which}{place}")
     return found[-1]

@@ -39,10 +39,12 @@ def list_adapters(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Forma
 
         with connect(data) as stub:
             records = _records(stub, run_id)
+        stepped = any(record.step for record in records)
         for record in records:
+            step = f"step {record.step:>3}  " if stepped else ""
             say(
-                f"round {record.round:>3}  {record.kind:<10} {record.adapter_sha256.hex()[:16]}  "
-                f"{', '.join(record.survivors)}"
+                f"round {record.round:>3}  {step}{record.kind:<10} "
+                f"{record.adapter_sha256.hex()[:16]}  {', '.join(record.survivors)}"
             )
         succeed(output, {"records": [plain(record) for record in records]})
 
@@ -54,6 +56,9 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory to write.")],
     round_number: Annotated[
         int | None, typer.Option("--round", help="Which round's; the newest if not given.", min=0)
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Which step's of it; the last if not given.", min=0)
     ] = None,
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
@@ -70,13 +75,7 @@ def export(
 
         with connect(data) as stub:
             plan, chain = _verified(data, run_id, _records(stub, run_id))
-            if round_number is not None and round_number >= len(chain):
-                raise CommandError(
-                    f"{run_id} has rounds 0 to {len(chain) - 1}",
-                    code="arguments",
-                    exit_code=Exit.ARGUMENTS,
-                )
-            record = chain[-1 if round_number is None else round_number]
+            record = _chosen(run_id, chain, round_number, step)
             content = _fetch(stub, record.adapter_sha256)
         written = write_peft_adapter(
             decode_adapter(content, max_bytes=MAX_ADAPTER_BYTES),
@@ -87,6 +86,7 @@ def export(
             provenance={
                 "run": run_id,
                 "round": str(record.round),
+                "step": str(record.step),
                 "kind": record.kind,
                 "adapter_sha256": record.adapter_sha256.hex(),
                 "record_sha256": record.sha256.hex(),
@@ -102,17 +102,44 @@ def export(
             {
                 "directory": str(written),
                 "round": record.round,
+                "step": record.step,
                 "adapter_sha256": record.adapter_sha256.hex(),
             },
         )
 
 
+def _chosen(
+    run_id: str, chain: tuple[AdapterRecord, ...], round_number: int | None, step: int | None
+) -> AdapterRecord:
+    """The record that was asked for: of the newest round and its last step unless named."""
+    head = chain[-1]
+    of_round = [
+        r for r in chain if r.round == (head.round if round_number is None else round_number)
+    ]
+    found = [record for record in of_round if step in (None, record.step)]
+    if found:
+        return found[-1]
+    has = (
+        f"round {of_round[-1].round} of {run_id} has steps 0 to {of_round[-1].step}"
+        if of_round
+        else f"{run_id} has rounds 0 to {head.round}"
+    )
+    raise CommandError(has, code="arguments", exit_code=Exit.ARGUMENTS)
+
+
 def _records(stub: Any, run_id: str) -> list[Any]:
+    """The whole chain, page by page; the operator's own coordinator ends it."""
     from chorale.v1 import admin_pb2
+    from federation.wire import RECORDS_PER_PAGE
     from server.cli.client import CALL_TIMEOUT_S
 
-    request = admin_pb2.ListAdaptersRequest(run_id=run_id)
-    return list(stub.ListAdapters(request, timeout=CALL_TIMEOUT_S).records)
+    records: list[Any] = []
+    while True:
+        request = admin_pb2.ListAdaptersRequest(run_id=run_id, from_position=len(records))
+        page = stub.ListAdapters(request, timeout=CALL_TIMEOUT_S).records
+        records += page
+        if len(page) < RECORDS_PER_PAGE:
+            return records
 
 
 def _verified(
@@ -138,7 +165,7 @@ def _verified(
             exit_code=Exit.ARGUMENTS,
         )
     chain = tuple(record_from_proto(message) for message in messages)
-    verify_chain(chain, signed.roster.coordinator_key)
+    verify_chain(chain, signed.roster.coordinator_key, sums_per_round=plan.sums_per_round)
     return plan, chain
 
 

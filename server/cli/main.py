@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import typer
 
-from server.cli import adapter, audit, federation, root, run, transcript
+from server.cli import adapter, audit, budget, federation, root, run, transcript
 from server.cli.envelope import Answered, Exit, run_app, say
 
 __all__ = ["app", "main"]
@@ -42,6 +42,7 @@ app.add_typer(federation.silo_app, name="silo")
 app.add_typer(federation.roster_app, name="roster")
 app.add_typer(run.app, name="run")
 app.add_typer(adapter.app, name="adapter")
+app.command("budget")(budget.budget)
 app.add_typer(audit.app, name="audit")
 app.add_typer(transcript.app, name="transcript")
 app.command("verify-transcript")(transcript.verify)

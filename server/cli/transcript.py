@@ -30,6 +30,9 @@ def export(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="Its id.")],
     round_number: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="From 1.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    step: Annotated[
+        int, typer.Option("--step", min=0, help="Which step of the round, from 0.")
+    ] = 0,
     attempt: Annotated[
         int, typer.Option("--attempt", min=0, help="Which attempt; the last if not given.")
     ] = 0,
@@ -47,7 +50,7 @@ def export(
 
         with connect(data) as stub:
             request = admin_pb2.GetTranscriptRequest(
-                run_id=run_id, round=round_number, attempt=attempt
+                run_id=run_id, round=round_number, step=step, attempt=attempt
             )
             parts = stub.GetTranscript(request, timeout=CALL_TIMEOUT_S)
             transcript = parse_transcript(b"".join(part.content for part in parts))
@@ -70,6 +73,7 @@ def export(
                 "sum": None if sum_out is None else str(sum_out),
                 "outcome": transcript.outcome.value,
                 "phases": transcript.phases,
+                "step": transcript.descriptor.descriptor.identity.step,
                 "attempt": transcript.descriptor.descriptor.identity.attempt,
             },
         )

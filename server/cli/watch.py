@@ -23,7 +23,7 @@ from rich.text import Text
 from chorale.v1 import admin_pb2
 from server.cli.client import connect
 
-__all__ = ["Panel", "follow"]
+__all__ = ["Panel", "follow", "place_of"]
 
 PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 1.0
@@ -38,12 +38,12 @@ def follow(data_dir: Path, run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
         run_id: The run.
 
     Yields:
-        Statuses; each finished round is in one of them only.
+        Statuses; each finished step of a round is in one of them only.
 
     Raises:
         grpc.RpcError: The coordinator refused, or stayed away for ``PATIENCE_S``.
     """
-    told: set[int] = set()
+    told: set[tuple[int, int]] = set()
     heard = time.monotonic()
     request = admin_pb2.WatchRunRequest(run_id=run_id)
     while True:
@@ -51,8 +51,10 @@ def follow(data_dir: Path, run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
             with connect(data_dir) as stub:
                 for status in stub.WatchRun(request):
                     heard = time.monotonic()
-                    fresh = [done for done in status.finished if done.round not in told]
-                    told.update(done.round for done in fresh)
+                    fresh = [
+                        done for done in status.finished if (done.round, done.step) not in told
+                    ]
+                    told.update((done.round, done.step) for done in fresh)
                     del status.finished[:]
                     status.finished.extend(fresh)
                     yield status
@@ -64,8 +66,20 @@ def follow(data_dir: Path, run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
         time.sleep(PAUSE_S)
 
 
+def place_of(run: admin_pb2.RunSummary, round_number: int, step: int) -> str:
+    """Where a run is; steps are named where a round has several, and count from 1 for people.
+
+    Args:
+        run: Says how many there are.
+        round_number: The round.
+        step: Its step, from 0.
+    """
+    named = f", step {step + 1}/{run.steps}" if run.steps > 1 and round_number else ""
+    return f"round {round_number}/{run.rounds}{named}"
+
+
 class Panel:
-    """What stderr shows: a live view on a terminal, a line a finished round elsewhere."""
+    """What stderr shows: a live view on a terminal, a line a finished step elsewhere."""
 
     def __init__(self, *, live: bool) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -105,28 +119,32 @@ class Panel:
             if ratios:
                 self._curve.append(sum(ratios) / len(ratios))
             if self._lines:
-                self._console.print(self._finished(done, status.run.rounds))
+                self._console.print(self._finished(done, status.run))
         if self._live is not None:
             self._live.update(self._view(status))
 
-    def _finished(self, done: admin_pb2.RoundStatus, rounds: int) -> str:
+    def _finished(self, done: admin_pb2.RoundStatus, run: admin_pb2.RunSummary) -> str:
         duration_s = sum(timing.duration_s for timing in done.timings)
         lost = sorted(set(done.cohort) - set(done.survivors))
         curve = f"  success {self._curve[-1]:.1%} {_bars(self._curve)}" if self._curve else ""
         return (
-            f"round {done.round}/{rounds} {done.outcome}: {len(done.survivors)} silos in the sum, "
-            f"{duration_s:.1f} s, {done.upload_bytes:,} bytes{curve}{_agreement(done)}"
+            f"{place_of(run, done.round, done.step)} {done.outcome}: "
+            f"{len(done.survivors)} silos in the sum, {duration_s:.1f} s, "
+            f"{done.upload_bytes:,} bytes{curve}{_agreement(done)}"
             + (f", lost {', '.join(lost)}" if lost else "")
         )
 
     def _view(self, status: admin_pb2.WatchRunResponse) -> Group:
         run, current, now = status.run, status.current, time.time()
-        head = Text(f"{run.run_id}  {run.state}  round {run.round}/{run.rounds}", style="bold")
+        head = Text(
+            f"{run.run_id}  {run.state}  {place_of(run, run.round, run.step)}", style="bold"
+        )
         parts: list[Text | Table] = [head]
         if status.HasField("current"):
             parts.append(
                 Text(
-                    f"round {current.round} attempt {current.attempt}: {current.phase}"
+                    f"{place_of(run, current.round, current.step)}"
+                    f" attempt {current.attempt}: {current.phase}"
                     f" for {_span(now - current.phase_since_unix_s)}"
                     f", deadline in {_span(current.deadline_unix_s - now)}"
                 )
@@ -143,8 +161,8 @@ class Panel:
                 parts.append(table)
         parts.append(
             Text(
-                f"silo-level ε {status.epsilon_spent:.4g} of {status.epsilon_cap:.4g} "
-                f"at δ = {status.delta:g}"
+                f"{status.epsilon_unit}-level ε {status.epsilon_spent:.4g} "
+                f"of {status.epsilon_cap:.4g} at δ = {status.delta:g}"
             )
         )
         if self._curve:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from server.store.aggregations import Aggregations
 from server.store.database import Database
+from server.store.heads import Heads
 from server.store.invites import Invites
 from server.store.messages import Messages
 from server.store.records import Records
@@ -40,6 +41,7 @@ class Store:
         self.records = Records(self._database)
         self.aggregations = Aggregations(self._database)
         self.messages = Messages(self._database)
+        self.heads = Heads(self._database)
 
     def transaction(self) -> AbstractContextManager[Connection]:
         """Make everything inside the ``with`` block one durable change.

@@ -234,7 +234,7 @@ class Aggregations:
             round_number: The round.
 
         Returns:
-            By step and part; empty for a round that was skipped or is not closed.
+            By step and part; without the steps that were skipped or are not closed.
         """
         return self._list(
             and_(
@@ -244,7 +244,27 @@ class Aggregations:
             )
         )
 
-    def newest_attempt(self, run_id: str, round_number: int) -> int:
+    def newest(self, run_id: str, round_number: int, step: int) -> AggregationRow | None:
+        """Return the last attempt at a step.
+
+        Args:
+            run_id: The run.
+            round_number: The round.
+            step: The step.
+
+        Returns:
+            The attempt; None if there was none.
+        """
+        rows = self._list(
+            and_(
+                aggregations.c.run_id == run_id,
+                aggregations.c.round == round_number,
+                aggregations.c.step == step,
+            )
+        )
+        return rows[-1] if rows else None
+
+    def newest_attempt(self, run_id: str, round_number: int, step: int) -> int:
         """Return the number of the newest attempt that was opened, by whatever version.
 
         A version before this table kept its attempts in ``rounds`` alone. An attempt there counts
@@ -253,6 +273,7 @@ class Aggregations:
         Args:
             run_id: The run.
             round_number: The round.
+            step: The step.
 
         Returns:
             Its number; 0 before the first.
@@ -260,17 +281,21 @@ class Aggregations:
         with self._database.transaction() as connection:
             newest = connection.execute(
                 select(func.max(aggregations.c.attempt)).where(
-                    aggregations.c.run_id == run_id, aggregations.c.round == round_number
+                    aggregations.c.run_id == run_id,
+                    aggregations.c.round == round_number,
+                    aggregations.c.step == step,
                 )
             ).scalar()
             entered = connection.execute(
                 select(rounds.c.attempt, rounds.c.phases_unix_s).where(
-                    rounds.c.run_id == run_id, rounds.c.round == round_number
+                    rounds.c.run_id == run_id,
+                    rounds.c.round == round_number,
+                    rounds.c.step == step,
                 )
             ).all()
-        steps = {step.value for step in STEPS}
+        opened = {phase.value for phase in STEPS}
         stepped: list[int] = [
-            row.attempt for row in entered if steps & json.loads(row.phases_unix_s).keys()
+            row.attempt for row in entered if opened & json.loads(row.phases_unix_s).keys()
         ]
         return max([int(newest or 0), *stepped])
 

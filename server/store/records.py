@@ -1,12 +1,15 @@
 """Provenance records, in the order of the chain.
 
-Covered: each round of a run has one record, and none is ever replaced. Not covered: that they link
-up; whoever reads a chain verifies it.
+Covered: each release of a run has one record, in order of round and step, and none is ever
+replaced. Not covered: that they link up, and how many steps a round has; whoever reads a chain
+verifies it.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import func, insert, select
+from collections.abc import Iterable
+
+from sqlalchemy import insert, select
 
 import federation.wire as federation_wire
 from chorale.v1 import aggregation_pb2
@@ -31,22 +34,54 @@ class Records:
             record: The signed record.
 
         Raises:
-            StoreError: It is not the next round's.
+            StoreError: It is neither of the head's next step nor of the next round's first one.
         """
         with self._database.transaction() as connection:
-            count = connection.execute(
-                select(func.count()).select_from(records).where(records.c.run_id == record.run_id)
-            ).scalar_one()
-            if record.round != count:
-                raise StoreError(f"record {record.round} of {record.run_id} is not the next one")
+            head = connection.execute(
+                select(records.c.round, records.c.step)
+                .where(records.c.run_id == record.run_id)
+                .order_by(records.c.round.desc(), records.c.step.desc())
+                .limit(1)
+            ).first()
+            # After record 0, which is nobody's step, only a round's first step can follow.
+            follows = {(0, 0)} if head is None else {(head.round + 1, 0)}
+            if head is not None and head.round > 0:
+                follows.add((head.round, head.step + 1))
+            if (record.round, record.step) not in follows:
+                raise StoreError(
+                    f"the record of round {record.round}, step {record.step} of {record.run_id} "
+                    "is not the next one"
+                )
             connection.execute(
                 insert(records).values(
                     run_id=record.run_id,
                     round=record.round,
+                    step=record.step,
                     adapter_sha256=record.adapter_sha256,
                     record=federation_wire.record_to_proto(record).SerializeToString(),
                 )
             )
+
+    def page(self, run_id: str, from_position: int, limit: int) -> tuple[AdapterRecord, ...]:
+        """Return a part of a run's chain.
+
+        Args:
+            run_id: The run.
+            from_position: Of the first record, from 0.
+            limit: The most records.
+
+        Returns:
+            In the order of the chain; empty behind its end.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                select(records.c.record)
+                .where(records.c.run_id == run_id)
+                .order_by(records.c.round, records.c.step)
+                .offset(from_position)
+                .limit(limit)
+            ).scalars()
+            return _decoded(rows)
 
     def list(self, run_id: str) -> tuple[AdapterRecord, ...]:
         """Return a run's chain.
@@ -59,10 +94,15 @@ class Records:
         """
         with self._database.transaction() as connection:
             rows = connection.execute(
-                select(records.c.record).where(records.c.run_id == run_id).order_by(records.c.round)
+                select(records.c.record)
+                .where(records.c.run_id == run_id)
+                .order_by(records.c.round, records.c.step)
             ).scalars()
-            content = list(rows)
-        return tuple(
-            federation_wire.record_from_proto(aggregation_pb2.AdapterRecord.FromString(row))
-            for row in content
-        )
+            return _decoded(rows)
+
+
+def _decoded(rows: Iterable[bytes]) -> tuple[AdapterRecord, ...]:
+    return tuple(
+        federation_wire.record_from_proto(aggregation_pb2.AdapterRecord.FromString(row))
+        for row in rows
+    )

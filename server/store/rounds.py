@@ -1,4 +1,4 @@
-"""Rounds, one row an attempt: its phases with their times, its outcome.
+"""Rounds, one row an attempt at one of their steps: its phases with their times, its outcome.
 
 Every change is one durable transaction. A row appears with an attempt's first phase.
 
@@ -10,18 +10,39 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import ColumnElement, and_, insert, select, update
 from sqlalchemy.engine import Connection
 
 from server.store.database import Database
 from server.store.schema import rounds
 
-__all__ = ["PhaseTime", "RoundRow", "Rounds"]
+__all__ = ["AttemptPlace", "Charged", "PhaseTime", "RoundRow", "Rounds"]
 
 RELEASE_PHASE: Final = "masked_input"
 """From this phase on an attempt is charged in the silos' ledgers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptPlace:
+    """Which attempt of which step of which round."""
+
+    run_id: str
+    round: int
+    step: int
+    attempt: int
+
+
+class Charged(NamedTuple):
+    """What one run asked the silos' ledgers to be charged for."""
+
+    releases: int
+    """Attempts in which uploads were invited."""
+    first_steps: int
+    """How many of them were of a round's step 0."""
+    rounds: int
+    """Rounds whose task went out; under ``record_local`` each was trained for before its upload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +55,11 @@ class PhaseTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundRow:
-    """One attempt of one round."""
+    """One attempt at one step of a round."""
 
     run_id: str
     round: int
+    step: int
     attempt: int
     phase: str
     phases: tuple[PhaseTime, ...]
@@ -54,49 +76,30 @@ class Rounds:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def open(self, run_id: str, round_number: int, attempt: int) -> None:
-        """Make sure an attempt has a row.
-
-        Args:
-            run_id: The run.
-            round_number: The round.
-            attempt: The attempt.
-        """
-        with self._database.transaction() as connection:
-            self._row(connection, run_id, round_number, attempt)
-
-    def set_phase(
-        self, run_id: str, round_number: int, attempt: int, phase: str, at_unix_s: float
-    ) -> None:
+    def set_phase(self, place: AttemptPlace, phase: str, at_unix_s: float) -> None:
         """Note that an attempt entered a phase.
 
         Args:
-            run_id: The run.
-            round_number: The round.
-            attempt: The attempt.
+            place: Which attempt.
             phase: The phase.
             at_unix_s: When.
         """
         with self._database.transaction() as connection:
-            row = self._row(connection, run_id, round_number, attempt)
+            row = self._row(connection, place)
             times = {time.phase: time.at_unix_s for time in row.phases}
             times.setdefault(phase, at_unix_s)
             self._update(connection, row, phase=phase, phases_unix_s=json.dumps(times))
 
-    def finish(
-        self, run_id: str, round_number: int, attempt: int, outcome: str, figures_json: str
-    ) -> None:
-        """Close a round with this attempt.
+    def finish(self, place: AttemptPlace, outcome: str, figures_json: str) -> None:
+        """Close a step with this attempt.
 
         Args:
-            run_id: The run.
-            round_number: The round.
-            attempt: The attempt.
+            place: Which attempt.
             outcome: How it ended.
             figures_json: Its public figures.
         """
         with self._database.transaction() as connection:
-            row = self._row(connection, run_id, round_number, attempt)
+            row = self._row(connection, place)
             self._update(
                 connection, row, phase="finished", outcome=outcome, figures_json=figures_json
             )
@@ -108,29 +111,29 @@ class Rounds:
             run_id: The run.
 
         Returns:
-            By round and attempt.
+            By round, step and attempt.
         """
         with self._database.transaction() as connection:
             rows = connection.execute(
                 select(rounds)
                 .where(rounds.c.run_id == run_id)
-                .order_by(rounds.c.round, rounds.c.attempt)
+                .order_by(rounds.c.round, rounds.c.step, rounds.c.attempt)
             ).all()
         return tuple(_round(row) for row in rows)
 
     def finished(self, run_id: str) -> tuple[RoundRow, ...]:
-        """Return the attempts that closed a round.
+        """Return the attempts that closed a step of a round.
 
         Args:
             run_id: The run.
 
         Returns:
-            By round.
+            By round and step.
         """
         return tuple(row for row in self.list(run_id) if row.outcome)
 
-    def releases(self, run_id: str) -> int:
-        """Count the attempts in which uploads were invited, each charged in the silos' ledgers.
+    def charged(self, run_id: str) -> Charged:
+        """Count the attempts in which uploads were invited, and the rounds that were begun.
 
         Args:
             run_id: The run.
@@ -138,22 +141,25 @@ class Rounds:
         Returns:
             How many.
         """
-        return sum(
-            any(time.phase == RELEASE_PHASE for time in row.phases) for row in self.list(run_id)
-        )
+        rows = self.list(run_id)
+        steps = [
+            row.step for row in rows if any(time.phase == RELEASE_PHASE for time in row.phases)
+        ]
+        # Its first phase is that of the task; a step that is skipped without one has none.
+        rounds_begun = len({row.round for row in rows if row.phases})
+        return Charged(releases=len(steps), first_steps=steps.count(0), rounds=rounds_begun)
 
     @staticmethod
-    def _row(connection: Connection, run_id: str, round_number: int, attempt: int) -> RoundRow:
-        query = select(rounds).where(
-            rounds.c.run_id == run_id, rounds.c.round == round_number, rounds.c.attempt == attempt
-        )
+    def _row(connection: Connection, place: AttemptPlace) -> RoundRow:
+        query = select(rounds).where(_is(place))
         row = connection.execute(query).first()
         if row is None:
             connection.execute(
                 insert(rounds).values(
-                    run_id=run_id,
-                    round=round_number,
-                    attempt=attempt,
+                    run_id=place.run_id,
+                    round=place.round,
+                    step=place.step,
+                    attempt=place.attempt,
                     phase="",
                     phases_unix_s="{}",
                     outcome="",
@@ -168,18 +174,30 @@ class Rounds:
         connection.execute(
             update(rounds)
             .where(
-                rounds.c.run_id == row.run_id,
-                rounds.c.round == row.round,
-                rounds.c.attempt == row.attempt,
+                _is(
+                    AttemptPlace(
+                        run_id=row.run_id, round=row.round, step=row.step, attempt=row.attempt
+                    )
+                )
             )
             .values(**values)
         )
+
+
+def _is(place: AttemptPlace) -> ColumnElement[bool]:
+    return and_(
+        rounds.c.run_id == place.run_id,
+        rounds.c.round == place.round,
+        rounds.c.step == place.step,
+        rounds.c.attempt == place.attempt,
+    )
 
 
 def _round(row: Any) -> RoundRow:
     return RoundRow(
         run_id=row.run_id,
         round=row.round,
+        step=row.step,
         attempt=row.attempt,
         phase=row.phase,
         phases=tuple(

@@ -28,6 +28,7 @@ __all__ = [
     "METADATA",
     "aggregations",
     "folds",
+    "heads",
     "invites",
     "messages",
     "records",
@@ -90,6 +91,7 @@ rounds: Final = Table(
     METADATA,
     Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
     Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("step", Integer, primary_key=True, autoincrement=False, server_default="0"),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("phase", String(32), nullable=False),
     Column("phases_unix_s", Text, nullable=False),
@@ -102,6 +104,7 @@ records: Final = Table(
     METADATA,
     Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
     Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("step", Integer, primary_key=True, autoincrement=False, server_default="0"),
     Column("adapter_sha256", LargeBinary(32), nullable=False, index=True),
     Column("record", LargeBinary, nullable=False),
 )
@@ -150,4 +153,17 @@ folds: Final = Table(
     Column("generation", Integer, primary_key=True, autoincrement=False),
     Column("silo_id", String(63), nullable=False),
     UniqueConstraint(*IDENTITY, "silo_id", name="folds_once"),
+)
+
+heads: Final = Table(
+    "ledger_heads",
+    METADATA,
+    Column("silo_id", String(63), primary_key=True),
+    Column("run_id", String(128), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("part", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("bundle", LargeBinary, nullable=False),
+    Column("descriptor_sha256", LargeBinary(32), nullable=False),
 )

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from chorale.v1 import round_pb2
+from chorale.v1 import admin_pb2, round_pb2
 from federation.errors import FederationError, PlanError
 from secagg.descriptor import AggregationId
-from server.conductor import Conductor
+from server.cli.client import MAX_MESSAGE_BYTES
+from server.conductor import FINISHED_PER_STATUS, Conductor
 from server.context import RunContext
 from server.errors import RunError, StoreError, UnknownRunError
 from server.round import Phase
@@ -150,7 +151,7 @@ def test_every_new_thing_to_do_has_an_id_of_its_own(world):
         assert len(ids) == len(set(ids))
     assert sum(":dropped" in i for i, _ in told[NAMES[3]]) == 1
     phases = [
-        i.rpartition(":")[2] for i, _ in told[NAMES[0]] if ":1:1:" in i and "training" not in i
+        i.rpartition(":")[2] for i, _ in told[NAMES[0]] if ":1:0:1:" in i and "training" not in i
     ]
     assert phases == [
         p.value
@@ -256,6 +257,35 @@ def test_watching_shows_every_round_once_however_slow_the_reader(world):
     (status,) = asyncio.run(later())
     assert [done.round for done in status.finished] == [1, 2, 3]
     assert not status.HasField("current")
+
+
+def test_watching_shows_a_long_past_in_statuses_of_a_bounded_size(world, monkeypatch):
+    monkeypatch.setattr("server.conductor.FINISHED_PER_STATUS", 2)
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=5)))
+
+    async def later():
+        return [status async for status in Conductor(world.context).watch(run_id)]
+
+    statuses = asyncio.run(later())
+    assert [[done.round for done in one.finished] for one in statuses] == [[1, 2], [3, 4], [5]]
+
+
+def test_a_status_of_the_largest_cohort_fits_the_message_of_the_admin_cli():
+    names = [f"{number:03}".ljust(63, "a") for number in range(200)]
+    done = admin_pb2.RoundStatus(
+        cohort=names,
+        survivors=names,
+        success=[
+            admin_pb2.FamilySuccess(family="f" * 128, success_ratio=1.0, standard_error=1.0)
+            for _ in range(64)
+        ],
+        timings=[admin_pb2.PhaseTiming(phase="p" * 64, duration_s=1.0) for _ in range(32)],
+    )
+    waiting = [admin_pb2.WaitingFor(silo_id=name, since_unix_s=2**62) for name in names]
+    current = admin_pb2.RoundStatus(waiting_for=waiting)
+    current.MergeFrom(done)
+    status = admin_pb2.WatchRunResponse(current=current, finished=[done] * FINISHED_PER_STATUS)
+    assert status.ByteSize() < 0.9 * MAX_MESSAGE_BYTES
 
 
 def test_watching_shows_who_is_waited_for_and_since_when(world):

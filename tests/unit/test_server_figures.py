@@ -1,11 +1,13 @@
 """Figures survive the store, including what is not a number."""
 
+import json
 import math
 from dataclasses import fields, replace
 
 import pytest
 
-from server.cli.watch import Panel
+from chorale.v1.admin_pb2 import RunSummary
+from server.cli.watch import Panel, place_of
 from server.figures import RoundFigures
 from server.round import Phase
 from server.status import _round_status
@@ -14,6 +16,7 @@ from server.status import _round_status
 def test_every_field_survives():
     figures = RoundFigures(
         round=3,
+        step=7,
         attempt=2,
         phase=Phase.FINISHED,
         phase_since_unix_s=1.5,
@@ -37,7 +40,14 @@ def test_every_field_survives():
     again = RoundFigures.from_json(figures.to_json())
     assert again == figures
     assert type(again.phase) is Phase
-    assert len(fields(RoundFigures)) == 20
+    assert len(fields(RoundFigures)) == 21
+
+
+def test_figures_of_a_version_without_steps_are_of_step_0():
+    content = json.loads(RoundFigures(round=3).to_json())
+    del content["step"]
+    again = RoundFigures.from_json(json.dumps(content))
+    assert (again.round, again.step) == (3, 0)
 
 
 def test_what_is_below_noise_survives_as_nan():
@@ -71,7 +81,21 @@ def test_an_unknown_phase_is_refused():
 
 def test_a_finished_rounds_line_shows_agreement_with_its_error_unless_below_noise():
     figures = RoundFigures(round=1, agreement=0.625, agreement_error=0.125, outcome="aggregated")
-    assert "agreement 0.62 ± 0.12" in Panel(live=True)._finished(_round_status(figures), 3)
+    run = RunSummary(round=1, rounds=3, steps=1)
+    shown = Panel(live=True)._finished(_round_status(figures), run)
+    assert shown.startswith("round 1/3 aggregated")
+    assert "agreement 0.62 ± 0.12" in shown
     for changes in ({"agreement": math.nan}, {"outcome": "skipped"}):
         hidden = replace(figures, **changes)
-        assert "agreement" not in Panel(live=True)._finished(_round_status(hidden), 3)
+        assert "agreement" not in Panel(live=True)._finished(_round_status(hidden), run)
+
+
+def test_steps_are_named_where_a_round_has_several_and_nowhere_else():
+    stepped = RunSummary(rounds=8, steps=20)
+    assert place_of(stepped, 3, 4) == "round 3/8, step 5/20"
+    # Before the first record there is no step.
+    assert place_of(stepped, 0, 0) == "round 0/8"
+    assert place_of(RunSummary(rounds=8, steps=1), 3, 0) == "round 3/8"
+    done = _round_status(RoundFigures(round=3, step=4, outcome="skipped"))
+    line = Panel(live=True)._finished(done, stepped)
+    assert line.startswith("round 3/8, step 5/20 skipped")

@@ -39,7 +39,7 @@ def conducting(attempt):
     conductor.driver = SimpleNamespace(
         members=frozenset(NAMES),
         row=SimpleNamespace(run_id="run"),
-        current=SimpleNamespace(round=1, attempt=1),
+        current=SimpleNamespace(round=1, step=0, attempt=1),
         training=None,
         attempt=attempt,
     )

@@ -38,6 +38,7 @@ def test_every_label_value_exists_before_anything_happens(metrics):
         assert value(metrics, "chorale_secagg_dropouts_total", stage=step.value) == 0
     for outcome in ("aggregated", "skipped"):
         assert value(metrics, "chorale_rounds_total", outcome=outcome) == 0
+        assert value(metrics, "chorale_releases_total", outcome=outcome) == 0
     for state in ("invited", "enrolled", "rostered", "revoked"):
         assert value(metrics, "chorale_silos", state=state) == 0
     assert value(metrics, "chorale_enrolments_total", outcome="joined") == 0
@@ -59,11 +60,20 @@ def test_unknown_reasons_are_refused(metrics):
         metrics.count_refusal("free text")
 
 
+def test_where_a_run_is(metrics):
+    metrics.set_place(3, 4)
+    assert value(metrics, "chorale_round") == 3
+    assert value(metrics, "chorale_round_step") == 4
+
+
 def test_a_round_is_observed(metrics):
     figures = RoundFigures(round=1, outcome="aggregated", success={"craft": (0.25, 0.01)})
     figures.agreement = 0.5
-    metrics.observe_round(figures)
+    metrics.observe_step(figures)
+    assert value(metrics, "chorale_rounds_total", outcome="aggregated") == 0
+    metrics.observe_round("aggregated")
     assert value(metrics, "chorale_rounds_total", outcome="aggregated") == 1
+    assert value(metrics, "chorale_releases_total", outcome="aggregated") == 1
     assert value(metrics, "chorale_federation_success_ratio", environment="craft") == 0.25
     assert value(metrics, "chorale_agreement_ratio") == 0.5
     assert value(metrics, "chorale_update_heterogeneity") == 0

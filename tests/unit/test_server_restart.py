@@ -66,6 +66,8 @@ class Cut:
         self.at = at
         self.count = 0
         self.seen = []
+        self.steps = []
+        """The step that was current at each instant."""
         self._commits(monkeypatch)
         self._files(monkeypatch)
 
@@ -74,6 +76,7 @@ class Cut:
             return
         self.count += 1
         self.seen.append(name)
+        self.steps.append(self.world.driver.current.step)
         if self.count == self.at:
             raise sw.PowerCut
 

@@ -6,13 +6,14 @@ import math
 import pytest
 
 from chorale.v1 import round_pb2 as pb
+from dp.charge import epsilon_of, training_charges
 from secagg import wire
 from secagg.errors import MalformedMessageError
 from server import access, daemon
 from server.access import Peer, Role
 from server.accumulator import Accumulator
 from server.audit import AuditEvent, AuditLog
-from server.epsilon import epsilon_spent
+from server.budget import own_unit, shown_epsilon
 from server.errors import ForeignMessageError, UploadError, WrongRoundError
 from server.liveness import SILENT_AFTER_S, Liveness
 from server.metrics import CoordinatorMetrics
@@ -21,6 +22,7 @@ from server.service import RoundService
 from server.signal import Signal
 from server.status import run_summary, watch_response
 from server.store import Store
+from server.store.rounds import Charged
 from server.store.silos import SiloRow
 from tests.simulation.secagg_cohort import Cohort
 from tests.unit import server_world as sw
@@ -38,17 +40,42 @@ def world(tmp_path):
 
 def test_epsilon_is_zero_then_grows_and_is_infinite_without_noise():
     noisy = sw.parsed(sw.plan_toml(mode="silo", noise=1.0))
-    values = [epsilon_spent(noisy, count) for count in range(4)]
+    values = [shown_epsilon(noisy, Charged(count, count, count)) for count in range(4)]
     assert values[0] == 0
     assert values == sorted(set(values))
     # z joins delta and metrics: 1/z² = 1/1 + 1/1, and ε(δ=1e-5) of one such Gaussian is about 7.
     assert 5 < values[1] < 9
     bare = sw.parsed(sw.plan_toml())
-    assert (epsilon_spent(bare, 0), epsilon_spent(bare, 1)) == (0.0, math.inf)
+    shown = [shown_epsilon(bare, Charged(count, count, count)) for count in range(2)]
+    assert shown == [0.0, math.inf]
 
 
 def test_epsilon_of_an_absurdly_small_noise_is_never_small():
-    assert epsilon_spent(sw.parsed(sw.plan_toml(mode="silo", noise=1e-6)), 3) > 1e9
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=1e-6))
+    assert shown_epsilon(plan, Charged(3, 3, 3)) > 1e9
+
+
+def test_epsilon_is_shown_for_the_unit_that_the_mode_is_about():
+    """Of several releases in a round only the first one's metrics block is charged."""
+    plan = sw.parsed(sw.stepped_toml())
+    assert own_unit(plan) == "task"
+    all_first, one_first = (shown_epsilon(plan, Charged(3, firsts, 3)) for firsts in (3, 1))
+    assert 0 < one_first < all_first
+    assert own_unit(sw.parsed(sw.plan_toml(mode="silo", noise=1.0))) == "silo"
+
+
+def test_a_training_is_shown_from_its_task_on_whether_or_not_an_upload_follows():
+    plan = sw.parsed(sw.plan_toml(mode="record_local", noise=1.0, steps=3, delta_clip=4.0))
+    spec = plan.privacy_spec()
+    trained = epsilon_of(training_charges(spec), spec.delta)["task"]
+    assert shown_epsilon(plan, Charged(0, 0, 0)) == 0
+    assert shown_epsilon(plan, Charged(0, 0, 1)) == pytest.approx(trained)
+    # A second attempt sends the same delta again: it costs a metrics block and no training.
+    once, again, retrained = (
+        shown_epsilon(plan, Charged(attempts, attempts, rounds))
+        for attempts, rounds in ((1, 1), (2, 1), (2, 2))
+    )
+    assert trained < once < again < retrained
 
 
 # Status ------------------------------------------------------------------------------------------
@@ -70,8 +97,9 @@ def test_the_status_of_a_finished_run(world):
     assert {timing.phase for timing in done.timings} == {
         p.value for p in Phase if p is not Phase.FINISHED
     }
-    summary = run_summary(row, world.driver.plan, round_number=0, adapter_sha256=b"x")
-    assert (summary.name, summary.round) == ("world", 0)
+    summary = run_summary(row, world.driver.plan, head=None)
+    assert (summary.name, summary.round, summary.step, summary.steps) == ("world", 0, 0, 1)
+    assert status.epsilon_unit == "silo"
 
 
 # Liveness ----------------------------------------------------------------------------------------

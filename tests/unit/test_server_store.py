@@ -2,12 +2,9 @@
 
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
@@ -16,10 +13,10 @@ from federation.record import AdapterRecord
 from secagg.descriptor import AggregationId
 from secagg.roster import Roster, RosterEntry, sign_roster
 from server.errors import RosterError, StoreError, UnknownRunError
-from server.store import Store, migrations
+from server.store import Store
 from server.store.aggregations import AggregationOutcome
-from server.store.database import Database
 from server.store.messages import StoredMessage
+from server.store.rounds import AttemptPlace
 from server.store.runs import RunState
 from server.store.schema import METADATA
 from server.store.silos import SiloRow
@@ -73,30 +70,6 @@ def test_migrations_make_the_schema_and_run_once(store, tmp_path):
     again.close()
 
 
-def test_a_database_of_the_first_schema_keeps_its_rounds(tmp_path):
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    database = Database(url)
-    with database.transaction() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "r0001")
-        connection.execute(
-            text("INSERT INTO runs VALUES ('r', 'n', x'00', x'00', 't', 'running', '', 1.0)")
-        )
-        connection.execute(
-            text("INSERT INTO rounds VALUES ('r', 1, 1, 'finished', '{}', x'01', 'skipped', '{}')")
-        )
-    database.close()
-    again = Store(url)
-    (row,) = again.rounds.finished("r")
-    assert (row.round, row.outcome) == (1, "skipped")
-    assert again.aggregations.list("r") == ()
-    with again.transaction() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-    again.close()
-
-
 def test_a_transaction_is_all_or_nothing_across_nouns(store):
     class BoomError(Exception):
         pass
@@ -115,7 +88,7 @@ def test_a_transaction_is_all_or_nothing_across_nouns(store):
 
 def test_database_failures_are_typed(store, tmp_path):
     with pytest.raises(StoreError):
-        store.rounds.set_phase("no-such-run", 1, 1, "training", 1.0)
+        store.rounds.set_phase(at(1, 1, run_id="no-such-run"), "training", 1.0)
     with pytest.raises(StoreError):
         Store(f"sqlite:///{tmp_path / 'no' / 'such' / 'directory.db'}")
     with pytest.raises(StoreError) as caught:
@@ -173,14 +146,17 @@ def test_a_token_starts_one_run(store):
         store.runs.set_state("run-3", RunState.FAILED)
 
 
+def at(round_number, attempt, step=0, run_id="run-1"):
+    return AttemptPlace(run_id=run_id, round=round_number, step=step, attempt=attempt)
+
+
 def test_rounds_keep_phases_and_count_releases(store):
     make_run(store)
-    store.rounds.open("run-1", 1, 1)
-    for at, phase in enumerate(("training", "advertise_keys", "masked_input")):
-        store.rounds.set_phase("run-1", 1, 1, phase, float(at))
-    store.rounds.set_phase("run-1", 1, 1, "training", 99.0)
-    store.rounds.set_phase("run-1", 1, 2, "training", 5.0)
-    store.rounds.finish("run-1", 1, 2, "aggregated", "{}")
+    for second, phase in enumerate(("training", "advertise_keys", "masked_input")):
+        store.rounds.set_phase(at(1, 1), phase, float(second))
+    store.rounds.set_phase(at(1, 1), "training", 99.0)
+    store.rounds.set_phase(at(1, 2), "training", 5.0)
+    store.rounds.finish(at(1, 2), "aggregated", "{}")
     first, second = store.rounds.list("run-1")
     assert [(t.phase, t.at_unix_s) for t in first.phases] == [
         ("training", 0.0),
@@ -189,13 +165,37 @@ def test_rounds_keep_phases_and_count_releases(store):
     ]
     assert (second.outcome, second.figures_json) == ("aggregated", "{}")
     assert store.rounds.finished("run-1") == (second,)
-    assert store.rounds.releases("run-1") == 1
+    assert store.rounds.charged("run-1") == (1, 1, 1)
+    # A round whose task is out is begun; one that is skipped without a task is not.
+    store.rounds.set_phase(at(2, 1), "training", 6.0)
+    store.rounds.finish(at(3, 1), "skipped", "{}")
+    assert store.rounds.charged("run-1") == (1, 1, 2)
 
 
-def record(number, **changes):
+def test_the_steps_of_a_round_are_kept_apart_and_in_order(store):
+    make_run(store)
+    for step, attempt in ((1, 1), (0, 2), (0, 1), (2, 1)):
+        store.rounds.set_phase(at(1, attempt, step), "masked_input", 1.0)
+        store.rounds.finish(at(1, attempt, step), f"{step}.{attempt}", "{}")
+    store.rounds.set_phase(at(2, 1), "masked_input", 1.0)
+    rows = store.rounds.list("run-1")
+    assert [(row.round, row.step, row.attempt) for row in rows] == [
+        (1, 0, 1),
+        (1, 0, 2),
+        (1, 1, 1),
+        (1, 2, 1),
+        (2, 0, 1),
+    ]
+    assert [row.outcome for row in rows] == ["0.1", "0.2", "1.1", "2.1", ""]
+    assert store.rounds.charged("run-1") == (5, 3, 2)
+    assert store.rounds.charged("other") == (0, 0, 0)
+
+
+def record(number, step=0, **changes):
     values = {
         "run_id": "run-1",
         "round": number,
+        "step": step,
         "kind": "skipped" if number else "initial",
         "adapter_sha256": b"\x07" * 32,
         "plan_sha256": b"\x05" * 32,
@@ -204,19 +204,6 @@ def record(number, **changes):
         "record_parent_sha256": b"\x08" * 32 if number else b"",
     }
     return AdapterRecord(**{**values, **changes}).sign(Ed25519PrivateKey.generate())
-
-
-def test_records_are_a_chain_without_gaps_or_replacements(store):
-    make_run(store)
-    first, second = record(0), record(1)
-    store.records.append(first)
-    with pytest.raises(StoreError):
-        store.records.append(record(2))
-    store.records.append(second)
-    with pytest.raises(StoreError):
-        store.records.append(record(1))
-    assert store.records.list("run-1") == (first, second)
-    assert store.records.list("other") == ()
 
 
 def signed_roster(epoch, silos=("a", "b", "c")):
@@ -249,9 +236,9 @@ def test_rosters_only_grow(store):
 # Aggregations and their messages -----------------------------------------------------------------
 
 
-def signed(attempt=1, round_number=1):
+def signed(attempt=1, round_number=1, step=0):
     base = signed_descriptor(make_descriptor(make_roster(4, 1)))
-    identity = AggregationId(run_id="run-1", round=round_number, step=0, part=0, attempt=attempt)
+    identity = AggregationId(run_id="run-1", round=round_number, step=step, part=0, attempt=attempt)
     return signed_descriptor(replace(base.descriptor, identity=identity))
 
 
@@ -327,7 +314,7 @@ def test_aggregations_are_found_by_round_and_by_outcome(store):
     (row,) = store.aggregations.released("run-1", 1)
     assert row.identity.attempt == 2
     assert store.aggregations.released("run-1", 2) == ()
-    assert [store.aggregations.newest_attempt("run-1", n) for n in (1, 2, 3)] == [2, 1, 0]
+    assert [store.aggregations.newest_attempt("run-1", n, 0) for n in (1, 2, 3)] == [2, 1, 0]
     assert [row.identity.round for row in store.aggregations.list("run-1")] == [1, 1, 2]
     assert store.aggregations.list("other") == ()
 

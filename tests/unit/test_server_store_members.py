@@ -11,7 +11,7 @@ from server.journal import StoreJournal
 from server.phase import Phase
 from server.store import Store
 from server.store.aggregations import AggregationOutcome
-from tests.unit.test_server_store import FAMILIES, NAMED, make_run, message, signed
+from tests.unit.test_server_store import FAMILIES, NAMED, at, make_run, message, signed
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_an_end_whose_answer_was_lost_may_be_noted_again(store, opened):
 
 
 def test_the_journal_closes_no_phase_with_members_it_does_not_hold(store, opened):
-    journal = StoreJournal(store, opened.descriptor.identity)
+    journal = StoreJournal(store, opened.descriptor.identity, opened.descriptor.sha256)
     store.messages.put(opened.descriptor.identity, message("advertise_keys", silo_id=NAMED[0]))
     for wrong in (NAMED, ()):
         with pytest.raises(StoreError, match="other members"):
@@ -60,10 +60,11 @@ def test_an_attempt_of_an_earlier_version_counts_once_it_was_opened(store):
     """It has no aggregation: its number must not be given to another."""
     make_run(store)
     for attempt in (1, 2):
-        store.rounds.set_phase("run-1", 1, attempt, "training", 1.0)
-        assert store.aggregations.newest_attempt("run-1", 1) == attempt - 1
-        store.rounds.set_phase("run-1", 1, attempt, "advertise_keys", 2.0)
-        assert store.aggregations.newest_attempt("run-1", 1) == attempt
+        store.rounds.set_phase(at(1, attempt), "training", 1.0)
+        assert store.aggregations.newest_attempt("run-1", 1, 0) == attempt - 1
+        store.rounds.set_phase(at(1, attempt), "advertise_keys", 2.0)
+        assert store.aggregations.newest_attempt("run-1", 1, 0) == attempt
+    assert store.aggregations.newest_attempt("run-1", 1, 1) == 0
 
 
 def test_a_log_that_is_in_use_is_reported_and_not_taken_for_emptied(store, tmp_path):

@@ -31,8 +31,8 @@ def verified(transcript, total=None):
     return [passed.check for passed in verify_transcript(again, ROOT, total=total)]
 
 
-def exported(world, run_id, round_number, attempt=0):
-    transcript = build_transcript(world.store, run_id, round_number, attempt)
+def exported(world, run_id, round_number, **which):
+    transcript = build_transcript(world.store, run_id, round_number, **which)
     total = None
     if transcript.record is not None and transcript.record.sum_sha256:
         total = world.context.blobs.get(transcript.record.sum_sha256)
@@ -52,6 +52,16 @@ def test_each_round_of_a_run_has_a_transcript_that_verifies(world):
     content = encode_transcript(transcript)
     assert b'"share"' not in content
     assert b'"ciphertext"' not in content
+
+
+def test_each_step_of_a_round_has_a_transcript_that_verifies(world):
+    run_id = asyncio.run(world.run(sw.stepped_toml(steps=2, rounds=2)))
+    records = world.store.records.list(run_id)
+    for position, (round_number, step) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1)], start=1):
+        transcript, passed = exported(world, run_id, round_number, step=step)
+        assert transcript.record == records[position]
+        assert transcript.descriptor.descriptor.identity.step == step
+        assert passed[-1] is TranscriptCheck.SUM
 
 
 @pytest.mark.parametrize(
@@ -114,9 +124,12 @@ def test_a_skipped_round_keeps_what_was_agreed(world):
 
 def test_what_never_was_is_a_typed_error(world):
     run_id = asyncio.run(world.run(sw.plan_toml()))
-    for arguments in (("run-x", 1), (run_id, 2), (run_id, 0), (run_id, 1, 2)):
+    for arguments in (("run-x", 1), (run_id, 2), (run_id, 0)):
         with pytest.raises(NotPublishedError):
             build_transcript(world.store, *arguments)
+    for which in ({"attempt": 2}, {"step": 1}):
+        with pytest.raises(NotPublishedError):
+            build_transcript(world.store, run_id, 1, **which)
 
 
 @pytest.mark.parametrize("how", ["failed", "aborted"])

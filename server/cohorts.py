@@ -1,0 +1,112 @@
+"""Who is in the next attempt: the survivors of the step before, or whoever says ready to a task.
+
+Ordered invariants:
+
+1. After a step of a round the next step is open at once to the survivors of the attempt that ended
+   and are alive, if they are a quorum: no task, no second word of theirs. They declare the families
+   that they were ready with.
+2. In every other case a signed task goes to the whole roster, and the round goes on when every silo
+   that is alive has said ready or refused, or at the deadline with at least a quorum.
+3. Both follow from what is durable, so a coordinator that restarts in between does the same.
+
+Covered: deadlines, quorum, silos that refuse for good. Not covered: what a task is answered with
+(``server/training.py``).
+"""
+
+from __future__ import annotations
+
+from federation.plan import Plan
+from federation.task import SURVIVORS_ALREADY_SIGNED
+from secagg.roster import SignedRoster
+from server.audit import AuditEvent
+from server.chain import Chain
+from server.context import RunContext
+from server.errors import RunError
+from server.phase import Phase
+from server.progress import Progress
+from server.training import Training
+
+__all__ = ["Cohorts", "Ready"]
+
+Ready = dict[str, tuple[str, ...]]
+"""Silo to the environment families that it declares, in ascending order of silo."""
+
+
+class Cohorts:
+    """Finds the silos of each attempt of one run."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        roster: SignedRoster,
+        context: RunContext,
+        chain: Chain,
+        progress: Progress,
+    ) -> None:
+        self.training: Training | None = None
+        """The task that is out; None while none is."""
+        self._roster = roster
+        self._silos = tuple(entry.silo_id for entry in roster.roster.entries)
+        self._ready_deadline_s = plan.rounds.ready_deadline_s
+        self._quorum = plan.rounds.ready_quorum(plan.secure_aggregation.n_min)
+        self._context = context
+        self._chain = chain
+        self._progress = progress
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Who has not answered the task that is out."""
+        return () if self.training is None else self.training.unanswered(self._silos)
+
+    def carried_over(self) -> Ready | None:
+        """Who goes on from the step before without a word; None where a task is needed."""
+        head = self._chain.head
+        if self._chain.next_place.step == 0:
+            return None
+        ended = self._context.store.aggregations.newest(head.run_id, head.round, head.step)
+        if ended is None:
+            return None
+        members = frozenset(self._silos)
+        alive = {
+            silo_id: ended.families[silo_id]
+            for silo_id in ended.survivors
+            if silo_id in members and self._context.liveness.alive(silo_id)
+        }
+        return alive if len(alive) >= self._quorum else None
+
+    async def gather(self, attempt_number: int) -> Ready | None:
+        """Send a task and wait; None when so many refused for good that the step is skipped.
+
+        Raises:
+            RunError: the quorum is out of reach; says who refused and why.
+        """
+        while True:
+            now = self._context.clock()
+            deadline = int(now) + self._ready_deadline_s
+            training = Training(task=self._chain.sign_task(self._roster, deadline))
+            self.training = training
+            self._progress.enter(Phase.TRAINING, deadline, attempt_number)
+            while self._context.clock() < deadline:
+                waiting = [s for s in self.unanswered if self._context.liveness.alive(s)]
+                if not waiting and len(training.ready) >= self._quorum:
+                    break
+                if training.out_of_reach(self._silos, self._quorum):
+                    break
+                await self._context.changed.wait(1.0)
+            self._progress.leave()
+            if len(training.ready) >= self._quorum:
+                return dict(sorted(training.ready.items()))
+            if training.out_of_reach(self._silos, self._quorum):
+                if SURVIVORS_ALREADY_SIGNED in training.refused.values():
+                    return None
+                reasons = ", ".join(f"{s}: {r}" for s, r in sorted(training.refused.items()))
+                raise RunError(
+                    f"{self._chain.next_place} cannot reach its quorum of {self._quorum}: {reasons}"
+                )
+            self._context.audit.append(
+                AuditEvent.ROUND_STALLED,
+                run=training.task.run_id,
+                round=training.task.round,
+                step=training.task.step,
+            )

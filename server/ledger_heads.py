@@ -1,0 +1,100 @@
+"""Ledger heads: a silo whose privacy ledger went back in time takes no part.
+
+Each R0 bundle carries, signed, the head of its silo's ledger. A ledger restored from an old copy
+has a lower head, or another one of the same height; spending from it would spend a budget twice.
+
+Invariants:
+
+1. Of each silo the newest head is durable in the transaction that accepts its bundle.
+2. A bundle whose head is behind it, or forks it, is refused before it counts; no later attempt,
+   run or restart makes the coordinator forget.
+3. The newest bundle goes back to its silo beside every task, so that the silo notices by itself.
+4. A head belongs to the key that signed it: a silo that the root put on the roster with a new key
+   begins a new ledger.
+
+Covered: heads as silos signed them. Not covered: a longer ledger that does not contain the newest
+head, which only the silo can tell; a coordinator that forgets on purpose, for which the peers
+remember each other's heads.
+"""
+
+from __future__ import annotations
+
+import secagg.wire as secagg_wire
+from chorale.v1 import round_pb2
+from secagg.descriptor import AggregationId
+from secagg.messages import KeyBundle
+from secagg.roster import Roster
+from secagg.suite import verify
+from server.errors import LedgerBehindError, LedgerForkedError
+from server.store import Store
+from server.store.heads import HeadRow
+
+__all__ = ["ledger_echo", "require_newer_head"]
+
+REMEDY = "restore the newer ledger or remove the silo"
+
+
+def require_newer_head(store: Store, roster: Roster, bundle: KeyBundle) -> None:
+    """Refuse a bundle whose ledger head is not the newest one's or after it.
+
+    Args:
+        store: Holds the newest heads.
+        roster: In force.
+        bundle: As received.
+
+    Raises:
+        LedgerBehindError: Its head is behind the newest.
+        LedgerForkedError: It has the newest one's height and another digest.
+    """
+    row = _newest(store, roster, bundle.silo_id)
+    if row is None:
+        return
+    newest = row.bundle
+    if bundle.ledger_seq < newest.ledger_seq:
+        raise LedgerBehindError(
+            f"the ledger head of {bundle.silo_id} is behind: entry {bundle.ledger_seq}, and entry "
+            f"{newest.ledger_seq} was signed in {_place(row.identity)}: {REMEDY}"
+        )
+    same_height = bundle.ledger_seq == newest.ledger_seq
+    if same_height and bundle.ledger_sha256 != newest.ledger_sha256:
+        raise LedgerForkedError(
+            f"the ledger head of {bundle.silo_id} forks: entry {bundle.ledger_seq} is not the one "
+            f"that was signed in {_place(row.identity)}: {REMEDY}"
+        )
+
+
+def ledger_echo(store: Store, roster: Roster, silo_id: str) -> round_pb2.LedgerEcho | None:
+    """What a silo is shown of itself beside a task.
+
+    Args:
+        store: Holds the newest heads.
+        roster: In force.
+        silo_id: The silo.
+
+    Returns:
+        Its newest bundle, with what its signature covers; None if it never took part.
+    """
+    row = _newest(store, roster, silo_id)
+    if row is None:
+        return None
+    return round_pb2.LedgerEcho(
+        identity=secagg_wire.identity_to_proto(row.identity),
+        bundle=secagg_wire.key_bundle_to_proto(row.bundle),
+        descriptor_sha256=row.descriptor_sha256,
+    )
+
+
+def _newest(store: Store, roster: Roster, silo_id: str) -> HeadRow | None:
+    row, member = store.heads.get(silo_id), roster.entry(silo_id)
+    if row is None or member is None:
+        return None
+    signed_bytes = row.bundle.signed_bytes(row.descriptor_sha256)
+    signed = verify(member.verification_key, row.bundle.signature, signed_bytes)
+    return row if signed else None
+
+
+def _place(identity: AggregationId) -> str:
+    return (
+        f"run {identity.run_id}, round {identity.round}, step {identity.step}, "
+        f"attempt {identity.attempt}"
+    )

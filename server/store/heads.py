@@ -1,0 +1,88 @@
+"""Ledger heads: of each silo the newest one that it signed, as the key bundle that carries it.
+
+Covered: one row a silo, over all runs. Not covered: which bundle may replace another
+(``server/ledger_heads.py``), and checking the signature, which the round did and the silo repeats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+
+import secagg.wire as secagg_wire
+from chorale.v1 import secagg_pb2
+from secagg.descriptor import AggregationId
+from secagg.messages import KeyBundle
+from server.store.database import Database
+from server.store.schema import IDENTITY, heads
+
+__all__ = ["HeadRow", "Heads"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadRow:
+    """The newest ledger head of one silo."""
+
+    identity: AggregationId
+    """The aggregation in which it was signed."""
+    bundle: KeyBundle
+    """Names the silo, its head, and carries its signature."""
+    descriptor_sha256: bytes
+    """Without it the signature cannot be checked."""
+
+
+class Heads:
+    """The table of ledger heads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, row: HeadRow) -> None:
+        """Make a head its silo's newest.
+
+        Args:
+            row: The head.
+        """
+        with self._database.transaction() as connection:
+            connection.execute(delete(heads).where(heads.c.silo_id == row.bundle.silo_id))
+            connection.execute(
+                insert(heads).values(
+                    silo_id=row.bundle.silo_id,
+                    **{name: getattr(row.identity, name) for name in IDENTITY},
+                    bundle=secagg_wire.key_bundle_to_proto(row.bundle).SerializeToString(),
+                    descriptor_sha256=row.descriptor_sha256,
+                )
+            )
+
+    def get(self, silo_id: str) -> HeadRow | None:
+        """Find a silo's newest head.
+
+        Args:
+            silo_id: The silo.
+
+        Returns:
+            The head; None if it never took part.
+        """
+        with self._database.transaction() as connection:
+            row = connection.execute(select(heads).where(heads.c.silo_id == silo_id)).first()
+        return None if row is None else _head(row)
+
+    def list(self) -> tuple[HeadRow, ...]:
+        """Return every silo's newest head.
+
+        Returns:
+            By silo.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(select(heads).order_by(heads.c.silo_id)).all()
+        return tuple(_head(row) for row in rows)
+
+
+def _head(row: Any) -> HeadRow:
+    return HeadRow(
+        identity=AggregationId(**{name: getattr(row, name) for name in IDENTITY}),
+        bundle=secagg_wire.key_bundle_from_proto(secagg_pb2.KeyBundle.FromString(row.bundle)),
+        descriptor_sha256=row.descriptor_sha256,
+    )

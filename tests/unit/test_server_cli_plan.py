@@ -1,0 +1,109 @@
+"""``chorale run plan``: the figures, the table of modes, the refusals; without a coordinator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from federation.forecast import forecast_plan
+from federation.plan import Plan
+from server.cli.envelope import run_app
+from server.cli.main import app
+
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+DISTRIBUTED = EXAMPLES / "plan-record-distributed.toml"
+TEN = ("--silos", "10", "--colluding", "1")
+MODES = ["none", "silo", "record_local", "record_distributed"]
+
+
+def call(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["chorale", *map(str, arguments)])
+    try:
+        run_app(app)
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def edited(tmp_path: Path, old: str, new: str, base: Path = DISTRIBUTED) -> Path:
+    text = base.read_text()
+    assert text.count(old) == 1
+    path = tmp_path / "plan.toml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+def test_the_envelope_holds_the_forecast_and_every_mode(monkeypatch, capsys):
+    code, out, err = call(
+        monkeypatch, capsys, "run", "plan", DISTRIBUTED, *TEN, "--dimension", 3072, "--format",
+        "json",
+    )  # fmt: skip
+    assert code == 0, err
+    data = json.loads(out)["data"]
+    plan = Plan.parse(DISTRIBUTED.read_bytes())
+    shown = forecast_plan(plan, silos=10, colluding=1, dimension=3072)
+    assert data["epsilon_total"] == dict(shown.epsilon_total)
+    assert data["epsilon_round"] == dict(shown.epsilon_round)
+    assert data["predicted_cosine"] == shown.predicted_cosine
+    assert (data["releases"], data["charged_releases"], data["max_units"]) == (160, 192, 128)
+    assert [row["mode"] for row in data["alternatives"]] == MODES
+    assert data["alternatives"][0]["epsilon_total"] == "inf"
+    assert data["alternatives"][1]["unit"] == "silo"
+    assert data["alternatives"][3]["steps_per_round"] == 16
+
+
+def test_people_get_a_table_of_the_modes(monkeypatch, capsys):
+    code, out, err = call(
+        monkeypatch, capsys, "run", "plan", DISTRIBUTED, *TEN, "--dimension", 3072
+    )
+    assert (code, out) == (0, "")
+    assert "task-level ε: 3.119 a round, 7.574 for 192 charged attempts at δ = 1e-05" in err
+    lines = [line.split() for line in err.splitlines()]
+    table = {line[0]: line for line in lines if line and line[0] in MODES}
+    assert list(table) == MODES
+    assert all(len(row) == 8 for row in table.values())
+    assert table["none"][1:5] == ["-"] * 4
+    assert float(table["record_distributed"][4]) == pytest.approx(8.0, rel=5e-3)
+    assert float(table["silo"][5]) < 0.1
+    assert "next: chorale run start" in err
+
+
+def test_below_the_gate_it_is_refused_with_what_would_help(monkeypatch, capsys, tmp_path):
+    arguments = (*TEN, "--dimension", 100_000_000, "--format", "json")
+    code, out, err = call(monkeypatch, capsys, "run", "plan", DISTRIBUTED, *arguments)
+    assert code == 4
+    answer = json.loads(out)
+    assert answer["error_code"] == "plan_refused"
+    assert "privacy.min_cosine is 0.5" in answer["message"]
+    assert "silos" in answer["message"]
+    assert "expected_units to" in answer["message"]
+    # The table is shown all the same: it is where a way out is found.
+    assert all(f"\n{mode} " in err for mode in MODES)
+    accepted = edited(tmp_path, "min_cosine = 0.5", "min_cosine = 0.5\naccept_low_cosine = true")
+    code, _, _ = call(monkeypatch, capsys, "run", "plan", accepted, *arguments)
+    assert code == 0
+
+
+def test_a_mode_that_cannot_be_had_has_a_reason_in_its_row(monkeypatch, capsys):
+    path = EXAMPLES / "plan-constant.toml"
+    code, _, err = call(
+        monkeypatch, capsys, "run", "plan", path, "--silos", 4, "--colluding", 1, "--dimension", 9
+    )
+    assert code == 0
+    assert err.count("nothing is explored, so there are no units to sample") == 2
+
+
+def test_a_plan_with_problems_names_each_of_them(monkeypatch, capsys, tmp_path):
+    path = edited(tmp_path, 'server_optimiser = "adam"', 'server_optimiser = "fedavg"')
+    path.write_text(path.read_text().replace("expected_units = 64", "expected_units = 2"))
+    code, out, _ = call(
+        monkeypatch, capsys, "run", "plan", path, *TEN, "--dimension", 9, "--format", "json"
+    )
+    assert code == 4
+    message = json.loads(out)["message"]
+    assert "aggregation.server_optimiser" in message
+    assert "privacy.record.expected_units" in message
