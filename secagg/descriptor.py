@@ -308,8 +308,9 @@ def _check_noise(descriptor: Descriptor) -> None:
         raise VerificationError(Check.NOISE, "unknown noise mechanism")
     noiseless = descriptor.noise_mechanism == NOISE_NONE
     blocks = [("delta", descriptor.noise_sigma, noiseless)]
-    # An empty metrics block has no coordinate to put noise on.
-    empty = noiseless or not descriptor.metrics.names
+    # An empty metrics block has no coordinate to put noise on; beside a delta without noise, which
+    # may have been protected before it was masked, the block may have noise of its own or none.
+    empty = not descriptor.metrics.names or (noiseless and descriptor.metrics.sigma == 0.0)
     blocks.append(("metrics", descriptor.metrics.sigma, empty))
     for name, sigma, must_be_zero in blocks:
         if must_be_zero and sigma != 0.0:

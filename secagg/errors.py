@@ -55,6 +55,7 @@ class Check(StrEnum):
     KEY_DISTINCT = "key_distinct"
     LOW_ORDER_KEY = "low_order_key"
     METRICS_FAMILIES = "metrics_families"
+    LEDGER_HEAD = "ledger_head"
     # R1 share boxes.
     SHARE_SET = "share_set"
     SHARE_SIGNATURE = "share_signature"

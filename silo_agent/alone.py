@@ -22,7 +22,7 @@ from silo_agent.config import SiloConfig
 from silo_agent.evolve.evolver import Work
 from silo_agent.evolve.registry import make_evolver
 from silo_agent.local_store import LocalStore
-from silo_agent.work import evaluation_of, evolver_setup, settings_of
+from silo_agent.plan_terms import evaluation_of, evolver_setup, settings_of
 
 __all__ = ["evolve_alone"]
 
@@ -53,7 +53,8 @@ def evolve_alone(
     out_dir.mkdir(parents=True, exist_ok=True)
     store = LocalStore(out_dir)
     evolver = make_evolver(
-        plan.evolve.method, evolver_setup(config, plan, state_dir=out_dir / "evolve")
+        plan.evolve.method,
+        evolver_setup(config, plan, state_dir=out_dir / "evolve", privacy=None),
     )
     tensors = dict(decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES))
     aggregator = plan.aggregator(Layout.from_tensors(tensors))

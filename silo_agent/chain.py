@@ -5,8 +5,16 @@ Ordered invariants, for every record after the last one this silo adopted:
 1. The coordinator's signature and the links to the records before it.
 2. The record this silo adopted earlier is still in the chain: a fork stops it.
 3. The published bytes have the record's digest and parse as a bounded, finite adapter.
-4. An aggregated record follows from its published integer sum by the plan's update rule.
+4. An aggregated record follows from its published integer sum by the plan's update rule and the
+   optimiser's state, which this silo keeps itself and rebuilds, after a restart in the middle of a
+   round, from the sums of the round's earlier steps.
 5. Only then is the head moved, durably.
+
+Only the adopted record and what follows it is fetched. A record names the digest of the one before
+it, so the adopted one stands for the whole chain that led to it.
+
+The chain comes in pages. Each is verified and adopted before the next is asked for, so what a silo
+holds of a chain is one page, and no chain is longer than its plan.
 
 Adapters and sums are fetched into files and read through memory maps. A check works tile by tile,
 so that a silo needs no copy of a vector beyond those maps, except for the gauge's.
@@ -20,21 +28,29 @@ coordinator that lies about the sum itself (forks of it are detected, the lie is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 
 from federation.adapter import MAX_HEADER_BYTES, decode_adapter
-from federation.aggregate.rolora import RoLoRA
+from federation.aggregate.fedavg import FedAvg
+from federation.aggregate.optimiser import Optimiser
+from federation.errors import ChainError
+from federation.layout import Layout
 from federation.plan import Plan
-from federation.record import AdapterRecord, verify_chain
+from federation.record import AdapterRecord, position_of, require_link, verify_chain
+from federation.replay import replay
 from federation.verify import verify_update
+from federation.wire import RECORDS_PER_PAGE
 from secagg.bounds import MAX_DIMENSION, MAX_METRICS
 from silo_agent.errors import ChainMismatchError
-from silo_agent.local_store import ChainHead, Incoming, LocalStore
+from silo_agent.incoming import Incoming
+from silo_agent.local_store import ChainHead, LocalStore
 from silo_agent.transport import Coordinator
 
 __all__ = ["ChainFollower", "Head"]
@@ -76,6 +92,7 @@ class ChainFollower:
         self._max_dimension = max_dimension
         self._coordinator = coordinator
         self._store = store
+        self._optimiser: tuple[str, Optimiser] | None = None
         store.discard_incoming()
 
     def sync(self, run_id: str, plan_of: Callable[[bytes], Plan], coordinator_key: bytes) -> Head:
@@ -90,30 +107,108 @@ class ChainFollower:
             ChainMismatchError: the published chain contradicts what this silo adopted before.
             FederationError: a signature, a link, an adapter or an update is wrong.
         """
-        records = self._coordinator.records(run_id, 0)
-        verify_chain(records, coordinator_key)
-        if records[0].run_id != run_id:
-            raise ChainMismatchError(f"run {run_id} is answered with the chain of another run")
-        plan = plan_of(records[0].plan_sha256)
         known = self._store.chain_head(run_id)
-        adopted = -1
-        if known is not None:
-            adopted = known.round
-            if adopted >= len(records) or records[adopted].sha256 != known.record_sha256:
-                raise ChainMismatchError(
-                    f"the chain of run {run_id} no longer contains the record of round {adopted} "
-                    "that this silo adopted: the coordinator shows a fork or lost records"
+        position = 0 if known is None else known.position
+        records = self._coordinator.records(run_id, position)
+        if known is not None and (not records or records[0].sha256 != known.record_sha256):
+            raise ChainMismatchError(
+                f"the chain of run {run_id} no longer contains the record of round {known.round} "
+                f"step {known.step} that this silo adopted: the coordinator shows a fork or lost "
+                "records"
+            )
+        if not records:
+            raise ChainError(f"the chain of run {run_id} has no record")
+        first = records[0]
+        if known is None:
+            # An adopted one was verified then, and its digest is the same.
+            first.verify(coordinator_key)
+        if first.run_id != run_id:
+            raise ChainMismatchError(f"run {run_id} is answered with the chain of another run")
+        plan = plan_of(first.plan_sha256)
+        head = None if known is None else first
+        new = records if known is None else records[1:]
+        adapter = memoryview(b"") if head is None else self._adopted(head, plan)
+        while True:
+            position += len(records)
+            if position > plan.releases + 1:
+                raise ChainError(
+                    f"the chain of run {run_id} has more than the {plan.releases + 1} records that "
+                    "its plan allows"
                 )
-        adapter = memoryview(b"") if adopted < 0 else self._adopted(records[adopted], plan)
-        for record in records[adopted + 1 :]:
-            adapter = self._adopt(run_id, record, plan, adapter)
-        tensors = decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
-        return Head(record=records[-1], tensors=tensors)
+            head = verify_chain(
+                new, coordinator_key, after=(before := head), sums_per_round=plan.sums_per_round
+            )
+            adapter = self._adopt_all(new, before, plan, adapter)
+            if len(records) < RECORDS_PER_PAGE:
+                break
+            new = records = self._coordinator.records(run_id, position)
+        return Head(record=head, tensors=decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES))
+
+    def _adopt_all(
+        self,
+        new: tuple[AdapterRecord, ...],
+        head: AdapterRecord | None,
+        plan: Plan,
+        adapter: memoryview,
+    ) -> memoryview:
+        """Adopt one page of verified records after a head; the adapter that they end with."""
+        if new:
+            optimiser = self._optimiser_at(new[0], head, plan, adapter)
+            for record in new:
+                adapter = self._adopt(record, plan, adapter, optimiser)
+        return adapter
+
+    def _optimiser_at(
+        self, record: AdapterRecord, head: AdapterRecord | None, plan: Plan, adapter: memoryview
+    ) -> Optimiser:
+        """The run's optimiser in the state in which it takes this record."""
+        run_id, optimiser = self._optimiser or ("", plan.optimiser())
+        if run_id != record.run_id:
+            optimiser = plan.optimiser()
+        if head is not None and not optimiser.is_ready_for(*record.place):
+            layout = Layout.from_tensors(decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES))
+            dimension = plan.aggregator(layout).shared_layout(record.round).dimension
+            earlier = self._earlier_steps(head, plan)
+            replay(
+                optimiser,
+                plan=plan,
+                round_number=record.round,
+                dimension=dimension,
+                releases=((one, self._sum_of(one, dimension)) for one in earlier),
+            )
+            log.info("optimiser_replayed", run=record.run_id, round=head.round, step=head.step)
+        self._optimiser = (record.run_id, optimiser)
+        return optimiser
+
+    def _earlier_steps(self, head: AdapterRecord, plan: Plan) -> tuple[AdapterRecord, ...]:
+        """The records of the head's round up to the head, which names them all by its links."""
+        start = position_of(head.round, 0, plan.sums_per_round)
+        records: tuple[AdapterRecord, ...] = ()
+        while len(records) <= head.step:
+            page = self._coordinator.records(head.run_id, start + len(records))
+            records = (*records, *page)
+            if len(page) < RECORDS_PER_PAGE:
+                break
+        records = records[: head.step + 1]
+        for record, following in itertools.pairwise(records):
+            require_link(record, following, sums_per_round=plan.sums_per_round)
+        if len(records) != head.step + 1 or records[-1].sha256 != head.sha256:
+            raise ChainMismatchError(
+                f"the records of round {head.round} do not lead to the one that this silo adopted"
+            )
+        return records
+
+    def _sum_of(self, record: AdapterRecord, dimension: int) -> npt.NDArray[np.int32] | None:
+        if record.kind != "aggregated":
+            return None
+        most_bytes = (dimension + MAX_METRICS) * COORDINATE_BYTES
+        with self._fetched(record.sum_sha256, most_bytes) as incoming:
+            return _elements(incoming.content())
 
     def _most_bytes(self, plan: Plan) -> int:
         """The longest adapter whose rounds this site would take part in."""
-        # RoLoRA uploads one factor at a time, so the limit holds for each of the two.
-        uploads = 2 if plan.aggregation.method == RoLoRA.name else 1
+        # All but FedAvg upload one factor at a time, so the limit is about each of the two.
+        uploads = 1 if plan.aggregation.method == FedAvg.name else 2
         return min(
             uploads * self._max_dimension * COORDINATE_BYTES + HEADER_BYTES, MAX_ADAPTER_BYTES
         )
@@ -129,54 +224,62 @@ class ChainFollower:
             return incoming.content()
 
     def _adopt(
-        self, run_id: str, record: AdapterRecord, plan: Plan, previous: memoryview
+        self, record: AdapterRecord, plan: Plan, previous: memoryview, optimiser: Optimiser
     ) -> memoryview:
         """Check the bytes of one record, keep them, and only then move the head."""
         local = self._store.adapter(record.adapter_sha256)
         if local is not None:
-            self._check(record, plan, previous, local)
+            self._check(record, plan, previous, local, optimiser)
             published = local
         else:
             most_bytes = len(previous) + HEADER_BYTES if previous else self._most_bytes(plan)
             with self._fetched(record.adapter_sha256, most_bytes) as incoming:
                 published = incoming.content()
-                self._check(record, plan, previous, published)
+                self._check(record, plan, previous, published, optimiser)
                 incoming.keep()
         self._store.set_chain_head(
-            run_id,
+            record.run_id,
             ChainHead(
                 round=record.round,
+                step=record.step,
+                position=position_of(record.round, record.step, plan.sums_per_round),
                 adapter_sha256=record.adapter_sha256,
                 record_sha256=record.sha256,
             ),
         )
         log.info(
             "adapter_adopted",
-            run=run_id,
+            run=record.run_id,
             round=record.round,
+            step=record.step,
             kind=record.kind,
             adapter=record.adapter_sha256.hex()[:12],
         )
         return published
 
     def _check(
-        self, record: AdapterRecord, plan: Plan, previous: memoryview, published: memoryview
+        self,
+        record: AdapterRecord,
+        plan: Plan,
+        previous: memoryview,
+        published: memoryview,
+        optimiser: Optimiser,
     ) -> None:
         decode_adapter(published, max_bytes=MAX_ADAPTER_BYTES)
+        if record.kind == "skipped":
+            optimiser.skip(round_number=record.round, step=record.step)
         if record.kind != "aggregated":
             return
         most_bytes = len(previous) + MAX_METRICS * COORDINATE_BYTES
         with self._fetched(record.sum_sha256, most_bytes) as incoming:
-            content = incoming.content()
-            if len(content) % 4:
-                raise ChainMismatchError("the published sum is not a whole number of elements")
             # The scale follows from the plan, so a silo that missed the descriptor can verify too.
             verify_update(
                 plan=plan,
                 record=record,
                 previous=previous,
-                total=np.frombuffer(content, dtype="<i4"),
+                total=_elements(incoming.content()),
                 published=published,
+                optimiser=optimiser,
             )
 
     @contextmanager
@@ -184,3 +287,9 @@ class ChainFollower:
         with self._store.incoming() as incoming:
             self._coordinator.blob(sha256, incoming.file, max_bytes=max_bytes)
             yield incoming
+
+
+def _elements(content: memoryview) -> npt.NDArray[np.int32]:
+    if len(content) % COORDINATE_BYTES:
+        raise ChainMismatchError("the published sum is not a whole number of elements")
+    return np.frombuffer(content, dtype="<i4")

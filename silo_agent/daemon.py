@@ -4,10 +4,12 @@ Ordered invariants for each instruction:
 
 1. The roster is verified under the pinned root key before anything the coordinator signed is
    believed, and an epoch older than the newest one seen is refused.
-2. A task or descriptor is acted on only after the guardian (``policy.py``) accepted it; a refusal
-   is a counted, explained, normal event.
+2. A task or descriptor is acted on only after the guardian (``policy.py``) accepted it, the ledger
+   contains the head that the coordinator echoes, and the budget allows it; a refusal is a counted,
+   explained, normal event.
 3. Local work runs on its own thread while the daemon goes on polling, so a silo at work is never
-   mistaken for a dead one.
+   mistaken for a dead one. That is so too while a sum of unit gradients is computed that an
+   attempt waits for: what cannot be answered yet is asked for again.
 4. Whatever a check finds wrong ends the session it concerns, is counted by the check's name, logged
    in one line with that name and the aggregation, and the daemon keeps running: it takes part again
    as soon as what the coordinator says is right.
@@ -15,8 +17,11 @@ Ordered invariants for each instruction:
    answer that did not get through ends nothing: the same instruction is asked for and handled
    again. Only an answer that the coordinator refused ends the session.
 
+A round of several steps goes on without a task for each: a descriptor of a later step is acted on
+if this process accepted a task of its round, after the chain was followed to the step before.
+
 Covered: restarts at any point (the silo finishes an upload it had spooled, and takes part again
-from the next round), lost connections, a coordinator that restarts in the middle of an attempt,
+from the next task), lost connections, a coordinator that restarts in the middle of an attempt,
 hostile messages. Not covered: two runs at once.
 """
 
@@ -29,21 +34,21 @@ from types import FrameType
 
 import structlog
 
+from dp.config import Mode
 from dp.errors import LedgerCorruptError
 from federation.errors import ChainError, UpdateError
-from federation.plan import Plan
+from federation.record import Place
 from federation.task import RoundTask
 from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_descriptor
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
-from secagg.roster import SignedRoster
 from silo_agent.admission import (
-    fetch_roster,
     require_accepted,
+    require_attempt_budget,
     require_budget,
     require_head,
     require_next,
 )
-from silo_agent.chain import ChainFollower, Head
+from silo_agent.attempt import identity_name, ledger_identity
 from silo_agent.config import SiloConfig
 from silo_agent.errors import (
     ChainMismatchError,
@@ -54,13 +59,16 @@ from silo_agent.errors import (
 )
 from silo_agent.failure import check_of, describe
 from silo_agent.identity import Identity
+from silo_agent.ledger_echo import LedgerEcho, require_echoed
 from silo_agent.ledger_file import open_ledger
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
+from silo_agent.peer_heads import PeerHeads
 from silo_agent.policy import Decision, Policy, check_descriptor, check_plan, check_task
 from silo_agent.polling import Polling
 from silo_agent.probes import Probes
-from silo_agent.session import Session, identity_name, ledger_identity
+from silo_agent.published import Published
+from silo_agent.session import Session
 from silo_agent.transport import Coordinator, Idle, Instruction, RoundAborted, RoundClosed
 from silo_agent.unfinished import UnfinishedUploads
 from silo_agent.work import LocalWork
@@ -98,23 +106,25 @@ class Daemon:
             credentials=self.identity.channel_credentials(),
             stopping=self.stopping,
         )
-        self.chain = ChainFollower(
-            coordinator=self.coordinator,
-            store=self.store,
-            max_dimension=self.policy.limits.max_dimension,
-        )
+        self.peers = PeerHeads(self.store)
         self.work = LocalWork(
             config=config,
             coordinator=self.coordinator,
             store=self.store,
             metrics=self.metrics,
+            ledger_of=lambda: self.ledger,
             seed_of=self.identity.work_seed,
         )
-        self._roster: SignedRoster | None = None
-        self._plan: tuple[bytes, Plan] | None = None
+        self.published = Published(
+            coordinator=self.coordinator,
+            identity=self.identity,
+            store=self.store,
+            max_dimension=self.policy.limits.max_dimension,
+            adopted=self.work.adopted,
+        )
         self._session: Session | None = None
-        self._head: Head | None = None
         self._task: RoundTask | None = None
+        self._asked: tuple[str, Place] | None = None
         self._contributed: AggregationId | None = None
 
     def serve(self) -> None:
@@ -149,7 +159,7 @@ class Daemon:
             case RoundTask():
                 self._end_aggregations()
                 repeated = message == self._task
-                self._take_task(message)
+                self._take_task(message, instruction.ledger_echo)
                 return not repeated
             case SignedDescriptor():
                 self._take_descriptor(message)
@@ -211,11 +221,13 @@ class Daemon:
             self._contributed = identity
             self.metrics.rounds.labels(outcome="contributed").inc()
 
-    def _take_task(self, task: RoundTask) -> None:
-        roster = self._trusted_roster(task.roster_sha256)
+    def _take_task(self, task: RoundTask, echo: LedgerEcho | None) -> None:
+        roster = self.published.roster(task.roster_sha256)
         task.verify(roster.roster.coordinator_key)
-        plan = self._fetch_plan(task.plan_sha256)
-        self._task = task
+        plan = self.published.plan(task.plan_sha256)
+        self._task, self._asked = task, (task.run_id, Place(task.round, task.step))
+        mine = self.identity
+        require_echoed(self.ledger, echo, silo_id=mine.silo_id, signing_key=mine.signing_key)
         decision = check_task(
             self.policy,
             task=task,
@@ -224,9 +236,9 @@ class Daemon:
             now_unix_s=int(time.time()),
         )
         self._admit(decision)
-        require_budget(self.ledger, task, plan)
-        head = self._follow(task.run_id)
-        require_next(self.ledger, task, head.record)
+        require_budget(self.ledger, plan, self.policy.limits, task)
+        head = self.published.follow(task.run_id)
+        require_next(self.ledger, task, plan, head.record)
         self.work.start(task=task, plan=plan, head=head)
 
     def _close_round(self, closed: RoundClosed) -> bool:
@@ -234,26 +246,27 @@ class Daemon:
 
         A coordinator may say the same record any number of times.
         """
-        plan = self._fetch_plan(closed.record.plan_sha256)
+        plan = self.published.plan(closed.record.plan_sha256)
         decision = check_plan(self.policy, plan=plan, base_sha256=self.work.base_sha256)
         if not decision.accepted:
             log.info("not_followed", run=closed.record.run_id, rule=decision.rule)
             return False
-        before = self._head
-        after = self._follow(closed.record.run_id)
+        before = self.published.head
+        after = self.published.follow(closed.record.run_id)
         return before is None or before.record != after.record
 
     def _open_session(self, signed: SignedDescriptor) -> Session:
         descriptor = signed.descriptor
         identity = descriptor.identity
-        roster = self._trusted_roster(descriptor.roster_sha256)
+        roster = self.published.roster(descriptor.roster_sha256)
         verify_descriptor(signed, roster.roster)
-        head = self._head
         finished = self.work.finished(identity.run_id, identity.round)
-        if finished is None or head is None:
+        if finished is None:
             raise SessionError("a descriptor for a round whose local work this silo has not done")
-        require_head(descriptor, head.record)
-        plan = self._fetch_plan(descriptor.plan_sha256)
+        self._asked = identity.run_id, Place(identity.round, identity.step)
+        head = self.published.head_before(identity, finished.plan)
+        require_head(descriptor, finished.plan, head.record)
+        plan = self.published.plan(descriptor.plan_sha256)
         decision = check_descriptor(
             self.policy,
             descriptor=descriptor,
@@ -264,22 +277,36 @@ class Daemon:
             now_unix_s=int(time.time()),
         )
         self._admit(decision)
-        session = Session(
-            silo_id=self.identity.silo_id,
-            signing_key=self.identity.signing_key,
-            roster=roster,
-            descriptor=signed,
-            base_model_sha256=self.work.base_sha256,
-            adapter_sha256=head.record.adapter_sha256,
-            families=self.config.families(),
-            spec=plan.privacy_spec(),
-            contribution=finished.contribution(descriptor.metrics),
-            ledger=self.ledger,
-            spool_directory=self.config.data_dir / "spool",
-            coordinator=self.coordinator,
-            metrics=self.metrics,
-            advertise=False,
+        require_attempt_budget(self.ledger, plan, self.policy.limits, identity)
+        spec = plan.privacy_spec()
+        stepped = spec.mode is Mode.RECORD_DISTRIBUTED
+        contribution = finished.contribution(
+            descriptor.metrics,
+            step=identity.step,
+            # Begun before the first key is shown, so that it is done when the boxes arrive.
+            unit_sum=self.work.unit_sum(descriptor, plan, head) if stepped else None,
         )
+        try:
+            session = Session(
+                silo_id=self.identity.silo_id,
+                signing_key=self.identity.signing_key,
+                roster=roster,
+                descriptor=signed,
+                base_model_sha256=self.work.base_sha256,
+                adapter_sha256=head.record.adapter_sha256,
+                families=self.config.families(),
+                spec=spec,
+                contribution=contribution,
+                ledger=self.ledger,
+                peers=self.peers,
+                spool_directory=self.config.data_dir / "spool",
+                coordinator=self.coordinator,
+                metrics=self.metrics,
+                advertise=False,
+            )
+        except Exception:
+            contribution.drop()
+            raise
         log.info("session_opened", identity=identity_name(identity), cohort=len(descriptor.cohort))
         return session
 
@@ -302,31 +329,6 @@ class Daemon:
         self._end_session()
         self.unfinished.keep_only(None)
 
-    # Trust ----------------------------------------------------------------------------------------
-
-    def _trusted_roster(self, roster_sha256: bytes) -> SignedRoster:
-        """The roster with this digest, verified; fetched if it is not the one at hand."""
-        roster = self._roster
-        if roster is None or roster.roster.sha256 != roster_sha256:
-            roster = self._roster = fetch_roster(
-                self.coordinator,
-                identity=self.identity,
-                store=self.store,
-                roster_sha256=roster_sha256,
-            )
-        return roster
-
-    def _fetch_plan(self, plan_sha256: bytes) -> Plan:
-        if self._plan is None or self._plan[0] != plan_sha256:
-            self._plan = (plan_sha256, Plan.parse(self.coordinator.plan(plan_sha256)))
-        return self._plan[1]
-
-    def _follow(self, run_id: str) -> Head:
-        roster = self._roster or self._trusted_roster(self.coordinator.roster().roster.sha256)
-        self._head = self.chain.sync(run_id, self._fetch_plan, roster.roster.coordinator_key)
-        self.work.adopted(self._head, self._fetch_plan(self._head.record.plan_sha256))
-        return self._head
-
     # Refusals and errors --------------------------------------------------------------------------
 
     def _admit(self, decision: Decision) -> None:
@@ -342,12 +344,12 @@ class Daemon:
         self._tell_refusal(refusal.public_reason)
 
     def _tell_refusal(self, public_reason: str) -> None:
-        task = self._task
-        if task is None:
+        if self._asked is None:
             return
+        run_id, place = self._asked
         try:
             self.coordinator.refuse(
-                run_id=task.run_id, round_number=task.round, reason=public_reason
+                run_id=run_id, round_number=place.round, step=place.step, reason=public_reason
             )
         except TransportError as error:
             self.metrics.count_error(type(error).__name__)

@@ -8,6 +8,7 @@
     ├── PolicyRefusalError     the guardian said no; carries the rule and a public reason
     ├── IdentityError          keys, certificate, pinned root or invite cannot be used
     ├── SessionError           a message that does not fit what this silo is doing
+    ├── NotReadyError          what an instruction asks for is still being computed
     ├── TransportError         the coordinator cannot be reached, or answered with a refusal
     ├── ChainMismatchError     the published chain contradicts what this silo adopted
     ├── SpoolError             a masked upload cannot be kept, or is not what was written
@@ -26,6 +27,7 @@ __all__ = [
     "ConfigError",
     "IdentityError",
     "LocalStoreError",
+    "NotReadyError",
     "PolicyFileError",
     "PolicyRefusalError",
     "ProbeError",
@@ -78,6 +80,10 @@ class SessionError(SiloError):
     def __init__(self, message: str, *, check: Check | None = None) -> None:
         super().__init__(message)
         self.check = check
+
+
+class NotReadyError(SiloError):
+    """An instruction cannot be answered yet; nothing changed, and it is to be asked for again."""
 
 
 class TransportError(SiloError):

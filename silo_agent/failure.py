@@ -12,8 +12,8 @@ from __future__ import annotations
 from federation.task import RoundTask
 from secagg.descriptor import SignedDescriptor
 from secagg.errors import Check, SecAggError
+from silo_agent.attempt import identity_name
 from silo_agent.errors import SessionError
-from silo_agent.session import identity_name
 from silo_agent.transport import Instruction, RoundClosed
 
 __all__ = ["check_of", "describe"]

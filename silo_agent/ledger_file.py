@@ -2,8 +2,9 @@
 
 Invariants: a ledger is new only where the silo is; it holds the highest head this silo has seen.
 
-Covered: a lost ledger, one restored from an older copy. Not covered: both the ledger and
-``state.json`` restored from the same old copy; peers see the heads but do not compare them yet.
+Covered: a lost ledger, one restored from an older copy, damage, a second process. Not covered here:
+both the ledger and ``state.json`` restored from the same old copy, which the coordinator's echo
+(``silo_agent/ledger_echo.py``) and the peers (``silo_agent/peer_heads.py``) notice.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ def open_ledger(config: SiloConfig, policy: Policy, store: LocalStore) -> Ledger
             f"{path} is missing, but this silo took part in runs: restore it from a backup; a new "
             "one would forget what was spent and which survivors were signed"
         )
-    ledger = Ledger.open(path, delta=policy.privacy.delta, epsilon_cap=policy.privacy.epsilon_cap)
+    ledger = Ledger.open(
+        path,
+        delta=policy.privacy.delta,
+        caps=policy.privacy.caps(),
+        max_debits_per_day=policy.limits.max_attempts_per_day,
+    )
     remembered = store.ledger_head()
     if remembered is not None:
         try:
-            ledger.check_head_not_behind(*remembered)
+            ledger.require_contains(*remembered)
         except PrivacyError:
             ledger.close()
             raise

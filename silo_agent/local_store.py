@@ -3,7 +3,8 @@
 Files under the data directory::
 
     state.json            newest roster epoch and digest; the adopted head of each run's chain;
-                          the highest head of the privacy ledger
+                          the highest head of the privacy ledger; the highest ledger head that
+                          each peer has signed
     rounds.jsonl          one line per round of local work: losses, counts, timings
     evaluation.jsonl      one line per judged label and temperature
     adapters/<sha256>     the adopted adapters at the heads of the newest chains, by the SHA-256
@@ -13,7 +14,8 @@ Invariants:
 
 1. ``state.json`` is replaced durably and at once. A damaged one stops the daemon: guessing an epoch
    or a head would reopen what they close.
-2. The newest roster epoch never goes down.
+2. The newest roster epoch never goes down, nor does the head of this silo's ledger. Heads of peers
+   are kept for members of the newest roster only, so their number is bounded.
 3. An adapter is stored only under the digest of its own bytes, and checked again when it is read.
    It is streamed in and read through a memory map, never held as a whole. One that is no head is
    deleted when a head moves, and of the heads the ``MAX_KEPT`` newest files stay: what a
@@ -30,26 +32,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
-import os
-import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from silo_agent.durable import append_line, replace_file, sync_directory
+from silo_agent.durable import append_line, replace_file
 from silo_agent.errors import LocalStoreError
+from silo_agent.incoming import PARTIAL, Incoming, mapped
+from silo_agent.peer_head import PeerHead
 
-__all__ = ["ChainHead", "Incoming", "LocalStore"]
+__all__ = ["ChainHead", "LocalStore"]
 
 DIGEST_BYTES = 32
-FORMAT = 1
+FORMAT = 2
 MAX_KEPT = 8
 """Adapters kept at most, each the head of a run."""
-_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,44 +58,14 @@ class ChainHead:
 
     round: int
     """Its round; 0 is the initial adapter."""
+    step: int
+    """Its step of the round, from 0."""
+    position: int
+    """Its index in the chain."""
     adapter_sha256: bytes
     """Of the published bytes."""
     record_sha256: bytes
     """Of the signed record."""
-
-
-class Incoming:
-    """Published bytes on their way in, in a file of their own beside the adapters."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / f".{secrets.token_hex(8)}{_PARTIAL}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.file: BinaryIO = os.fdopen(os.open(self._path, flags, 0o600), "w+b")
-        """Where the transport writes."""
-
-    def content(self) -> memoryview:
-        """A memory map of what was written; it stays valid when the file is kept or deleted."""
-        self.file.flush()
-        return _mapped(self.file)
-
-    def keep(self) -> None:
-        """Make the bytes an adapter of this silo, durably, under their SHA-256.
-
-        Raises:
-            LocalStoreError: The disk refused.
-        """
-        name = hashlib.sha256(self.content()).hexdigest()
-        try:
-            os.fsync(self.file.fileno())
-            self._path.replace(self._path.with_name(name))
-            sync_directory(self._path.parent)
-        except OSError as error:
-            raise LocalStoreError(f"cannot keep adapter {name[:12]}: {error}") from error
-
-    def close(self) -> None:
-        """Delete the file, unless it was kept."""
-        self.file.close()
-        self._path.unlink(missing_ok=True)
 
 
 class LocalStore:
@@ -115,6 +85,7 @@ class LocalStore:
         self._roster_sha256: bytes | None = None
         self._heads: dict[str, ChainHead] = {}
         self._ledger_head: tuple[int, bytes] | None = None
+        self._peers: dict[str, PeerHead] = {}
         try:
             self._load(json.loads(self._state_file.read_bytes()))
         except FileNotFoundError:
@@ -192,10 +163,13 @@ class LocalStore:
         return self._ledger_head
 
     def set_ledger_head(self, seq: int, sha256: bytes) -> None:
-        """Remember a ledger head, so that a ledger restored from an old copy is noticed."""
+        """Remember a ledger head, so that a ledger restored from an old copy is noticed.
+
+        Two threads report heads, so one that is lower than the highest comes too late.
+        """
         with self._lock:
             before = self._ledger_head
-            if before == (seq, sha256):
+            if before is not None and (seq < before[0] or before == (seq, sha256)):
                 return
             self._ledger_head = (seq, sha256)
             try:
@@ -204,11 +178,33 @@ class LocalStore:
                 self._ledger_head = before
                 raise
 
+    def peer_heads(self) -> dict[str, PeerHead]:
+        """The highest ledger head seen of each peer, by silo id."""
+        with self._lock:
+            return dict(self._peers)
+
+    def set_peer_heads(self, heads: Mapping[str, PeerHead]) -> None:
+        """Replace what is remembered of the peers, durably.
+
+        Raises:
+            LocalStoreError: The disk refused; what was remembered before stays.
+        """
+        with self._lock:
+            before = self._peers
+            if before == heads:
+                return
+            self._peers = dict(heads)
+            try:
+                self._save()
+            except LocalStoreError:
+                self._peers = before
+                raise
+
     # Adapters -------------------------------------------------------------------------------------
 
     def discard_incoming(self) -> None:
         """Delete what a crash left half-fetched; for the daemon, before it fetches anything."""
-        for left_over in self._adapters.glob(f".*{_PARTIAL}"):
+        for left_over in self._adapters.glob(f".*{PARTIAL}"):
             left_over.unlink(missing_ok=True)
 
     @contextmanager
@@ -232,7 +228,7 @@ class LocalStore:
         """A kept adapter as a memory map, or None; a damaged one counts as not kept."""
         try:
             with (self._adapters / sha256.hex()).open("rb") as file:
-                content = _mapped(file)
+                content = mapped(file)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -316,15 +312,19 @@ class LocalStore:
         self._heads = {
             run_id: ChainHead(
                 round=int(head["round"]),
+                step=int(head["step"]),
+                position=int(head["position"]),
                 adapter_sha256=_digest(head["adapter_sha256"]),
                 record_sha256=_digest(head["record_sha256"]),
             )
             for run_id, head in state["heads"].items()
         }
-
-        ledger = state.get("ledger")
+        ledger = state["ledger"]
         if ledger is not None:
             self._ledger_head = (int(ledger["seq"]), _digest(ledger["sha256"]))
+        self._peers = {
+            silo_id: PeerHead.from_state(peer) for silo_id, peer in state["peers"].items()
+        }
 
     def _save(self) -> None:
         sha256 = self._roster_sha256
@@ -332,6 +332,7 @@ class LocalStore:
         state = {
             "format": FORMAT,
             "ledger": None if ledger is None else {"seq": ledger[0], "sha256": ledger[1].hex()},
+            "peers": {silo_id: peer.to_state() for silo_id, peer in sorted(self._peers.items())},
             "roster": {
                 "epoch": self._roster_epoch,
                 "sha256": None if sha256 is None else sha256.hex(),
@@ -339,6 +340,8 @@ class LocalStore:
             "heads": {
                 run_id: {
                     "round": head.round,
+                    "step": head.step,
+                    "position": head.position,
                     "adapter_sha256": head.adapter_sha256.hex(),
                     "record_sha256": head.record_sha256.hex(),
                 }
@@ -351,16 +354,10 @@ class LocalStore:
             raise LocalStoreError(f"cannot write {self._state_file}: {error}") from error
 
 
-def _mapped(file: BinaryIO) -> memoryview:
-    if not os.fstat(file.fileno()).st_size:
-        return memoryview(b"")
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
 def _digest(value: str) -> bytes:
     digest = bytes.fromhex(value)
     if len(digest) != DIGEST_BYTES:
-        raise ValueError("not a SHA-256")
+        raise ValueError("not 32 bytes")
     return digest
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from dp.charge import UNIT_KINDS
 from dp.errors import PrivacyError
 from dp.ledger import Ledger
 from federation.errors import FederationError
@@ -25,17 +26,14 @@ from secagg.errors import Check, SecAggError
 from silo_agent.envs.registry import ENVIRONMENTS
 from silo_agent.errors import SiloError
 from silo_agent.policy import ACCEPTED, RULE_NAMES
+from silo_agent.refusal import DAEMON_RULES
 
 __all__ = ["OTHER", "PHASES", "SiloMetrics"]
 
 OTHER = "other"
-DAEMON_RULES = ("epsilon_cap", "survivors_already_signed")
-"""Refusals that need the ledger, which the guardian's rules do not read."""
 OUTCOMES = ("contributed", "refused", "aborted")
-PHASES = ("explore", "train", "evaluate", *STEPS)
+PHASES = ("explore", "train", "gradients", "evaluate", *STEPS)
 FAMILIES = (*sorted(ENVIRONMENTS), "constant", OTHER)
-UNITS = ("silo",)
-"""Whose contribution ε is about; record-level units join when their modes can run."""
 _DURATION_BUCKETS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 _REWARD = "task_reward"
 _LOSS = "last_loss"
@@ -104,8 +102,10 @@ class SiloMetrics:
 
     def observe_ledger(self, ledger: Ledger) -> None:
         """Show what was spent and what may be."""
-        self.dp_epsilon_spent.labels(unit="silo").set(ledger.spent_epsilon())
-        self.dp_epsilon_cap.labels(unit="silo").set(ledger.epsilon_cap)
+        spent, caps = ledger.spent_epsilons(), ledger.caps
+        for unit in UNIT_KINDS:
+            self.dp_epsilon_spent.labels(unit=unit).set(spent.get(unit, 0.0))
+            self.dp_epsilon_cap.labels(unit=unit).set(caps.get(unit, 0.0))
 
     def observe_evolution(
         self,
@@ -158,7 +158,7 @@ class SiloMetrics:
         for family in FAMILIES:
             # Nothing was played yet, which is not the same as nothing was solved.
             self.success_ratio.labels(environment=family).set(float("nan"))
-        for unit in UNITS:
+        for unit in UNIT_KINDS:
             self.dp_epsilon_spent.labels(unit=unit)
             self.dp_epsilon_cap.labels(unit=unit)
         for phase in PHASES:

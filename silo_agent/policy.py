@@ -23,8 +23,9 @@ from federation.plan import Plan
 from federation.task import RoundTask
 from secagg.descriptor import Descriptor
 from silo_agent.policy_descriptor import DESCRIPTOR_RULES, DescriptorCase, SharedLayout
-from silo_agent.policy_document import Policy, write_default, write_for_plan
+from silo_agent.policy_document import Policy
 from silo_agent.policy_plan import PLAN_RULES, TASK_RULES, CaseT_contra, PlanCase, Rule, TaskCase
+from silo_agent.policy_proposal import write_default, write_for_plan
 
 __all__ = [
     "ACCEPTED",

@@ -19,17 +19,10 @@ from typing import Protocol
 from dp.errors import PrivacyError
 from dp.grid import Grid
 from dp.metrics_block import MetricsBlock
-from dp.share import per_silo_sigma
-from federation.sums import UPDATE_NORM_SQ
-from secagg.descriptor import (
-    EPISODES,
-    NOISE_DISCRETE_GAUSSIAN,
-    NOISE_NONE,
-    OTHER_FAMILY,
-    STEPS,
-    SUCCESSES,
-    Descriptor,
-)
+from dp.share import metrics_sigma, per_silo_sigma
+from federation.errors import LayoutError
+from federation.sums import metrics_layout
+from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, STEPS, Descriptor
 from silo_agent.policy_plan import CLOCK_SKEW_S, PLAN_RULES, PlanCase, Rule
 
 __all__ = ["DESCRIPTOR_RULES", "DescriptorCase", "SharedLayout"]
@@ -76,10 +69,13 @@ def _descriptor_round(case: DescriptorCase) -> str | None:
     return None
 
 
-def _single_sum(case: DescriptorCase) -> str | None:
-    identity = case.descriptor.identity
-    if (identity.step, identity.part) != (0, 0):
-        return f"step {identity.step}, part {identity.part}: every method here needs one sum"
+def _sums(case: DescriptorCase) -> str | None:
+    identity, sums = case.descriptor.identity, case.plan.sums_per_round
+    if identity.step >= sums or identity.part != 0:
+        return (
+            f"step {identity.step}, part {identity.part}: a round of this plan has {sums} sum(s), "
+            "each in one part"
+        )
     return None
 
 
@@ -141,19 +137,24 @@ def _privacy_spec(case: DescriptorCase) -> str | None:
 
 
 def _descriptor_clip(case: DescriptorCase) -> str | None:
-    descriptor, clip = case.descriptor, case.plan.privacy.clip_l2
-    if not descriptor.unit_clip == descriptor.vector_clip == clip or descriptor.max_units != 1:
+    descriptor, release = case.descriptor, case.plan.privacy_spec().release
+    # Both clips are that of one summed vector: the ring bound multiplies by the units itself.
+    clips = {descriptor.unit_clip, descriptor.vector_clip}
+    if clips != {release.clip_l2} or descriptor.max_units != release.max_units:
         return (
             f"clips {descriptor.unit_clip:g} and {descriptor.vector_clip:g} for "
-            f"{descriptor.max_units} unit(s), in the plan {clip:g} for one"
+            f"{descriptor.max_units} unit(s), in the plan {release.clip_l2:g} for "
+            f"{release.max_units}"
         )
     return None
 
 
 def _scale(case: DescriptorCase) -> str | None:
-    spec = case.plan.privacy_spec()
+    release = case.plan.privacy_spec().release
     try:
-        grid = Grid(clip_l2=spec.clip_l2, steps=spec.grid, dimension=case.descriptor.dimension)
+        grid = Grid(
+            clip_l2=release.clip_l2, steps=release.grid, dimension=case.descriptor.dimension
+        )
     except PrivacyError as error:
         return str(error)
     if case.descriptor.scale != grid.scale:
@@ -162,25 +163,34 @@ def _scale(case: DescriptorCase) -> str | None:
 
 
 def _noise(case: DescriptorCase) -> str | None:
-    spec, descriptor = case.plan.privacy_spec(), case.descriptor
-    mechanism = NOISE_NONE if spec.noise_multiplier == 0 else NOISE_DISCRETE_GAUSSIAN
+    release, descriptor = case.plan.privacy_spec().release, case.descriptor
+    mechanism = NOISE_NONE if release.noise_multiplier == 0 else NOISE_DISCRETE_GAUSSIAN
     if descriptor.noise_mechanism != mechanism:
         return f"noise mechanism {descriptor.noise_mechanism!r} where the plan has {mechanism!r}"
-    return _sigma(descriptor, descriptor.noise_sigma, spec.noise_multiplier, spec.grid)
+    try:
+        needed = per_silo_sigma(
+            release.noise_multiplier,
+            release.grid,
+            descriptor.threshold,
+            descriptor.n_min,
+            descriptor.colluding,
+        )
+    except PrivacyError as error:
+        return str(error)
+    return _too_little(descriptor.noise_sigma, needed)
 
 
 def _metrics_layout(case: DescriptorCase) -> str | None:
-    block, plan = case.descriptor.metrics, case.plan
-    families = block.families()
-    if families and not plan.evolve.episodes_per_round:
-        return "the metrics block counts episodes of a plan that explores none"
-    ordered = sorted(families, key=lambda family: (family == OTHER_FAMILY, family))
-    names = [UPDATE_NORM_SQ]
-    for family in ordered:
-        names += [EPISODES + family, SUCCESSES + family]
-    episodes = float(plan.evolve.episodes_per_round)
-    bounds = (plan.privacy.clip_l2**2, *(episodes for _ in names[1:]))
-    if block.names != tuple(names) or block.bounds != bounds:
+    descriptor, block, plan = case.descriptor, case.descriptor.metrics, case.plan
+    # The layout of a cohort in which as many silos as are needed declare just these families.
+    # That so many do is counted by the protocol, over the declarations signed in R0.
+    needed = max(descriptor.threshold, descriptor.n_min)
+    declared = {f"silo-{index}": block.families() for index in range(needed)}
+    try:
+        expected = metrics_layout(plan, declared, t=descriptor.threshold, n_min=descriptor.n_min)
+    except LayoutError as error:
+        return str(error)
+    if (block.names, block.bounds) != expected:
         return "the names or bounds of the metrics block are not the plan's"
     if block.grid != MetricsBlock(names=block.names, bounds=block.bounds).grid:
         return f"a metrics grid of {block.grid} steps"
@@ -188,8 +198,19 @@ def _metrics_layout(case: DescriptorCase) -> str | None:
 
 
 def _metrics_noise(case: DescriptorCase) -> str | None:
-    spec, block = case.plan.privacy_spec(), case.descriptor.metrics
-    return _sigma(case.descriptor, block.sigma, spec.metrics_noise_multiplier, block.grid)
+    descriptor, layout = case.descriptor, case.descriptor.metrics
+    try:
+        needed = metrics_sigma(
+            case.plan.privacy_spec(),
+            MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid),
+            tries=case.plan.evolve.tries_per_task,
+            t=descriptor.threshold,
+            n_min=descriptor.n_min,
+            c=descriptor.colluding,
+        )
+    except PrivacyError as error:
+        return str(error)
+    return _too_little(layout.sigma, needed)
 
 
 def _deadlines(case: DescriptorCase) -> str | None:
@@ -203,14 +224,8 @@ def _deadlines(case: DescriptorCase) -> str | None:
     return None
 
 
-def _sigma(descriptor: Descriptor, sigma: float, noise_multiplier: float, grid: int) -> str | None:
-    """σ_i against what the plan's z needs; zero exactly where the plan has no noise."""
-    try:
-        needed = per_silo_sigma(
-            noise_multiplier, grid, descriptor.threshold, descriptor.n_min, descriptor.colluding
-        )
-    except PrivacyError as error:
-        return str(error)
+def _too_little(sigma: float, needed: float) -> str | None:
+    """σ_i against what the plan needs; zero exactly where the plan has no noise."""
     if sigma < needed or (needed == 0.0) != (sigma == 0.0):
         return f"sigma {sigma:.6g} per silo where the plan needs {needed:.6g}"
     return None
@@ -224,8 +239,8 @@ DESCRIPTOR_RULES: tuple[Rule[DescriptorCase], ...] = (
         fires=_descriptor_base_model,
     ),
     Rule(name="descriptor_round", public_reason=f"{_DIFFERS} the round", fires=_descriptor_round),
-    Rule(name="single_sum", public_reason=f"{_DIFFERS} the number of sums", fires=_single_sum),
-    Rule(name="attempts", public_reason=f"{_POLICY} so many attempts at a round", fires=_attempts),
+    Rule(name="sums", public_reason=f"{_DIFFERS} the number of sums", fires=_sums),
+    Rule(name="attempts", public_reason=f"{_POLICY} so many attempts at one sum", fires=_attempts),
     Rule(name="membership", public_reason="this silo is not in the cohort", fires=_membership),
     Rule(name="partners", public_reason=f"{_POLICY} a silo of the cohort", fires=_partners),
     Rule(name="cohort_size", public_reason=f"{_POLICY} so small a cohort", fires=_cohort_size),

@@ -2,15 +2,15 @@
 
 Invariants:
 
-1. Every list defaults to empty, and clip, epsilon per run, rounds and episodes to zero: an empty
-   file refuses everything, for more than one reason.
+1. Every list defaults to empty, every ceiling to zero, and a kind of unit that ``epsilon_caps``
+   does not name has no budget: an empty file refuses everything, for more than one reason.
 2. An unknown key, a value of another type, NaN or an infinity is an error, and the daemon does not
    start on it. Nothing is coerced.
 3. ``modes`` must list ``none`` by name for a run without noise to be accepted.
-4. ``epsilon_cap`` and ``delta`` are the silo's own; a plan cannot change them.
+4. ``epsilon_caps`` and ``delta`` are the silo's own; a plan cannot change them.
 
-Covered: reading, the starter file, a file that allows exactly one plan. Not covered: the verdicts
-(``policy.py``), approval by hand.
+Covered: reading. Not covered: the verdicts (``policy.py``), the files that are written for a site
+to edit (``policy_proposal.py``), approval by hand.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from datetime import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from federation.plan import Plan
+from dp.charge import UNIT_KINDS, UnitKind
+from dp.config import Unit
 from secagg.bounds import MAX_DIMENSION
 from silo_agent.errors import PolicyFileError
 
-__all__ = ["Hours", "Policy", "write_default", "write_for_plan"]
+__all__ = ["Hours", "Policy"]
 
 ModeName = Literal["none", "silo", "record_local", "record_distributed"]
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -84,21 +85,60 @@ class MethodsSection(_Section):
     """Aggregation methods that may be taken part in."""
 
 
+class EpsilonCapsSection(_Section):
+    """``[privacy] epsilon_caps``: what each kind of unit may ever lose; 0 lets nothing pass."""
+
+    task: Number = 0.0
+    """One task with everything it led to, in the record-level modes."""
+    user: Number = 0.0
+    """Everything of one person, in the record-level modes with ``unit = "user"``."""
+    silo: Number = 0.0
+    """This silo's whole data set, wherever noise hides it."""
+
+
 class PrivacySection(_Section):
     """``[privacy]``."""
 
     modes: tuple[ModeName, ...] = ()
     """Privacy modes that are acceptable; ``none`` only if it is written here."""
+    units: tuple[Unit, ...] = ()
+    """Units that a record-level mode may protect."""
     max_epsilon_per_run: Number | Literal["unlimited"] = 0.0
-    """Largest ε of one run with all its spare attempts, at this file's δ."""
+    """Largest ε of one run with all its spare attempts, at this file's δ, for the unit that its
+    mode protects."""
     min_noise_multiplier: Number = 0.0
-    """Least z of the delta and of the metrics block, in every mode with noise."""
+    """Least z of every noise that a plan adds: the protected unit's, the metrics block's, and that
+    for the silo where a record-level mode is composed with it."""
     max_clip_l2: Number = 0.0
-    """Largest clip C."""
-    epsilon_cap: Annotated[float, Field(gt=0)] = 1.0
-    """ε that everything this silo ever takes part in may add up to."""
+    """Largest clip C of what noise hides: a delta, or one unit's gradient at record level, and the
+    delta as well where that mode is composed with noise for the silo."""
+    max_sampling_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest q at record level."""
+    max_steps_per_run: Count = 0
+    """Noisy optimiser steps of one run at record level, those of spare attempts included."""
+    epsilon_caps: EpsilonCapsSection = EpsilonCapsSection()
+    """ε that everything this silo ever takes part in may add up to, for each kind of unit."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ at which every ε here is computed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _caps_name_their_unit(cls, value: object) -> object:
+        if isinstance(value, Mapping) and "epsilon_cap" in value:
+            raise ValueError(
+                "there is no epsilon_cap: say for which unit, for example "
+                "epsilon_caps = { task = 8.0, silo = 50.0 }; a unit that is not named has none"
+            )
+        return value
+
+    def caps(self) -> dict[UnitKind, float]:
+        """The cap of each kind of unit that has a budget at all."""
+        of_kind: dict[UnitKind, float] = {
+            "silo": self.epsilon_caps.silo,
+            "task": self.epsilon_caps.task,
+            "user": self.epsilon_caps.user,
+        }
+        return {unit: of_kind[unit] for unit in UNIT_KINDS if of_kind[unit] > 0.0}
 
 
 class CohortSection(_Section):
@@ -164,7 +204,12 @@ class LimitsSection(_Section):
     max_dimension: Count = MAX_DIMENSION
     """Coordinates of one upload, without its metrics."""
     max_attempts_per_round: Count = 8
-    """Attempts at one round; each one that reaches the upload is charged."""
+    """Attempts at one sum; each one that reaches the upload is charged."""
+    min_ready_after_s: Count = 0
+    """Least time that a plan must keep a silo's ready report back, so that it tells nothing of how
+    long local work took."""
+    max_attempts_per_day: Count = 0
+    """Attempts that reach the upload, and local trainings, in one UTC day; each is charged."""
 
 
 class Policy(_Section):
@@ -224,79 +269,6 @@ class Policy(_Section):
             raise PolicyFileError(_problems(error)) from error
 
 
-def write_default(path: Path) -> None:
-    """Write a commented policy that refuses everything.
-
-    Raises:
-        PolicyFileError: There is a file, or it cannot be written.
-    """
-    _write(path, _NOTHING)
-
-
-def write_for_plan(path: Path, plan: Plan) -> None:
-    """Write a commented policy that allows what one plan asks for, and as little more as possible.
-
-    It is a proposal: the operator reads it before the daemon does. It replaces the starter file
-    that refuses everything, if nobody has edited that.
-
-    Raises:
-        PolicyFileError: There is a file, or it cannot be written.
-    """
-    privacy, rounds = plan.privacy, plan.rounds
-    _remove_untouched_starter(path)
-    _write(
-        path,
-        {
-            "models": [plan.model.base_sha256],
-            "environments": list(plan.evolve.environments),
-            "evolvers": [plan.evolve.method],
-            "aggregation": [plan.aggregation.method],
-            "modes": [privacy.mode],
-            "max_epsilon_per_run": privacy.epsilon_cap,
-            "min_noise": min(privacy.noise_multiplier, privacy.metrics_noise_multiplier),
-            "max_clip": privacy.clip_l2,
-            "epsilon_cap": privacy.epsilon_cap,
-            "delta": privacy.delta,
-            "min_survivors": plan.secure_aggregation.n_min,
-            "max_rounds": rounds.count,
-            "max_episodes": plan.evolve.episodes_per_round,
-            "max_dimension": MAX_DIMENSION,
-            "max_attempts": 1 + rounds.charged_attempts - rounds.count,
-        },
-    )
-
-
-def _remove_untouched_starter(path: Path) -> None:
-    starter = _TEMPLATE.format_map({key: _toml(value) for key, value in _NOTHING.items()})
-    try:
-        if path.read_text() == starter:
-            path.unlink()
-    except FileNotFoundError:
-        return
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolicyFileError(f"cannot replace {path}: {error}") from error
-
-
-def _write(path: Path, values: Mapping[str, object]) -> None:
-    # Every value is a number, a plain name or a list of those, which TOML and Python's JSON spell
-    # alike; the result is parsed before it is written all the same.
-    text = _TEMPLATE.format_map({key: _toml(value) for key, value in values.items()})
-    Policy.parse(text.encode())
-    try:
-        with path.open("x") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise PolicyFileError(f"{path} exists: edit it, or move it away first") from error
-    except OSError as error:
-        raise PolicyFileError(f"cannot write {path}: {error}") from error
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
 def _tuples(value: object) -> object:
     """TOML arrays as tuples, so that the strict and frozen model can hold them."""
     if isinstance(value, Mapping):
@@ -314,77 +286,3 @@ def _problems(error: ValidationError) -> str:
         text = "unknown key" if unknown else item["msg"].removeprefix("Value error, ")
         lines.append(f"{path}: {text}")
     return "; ".join(lines)
-
-
-_NOTHING: Mapping[str, object] = {
-    "models": [],
-    "environments": [],
-    "evolvers": [],
-    "aggregation": [],
-    "modes": [],
-    "max_epsilon_per_run": 0.0,
-    "min_noise": 0.0,
-    "max_clip": 0.0,
-    "epsilon_cap": 1.0,
-    "delta": 1e-5,
-    "min_survivors": 3,
-    "max_rounds": 0,
-    "max_episodes": 0,
-    "max_dimension": 0,
-    "max_attempts": 0,
-}
-
-_TEMPLATE = """\
-# What this site allows. Everything that is not listed here is refused; an empty list allows
-# nothing and a ceiling of 0 lets nothing pass. The daemon reads this file when it starts.
-# `chorale-silo policy check PLAN.toml` gives the daemon's verdict on a plan, with the rule.
-
-[policy]
-# Accept whatever every rule below allows.
-approval = "auto"
-
-[models]
-# SHA-256 of the base models that may be adapted; `chorale-silo status` shows yours.
-allowed = {models}
-
-[environments]
-# Names that a plan may explore and be judged on.
-allowed = {environments}
-
-[methods]
-evolvers = {evolvers}
-aggregation = {aggregation}
-
-[privacy]
-# "silo" hides what this silo's whole data set contributed. "none" is masking without noise and is
-# accepted only if it is written here.
-modes = {modes}
-# Largest epsilon of one run, spare attempts included, at the delta below; or "unlimited".
-max_epsilon_per_run = {max_epsilon_per_run}
-# Least noise multiplier z, of the update and of the metrics.
-min_noise_multiplier = {min_noise}
-# Largest L2 clip of an update.
-max_clip_l2 = {max_clip}
-# Epsilon that all runs together may ever cost. The ledger enforces it before every upload.
-epsilon_cap = {epsilon_cap}
-delta = {delta}
-
-[cohort]
-# Silos in a round, shares needed to open a sum, silos that a sum holds, colluders withstood.
-min_silos = {min_survivors}
-min_threshold = 3
-min_survivors = {min_survivors}
-min_colluding = 1
-# With this line nobody else may be in a round with this silo:
-# partners = ["hospital-b", "hospital-c", "hospital-d"]
-
-[schedule]
-# When a round may begin here, in UTC. A window may run past midnight.
-# hours_utc = "20:00-06:00"
-
-[limits]
-max_rounds = {max_rounds}
-max_episodes_per_round = {max_episodes}
-max_dimension = {max_dimension}
-max_attempts_per_round = {max_attempts}
-"""

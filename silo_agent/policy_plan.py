@@ -3,8 +3,11 @@
 Invariant: a rule reads the policy, the plan, the signed task and the clock, and nothing else, so it
 cannot say anything about data.
 
+ε here is that of the run alone, all its spare attempts made, from the plan and the site's δ.
+
 Covered: which models, environments, methods and privacy a site accepts, how much and when.
-Not covered: descriptors (``policy_descriptor.py``), the order of everything (``policy.py``).
+Not covered: descriptors (``policy_descriptor.py``), the order of everything (``policy.py``), what
+other runs have spent (``dp.ledger``).
 """
 
 from __future__ import annotations
@@ -14,14 +17,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
-from dp.config import Mode
-from dp.errors import PrivacyError
-from dp.rdp import epsilon, rdp_gaussian
+from dp.charge import Charge, UnitKind, epsilon_of, run_charges
+from dp.config import Mode, PrivacySpec
 from federation.plan import Plan
 from federation.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
+from silo_agent.evolve.evolver import UnknownEvolverError
+from silo_agent.evolve.registry import dp_compat_of
 from silo_agent.policy_document import Policy
 
-__all__ = ["CLOCK_SKEW_S", "PLAN_RULES", "TASK_RULES", "PlanCase", "Rule", "TaskCase"]
+__all__ = [
+    "CLOCK_SKEW_S",
+    "PLAN_RULES",
+    "TASK_RULES",
+    "PlanCase",
+    "Rule",
+    "TaskCase",
+    "charged_steps",
+    "charges_of_run",
+    "largest_clip",
+    "least_noise_multiplier",
+    "most_debits",
+    "protected_unit",
+]
 
 CLOCK_SKEW_S = 120
 """Clocks of silo and coordinator may differ by this much."""
@@ -65,6 +82,50 @@ class Rule(Generic[CaseT_contra]):
     """What is wrong, for the silo's own log, or None."""
 
 
+def protected_unit(spec: PrivacySpec) -> UnitKind | None:
+    """Whose contribution a mode hides; None where it hides nobody's."""
+    if spec.mode is Mode.NONE:
+        return None
+    return "silo" if spec.record is None else spec.unit
+
+
+def charges_of_run(plan: Plan) -> tuple[Charge, ...]:
+    """What a run costs at most, unit kind by unit kind, its spare attempts included."""
+    return run_charges(
+        plan.privacy_spec(), releases=plan.charged_releases, first_steps=plan.first_steps
+    )
+
+
+def charged_steps(plan: Plan) -> int:
+    """Noisy optimiser steps that a record-level run may take, those of spare attempts included."""
+    spec = plan.privacy_spec()
+    if spec.record is None:
+        return 0
+    trained_per_release = spec.record.steps_per_round if spec.mode is Mode.RECORD_LOCAL else 1
+    return plan.charged_releases * trained_per_release
+
+
+def most_debits(plan: Plan) -> int:
+    """Attempts and local trainings that a run may be charged for, spare ones included."""
+    trainings = plan.charged_releases if Mode(plan.privacy.mode) is Mode.RECORD_LOCAL else 0
+    return plan.charged_releases + trainings
+
+
+def least_noise_multiplier(spec: PrivacySpec) -> float:
+    """The least z of everything that a plan adds noise to."""
+    z = min(spec.noise_multiplier, spec.metrics_noise_multiplier)
+    return min(z, spec.release.noise_multiplier) if _is_composed(spec) else z
+
+
+def largest_clip(spec: PrivacySpec) -> float:
+    """The largest clip of what noise hides; without noise for the silo a delta's hides nothing."""
+    return max(spec.clip_l2, spec.release.clip_l2) if _is_composed(spec) else spec.clip_l2
+
+
+def _is_composed(spec: PrivacySpec) -> bool:
+    return spec.mode is Mode.RECORD_LOCAL and spec.release.noise_multiplier > 0.0
+
+
 def _base_model_allowed(case: PlanCase) -> str | None:
     mine = case.base_sha256.hex()
     if mine not in case.policy.models.allowed:
@@ -101,18 +162,28 @@ def _privacy_mode_allowed(case: PlanCase) -> str | None:
     return None if mode in case.policy.privacy.modes else f"privacy.modes lacks {mode!r}"
 
 
-def _privacy_mode_available(case: PlanCase) -> str | None:
+def _evolver_dp_compat(case: PlanCase) -> str | None:
+    method, mode = case.plan.evolve.method, case.plan.privacy.mode
     try:
-        case.plan.privacy_spec().require_supported()
-    except PrivacyError as error:
+        modes = dp_compat_of(method)
+    except UnknownEvolverError as error:
         return str(error)
+    if mode not in modes:
+        return f"method {method!r} runs under {', '.join(sorted(modes))}, not under {mode!r}"
+    return None
+
+
+def _record_units(case: PlanCase) -> str | None:
+    spec = case.plan.privacy_spec()
+    if spec.record is not None and spec.unit not in case.policy.privacy.units:
+        return f"privacy.units lacks {spec.unit!r}"
     return None
 
 
 def _noise_multiplier(case: PlanCase) -> str | None:
     least = case.policy.privacy.min_noise_multiplier
     spec = case.plan.privacy_spec()
-    z = min(spec.noise_multiplier, spec.metrics_noise_multiplier)
+    z = least_noise_multiplier(spec)
     # A mode without noise is a decision of its own, taken by listing it in privacy.modes.
     if spec.mode is not Mode.NONE and z < least:
         return f"noise multiplier {z:g} is below privacy.min_noise_multiplier {least:g}"
@@ -120,25 +191,54 @@ def _noise_multiplier(case: PlanCase) -> str | None:
 
 
 def _clip(case: PlanCase) -> str | None:
-    clip, most = case.plan.privacy.clip_l2, case.policy.privacy.max_clip_l2
+    clip, most = largest_clip(case.plan.privacy_spec()), case.policy.privacy.max_clip_l2
     return f"clip {clip:g} is above privacy.max_clip_l2 {most:g}" if clip > most else None
+
+
+def _sampling_rate(case: PlanCase) -> str | None:
+    record, most = case.plan.privacy_spec().record, case.policy.privacy.max_sampling_rate
+    if record is not None and record.sampling_rate > most:
+        return f"sampling rate {record.sampling_rate:g} is above privacy.max_sampling_rate {most:g}"
+    return None
+
+
+def _steps(case: PlanCase) -> str | None:
+    steps, most = charged_steps(case.plan), case.policy.privacy.max_steps_per_run
+    if steps > most:
+        return (
+            f"{steps} noisy steps, spare attempts included, are above privacy.max_steps_per_run "
+            f"{most}"
+        )
+    return None
 
 
 def _epsilon_per_run(case: PlanCase) -> str | None:
     privacy = case.policy.privacy
-    spec = case.plan.privacy_spec()
-    most = privacy.max_epsilon_per_run
+    unit, most = protected_unit(case.plan.privacy_spec()), privacy.max_epsilon_per_run
     # The one word it may be is "unlimited".
-    if spec.mode is Mode.NONE or isinstance(most, str):
+    if unit is None or isinstance(most, str):
         return None
-    attempts = case.plan.rounds.charged_attempts
-    cost = epsilon(rdp_gaussian(spec.joint_noise_multiplier, attempts), privacy.delta)
+    cost = epsilon_of(charges_of_run(case.plan), privacy.delta)[unit]
     if not cost <= most:
-        return (
-            f"{attempts} attempts cost epsilon {cost:.4g} at delta {privacy.delta:g}, above "
-            f"privacy.max_epsilon_per_run {most:g}"
-        )
+        return f"{_cost(case, unit, cost)}, above privacy.max_epsilon_per_run {most:g}"
     return None
+
+
+def _run_above_cap(case: PlanCase) -> str | None:
+    caps = case.policy.privacy.caps()
+    for unit, cost in epsilon_of(charges_of_run(case.plan), case.policy.privacy.delta).items():
+        if unit not in caps:
+            return f"privacy.epsilon_caps gives unit {unit!r} no budget, and the run charges it"
+        if not cost <= caps[unit]:
+            return f"{_cost(case, unit, cost)}, above privacy.epsilon_caps.{unit} {caps[unit]:g}"
+    return None
+
+
+def _cost(case: PlanCase, unit: UnitKind, cost: float) -> str:
+    return (
+        f"{case.plan.charged_releases} attempts cost unit {unit!r} epsilon {cost:.4g} at delta "
+        f"{case.policy.privacy.delta:g}"
+    )
 
 
 def _survivors(case: PlanCase) -> str | None:
@@ -149,6 +249,13 @@ def _survivors(case: PlanCase) -> str | None:
 def _rounds(case: PlanCase) -> str | None:
     count, most = case.plan.rounds.count, case.policy.limits.max_rounds
     return f"{count} rounds are above limits.max_rounds {most}" if count > most else None
+
+
+def _ready_after(case: PlanCase) -> str | None:
+    after_s, least_s = case.plan.rounds.ready_after_s, case.policy.limits.min_ready_after_s
+    if after_s < least_s:
+        return f"ready_after_s {after_s} is below limits.min_ready_after_s {least_s}"
+    return None
 
 
 def _episodes(case: PlanCase) -> str | None:
@@ -167,6 +274,8 @@ def _task_base_model(case: TaskCase) -> str | None:
 def _task_round(case: TaskCase) -> str | None:
     if case.task.round > case.plan.rounds.count:
         return f"round {case.task.round} of a plan with {case.plan.rounds.count}"
+    if case.task.step >= case.plan.sums_per_round:
+        return f"step {case.task.step} of a round with {case.plan.sums_per_round}"
     return None
 
 
@@ -218,9 +327,14 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
         fires=_privacy_mode_allowed,
     ),
     Rule(
-        name="privacy_mode_available",
-        public_reason="this privacy mode is not available here",
-        fires=_privacy_mode_available,
+        name="evolver_dp_compat",
+        public_reason="this evolution method does not run under this privacy mode",
+        fires=_evolver_dp_compat,
+    ),
+    Rule(
+        name="record_units",
+        public_reason=f"{_POLICY} this unit of privacy",
+        fires=_record_units,
     ),
     Rule(
         name="noise_multiplier",
@@ -229,13 +343,29 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
     ),
     Rule(name="clip", public_reason=f"{_POLICY} so large a clip", fires=_clip),
     Rule(
+        name="sampling_rate",
+        public_reason=f"{_POLICY} so large a sampling rate",
+        fires=_sampling_rate,
+    ),
+    Rule(name="steps", public_reason=f"{_POLICY} so many noisy steps", fires=_steps),
+    Rule(
         name="epsilon_per_run",
         public_reason=f"{_POLICY} so large an epsilon for one run",
         fires=_epsilon_per_run,
     ),
+    Rule(
+        name="run_above_cap",
+        public_reason=f"{_POLICY} an epsilon that this run alone would pass",
+        fires=_run_above_cap,
+    ),
     Rule(name="survivors", public_reason=f"{_POLICY} so small a sum", fires=_survivors),
     Rule(name="rounds", public_reason=f"{_POLICY} so many rounds", fires=_rounds),
     Rule(name="episodes", public_reason=f"{_POLICY} so many episodes", fires=_episodes),
+    Rule(
+        name="ready_after",
+        public_reason=f"{_POLICY} so early a ready report",
+        fires=_ready_after,
+    ),
 )
 
 TASK_RULES: tuple[Rule[TaskCase], ...] = (
@@ -247,7 +377,7 @@ TASK_RULES: tuple[Rule[TaskCase], ...] = (
     ),
     Rule(
         name="task_round",
-        public_reason="the task is for a round that its plan does not have",
+        public_reason="the task is for a round or step that its plan does not have",
         fires=_task_round,
     ),
     Rule(name="schedule", public_reason=OUTSIDE_HOURS, fires=_schedule),

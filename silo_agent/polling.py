@@ -8,7 +8,9 @@ Invariants:
    instruction that was dealt with is the same instruction again. That is so for a poll that failed,
    for tasks and closed rounds, and for every answer that did not reach the coordinator. An answer
    that the coordinator refused is not given again.
-3. Polls that bring nothing to do are at least ``LEAST_POLL_S`` apart, whatever the coordinator
+3. What cannot be answered yet is no failure: the same instruction is asked for again at once, and
+   whoever said that it is not ready has waited already. So a silo at work is seen to be alive.
+4. Polls that bring nothing to do are at least ``LEAST_POLL_S`` apart, whatever the coordinator
    answers, so that it cannot keep a core busy or fill a log. The steps of a round never wait.
 
 Covered: coordinators that are away, that fail, that answer at once. Not covered: a coordinator that
@@ -26,7 +28,7 @@ from dp.errors import PrivacyError
 from federation.errors import FederationError
 from federation.task import RoundTask
 from secagg.errors import SecAggError
-from silo_agent.errors import PolicyRefusalError, SiloError, TransportError
+from silo_agent.errors import NotReadyError, PolicyRefusalError, SiloError, TransportError
 from silo_agent.transport import Instruction, RoundClosed
 
 __all__ = ["SURVIVABLE", "Polling", "pause_s"]
@@ -90,6 +92,9 @@ class Polling:
                 if instruction is not None:
                     busy = self._obey(instruction)
                 failures = 0
+            except NotReadyError:
+                failures = 0
+                continue
             except PolicyRefusalError as refusal:
                 self._refuse(refusal)
             except SURVIVABLE as error:

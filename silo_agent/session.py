@@ -5,10 +5,15 @@ Ordered invariants:
 1. Nothing is sent before the descriptor passed roster, chain, policy and ledger, and its identity
    is newer than every one this silo ever joined or charged.
 2. R0: one durable ledger record ("joined", with the descriptor's digest), then the bundle. So no
-   restart and no second descriptor makes this silo show other keys under the same identity.
+   restart and no second descriptor makes this silo show other keys under the same identity. The
+   bundle carries the ledger's head with that record in it.
+   R1: no share leaves before every peer's ledger head was compared with those seen before, and
+   remembered durably.
 3. R2: one durable ledger record (debit and "spent" mark), then noise, data and masks in memory,
    then the spool, then the first byte. A delta that is not finite, or none at all, goes up as
-   zeros with full noise; nobody outside can tell.
+   zeros with full noise; nobody outside can tell. A sum of unit gradients may still be under way
+   when the boxes arrive: nothing is changed then, and the boxes are to be shown again. A sample
+   of more units than may be summed ends the session before anything is charged or sent.
 4. R3: the mark "survivors signed" is durable before the signature leaves. After it every later
    attempt of the same step is refused.
 5. Each step is answered once. The very same message again gets the byte-identical answer and
@@ -18,9 +23,9 @@ Ordered invariants:
    aborted session. Only a lost connection leaves the session as it is: its answer can be repeated,
    also one that never arrived, and that of R0 too if the caller holds the session by then.
 
-Memory: at most two full vectors, the delta and the buffer that becomes the upload. The session
-drops the delta once it is encoded and the buffer once it is spooled. R4's answer is kept until the
-session is closed; the secrets it came from are not.
+Memory: at most two full vectors, the delta (or the sum of unit gradients) and the buffer that
+becomes the upload. The session drops the delta once it is encoded and the buffer once it is
+spooled. R4's answer is kept until the session is closed; the secrets it came from are not.
 
 Covered: the honest silo's side of R0 to R4. Not covered here: finishing the upload of a spool after
 a restart (``silo_agent/unfinished.py``); such a silo counts as dropped in R3 and R4.
@@ -30,10 +35,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -41,10 +45,11 @@ import secagg.client as protocol
 from dp.config import PrivacySpec
 from dp.errors import NonFiniteError
 from dp.grid import Grid
-from dp.ledger import Identity, Ledger, LedgerEntry
+from dp.ledger import Ledger
 from dp.metrics_block import MetricsBlock
 from dp.share import NoiseShare, RingVector
 from dp.source import NoiseSource
+from secagg.client.setup import check_setup
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import Check
 from secagg.messages import (
@@ -55,19 +60,15 @@ from secagg.messages import (
     Survivors,
 )
 from secagg.roster import SignedRoster
-from silo_agent.errors import SessionError, TransportError
+from silo_agent.attempt import identity_name, ledger_identity, newest_identity, round_entry
+from silo_agent.contribution import Contribution
+from silo_agent.errors import NotReadyError, SessionError, TransportError
 from silo_agent.metrics import SiloMetrics
+from silo_agent.peer_heads import PeerHeads
 from silo_agent.spool import Spool
 from silo_agent.transport import Coordinator
 
-__all__ = [
-    "Contribution",
-    "Message",
-    "Session",
-    "identity_name",
-    "ledger_identity",
-    "round_entry",
-]
+__all__ = ["Message", "Session"]
 
 log = structlog.get_logger(__name__)
 
@@ -110,20 +111,6 @@ class _Answer:
         self.send()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contribution:
-    """What local work yields for the sum. It stays in this process."""
-
-    delta: np.ndarray
-    """Flat float32 vector over the shared layout, not yet clipped."""
-    metrics: dict[str, float]
-    """Value of each coordinate of the metrics block."""
-
-    def __repr__(self) -> str:
-        """Redacted: these numbers must not reach a log."""
-        return f"Contribution(dimension={self.delta.size}, values redacted)"
-
-
 class Session:
     """The daemon's hands on the protocol states of ``secagg.client``."""
 
@@ -140,6 +127,7 @@ class Session:
         spec: PrivacySpec,
         contribution: Contribution,
         ledger: Ledger,
+        peers: PeerHeads,
         spool_directory: Path,
         coordinator: Coordinator,
         metrics: SiloMetrics,
@@ -156,6 +144,8 @@ class Session:
         self._spec = spec
         self._contribution: Contribution | None = contribution
         self._ledger = ledger
+        self._peers = peers
+        self._roster = roster.roster
         self._spool_directory = spool_directory
         self._spool: Spool | None = None
         self._coordinator = coordinator
@@ -163,24 +153,26 @@ class Session:
         self._answers: dict[type[Message], _Answer] = {}
         self._noise: NoiseShare | None = None
         self._refuse_if_agreed()
-        head_seq, head_sha256 = ledger.head()
         setup = protocol.ClientSetup(
             silo_id=silo_id,
             signing_key=signing_key,
             roster=roster,
             descriptor=descriptor,
-            ledger_head=protocol.LedgerHead(seq=head_seq, sha256=head_sha256),
-            newest_identity=_newest_identity(ledger, self.identity.run_id),
+            ledger_head=_head_of(ledger),
+            newest_identity=newest_identity(ledger, self.identity.run_id),
             base_model_sha256=base_model_sha256,
             adapter_sha256=adapter_sha256,
             families=families,
             entropy=os.urandom,
         )
+        # A descriptor that is refused burns no identity.
+        check_setup(setup)
+        # Durable before the keys leave: no other keys may ever follow under this identity.
+        ledger.mark_joined(ledger_identity(self.identity), self.descriptor.sha256)
         self._state: State
-        self._state, bundle = protocol.begin(setup)
+        # The bundle's head holds that record, so a ledger that loses it is behind its own bundle.
+        self._state, bundle = protocol.begin(replace(setup, ledger_head=_head_of(ledger)))
         try:
-            # Durable before the keys leave: no other keys may ever follow under this identity.
-            ledger.mark_joined(ledger_identity(self.identity), self.descriptor.sha256)
             self._answers[SignedDescriptor] = _Answer(
                 message=descriptor, send=lambda: self._advertise(bundle)
             )
@@ -204,6 +196,7 @@ class Session:
             SessionError: the message does not fit; the state is wiped.
             PrivacyError: the ledger refused; nothing left the silo, and the state is wiped.
             TransportError: the answer could not be delivered; the same message may come again.
+            NotReadyError: the vector is still being computed; nothing changed.
         """
         try:
             answered = self._answers.get(type(message))
@@ -211,7 +204,7 @@ class Session:
                 self._act(message)
             else:
                 answered.repeat(message)
-        except TransportError:
+        except (TransportError, NotReadyError):
             raise
         except Exception:
             self.close()
@@ -225,8 +218,9 @@ class Session:
         """
         self._state.wipe()
         self._answers.clear()
-        self._contribution = None
-        self._noise = None
+        if self._contribution is not None:
+            self._contribution.drop()
+        self._contribution = self._noise = None
         if self._spool is not None and not keep_spool:
             self._spool.delete()
         self._spool = None
@@ -237,8 +231,12 @@ class Session:
         match state, message:
             case protocol.AdvertiseKeys(), KeyBundles():
                 self._state, boxes = state.handle(message)
+                # The bundles are verified by now, and the boxes have not left.
+                self._peers.admit(message, self._roster, identity)
                 self._answer(message, lambda: wire.share_keys(identity, boxes))
             case protocol.ShareKeys(), BoxDelivery():
+                if self._contribution is not None:
+                    self._contribution.require_ready()
                 masked_input, _ = state.handle(message)
                 self._state = masked_input
                 self._name_corrupt(masked_input)
@@ -299,6 +297,7 @@ class Session:
         contribution = self._contribution
         if contribution is None:
             raise SessionError("this session has already uploaded")
+        vector, figures = contribution.take(), contribution.metrics
         # The keys may have arrived although this silo was told that they had not.
         noise = self._draw_noise() if self._noise is None else self._noise
         self._contribution = self._noise = None
@@ -313,8 +312,8 @@ class Session:
         )
         try:
             return noise.encode(
-                delta=contribution.delta,
-                metrics=contribution.metrics,
+                delta=vector,
+                metrics=figures,
                 receipt=receipt,
                 descriptor_sha256=digest,
             )
@@ -325,11 +324,11 @@ class Session:
         return noise.encode(delta=None, metrics=None, receipt=receipt, descriptor_sha256=digest)
 
     def _draw_noise(self) -> NoiseShare:
-        layout = self.descriptor.metrics
+        layout, release = self.descriptor.metrics, self._spec.release
         return NoiseShare(
             grid=Grid(
-                clip_l2=self._spec.clip_l2,
-                steps=self._spec.grid,
+                clip_l2=release.clip_l2,
+                steps=release.grid,
                 dimension=self.descriptor.dimension,
             ),
             block=MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid),
@@ -347,49 +346,6 @@ class Session:
             )
 
 
-def round_entry(
-    spec: PrivacySpec, *, identity: AggregationId, dimension: int, descriptor_sha256: bytes
-) -> LedgerEntry:
-    """The charge for one attempt: delta and metrics block are released together."""
-    return LedgerEntry(
-        run=identity.run_id,
-        round=identity.round,
-        attempt=identity.attempt,
-        step=identity.step,
-        part=identity.part,
-        mode=spec.mode,
-        q=1.0,
-        z=spec.joint_noise_multiplier,
-        steps=1,
-        dimension=dimension,
-        descriptor_sha256=descriptor_sha256,
-    )
-
-
-def identity_name(identity: AggregationId) -> str:
-    """An aggregation's name as logs show it: run/round/step/part/attempt."""
-    return "/".join(str(field) for field in identity.fields())
-
-
-def ledger_identity(identity: AggregationId) -> Identity:
-    """An aggregation's name as the ledger writes it."""
-    return Identity(
-        run=identity.run_id,
-        round=identity.round,
-        step=identity.step,
-        part=identity.part,
-        attempt=identity.attempt,
-    )
-
-
-def _newest_identity(ledger: Ledger, run_id: str) -> AggregationId | None:
-    newest = ledger.highest_identity(run_id)
-    if newest is None:
-        return None
-    return AggregationId(
-        run_id=newest.run,
-        round=newest.round,
-        step=newest.step,
-        part=newest.part,
-        attempt=newest.attempt,
-    )
+def _head_of(ledger: Ledger) -> protocol.LedgerHead:
+    seq, sha256 = ledger.head()
+    return protocol.LedgerHead(seq=seq, sha256=sha256)

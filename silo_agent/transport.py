@@ -34,6 +34,7 @@ from chorale.v1 import round_pb2 as pb
 from chorale.v1 import round_pb2_grpc
 from federation.record import AdapterRecord
 from federation.task import RoundTask
+from secagg.bounds import DIGEST_BYTES, require_bytes
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.messages import (
     BoxDelivery,
@@ -50,6 +51,7 @@ from secagg.roster import SignedRoster
 from silo_agent.deadline import CALL_TIMEOUT_S
 from silo_agent.download import DownloadStream
 from silo_agent.errors import TransportError
+from silo_agent.ledger_echo import LedgerEcho
 from silo_agent.upload import Chunks, UploadStream
 
 __all__ = ["Coordinator", "Idle", "Instruction", "RoundAborted", "RoundClosed"]
@@ -91,7 +93,7 @@ class RoundAborted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundClosed:
-    """A round ended; its record is the newest of the chain."""
+    """A release ended; its record is the newest of the chain."""
 
     record: AdapterRecord
 
@@ -116,6 +118,8 @@ class Instruction:
     instruction_id: str
     identity: AggregationId | None
     payload: Payload
+    ledger_echo: LedgerEcho | None = None
+    """Beside a round task, if the coordinator ever saw a bundle of this silo."""
 
 
 class Coordinator:
@@ -173,10 +177,17 @@ class Coordinator:
             instruction_id=response.instruction_id[:256],
             identity=identity,
             payload=_payload(response),
+            ledger_echo=_ledger_echo(response),
         )
 
     def report_ready(
-        self, *, run_id: str, round_number: int, adapter_sha256: bytes, families: tuple[str, ...]
+        self,
+        *,
+        run_id: str,
+        round_number: int,
+        step: int,
+        adapter_sha256: bytes,
+        families: tuple[str, ...],
     ) -> None:
         """Local work is done."""
         self._call(
@@ -184,15 +195,17 @@ class Coordinator:
             pb.ReportReadyRequest(
                 run_id=run_id,
                 round=round_number,
+                step=step,
                 adapter_sha256=adapter_sha256,
                 families=families,
             ),
         )
 
-    def refuse(self, *, run_id: str, round_number: int, reason: str) -> None:
+    def refuse(self, *, run_id: str, round_number: int, step: int, reason: str) -> None:
         """This silo takes no part, for a public reason."""
         self._call(
-            self._stub.Refuse, pb.RefuseRequest(run_id=run_id, round=round_number, reason=reason)
+            self._stub.Refuse,
+            pb.RefuseRequest(run_id=run_id, round=round_number, step=step, reason=reason),
         )
 
     def advertise_keys(self, identity: AggregationId, bundle: KeyBundle) -> None:
@@ -244,11 +257,18 @@ class Coordinator:
             ),
         )
 
-    def records(self, run_id: str, from_round: int) -> tuple[AdapterRecord, ...]:
-        """The provenance chain from a round on; signatures are for the caller to check."""
+    def records(self, run_id: str, from_position: int) -> tuple[AdapterRecord, ...]:
+        """A page of the provenance chain from a position on; its signatures are not checked here.
+
+        Raises:
+            TransportError: it is longer than a page.
+        """
         response = self._call(
-            self._stub.ListRecords, pb.ListRecordsRequest(run_id=run_id, from_round=from_round)
+            self._stub.ListRecords,
+            pb.ListRecordsRequest(run_id=run_id, from_position=from_position),
         )
+        if len(response.records) > federation_wire.RECORDS_PER_PAGE:
+            raise TransportError(f"{len(response.records)} records in one page of the chain")
         return tuple(federation_wire.record_from_proto(record) for record in response.records)
 
     def blob(self, sha256: bytes, sink: BinaryIO, *, max_bytes: int) -> None:
@@ -313,6 +333,19 @@ def _payload(response: pb.PollResponse) -> Payload:  # noqa: PLR0911  # one line
             return RoundAborted(reason=response.aborted.reason[:200])
         case _:
             return Idle()
+
+
+def _ledger_echo(response: pb.PollResponse) -> LedgerEcho | None:
+    if not response.HasField("ledger_echo"):
+        return None
+    echo = response.ledger_echo
+    digest: bytes = echo.descriptor_sha256
+    require_bytes(digest, DIGEST_BYTES, "ledger echo descriptor_sha256")
+    return LedgerEcho(
+        identity=secagg_wire.identity_from_proto(echo.identity),
+        bundle=secagg_wire.key_bundle_from_proto(echo.bundle),
+        descriptor_sha256=digest,
+    )
 
 
 def _trailer(error: grpc.RpcError, key: str) -> str:

@@ -22,10 +22,10 @@ import structlog
 
 from dp.ledger import Ledger
 from secagg.descriptor import AggregationId
+from silo_agent.attempt import identity_name, ledger_identity
 from silo_agent.durable import is_partial
 from silo_agent.errors import SpoolError
 from silo_agent.metrics import SiloMetrics
-from silo_agent.session import identity_name, ledger_identity
 from silo_agent.spool import Spool
 from silo_agent.transport import Coordinator
 

@@ -1,17 +1,26 @@
-"""Local work on a thread of its own: evaluate what was adopted, then evolve it.
+"""Local work on a thread of its own: evaluate what was adopted, evolve it, sum unit gradients.
 
 Invariants:
 
 1. One job at a time, in the order it was asked for; the daemon's thread never waits for one.
-2. A job that fails is counted and logged, and still counts as done: the silo reports ready and
-   contributes the zero vector, because what it sends and when must not depend on private data.
+2. What the silo sends, and when, must not depend on private data. Where units inside the silo are
+   protected, a failure that one unit can cause costs that unit alone its part; what else fails is
+   counted and logged, and the release is zeros with full noise. ``record_local`` adds its noise in
+   the training and none to the release, so there the silo says nothing, as after a crash. What is
+   told depends on configuration, ledger and randomness alone (``silo_agent/round_outcome.py``).
 3. The method (and with it torch) is loaded once per run, by the first job that needs it.
 4. Figures go to the silo's own files and metrics, nowhere else.
-5. A silo says ready no sooner than the plan's ``ready_after_s`` after the task, however short or
-   unlucky its work was; a silo that is stopped before then does not say it.
+5. A silo says ready, or refuses, no sooner than the plan's ``ready_after_s`` after the task,
+   however short or unlucky its work was; a silo that is stopped before then does not say it.
+6. Nobody explores twice in a round, nor trains one (run, round, adapter) twice in a process,
+   whatever the order of tasks: a task for a later step is answered at once, and each sum of unit
+   gradients is computed anew, for one attempt, from what step 0 stored. Work that another task
+   overtook before it began is not begun, and its result never replaces that of a newer task.
+7. After ``close`` no queued job explores, trains or charges.
 
-Covered: slow, failing and repeated work. Not covered: cancelling a job half-way; a round that went
-on without this silo finds its result unused.
+Covered: slow, failing and repeated work. A crash between charge and upload costs the charge
+(``silo_agent/reservation.py``). Not covered: cancelling a job half-way; a round that went on
+without this silo finds its result unused; how long a sum takes, which the coordinator sees.
 """
 
 from __future__ import annotations
@@ -20,79 +29,43 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict
 
 import numpy as np
 import structlog
 
+from dp.errors import BudgetExceededError, PrivacyError, TooManyDebitsError
 from dp.grid import l2_norm
-from federation.layout import Layout
+from dp.ledger import Ledger
+from dp.unit_sum import UnitSum
 from federation.plan import Plan
-from federation.sums import UPDATE_NORM_SQ
 from federation.task import RoundTask
-from secagg.descriptor import OTHER_FAMILY, MetricsLayout
+from secagg.descriptor import Descriptor
 from silo_agent.chain import Head
 from silo_agent.config import SiloConfig
-from silo_agent.evolve.evolver import (
-    Evaluation,
-    Evolution,
-    Evolver,
-    EvolverSetup,
-    EvolveSettings,
-    Work,
-)
+from silo_agent.errors import LocalStoreError, PolicyRefusalError
+from silo_agent.evolve.evolver import Evolution, Evolver
 from silo_agent.evolve.registry import make_evolver
+from silo_agent.finished_work import FinishedWork
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
-from silo_agent.session import Contribution
+from silo_agent.plan_terms import (
+    evaluation_of,
+    evolver_setup,
+    shared_layout_of,
+    step_work_of,
+    work_of,
+)
+from silo_agent.reservation import Reservation
+from silo_agent.round_outcome import NOTHING, outcome_of
+from silo_agent.step_sum import empty_sum, fulfil
 from silo_agent.transport import Coordinator
 
-__all__ = ["FinishedWork", "LocalWork"]
-
+__all__ = ["LocalWork"]
+_LAWFUL = (BudgetExceededError, TooManyDebitsError)  # The ledger works: it refuses.
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishedWork:
-    """What a round of local work left, waiting for its descriptor."""
-
-    run_id: str
-    round: int
-    plan: Plan
-    layout: Layout
-    delta: np.ndarray
-    """Flat float32 over ``layout``; not clipped."""
-    episodes: Mapping[str, int]
-    successes: Mapping[str, int]
-
-    def contribution(self, metrics: MetricsLayout) -> Contribution:
-        """The vector and the metrics block for one attempt."""
-        return Contribution(
-            delta=self.delta,
-            metrics=self._figures(metrics.names),
-        )
-
-    def _figures(self, names: tuple[str, ...]) -> dict[str, float]:
-        """Values by coordinate name; families that are not listed are counted as `other`."""
-        norm = l2_norm(self.delta)
-        # What is released is the clipped vector, so its norm is what the sum is compared with.
-        figures = dict.fromkeys(names, 0.0)
-        # NaN passes through min() on the left alone; the encoder must see it and refuse it.
-        figures[UPDATE_NORM_SQ] = min(norm, self.plan.privacy.clip_l2) ** 2
-        for kind, counts in (("episodes", self.episodes), ("successes", self.successes)):
-            for family, count in counts.items():
-                name = f"{kind}/{family}"
-                if name not in figures:
-                    name = f"{kind}/{OTHER_FAMILY}"
-                if name in figures:
-                    figures[name] += count
-        return figures
-
-    def __repr__(self) -> str:
-        """Redacted: these numbers must not reach a log."""
-        return f"FinishedWork(run_id={self.run_id!r}, round={self.round}, values redacted)"
 
 
 class LocalWork:
@@ -105,6 +78,7 @@ class LocalWork:
         coordinator: Coordinator,
         store: LocalStore,
         metrics: SiloMetrics,
+        ledger_of: Callable[[], Ledger],
         seed_of: Callable[[str], int],
     ) -> None:
         """Start the thread.
@@ -114,10 +88,12 @@ class LocalWork:
             coordinator: Told when a round is ready.
             store: The silo's own reports.
             metrics: The silo's own metrics.
+            ledger_of: The ledger that is open now; local training is charged to it.
             seed_of: A secret seed for a run id. Without it a second run of one plan would make the
                 very same deltas, and the difference of two sums would be one silo's.
         """
         self._config = config
+        self._ledger_of = ledger_of
         self._seed_of = seed_of
         self._coordinator = coordinator
         self._store = store
@@ -127,6 +103,9 @@ class LocalWork:
         self._lock = threading.Lock()
         self._finished: FinishedWork | None = None
         self._started: tuple[str, int, bytes] | None = None
+        self._begun: set[tuple[str, int, bytes]] = set()
+        self._asked: RoundTask | None = None
+        self._failure: PrivacyError | LocalStoreError | None = None
         self._stopping = threading.Event()
         # A restarted silo must not report the same adapter twice.
         self._evaluated = {(row["run"], int(row["round"])) for row in store.evaluations()}
@@ -151,27 +130,68 @@ class LocalWork:
         return done
 
     def adopted(self, head: Head, plan: Plan) -> None:
-        """Evaluate a newly adopted adapter on held-out tasks, if the plan says so."""
+        """Evaluate the adapter that a round ended with on held-out tasks, if the plan says so."""
         record = head.record
         key = (record.run_id, record.round)
         due = record.round % plan.evaluate.every_rounds == 0 or record.round == plan.rounds.count
         if plan.evaluate.held_out == 0 or not self._config.evaluate or not due:
             return
-        if key in self._evaluated:
+        unfinished = record.round > 0 and not plan.is_last_step(record.step)
+        if unfinished or key in self._evaluated:
             return
         self._evaluated.add(key)
         self._jobs.put(lambda: self._evaluate(head, plan))
 
     def start(self, *, task: RoundTask, plan: Plan, head: Head) -> None:
-        """Do one round of local work and report ready; a repeat of the same task re-reports."""
-        key = (task.run_id, task.round, task.adapter_sha256)
-        if self._started == key:
-            if self.finished(task.run_id, task.round) is not None:
+        """Do one round of local work and report ready; a repeat of the same task re-reports.
+
+        Raises:
+            PrivacyError: the ledger failed when the round was to be charged.
+            LocalStoreError: so did the silo's memory of it. The next task begins the work again.
+        """
+        with self._lock:
+            self._asked = task
+            failure, self._failure = self._failure, None
+            started = self._started
+        if failure is not None:
+            raise failure
+        done = self.finished(task.run_id, task.round)
+        exploring = started is not None and started[:2] == (task.run_id, task.round) and not done
+        if task.step:
+            # What is still being explored is reported when it is done.
+            if not exploring:
+                self._take_part(task, plan, head)
+            return
+        key = _key(task)
+        with self._lock:
+            begun = started == key or key in self._begun
+            if not begun:
+                self._started = key
+        if begun:
+            if done is not None:
                 self._report(task)
             return
-        self._started = key
         ready_at = time.monotonic() + plan.rounds.ready_after_s
         self._jobs.put(lambda: self._evolve(task, plan, head, ready_at))
+
+    def unit_sum(self, descriptor: Descriptor, plan: Plan, head: Head) -> Future[UnitSum]:
+        """Begin the sum of unit gradients for one attempt.
+
+        The future always ends (``silo_agent/step_sum.py``). Cancelled before its turn, it is not
+        computed.
+        """
+        future: Future[UnitSum] = Future()
+        if self._stopping.is_set():
+            future.cancel()
+        self._jobs.put(lambda: self._sum(future, descriptor, plan, head))
+        return future
+
+    def _take_part(self, task: RoundTask, plan: Plan, head: Head) -> None:
+        """Say ready for a later step of a round, whether or not this process explored for it."""
+        if self.finished(task.run_id, task.round) is None:
+            layout = shared_layout_of(plan, head.tensors, task.round)
+            self._finish(FinishedWork.of(task, plan, layout, NOTHING, np.zeros(0)))
+        self._report(task)
 
     # On the worker thread -------------------------------------------------------------------------
 
@@ -185,57 +205,130 @@ class LocalWork:
                 log.exception("local_work_failed")
 
     def _evolve(self, task: RoundTask, plan: Plan, head: Head, ready_at: float) -> None:
-        layout = plan.aggregator(Layout.from_tensors(head.tensors)).shared_layout(task.round)
-        trainable = frozenset(spec.name for spec in layout.specs)
+        key = _key(task)
+        with self._lock:
+            if self._stopping.is_set() or self._started != key or key in self._begun:
+                return
+            self._begun.add(key)
+        layout = shared_layout_of(plan, head.tensors, task.round)
+        reservation = Reservation(ledger=self._ledger_of(), store=self._store, task=task, plan=plan)
         started = time.monotonic()
-        try:
-            evolution = self._method(plan, task.run_id).evolve(
-                Work(
-                    round=task.round,
-                    adapter=head.tensors,
-                    adapter_sha256=task.adapter_sha256.hex(),
-                    trainable=trainable,
-                    settings=settings_of(plan),
-                    seed=(self._config.seed + self._seed_of(task.run_id)) % 2**63,
-                )
-            )
-            delta = layout.flatten(evolution.delta)
-        except Exception:
-            # Safety: a failure inside local work may be caused by private data, so outside it must
-            # look like any other round: ready in time, zeros with full noise in the sum.
-            self._metrics.errors.labels(kind="local_work").inc()
-            log.exception("evolve_failed", round=task.round, contributes="zeros")
-            evolution = Evolution(delta={}, episodes={}, successes={}, metrics={}, duration_s={})
-            delta = np.zeros(layout.dimension, dtype=np.float32)
-        finished = FinishedWork(
-            run_id=task.run_id,
-            round=task.round,
-            plan=plan,
+        outcome = outcome_of(
+            lambda: self._method(plan, task.run_id),
+            lambda: work_of(
+                plan,
+                layout,
+                task=task,
+                adapter=head.tensors,
+                seed=self._seed(task.run_id),
+                reserve=reservation,
+            ),
+            spec=plan.privacy_spec(),
             layout=layout,
-            delta=delta,
-            episodes=evolution.episodes,
-            successes=evolution.successes,
+            reservation=reservation,
+            on_failure=self._metrics.errors.labels(kind="local_work").inc,
         )
+        evolution, delta = outcome.evolution, outcome.delta
         try:
-            for stage, duration_s in evolution.duration_s.items():
-                self._metrics.observe_phase(stage, duration_s)
-            self._note(task, evolution, delta, time.monotonic() - started)
+            if evolution is not None and delta is not None:
+                for stage, duration_s in evolution.duration_s.items():
+                    self._metrics.observe_phase(stage, duration_s)
+                self._note(task, evolution, delta, time.monotonic() - started)
         finally:
             # The silo's own books may fail; that must not show outside. Nor may a short job, and
             # a repeat of the task must not report sooner, so the result appears only now.
             # A silo that is being stopped says nothing: it would say it too soon.
             if not self._stopping.wait(max(0.0, ready_at - time.monotonic())):
-                with self._lock:
-                    self._finished = finished
-                self._report(task)
+                if outcome.refusal is not None:
+                    self._refuse(task, outcome.refusal, reservation.failure)
+                elif evolution is not None and delta is not None:
+                    finished = FinishedWork.of(task, plan, layout, evolution, delta)
+                    if self._finish(finished):
+                        self._report(self._newest(task))
+
+    def _sum(self, future: Future[UnitSum], descriptor: Descriptor, plan: Plan, head: Head) -> None:
+        if self._stopping.is_set():
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        identity = descriptor.identity
+        started = time.monotonic()
+
+        def compute() -> UnitSum:
+            work = step_work_of(
+                plan,
+                shared_layout_of(plan, head.tensors, identity.round),
+                identity=identity,
+                adapter=head.tensors,
+                adapter_sha256=head.record.adapter_sha256.hex(),
+                seed=self._seed(identity.run_id),
+            )
+            return self._method(plan, identity.run_id).unit_sum(work)
+
+        def empty() -> UnitSum:
+            layout = shared_layout_of(plan, head.tensors, identity.round)
+            return empty_sum(plan.privacy_spec(), layout.dimension)
+
+        fulfil(
+            future,
+            compute,
+            empty=empty,
+            on_failure=self._metrics.errors.labels(kind="local_work").inc,
+        )
+        self._metrics.observe_phase("gradients", time.monotonic() - started)
+
+    def _refuse(
+        self,
+        task: RoundTask,
+        refusal: PolicyRefusalError,
+        failure: PrivacyError | LocalStoreError | None,
+    ) -> None:
+        """Say that the round is not worked on; nothing was trained, and a later task asks again."""
+        with self._lock:
+            self._started = None
+            self._begun.discard(_key(task))
+            # A ledger that failed is opened again by the daemon's thread.
+            self._failure = None if isinstance(failure, _LAWFUL) else failure
+        self._metrics.count_decision(accepted=False, rule=refusal.rule)
+        self._metrics.rounds.labels(outcome="refused").inc()
+        log.warning("refused", rule=refusal.rule, detail=refusal.detail)
+        self._coordinator.refuse(
+            run_id=task.run_id,
+            round_number=task.round,
+            step=task.step,
+            reason=refusal.public_reason,
+        )
+
+    def _finish(self, finished: FinishedWork) -> bool:
+        """Keep a result, unless the newest task is of another round; whether it was kept."""
+        with self._lock:
+            asked, mine = self._asked, (finished.run_id, finished.round)
+            if asked is not None and (asked.run_id, asked.round) != mine:
+                if self._started and self._started[:2] == mine:
+                    self._started = None
+                return False
+            self._finished = finished
+        return True
+
+    def _newest(self, task: RoundTask) -> RoundTask:
+        """The newest task of the round: its steps may have gone on meanwhile."""
+        with self._lock:
+            asked = self._asked
+        if asked is not None and (asked.run_id, asked.round) == (task.run_id, task.round):
+            return asked
+        return task
 
     def _report(self, task: RoundTask) -> None:
         self._coordinator.report_ready(
             run_id=task.run_id,
             round_number=task.round,
+            step=task.step,
             adapter_sha256=task.adapter_sha256,
             families=self._config.families(),
         )
+
+    def _seed(self, run_id: str) -> int:
+        return (self._config.seed + self._seed_of(run_id)) % 2**63
 
     def _note(
         self, task: RoundTask, evolution: Evolution, delta: np.ndarray, duration_s: float
@@ -258,6 +351,8 @@ class LocalWork:
         )
 
     def _evaluate(self, head: Head, plan: Plan) -> None:
+        if self._stopping.is_set():
+            return
         record = head.record
         started = time.monotonic()
         rows = self._method(plan, record.run_id).evaluate(
@@ -286,7 +381,10 @@ class LocalWork:
         evolver = make_evolver(
             plan.evolve.method,
             evolver_setup(
-                config, plan, state_dir=config.data_dir / "evolve" / _directory_of(run_id)
+                config,
+                plan,
+                state_dir=config.data_dir / "evolve" / _directory_of(run_id),
+                privacy=plan.privacy_spec(),
             ),
         )
         self._evolver = (run_id, evolver)
@@ -298,61 +396,5 @@ def _directory_of(run_id: str) -> str:
     return hashlib.sha256(run_id.encode()).hexdigest()[:16]
 
 
-def evolver_setup(config: SiloConfig, plan: Plan, *, state_dir: Path) -> EvolverSetup:
-    """What this silo gives the plan's method."""
-    return EvolverSetup(
-        assignments=tuple(
-            assignment
-            for assignment in config.assignments()
-            if assignment.environment in plan.evolve.environments
-        ),
-        judged=plan.evolve.environments,
-        base_dir=config.base_model,
-        state_dir=state_dir,
-        rank=plan.model.lora_rank,
-        alpha=plan.model.lora_alpha,
-        dtype=plan.model.dtype,
-        threads=config.threads,
-        options=config.options(plan.evolve.method),
-    )
-
-
-def evaluation_of(
-    config: SiloConfig,
-    plan: Plan,
-    *,
-    round_number: int,
-    adapter: Mapping[str, np.ndarray],
-    adapter_sha256: str,
-) -> Evaluation:
-    """The plan's held-out evaluation of one adapter, on this silo's slice of the tasks."""
-    return Evaluation(
-        round=round_number,
-        adapter=adapter,
-        adapter_sha256=adapter_sha256,
-        episodes=plan.evaluate.held_out,
-        first_task=config.held_out_offset,
-        temperatures=plan.evaluate.temperatures,
-        max_new_tokens=plan.evolve.max_new_tokens,
-        shards=max((a.shard.count for a in config.assignments() if a.shard), default=1),
-        seed=config.seed,
-    )
-
-
-def settings_of(plan: Plan) -> EvolveSettings:
-    """The plan's local settings in the method's terms."""
-    evolve = plan.evolve
-    return EvolveSettings(
-        episodes=evolve.episodes_per_round,
-        tries_per_task=evolve.tries_per_task,
-        temperature=evolve.temperature,
-        max_new_tokens=evolve.max_new_tokens,
-        window=evolve.window,
-        epochs=evolve.epochs,
-        batch_size=evolve.batch_size,
-        learning_rate=evolve.learning_rate,
-        max_sequence_tokens=evolve.max_sequence_tokens,
-        explore=evolve.explore,
-        learn=evolve.learn,
-        seed=evolve.seed,
-    )
+def _key(task: RoundTask) -> tuple[str, int, bytes]:
+    return task.run_id, task.round, task.adapter_sha256

@@ -146,8 +146,37 @@ def _known(error: Exception) -> CommandError | None:
         reason = getattr(error, "reason", "")
         return CommandError(str(error), code=reason or code, exit_code=Exit.CONNECT)
     if isinstance(error, SiloError | PrivacyError | FederationError):
-        return CommandError(str(error), code=code, exit_code=Exit.ARGUMENTS)
+        exit_code, hint, next_step = _OF_A_LEDGER.get(code, (Exit.ARGUMENTS, "", ""))
+        return CommandError(
+            str(error), code=code, exit_code=exit_code, hint=hint, next_step=next_step
+        )
     return None
+
+
+_NOTHING_LEAVES = "nothing was released, and nothing is until the ledger can be trusted"
+_OF_A_LEDGER: dict[str, tuple[Exit, str, str]] = {
+    # The daemon that holds it is in order; this call is one too many.
+    "ledger_locked": (
+        Exit.SERVER,
+        "another chorale-silo daemon uses this data directory, and goes on",
+        "stop that one first, or leave it: `chorale-silo status` shows it",
+    ),
+    "ledger_corrupt": (
+        Exit.ARGUMENTS,
+        _NOTHING_LEAVES,
+        (
+            "keep privacy.ledger as it is for your records, and put back a copy of it that holds "
+            "everything this silo has signed; an older one is refused. Without such a copy, join "
+            "again under a new silo id, in a new data directory"
+        ),
+    ),
+    "ledger_rolled_back": (
+        Exit.ARGUMENTS,
+        f"what was spent would come back: {_NOTHING_LEAVES}",
+        "put back the newest copy of privacy.ledger, together with state.json of the same moment",
+    ),
+}
+"""Exit code, hint and next step of errors that a ledger ends a command with."""
 
 
 def _fail(output: Format, error: CommandError) -> NoReturn:

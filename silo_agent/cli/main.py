@@ -128,26 +128,31 @@ def status(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
 
 @app.command()
 def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
-    """Epsilon spent, allowed and left; works while the daemon runs."""
+    """Epsilon spent, reserved and left for each kind of unit; works while the daemon runs.
+
+    SPENT: everything charged so far; what the cap is compared with.
+
+    RESERVED: the part of it that is charged for local trainings of rounds
+    that were not uploaded yet. It is never given back.
+
+    LEFT: the cap less what is spent.
+
+    A ledger that is damaged, lost or older than this silo remembers is refused.
+    """
     with answering(output):
         from dataclasses import asdict
 
         from silo_agent.budget import read_budget
+        from silo_agent.cli.budget_table import lines
         from silo_agent.config import SiloConfig
         from silo_agent.policy_document import Policy
 
         config = SiloConfig.load(data)
         privacy = Policy.load(config.policy_file).privacy
-        found = read_budget(config.data_dir, delta=privacy.delta, epsilon_cap=privacy.epsilon_cap)
-        say(
-            f"unit {found.unit}: epsilon {found.epsilon_spent:.4g} spent, "
-            f"{found.epsilon_left:.4g} left of {found.epsilon_cap:.4g} at delta {found.delta:g}"
-        )
-        for row in found.runs:
-            say(f"  {row.run}: epsilon {row.epsilon:.4g} alone, {row.attempts} attempt(s) charged")
-            if row.unprotected:
-                say(f"    {row.unprotected} of them without noise, which no epsilon describes")
-        succeed(output, {**asdict(found), "runs": [asdict(row) for row in found.runs]})
+        found = read_budget(config.data_dir, delta=privacy.delta, caps=privacy.caps())
+        for line in lines(found):
+            say(line)
+        succeed(output, asdict(found))
 
 
 @policy_app.command("init")
@@ -160,7 +165,7 @@ def policy_init(
 ) -> None:
     """Write a commented policy.toml that refuses everything, or allows one plan."""
     with answering(output):
-        from silo_agent.policy_document import write_default, write_for_plan
+        from silo_agent.policy_proposal import write_default, write_for_plan
 
         path = data / "policy.toml"
         if plan is None:
@@ -180,20 +185,21 @@ def policy_check(
 ) -> None:
     """The daemon's verdict on a plan, with the rule that fired. Exit code 1 when refused."""
     with answering(output):
+        from dp.charge import epsilon_of
         from silo_agent.config import SiloConfig
         from silo_agent.policy import Policy, check_plan
+        from silo_agent.policy_plan import charges_of_run
 
         config = SiloConfig.load(data)
-        decision = check_plan(
-            Policy.load(config.policy_file),
-            plan=_plan(plan),
-            base_sha256=config.base_sha256(),
-        )
+        policy, asked = Policy.load(config.policy_file), _plan(plan)
+        decision = check_plan(policy, plan=asked, base_sha256=config.base_sha256())
+        costs = epsilon_of(charges_of_run(asked), policy.privacy.delta)
         data_out = {
             "accepted": decision.accepted,
             "rule": decision.rule,
             "public_reason": decision.public_reason,
             "detail": decision.detail,
+            "epsilons": costs,
         }
         if not decision.accepted:
             raise CommandError(
@@ -205,6 +211,10 @@ def policy_check(
                 data=data_out,
             )
         say("accepted: no rule about plans refuses it")
+        for unit, cost in costs.items():
+            say(
+                f"the run costs at most epsilon {cost:.4g} for each {unit}, spare attempts included"
+            )
         say("still checked every round: cohort, noise per silo, deadlines, schedule, budget")
         succeed(output, data_out)
 

@@ -1,7 +1,8 @@
 """What ``chorale-silo status`` shows: the silo's own files and its probes, read only.
 
-Covered: a daemon that runs, one that does not, a silo that has not joined yet or whose base model
-is missing; each of these is a line, not a failure. Not covered: asking the coordinator.
+Covered: a daemon that runs, one that does not, a silo that has not joined yet, whose base model is
+missing, or whose policy or ledger cannot be used; each of these is a line, not a failure. Not
+covered: asking the coordinator.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dp.errors import PrivacyError
+from silo_agent.budget import UnitBudget, read_budget
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError, SiloError
 from silo_agent.identity import Identity
 from silo_agent.local_store import LocalStore
+from silo_agent.policy_document import Policy
 from silo_agent.probes import ADDRESS_FILE, parse_listen
 
 __all__ = ["RunStatus", "Status", "read_status"]
@@ -60,6 +64,8 @@ class Status:
     """Newest accepted; 0 before the first."""
     runs: tuple[RunStatus, ...]
     """Runs this silo followed."""
+    budget: tuple[UnitBudget, ...]
+    """Epsilon of each kind of unit that has a cap or was charged; empty where nobody can say."""
     problems: tuple[str, ...]
     """What is in the way of taking part."""
 
@@ -83,6 +89,11 @@ class Status:
             f"run {run.run}: adopted round {run.round}, adapter {run.adapter_sha256[:12]}, "
             f"{run.local_rounds} round(s) of local work"
             for run in self.runs
+        ]
+        lines += [
+            f"epsilon for each {row.unit}: {row.epsilon_spent:.4g} spent, "
+            f"{row.epsilon_left:.4g} left of {row.epsilon_cap:.4g}"
+            for row in self.budget
         ]
         return lines + [f"problem: {problem}" for problem in self.problems]
 
@@ -112,6 +123,13 @@ def read_status(data_dir: Path) -> Status:
         base = config.base_sha256().hex()
     except ConfigError as error:
         problems.append(str(error))
+    budget: tuple[UnitBudget, ...] = ()
+    try:
+        privacy = Policy.load(config.policy_file).privacy
+        found = read_budget(config.data_dir, delta=privacy.delta, caps=privacy.caps())
+        budget = found.units
+    except (SiloError, PrivacyError) as error:
+        problems.append(str(error))
     address = _address(config.data_dir)
     daemon = _ask(address) if address else "not running"
     done = [entry.get("run") for entry in store.rounds()]
@@ -134,6 +152,7 @@ def read_status(data_dir: Path) -> Status:
         families=config.families(),
         roster_epoch=store.newest_roster_epoch(),
         runs=runs,
+        budget=budget,
         problems=tuple(problems),
     )
 

@@ -67,6 +67,10 @@ class Environment(ABC):
         """The label of a task."""
         return self.labels[label_index(task_id, labels=len(self.labels))]
 
+    def task_subject(self, task_id: int) -> str:  # noqa: ARG002  # tasks are nobody's by default
+        """Whose data a task is made of; empty if nobody's. A subject is one unit of "user"."""
+        return ""
+
     def shard_of(self, task_id: int, count: int) -> int:
         """Which of ``count`` shards owns the label of a task."""
         return shard_index(task_id, labels=len(self.labels), count=count)

@@ -5,20 +5,27 @@ the trainable tensors in ascending order of their names, entry j is v·(1 + (j m
 v a power of two of its own per silo, sums, permutations and lost silos are all visible.
 
 Options: ``value`` (a number, or ``nan`` for a delta that is not finite), ``family``, ``episodes``
-and ``successes`` (counts reported each round and each evaluation).
+and ``successes`` (counts reported each round and each evaluation), and ``units`` (the population of
+``record_distributed``; every unit's gradient is the pattern).
 
-dp_compat: all units, because nothing depends on data.
+dp_compat: all modes, because nothing depends on data. ``record_local`` is charged like any other
+training, and the pattern is what it would have learned; in ``record_distributed`` a step samples,
+clips and sums the units as the real methods do.
 
 Covered: any layout. Not covered: learning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
+from dp.config import Mode
+from dp.sgd import unit_sum
+from dp.unit_sum import UnitSum
+from dp.units import UnitId
 from silo_agent.evolve.evolver import (
     DP_MODES,
     Evaluation,
@@ -27,12 +34,13 @@ from silo_agent.evolve.evolver import (
     Evolver,
     EvolverSetup,
     EvolverSetupError,
+    StepWork,
     Work,
 )
 
 __all__ = ["ConstantEvolver", "constant_pattern"]
 
-_OPTIONS = frozenset({"value", "family", "episodes", "successes"})
+_OPTIONS = frozenset({"value", "family", "episodes", "successes", "units"})
 
 
 def constant_pattern(value: float, size: int) -> np.ndarray:
@@ -49,6 +57,20 @@ def constant_pattern(value: float, size: int) -> np.ndarray:
     return np.asarray(value * steps, dtype=np.float32)
 
 
+class _PatternGradients:
+    """A gradient backend (``dp.sgd.UnitGradients``) for which every row is the pattern."""
+
+    def __init__(self, pattern: np.ndarray) -> None:
+        self._pattern = pattern
+        self.dimension: int = pattern.size
+
+    def longest(self, rows: Sequence[None]) -> int:
+        return len(rows)
+
+    def unit_gradients(self, units: Sequence[Sequence[None]]) -> Iterator[np.ndarray]:
+        return iter([self._pattern] * len(units))
+
+
 class ConstantEvolver(Evolver):
     """See the module."""
 
@@ -63,24 +85,32 @@ class ConstantEvolver(Evolver):
             self._value = float(setup.options.get("value", 0.0))
             self._episodes = int(setup.options.get("episodes", 0))
             self._successes = int(setup.options.get("successes", 0))
+            units = int(setup.options.get("units", 0))
         except ValueError as error:
             raise EvolverSetupError(f"an option is not a number: {error}") from error
         if not 0 <= self._successes <= self._episodes:
             raise EvolverSetupError("there must be as many episodes as successes, or more")
+        if units < 0:
+            raise EvolverSetupError(f"there cannot be {units} units")
+        self._units = tuple(UnitId(self.name, str(index)) for index in range(units))
         self._family = str(setup.options.get("family", "constant"))
         self._rounds = 0
 
     def evolve(self, work: Work) -> Evolution:
-        """Return the pattern.
+        """Return the pattern; zeros in ``record_distributed``, whose steps come one by one.
 
         Args:
-            work: Only the names and shapes of the trainable tensors matter.
+            work: Only the trainable tensors' names and shapes matter, and the privacy mode.
 
         Returns:
             The same evolution every round.
         """
         names = sorted(work.trainable)
-        flat = constant_pattern(self._value, sum(work.adapter[name].size for name in names))
+        mode = None if work.privacy is None else work.privacy.spec.mode
+        if work.privacy is not None and work.privacy.reserve is not None:
+            work.privacy.reserve()
+        value = 0.0 if mode is Mode.RECORD_DISTRIBUTED else self._value
+        flat = constant_pattern(value, sum(work.adapter[name].size for name in names))
         delta: dict[str, np.ndarray] = {}
         start = 0
         for name in names:
@@ -94,6 +124,24 @@ class ConstantEvolver(Evolver):
             successes={self._family: self._successes},
             metrics={},
             duration_s={},
+        )
+
+    def unit_sum(self, work: StepWork) -> UnitSum:
+        """Sample the configured units and add up their patterns.
+
+        Args:
+            work: Only the names, the shapes and the spec matter.
+
+        Returns:
+            The sum, without noise.
+        """
+        dimension = sum(work.adapter[name].size for name in work.names)
+        return unit_sum(
+            self._units,
+            dict.fromkeys(self._units, (None,)),
+            spec=work.spec,
+            dimension=dimension,
+            backend=_PatternGradients(constant_pattern(self._value, dimension)),
         )
 
     def evaluate(self, work: Evaluation) -> list[EvaluationRow]:

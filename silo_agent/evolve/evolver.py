@@ -5,28 +5,36 @@ A method receives the global adapter and returns the difference it would like to
 1. ``evolve`` starts from exactly ``Work.adapter``, bit for bit; nothing learned locally survives a
    round except through the silo's own stores (buffer, memory).
 2. The delta names exactly ``Work.trainable`` and is float32. Without anything to learn from it is
-   zero. A method never leaves early because of what its data look like.
-3. The same work on the same stores gives the same delta.
+   zero, except under ``record_local``, where it is what the noise alone does. A method never leaves
+   early because of what its data look like; where units are protected, a failure that one unit can
+   cause costs that unit alone its part.
+3. The same work on the same stores gives the same delta, except where noise protects it.
 4. ``Evolution.metrics`` stay in the silo. Only ``episodes`` and ``successes`` go into the masked
    metrics block.
+5. The privacy that a work asks for is the one that the method was set up with. Under
+   ``record_local`` nothing is trained before ``LocalPrivacy.reserve`` has returned; under
+   ``record_distributed`` ``evolve`` explores and stores only, and ``unit_sum`` answers each step.
 
 Errors::
 
     EvolveError
-    ├── EvolverSetupError      the method cannot run with this configuration
+    ├── EvolverSetupError      the method cannot run with this configuration; never caused by data
     └── UnknownEvolverError    no method is registered under that name
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
+from dp.config import PrivacySpec
+from dp.receipt import TrainingReceipt
+from dp.unit_sum import UnitSum
 from silo_agent.envs.tasks import Shard
 
 __all__ = [
@@ -39,6 +47,8 @@ __all__ = [
     "Evolver",
     "EvolverSetup",
     "EvolverSetupError",
+    "LocalPrivacy",
+    "StepWork",
     "UnknownEvolverError",
     "Work",
 ]
@@ -86,12 +96,27 @@ class EvolveSettings:
     """Gradients are scaled down to this norm."""
     max_sequence_tokens: int = 1024
     """Longer trajectories are not trained on."""
+    packing: bool = False
+    """Several units in one training sequence; no method here does that, so only False runs."""
+    task_sampling: str = "uniform"
+    """How tasks are drawn; every other way would tell what was learned from which task."""
     explore: bool = True
     """False is the control that plays nothing new."""
     learn: bool = True
     """False is the control that changes nothing."""
     seed: int = 0
     """Of the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalPrivacy:
+    """What protects the units of a round, and how it is paid for."""
+
+    spec: PrivacySpec
+    """The plan's."""
+    reserve: Callable[[], TrainingReceipt] | None = None
+    """``record_local`` only: charges the round's steps durably and returns their receipt. Called
+    once, after exploring and before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +135,32 @@ class Work:
     """From the plan."""
     seed: int
     """This silo's own; with the run's seed and the round it decides every draw."""
+    privacy: LocalPrivacy | None = None
+    """What protects the round's units; None where no unit inside the silo is protected."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+    """One release of ``record_distributed``: the sum of clipped unit gradients at an adapter."""
+
+    round: int
+    """Counted like ``Work.round``; ``evolve`` has explored it."""
+    step: int
+    """Index of the release inside the round, from 0."""
+    adapter: Mapping[str, np.ndarray]
+    """The adapter at that step: all factors, float32, by peft name."""
+    adapter_sha256: str
+    """Its identity."""
+    names: tuple[str, ...]
+    """The trainable tensors in the order of the flat vector."""
+    trainable: frozenset[str]
+    """The same names as a set; the other factors stay as they are."""
+    settings: EvolveSettings
+    """From the plan."""
+    seed: int
+    """This silo's own."""
+    spec: PrivacySpec
+    """The plan's, with its record settings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,6 +251,9 @@ class EvolverSetup:
     """Of the base weights."""
     threads: int = 1
     """Of torch."""
+    privacy: PrivacySpec | None = None
+    """The plan's; None for work whose result never leaves the silo. In the record-level modes every
+    work must carry the same spec, so that nobody forgets it."""
     options: Mapping[str, str | int | float] = field(default_factory=dict)
     """The method's own; each method names those it knows and refuses others."""
 
@@ -210,11 +264,28 @@ class Evolver(ABC):
     name: ClassVar[str]
     """Its key in the registry."""
     dp_compat: ClassVar[frozenset[str]]
-    """The privacy units it may run under, out of ``DP_MODES``; the daemon refuses the others."""
+    """The privacy modes it may run under, out of ``DP_MODES``; the silo refuses the others. What
+    ``registry.dp_compat_of`` says without torch."""
 
     @abstractmethod
     def evolve(self, work: Work) -> Evolution:
-        """Explore, select and train; see the module's invariants."""
+        """Explore, select and train; see the module's invariants.
+
+        Raises:
+            EvolverSetupError: The configuration does not allow it; told in public, so it comes
+                before exploring and before ``LocalPrivacy.reserve``.
+        """
+
+    def unit_sum(self, work: StepWork) -> UnitSum:
+        """The sum of clipped unit gradients of one step; for ``record_distributed``.
+
+        Each call draws a new sample of units, also for the same step: a release that is amplified
+        by sampling may not reuse its sample.
+
+        Raises:
+            EvolveError: The method has no per-unit gradients.
+        """
+        raise EvolveError(f"{self.name} has no per-unit gradients (step {work.step})")
 
     @abstractmethod
     def evaluate(self, work: Evaluation) -> list[EvaluationRow]:

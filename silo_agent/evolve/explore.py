@@ -1,9 +1,12 @@
 """Which tasks a silo explores in a round, and the random streams of a round.
 
 Tasks are drawn uniformly from the silo's own part of the training split: nothing about earlier
-results changes what is drawn, so the choice of tasks says nothing about the data.
+results changes what is drawn, so the choice of tasks says nothing about the data. Under
+record-level privacy every drawn task is a unit, so a round's tasks are distinct and no more than
+the plan says: what would need a repetition or another number is refused.
 
-Covered: equal parts per environment. Not covered: curricula, which draw by what was learned.
+Covered: equal parts per environment. Not covered: curricula, which draw by what was learned; every
+``task_sampling`` other than ``uniform`` is refused.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dp.config import RECORD_MODES
 from silo_agent.envs.environment import Environment
 from silo_agent.envs.tasks import Split
-from silo_agent.evolve.evolver import Assignment, Work
+from silo_agent.evolve.evolver import Assignment, EvolverSetupError, Work
 from silo_agent.trajectory import Task
 
 __all__ = ["Stream", "draw_tasks", "round_seed"]
@@ -55,13 +59,40 @@ def draw_tasks(
 
     Returns:
         Tasks, each as often in a row as it is tried.
+
+    Raises:
+        EvolverSetupError: The tasks would be drawn by what was learned, or units would repeat.
     """
+    if work.settings.task_sampling != "uniform":
+        raise EvolverSetupError(
+            f"task_sampling {work.settings.task_sampling!r} draws tasks by earlier results, and "
+            "the choice would tell them: only 'uniform' runs"
+        )
     rng = np.random.default_rng(round_seed(work, Stream.DRAW))
     tries = work.settings.tries_per_task
-    count = max(1, work.settings.episodes // len(assignments) // tries)
+    planned = work.settings.episodes // len(assignments) // tries
+    distinct = work.privacy is not None and work.privacy.spec.mode in RECORD_MODES
+    if distinct and planned < 1:
+        raise EvolverSetupError(
+            f"{work.settings.episodes} episodes give {len(assignments)} environments no task each: "
+            "one task more than planned would be one unit more than was accounted for"
+        )
+    count = max(1, planned)
     tasks: list[Task] = []
     for assignment in assignments:
-        ids = environments[assignment.environment].task_ids(Split.TRAIN, shard=assignment.shard)
+        environment = environments[assignment.environment]
+        ids = environment.task_ids(Split.TRAIN, shard=assignment.shard)
+        if distinct and count > len(ids):
+            raise EvolverSetupError(
+                f"the plan asks for {count} distinct tasks of {assignment.environment!r} but this "
+                f"silo has {len(ids)}: a task is one unit and is drawn once"
+            )
         for index in rng.choice(len(ids), size=count, replace=count > len(ids)):
-            tasks += [Task(environment=assignment.environment, task_id=ids[int(index)])] * tries
+            task_id = ids[int(index)]
+            task = Task(
+                environment=assignment.environment,
+                task_id=task_id,
+                subject=environment.task_subject(task_id),
+            )
+            tasks += [task] * tries
     return tasks

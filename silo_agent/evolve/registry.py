@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from types import MappingProxyType
 
-from silo_agent.evolve.evolver import Evolver, EvolverSetup, UnknownEvolverError
+from silo_agent.evolve.evolver import DP_MODES, Evolver, EvolverSetup, UnknownEvolverError
 
-__all__ = ["EVOLVERS", "make_evolver"]
+__all__ = ["EVOLVERS", "dp_compat_of", "make_evolver"]
 
 EVOLVERS: MappingProxyType[str, str] = MappingProxyType(
     {
@@ -18,6 +18,28 @@ EVOLVERS: MappingProxyType[str, str] = MappingProxyType(
         "fed-se": "silo_agent.evolve.fed_se:FedSeEvolver",
     }
 )
+
+# Beside the classes, because reading theirs would import torch; a test keeps the two equal.
+_DP_COMPAT: MappingProxyType[str, frozenset[str]] = MappingProxyType(
+    {"constant": DP_MODES, "fed-se": DP_MODES}
+)
+
+
+def dp_compat_of(method: str) -> frozenset[str]:
+    """The privacy modes a method may run under, without importing it.
+
+    Args:
+        method: A key of ``EVOLVERS``.
+
+    Returns:
+        A subset of ``DP_MODES``.
+
+    Raises:
+        UnknownEvolverError: The name is not registered.
+    """
+    if method not in _DP_COMPAT:
+        raise UnknownEvolverError(f"no evolver {method!r}; known: {', '.join(EVOLVERS)}")
+    return _DP_COMPAT[method]
 
 
 def make_evolver(name: str, setup: EvolverSetup) -> Evolver:

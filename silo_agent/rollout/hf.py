@@ -153,15 +153,20 @@ class HfEngine(RolloutEngine):
         ]
 
     def _forward(self, chunks: Sequence[Sequence[int]]) -> torch.Tensor:
-        inputs = self._cache.append(chunks)
-        output = self._model(
-            input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
-            attention_mask=inputs.attention_mask,
-            past_key_values=self._cache.layers,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        try:
+            inputs = self._cache.append(chunks)
+            output = self._model(
+                input_ids=inputs.input_ids,
+                position_ids=inputs.position_ids,
+                attention_mask=inputs.attention_mask,
+                past_key_values=self._cache.layers,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        except BaseException:
+            # The cache names tokens by now that some layers have not seen.
+            self._forget()
+            raise
         logits_BV: torch.Tensor = output.logits[:, -1]
         return logits_BV
 

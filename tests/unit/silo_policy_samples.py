@@ -1,11 +1,11 @@
-"""A plan, a policy that allows exactly it, and the descriptor that follows from it."""
+"""A plan for each mode, a policy that allows exactly it, and the descriptor that follows."""
 
 from dataclasses import replace
 from typing import Any
 
 from dp.grid import Grid
 from dp.metrics_block import MetricsBlock
-from dp.share import per_silo_sigma
+from dp.share import metrics_sigma, per_silo_sigma
 from federation.layout import Layout, TensorSpec
 from federation.plan import Plan
 from federation.sums import metrics_layout
@@ -64,10 +64,13 @@ evolvers = ["fed-se"]
 aggregation = ["fedavg"]
 [privacy]
 modes = ["silo"]
+units = ["task"]
 max_epsilon_per_run = 6.0
 min_noise_multiplier = 4.0
 max_clip_l2 = 2.0
-epsilon_cap = 50.0
+max_sampling_rate = 0.25
+max_steps_per_run = 18
+epsilon_caps = {{ silo = 50.0, task = 40.0 }}
 delta = 1e-5
 [cohort]
 min_silos = 4
@@ -82,7 +85,40 @@ max_rounds = 5
 max_episodes_per_round = 128
 max_dimension = 128
 max_attempts_per_round = 2
+max_attempts_per_day = 60
 """
+
+NO_NOISE = (
+    ("\nnoise_multiplier = 4.0", "\nnoise_multiplier = 0.0"),
+    ("metrics_noise_multiplier = 4.0", "metrics_noise_multiplier = 0.0"),
+)
+RECORD = """
+[privacy.record]
+sampling_rate = 0.25
+expected_units = 16
+steps_per_round = 3
+"""
+MODES: dict[str, tuple[tuple[str, str], ...]] = {
+    "silo": (),
+    "none": (('mode = "silo"', 'mode = "none"'), *NO_NOISE),
+    "record_local": (
+        ('mode = "silo"', 'mode = "record_local"'),
+        ("\n[secure_aggregation]", f"{RECORD}delta_clip_l2 = 3.0\n[secure_aggregation]"),
+    ),
+    "record_distributed": (
+        ('mode = "silo"', 'mode = "record_distributed"'),
+        ('method = "fedavg"', 'method = "fedavg"\nserver_optimiser = "sgd"'),
+        ("\n[secure_aggregation]", f"{RECORD}[secure_aggregation]"),
+    ),
+}
+"""Changes that make the plan one of another mode."""
+COMPOSED = ("delta_clip_l2 = 3.0", "delta_clip_l2 = 2.0\nsilo_noise_multiplier = 4.0")
+"""Adds noise for the silo to ``record_local``."""
+
+
+def mode_policy(mode: str, *changes: tuple[str, str]) -> Policy:
+    """The policy that allows the plan of this mode."""
+    return make_policy(('modes = ["silo"]', f'modes = ["{mode}"]'), *changes)
 
 
 def make_plan(*changes: tuple[str, str]) -> Plan:
@@ -117,11 +153,11 @@ def make_task(**changes: Any) -> RoundTask:
 def make_descriptor(plan: Plan, **changes: Any) -> Descriptor:
     """What an honest coordinator makes of the plan, with some fields replaced."""
     spec = plan.privacy_spec()
+    release = spec.release
     t, c, n_min = threshold(len(COHORT), 1), 1, plan.secure_aggregation.n_min
     declared = dict.fromkeys(COHORT, ("craft", "maze"))
     names, bounds = metrics_layout(plan, declared, t=t, n_min=n_min)
     block = MetricsBlock(names=names, bounds=bounds)
-    clip = spec.clip_l2
     descriptor = Descriptor(
         version=1,
         suite=1,
@@ -137,19 +173,21 @@ def make_descriptor(plan: Plan, **changes: Any) -> Descriptor:
         adapter_sha256=bytes([3]) * 32,
         layout_sha256=LAYOUT.sha256,
         dimension=LAYOUT.dimension,
-        unit_clip=clip,
-        vector_clip=clip,
-        max_units=1,
-        scale=Grid(clip_l2=clip, steps=spec.grid, dimension=LAYOUT.dimension).scale,
+        unit_clip=release.clip_l2,
+        vector_clip=release.clip_l2,
+        max_units=release.max_units,
+        scale=Grid(clip_l2=release.clip_l2, steps=release.grid, dimension=LAYOUT.dimension).scale,
         metrics=MetricsLayout(
             names=block.names,
             bounds=block.bounds,
             grid=block.grid,
-            sigma=per_silo_sigma(spec.metrics_noise_multiplier, block.grid, t, n_min, c),
+            sigma=metrics_sigma(
+                spec, block, tries=plan.evolve.tries_per_task, t=t, n_min=n_min, c=c
+            ),
         ),
         ring_bits=32,
-        noise_mechanism=NOISE_DISCRETE_GAUSSIAN if spec.noise_multiplier else NOISE_NONE,
-        noise_sigma=per_silo_sigma(spec.noise_multiplier, spec.grid, t, n_min, c),
+        noise_mechanism=NOISE_DISCRETE_GAUSSIAN if release.noise_multiplier else NOISE_NONE,
+        noise_sigma=per_silo_sigma(release.noise_multiplier, release.grid, t, n_min, c),
         privacy_spec_sha256=spec.sha256(),
         deadlines_unix_s=tuple(NOW_UNIX_S + 10 * step for step in range(1, 6)),
     )

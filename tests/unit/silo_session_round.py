@@ -7,15 +7,18 @@ from contextlib import suppress
 
 import numpy as np
 
-from dp.config import Mode, PrivacySpec
+from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.ledger import Identity, Ledger
 from secagg import client, server
 from secagg.decode import split_sum
 from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from silo_agent.contribution import Contribution
 from silo_agent.errors import TransportError
+from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
-from silo_agent.session import Contribution, Session
+from silo_agent.peer_heads import PeerHeads
+from silo_agent.session import Session
 from tests.unit.secagg_samples import (
     make_descriptor,
     make_roster,
@@ -28,6 +31,7 @@ from tests.unit.secagg_samples import (
 NAMES = silo_names(4)
 ME = NAMES[0]
 DIMENSION, CLIP, GRID = 40, 4.0, 2**20
+CAPS = {"silo": 1e9, "task": 1e9}
 FAMILIES = ("craft",)
 FIGURE = "episodes/craft"
 METRICS = MetricsLayout(names=(FIGURE,), bounds=(64.0,), grid=4096, sigma=0.0)
@@ -40,10 +44,19 @@ ANSWERS = {
 }
 
 
+RECORDS = {
+    Mode.RECORD_LOCAL: RecordSpec(
+        sampling_rate=0.5, expected_units=4, steps_per_round=3, delta_clip_l2=CLIP
+    ),
+    Mode.RECORD_DISTRIBUTED: RecordSpec(sampling_rate=0.5, expected_units=4, steps_per_round=3),
+}
+
+
 def spec_of(mode):
     z = 0.0 if mode is Mode.NONE else 1.0
     return PrivacySpec(
         mode=mode,
+        record=RECORDS.get(mode),
         unit="task",
         clip_l2=CLIP,
         noise_multiplier=z,
@@ -105,23 +118,25 @@ class Round:
     ):
         self.directory = directory
         self.roster = signed_roster(make_roster(4))
-        noise = {} if mode is Mode.NONE else {"noise_sigma": GRID / math.sqrt(2)}
-        if mode is Mode.NONE:
+        self.spec = spec_of(mode)
+        noise = {"noise_sigma": GRID / math.sqrt(2)}
+        if not self.spec.release.noise_multiplier:
             noise = {"noise_sigma": 0.0, "noise_mechanism": NOISE_NONE}
         descriptor = make_descriptor(
             self.roster.roster,
             identity=identity or AggregationId(run_id="run-1", round=4, step=0, part=0, attempt=1),
             dimension=dimension,
             unit_clip=CLIP,
-            vector_clip=CLIP,
+            vector_clip=self.spec.release.vector_clip_l2,
+            max_units=self.spec.release.max_units,
             scale=GRID / CLIP,
             metrics=METRICS if mode is Mode.NONE else NOISY_METRICS,
             **noise,
         )
         self.signed = signed_descriptor(descriptor)
         self.descriptor = descriptor
-        self.spec = spec_of(mode)
-        self.ledger = ledger or Ledger.open(directory / "ledger", delta=1e-5, epsilon_cap=1e9)
+        self.ledger = ledger or Ledger.open(directory / "ledger", delta=1e-5, caps=CAPS)
+        self.store = LocalStore(directory)
         self.wire = Wire(self.ledger)
         self.metrics = SiloMetrics()
         self.delta = np.full(dimension, 0.25, np.float32) if delta is None else delta
@@ -155,6 +170,7 @@ class Round:
             spec=self.spec,
             contribution=Contribution(delta=self.delta, metrics={FIGURE: 32.0}),
             ledger=self.ledger,
+            peers=PeerHeads(self.store),
             spool_directory=self.directory / "spool",
             coordinator=self.wire,
             metrics=self.metrics,

@@ -14,11 +14,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import dp.journal
+from dp.charge import Charge
 from dp.config import Mode
 from dp.errors import PrivacyError
 from dp.ledger import Ledger, LedgerEntry
 from federation.adapter import encode_adapter
-from federation.record import AdapterRecord
+from federation.record import AdapterRecord, Place
 from secagg import suite
 from secagg.bounds import require_name
 from secagg.client import begin
@@ -27,9 +28,10 @@ from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundles
 from silo_agent.chain import ChainFollower, Head
 from silo_agent.daemon import Daemon
-from silo_agent.errors import ChainMismatchError, LocalStoreError, SiloError
+from silo_agent.errors import ChainMismatchError, LocalStoreError, SessionError, SiloError
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
+from silo_agent.published import Published
 from silo_agent.transport import Instruction, RoundClosed
 from silo_agent.work import LocalWork
 from tests.unit.silo_policy_samples import (
@@ -50,13 +52,14 @@ KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 
 def entry(attempt: int = 1) -> LedgerEntry:
     return LedgerEntry(
-        run="r", round=1, attempt=attempt, step=0, part=0, mode=Mode.SILO, q=1.0, z=4.0, steps=1,
-        dimension=4, descriptor_sha256=bytes(32),
+        run="r", round=1, attempt=attempt, step=0, part=0, mode=Mode.SILO,
+        charges=(Charge(unit="silo", q=1.0, z=4.0, steps=1),), dimension=4,
+        descriptor_sha256=bytes(32),
     )  # fmt: skip
 
 
 def test_full_disk_in_the_ledger_is_a_typed_error(tmp_path, monkeypatch):
-    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=1e9) as ledger:
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={"silo": 1e9}) as ledger:
 
         def full(_fd: int, _data: bytes) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -78,6 +81,7 @@ def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> Lo
         coordinator=coordinator,
         store=store,
         metrics=SiloMetrics(),
+        ledger_of=lambda: None,  # type: ignore[arg-type, return-value]
         seed_of=lambda _run: 0,
     )
 
@@ -144,7 +148,7 @@ def bare_daemon(tmp_path: Any, **parts: Any) -> Daemon:
     daemon = Daemon.__new__(Daemon)
     daemon.metrics = SiloMetrics()
     daemon.stopping = threading.Event()
-    daemon._roster = daemon._plan = daemon._session = daemon._head = daemon._task = None
+    daemon._session = daemon._task = daemon._asked = None
     daemon.unfinished = SimpleNamespace(keep_only=lambda _identity: None)
     for name, value in parts.items():
         setattr(daemon, name, value)
@@ -161,15 +165,18 @@ def test_a_refused_plan_is_not_evaluated_when_its_round_closes(tmp_path):
         records=lambda *_: (record,), blob=lambda *_, **__: adapter, plan=lambda _s: text.encode()
     )
     adopted: list[Any] = []
-    roster = SimpleNamespace(roster=SimpleNamespace(coordinator_key=suite.verification_key(KEY)))
-    daemon = bare_daemon(
-        tmp_path,
-        policy=make_policy(),
-        coordinator=coordinator,
-        chain=ChainFollower(coordinator=coordinator, store=LocalStore(tmp_path)),  # type: ignore[arg-type]
-        work=SimpleNamespace(adopted=lambda *a: adopted.append(a), base_sha256=BASE),
-        _roster=roster,
+    work = SimpleNamespace(adopted=lambda *a: adopted.append(a), base_sha256=BASE)
+    published = Published(
+        coordinator=coordinator,  # type: ignore[arg-type]
+        identity=SimpleNamespace(),  # type: ignore[arg-type]
+        store=LocalStore(tmp_path),
+        max_dimension=1000,
+        adopted=work.adopted,
     )
+    published._roster = SimpleNamespace(  # type: ignore[assignment]
+        roster=SimpleNamespace(coordinator_key=suite.verification_key(KEY))
+    )
+    daemon = bare_daemon(tmp_path, policy=make_policy(), work=work, published=published)
     with suppress(SiloError):
         daemon._obey(
             Instruction(instruction_id="1", identity=None, payload=RoundClosed(record=record))
@@ -194,15 +201,20 @@ def test_a_descriptor_cannot_bring_in_another_plan(tmp_path, monkeypatch):
         coordinator=None,
         config=SimpleNamespace(data_dir=tmp_path),
         work=SimpleNamespace(finished=lambda *_: finished, base_sha256=BASE),
-        _head=SimpleNamespace(
-            record=SimpleNamespace(
-                run_id="run-1", adapter_sha256=descriptor.adapter_sha256, plan_sha256=b"t" * 32
-            )
+        published=SimpleNamespace(
+            roster=lambda _sha256: SimpleNamespace(roster=None),
+            plan=lambda _sha256: other,
+            head_before=lambda *_: SimpleNamespace(
+                record=SimpleNamespace(
+                    run_id="run-1",
+                    place=Place(1, 0),
+                    adapter_sha256=descriptor.adapter_sha256,
+                    plan_sha256=b"t" * 32,
+                )
+            ),
         ),
-        _roster=SimpleNamespace(roster=SimpleNamespace(sha256=descriptor.roster_sha256)),
-        _plan=(b"o" * 32, other),
     )
-    with suppress(SiloError):
+    with pytest.raises(SessionError, match="another plan"):
         daemon._open_session(sign_descriptor(descriptor, KEY))
     assert not opened
 

@@ -136,9 +136,10 @@ def test_rules(changes, check):
 
 def test_noiseless_is_spelled_out():
     quiet = {"noise_mechanism": "none", "noise_sigma": 0.0}
-    check_descriptor(replace(_D, **quiet, metrics=replace(_METRICS, sigma=0.0)), _ROSTER)
+    for sigma in (0.0, 16.0):
+        check_descriptor(replace(_D, **quiet, metrics=replace(_METRICS, sigma=sigma)), _ROSTER)
     with pytest.raises(VerificationError) as caught:
-        check_descriptor(replace(_D, **quiet), _ROSTER)
+        check_descriptor(replace(_D, **quiet, metrics=replace(_METRICS, sigma=3.99)), _ROSTER)
     assert caught.value.check is Check.NOISE
 
 

@@ -159,3 +159,23 @@ def test_foreign_databases_and_unreadable_rows_are_typed_errors(tmp_path, path):
         meddler.close()
         with SuccessBuffer(path) as buffer, pytest.raises(BufferCorruptError):
             buffer.select(round_index=0)
+
+
+@pytest.mark.parametrize(
+    "payload", ["{", "{}", "[]", b"\xff\xfe", "[" * 100_000, '{"task": {"unknown": 1}}', "moved"]
+)
+def test_where_tasks_stand_apart_an_unreadable_row_costs_no_other_task_a_row(path, payload):
+    with SuccessBuffer(path) as buffer:
+        buffer.add([won(1), won(2), won(3)])
+        others = [won(1), won(3)]
+        meddler = sqlite3.connect(path)
+        if payload == "moved":
+            (payload,) = meddler.execute(
+                "SELECT payload FROM trajectory WHERE task_id = 3"
+            ).fetchone()
+        with meddler:
+            meddler.execute("UPDATE trajectory SET payload = ? WHERE task_id = 2", (payload,))
+        meddler.close()
+        assert buffer.select(round_index=0, tasks_apart=True) == others
+        with pytest.raises(BufferCorruptError):
+            buffer.select(round_index=0)

@@ -8,13 +8,13 @@ import pytest
 from federation.adapter import adapter_sha256, encode_adapter
 from federation.errors import ChainError, FederationError, UpdateError
 from federation.layout import Layout
-from federation.record import AdapterRecord
-from federation.sums import encode_sum, sum_sha256
+from federation.record import AdapterRecord, place_at
+from federation.sums import encode_sum, mean_of_release, sum_sha256
 from secagg.suite import verification_key
 from silo_agent.chain import ChainFollower
 from silo_agent.errors import ChainMismatchError, TransportError
 from silo_agent.local_store import LocalStore
-from tests.unit.federation_fixtures import CLIP, GRID, lora, plan_of
+from tests.unit.federation_fixtures import lora, plan_of
 from tests.unit.secagg_samples import COORDINATOR_KEY, signing_key
 
 KEY = verification_key(COORDINATOR_KEY)
@@ -30,11 +30,13 @@ class Published:
         self.blobs = {}
         self.chain = []
         self.tensors = lora(1, b_scale=0.0)
-        self.fetched = []
+        self.fetched, self.asked = [], []
+        self.optimiser = self.plan.optimiser()
         self.add("initial", self.tensors)
 
-    def records(self, run_id, from_round):
-        return tuple(self.chain[from_round:])
+    def records(self, run_id, from_position):
+        self.asked.append(from_position)
+        return tuple(self.chain[from_position:])
 
     def blob(self, sha256, sink, *, max_bytes):
         self.fetched.append(sha256)
@@ -51,9 +53,11 @@ class Published:
         parent = self.chain[-1] if self.chain else None
         content = b"" if total is None else encode_sum(total)
         self.blobs[sum_sha256(content)] = content
+        place = place_at(len(self.chain), self.plan.sums_per_round)
         record = AdapterRecord(
             run_id=RUN,
-            round=len(self.chain),
+            round=place.round,
+            step=place.step,
             kind=kind,
             adapter_sha256=self.put(encode_adapter(tensors)),
             plan_sha256=bytes(32),
@@ -71,16 +75,22 @@ class Published:
         """A sum, and the adapter that follows from it."""
         layout = Layout.from_tensors(self.tensors)
         aggregator = self.plan.aggregator(layout)
-        shared = aggregator.shared_layout(len(self.chain)).dimension
+        place = place_at(len(self.chain), self.plan.sums_per_round)
+        shared = aggregator.shared_layout(place.round).dimension
         total = np.random.default_rng(seed).integers(-(2**18), 2**18, shared + 3)
-        mean = total[:shared].astype(np.float64) / (GRID / CLIP * len(SURVIVORS))
-        return total.astype(np.int64), aggregator.apply(self.tensors, mean, len(self.chain))
+        mean = mean_of_release(self.plan, total[:shared], len(SURVIVORS))
+        move = self.optimiser.move(mean, round_number=place.round, step=place.step)
+        if self.plan.is_last_step(place.step):
+            return total, aggregator.apply(self.tensors, move, place.round)
+        return total, aggregator.apply_ungauged(self.tensors, move, place.round)
 
     def round(self, seed=7):
         total, tensors = self.after(seed)
         self.add("aggregated", tensors, total)
 
     def skip(self):
+        place = place_at(len(self.chain), self.plan.sums_per_round)
+        self.optimiser.skip(round_number=place.round, step=place.step)
         self.add("skipped", self.tensors)
 
 

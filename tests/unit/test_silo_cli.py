@@ -1,7 +1,6 @@
 """chorale-silo: the contract of its answers, its start-up time, and its read-only commands."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,6 @@ import structlog
 from prometheus_client import CollectorRegistry
 from silo_policy_samples import PLAN, POLICY, edited
 
-from dp.config import Mode
-from dp.errors import LedgerCorruptError
-from dp.ledger import Identity, Ledger, LedgerEntry
-from silo_agent.budget import LEDGER_FILE, read_budget
 from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
 from silo_agent.config import SiloConfig
@@ -43,22 +38,6 @@ def silo(tmp_path: Path) -> Path:
     (tmp_path / "policy.toml").write_text(edited(POLICY, NO_MODEL))
     (tmp_path / "plan.toml").write_text(edited(PLAN, NO_MODEL))
     return tmp_path
-
-
-def entry(round_number: int, run: str = "run-1", mode: Mode = Mode.SILO) -> LedgerEntry:
-    return LedgerEntry(
-        run=run,
-        round=round_number,
-        attempt=1,
-        step=0,
-        part=0,
-        mode=mode,
-        q=1.0,
-        z=0.0 if mode is Mode.NONE else 5.0,
-        steps=1,
-        dimension=4,
-        descriptor_sha256=bytes(32),
-    )
 
 
 def test_help_loads_nothing_heavy():
@@ -99,7 +78,10 @@ def test_an_accepted_plan(silo: Path, monkeypatch, capsys):
     assert envelope["schema_version"] == 1
     assert envelope["status"] == "ok"
     assert envelope["data"]["rule"] == "accepted"
+    assert list(envelope["data"]["epsilons"]) == ["silo"]
     assert "accepted" in err
+    cost = envelope["data"]["epsilons"]["silo"]
+    assert f"at most epsilon {cost:.4g} for each silo" in err
 
 
 def test_a_refused_plan_names_its_rule(silo: Path, monkeypatch, capsys):
@@ -121,7 +103,12 @@ def test_a_refused_plan_names_its_rule(silo: Path, monkeypatch, capsys):
 def test_without_json_stdout_is_empty(silo: Path, monkeypatch, capsys):
     code, out, err = call(monkeypatch, capsys, "budget", "--data", str(silo))
     assert (code, out) == (Exit.OK, "")
-    assert "epsilon 0 spent, 50 left of 50" in err
+    assert "epsilon at delta 1e-05" in err
+    assert [line.split() for line in err.splitlines()[1:4]] == [
+        ["unit", "spent", "reserved", "left", "cap"],
+        ["silo", "0", "0", "50", "50"],
+        ["task", "0", "0", "40", "40"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -193,41 +180,6 @@ def test_policy_init_from_a_plan_is_a_policy_that_accepts_it(silo: Path, monkeyp
     assert call(monkeypatch, capsys, "policy", "check", plan, "--data", str(silo))[0] == 0
 
 
-def test_budget_works_while_the_daemon_holds_the_ledger(silo: Path, monkeypatch, capsys):
-    with Ledger.open(silo / LEDGER_FILE, delta=1e-5, epsilon_cap=50.0) as held:
-        held.reserve(entry(1))
-        held.reserve(entry(2))
-        held.mark_agreed(Identity("run-1", 2, 0, 0, 1))
-        held.reserve(entry(1, run="run-2", mode=Mode.NONE))
-        before = (silo / LEDGER_FILE).read_bytes()
-        code, out, _ = call(monkeypatch, capsys, "budget", "--data", str(silo), "--format", "json")
-        data = json.loads(out)["data"]
-        assert code == Exit.OK
-        assert data["epsilon_spent"] == held.spent_epsilon() > 0
-        assert data["epsilon_left"] == 50.0 - held.spent_epsilon()
-        assert (silo / LEDGER_FILE).read_bytes() == before
-        # The daemon's lock and its writing are not disturbed.
-        held.reserve(entry(3))
-    assert data["runs"] == [
-        {"run": "run-1", "epsilon": data["epsilon_spent"], "attempts": 2, "unprotected": 0},
-        {"run": "run-2", "epsilon": 0.0, "attempts": 1, "unprotected": 1},
-    ]
-
-
-def test_runs_are_not_additive_and_a_damaged_ledger_is_refused(tmp_path: Path):
-    with Ledger.open(tmp_path / LEDGER_FILE, delta=1e-5, epsilon_cap=50.0) as ledger:
-        ledger.reserve(entry(1))
-        ledger.reserve(entry(1, run="run-2"))
-    found = read_budget(tmp_path, delta=1e-5, epsilon_cap=1.0)
-    assert found.epsilon_left == 0.0
-    assert math.fsum(run.epsilon for run in found.runs) > found.epsilon_spent
-    content = bytearray((tmp_path / LEDGER_FILE).read_bytes())
-    content[-3] ^= 1
-    (tmp_path / LEDGER_FILE).write_bytes(content)
-    with pytest.raises(LedgerCorruptError):
-        read_budget(tmp_path, delta=1e-5, epsilon_cap=50.0)
-
-
 def test_status_of_a_silo_that_has_not_joined(silo: Path, monkeypatch, capsys):
     code, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
     data = json.loads(out)["data"]
@@ -236,13 +188,35 @@ def test_status_of_a_silo_that_has_not_joined(silo: Path, monkeypatch, capsys):
     assert data["base_sha256"] == "00" * 32
     assert data["families"] == ["craft", "maze"]
     assert "not joined yet" in err
+    assert [(row["unit"], row["epsilon_left"]) for row in data["budget"]] == [
+        ("silo", 50.0),
+        ("task", 40.0),
+    ]
+    assert "epsilon for each task: 0 spent, 40 left of 40" in err
+
+
+def test_status_shows_a_policy_or_a_ledger_that_cannot_be_used_as_a_problem(
+    silo: Path, monkeypatch, capsys
+):
+    (silo / "privacy.ledger").write_bytes(b"\0" * 64)
+    code, _, err = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert code == Exit.OK
+    assert "problem: a ledger header is damaged at byte 0" in err
+    (silo / "policy.toml").write_text("[privacy]\nepsilon_cap = 8.0")
+    code, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    assert code == Exit.OK
+    assert json.loads(out)["data"]["budget"] == []
+    assert "epsilon_caps = { task" in err
 
 
 def test_status_finds_a_running_daemon_and_notices_a_dead_one(silo: Path, monkeypatch, capsys):
     store = LocalStore(silo)
     store.set_newest_roster_epoch(7)
     store.set_chain_head(
-        "run-1", ChainHead(round=2, adapter_sha256=bytes([1]) * 32, record_sha256=bytes(32))
+        "run-1",
+        ChainHead(
+            round=2, step=0, position=2, adapter_sha256=bytes([1]) * 32, record_sha256=bytes(32)
+        ),
     )
     store.append_round({"run": "run-1", "round": 1})
     probes = Probes(listen="127.0.0.1:0", registry=CollectorRegistry(), data_dir=silo)

@@ -47,8 +47,8 @@ class Polls:
 class Bench:
     """A daemon whose session is real, and whose work and chain are not."""
 
-    def __init__(self, tmp_path):
-        self.one = Round(tmp_path)
+    def __init__(self, tmp_path, **options):
+        self.one = Round(tmp_path, **options)
         self.directory = tmp_path
         self.remembered = []
         daemon = self.daemon = Daemon.__new__(Daemon)
@@ -59,8 +59,7 @@ class Bench:
         daemon.ledger = self.one.ledger
         daemon.identity = SimpleNamespace(silo_id=ME)
         daemon.store = SimpleNamespace(set_ledger_head=lambda *head: self.remembered.append(head))
-        daemon._roster = daemon._plan = daemon._session = daemon._head = daemon._task = None
-        daemon._contributed = None
+        daemon._session = daemon._task = daemon._asked = daemon._contributed = None
         daemon._open_session = self.open_session
         daemon.unfinished = self.found()
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from federation.record import Place
 from federation.task import RoundTask
 from secagg.messages import Survivors
 from silo_agent.errors import SpoolError, TransportError
@@ -249,7 +250,8 @@ def test_a_step_is_something_to_do(bench, step):
 def test_a_task_is_something_to_do_once(bench):
     taken = []
 
-    def take(task):
+    def take(task, echo):
+        assert echo is None
         taken.append(task)
         bench.daemon._task = task
 
@@ -276,17 +278,17 @@ def test_a_closed_round_is_something_to_do_once(bench, monkeypatch):
     verdict = SimpleNamespace(accepted=True, rule="accepted")
     monkeypatch.setattr("silo_agent.daemon.check_plan", lambda *_, **__: verdict)
     daemon.policy, daemon.work = None, SimpleNamespace(base_sha256=bytes(32))
-    daemon._fetch_plan = lambda _sha256: None
+    published = daemon.published = SimpleNamespace(head=None, plan=lambda _sha256: None)
 
     def follow(_run_id):
-        daemon._head = SimpleNamespace(record=record)
-        return daemon._head
+        published.head = SimpleNamespace(record=record)
+        return published.head
 
-    daemon._follow = follow
+    published.follow = follow
     closed = RoundClosed(record=record)
     assert [obeyed(bench, closed) for _ in range(3)] == [True, False, False]
     verdict.accepted = False
-    daemon._head = None
+    published.head = None
     assert obeyed(bench, closed) is False
 
 
@@ -298,15 +300,18 @@ def test_a_descriptor_must_follow_the_adopted_head(bench, monkeypatch, capsys, r
     descriptor, opened = bench.one.descriptor, []
     monkeypatch.setattr("silo_agent.daemon.Session", lambda **k: opened.append(k))
     del bench.daemon._open_session
-    bench.daemon._roster = bench.one.roster
-    bench.daemon.work = SimpleNamespace(finished=lambda *_: object())
-    bench.daemon._head = SimpleNamespace(
+    plan = SimpleNamespace(sums_per_round=1)
+    bench.daemon.work = SimpleNamespace(finished=lambda *_: SimpleNamespace(plan=plan))
+    head = SimpleNamespace(
         record=SimpleNamespace(
             run_id=run_id,
-            round=number,
+            place=Place(number, 0),
             adapter_sha256=descriptor.adapter_sha256,
             plan_sha256=descriptor.plan_sha256,
         )
+    )
+    bench.daemon.published = SimpleNamespace(
+        roster=lambda _sha256: bench.one.roster, head_before=lambda _identity, _plan: head
     )
     assert descriptor.identity.round == 4
     serve(bench, bench.one.signed)

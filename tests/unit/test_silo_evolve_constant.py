@@ -1,26 +1,45 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from dp.config import Mode, PrivacySpec, RecordSpec
+from dp.errors import TooManyUnitsError
 from silo_agent.evolve.evolver import (
     DP_MODES,
     Evaluation,
+    EvolveError,
     Evolver,
     EvolverSetup,
     EvolverSetupError,
     EvolveSettings,
+    LocalPrivacy,
+    StepWork,
     UnknownEvolverError,
     Work,
 )
-from silo_agent.evolve.registry import EVOLVERS, make_evolver
+from silo_agent.evolve.registry import EVOLVERS, dp_compat_of, make_evolver
+
+SHARED = PrivacySpec(
+    mode=Mode.RECORD_DISTRIBUTED,
+    unit="task",
+    clip_l2=100.0,
+    noise_multiplier=1.0,
+    delta=1e-5,
+    epsilon_cap=1e6,
+    grid=100 << 7,
+    metrics_noise_multiplier=1.0,
+    record=RecordSpec(sampling_rate=1.0, expected_units=4, steps_per_round=2),
+)
 
 
-def work(adapter, trainable=None) -> Work:
+def work(adapter, trainable=None, privacy=None) -> Work:
     return Work(
+        privacy=privacy,
         round=3,
         adapter=adapter,
         adapter_sha256="ab",
@@ -100,6 +119,64 @@ def test_every_registered_method_declares_known_privacy_units():
     declared = {kind.name: kind.dp_compat for kind in (ConstantEvolver, FedSeEvolver)}
     assert declared.keys() == EVOLVERS.keys()
     assert all(units and units <= DP_MODES for units in declared.values())
+    # What the table says without torch is what the classes say.
+    assert {name: dp_compat_of(name) for name in EVOLVERS} == declared
+    with pytest.raises(UnknownEvolverError, match="constant"):
+        dp_compat_of("grpo")
+
+
+def step_work(spec=SHARED):
+    return StepWork(
+        round=3,
+        step=1,
+        adapter=ADAPTER,
+        adapter_sha256="ab",
+        names=("a", "b"),
+        trainable=frozenset({"a", "b"}),
+        settings=EvolveSettings(),
+        seed=0,
+        spec=spec,
+    )
+
+
+def test_a_step_sums_the_pattern_once_for_each_sampled_unit():
+    out = np.zeros(11, dtype=np.uint32)
+    constant(value=0.25, units=3).unit_sum(step_work()).add_to(out)
+    steps = SHARED.grid / SHARED.clip_l2
+    assert out.tolist() == [3 * 0.25 * (1 + j % 8 / 8) * steps for j in range(11)]
+    none = np.zeros(11, dtype=np.uint32)
+    constant(value=0.25).unit_sum(step_work()).add_to(none)
+    assert not none.any()
+    with pytest.raises(TooManyUnitsError):
+        constant(value=0.25, units=SHARED.record.max_units + 1).unit_sum(step_work())
+
+
+def test_a_round_of_shared_steps_has_no_delta_of_its_own():
+    evolution = constant(value=0.25, episodes=8, successes=2).evolve(
+        work(ADAPTER, privacy=LocalPrivacy(spec=SHARED))
+    )
+    assert not any(d.any() for d in evolution.delta.values())
+    assert evolution.episodes == {"constant": 8}
+
+
+def test_a_local_training_is_charged_once():
+    record = RecordSpec(sampling_rate=1.0, expected_units=4, steps_per_round=2, delta_clip_l2=1.0)
+    local = dataclasses.replace(SHARED, mode=Mode.RECORD_LOCAL, record=record)
+    charged = []
+    privacy = LocalPrivacy(spec=local, reserve=lambda: charged.append(True))
+    evolution = constant(value=0.25).evolve(work(ADAPTER, privacy=privacy))
+    assert charged == [True]
+    assert evolution.delta["a"][0] == 0.25
+
+
+def test_a_method_without_unit_gradients_says_so():
+    class Other(Evolver):
+        name = "other"
+        dp_compat = frozenset({"none"})
+        evolve = evaluate = state_dict = load_state_dict = metrics = close = None
+
+    with pytest.raises(EvolveError, match="per-unit"):
+        Other().unit_sum(step_work())
 
 
 def test_the_constant_evolver_needs_no_torch():

@@ -23,9 +23,10 @@ from silo_agent.evolve.evolver import (
 )
 from silo_agent.evolve.explore import draw_tasks
 from silo_agent.evolve.fed_se import FedSeEvolver
-from silo_agent.evolve.sft import SftTrainer, unit_losses
+from silo_agent.evolve.sft import SftTrainer, TrajectoryLoss
 from silo_agent.trajectory import Step, Task, Trajectory
 
+LOSS = TrajectoryLoss()
 RANK, ALPHA = 4, 8.0
 SETTINGS = EvolveSettings(
     episodes=24, tries_per_task=2, max_new_tokens=3, window=2, batch_size=4, learning_rate=1e-2
@@ -257,7 +258,7 @@ def test_observation_tokens_carry_no_loss_and_no_gradient(base):
     captured = []
     model.lm_head.register_forward_hook(lambda _m, _i, out: captured.append(out))
     model.requires_grad_(requires_grad=True)
-    sums, counts = unit_losses(model, batch)
+    sums, counts = LOSS.nll(model, *LOSS.collate(batch))
     captured[0].retain_grad()
     sums.sum().backward()
     gradient = captured[0].grad.abs().sum(-1)
@@ -275,8 +276,8 @@ def test_unit_losses_stand_alone(base):
     model = load_base(base)
     batch = [episode(1, 1), episode(2, 3), episode(3, 2)]
     with torch.no_grad():
-        together, _ = unit_losses(model, batch)
-        apart = torch.cat([unit_losses(model, [t])[0] for t in batch])
+        together, _ = LOSS.nll(model, *LOSS.collate(batch))
+        apart = torch.cat([LOSS.nll(model, *LOSS.collate([t]))[0] for t in batch])
         ids = torch.tensor([batch[1].token_ids])
         logits = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
         nll = -logits.gather(-1, ids[0, 1:, None])[:, 0]

@@ -6,13 +6,16 @@ from types import SimpleNamespace
 import pytest
 from dp_ledger_samples import none_entry
 
-from dp.errors import LedgerRolledBackError
+from dp.errors import LedgerRolledBackError, TooManyDebitsError
 from silo_agent.errors import ConfigError
 from silo_agent.ledger_file import LEDGER_FILE, open_ledger
 from silo_agent.local_store import ChainHead, LocalStore
 
-POLICY = SimpleNamespace(privacy=SimpleNamespace(delta=1e-5, epsilon_cap=8.0))
-HEAD = ChainHead(round=1, adapter_sha256=bytes(32), record_sha256=bytes(32))
+POLICY = SimpleNamespace(
+    privacy=SimpleNamespace(delta=1e-5, caps=lambda: {"silo": 8.0}),
+    limits=SimpleNamespace(max_attempts_per_day=2),
+)
+HEAD = ChainHead(round=1, step=0, position=1, adapter_sha256=bytes(32), record_sha256=bytes(32))
 
 
 def opened(directory):
@@ -26,6 +29,14 @@ def test_a_lost_ledger_is_not_replaced_by_a_new_one(tmp_path):
     (tmp_path / LEDGER_FILE).unlink()
     with pytest.raises(ConfigError, match="restore it from a backup"):
         opened(tmp_path)
+
+
+def test_the_sites_ceiling_of_a_day_is_the_ledgers(tmp_path):
+    with opened(tmp_path) as ledger:
+        ledger.reserve(none_entry(0))
+        ledger.reserve(none_entry(1))
+        with pytest.raises(TooManyDebitsError):
+            ledger.reserve(none_entry(2))
 
 
 def test_an_older_copy_of_the_ledger_is_refused(tmp_path):

@@ -8,10 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from secagg.descriptor import AggregationId
 from silo_agent.errors import LocalStoreError
 from silo_agent.local_store import ChainHead, LocalStore
+from silo_agent.peer_head import PeerHead
 
-HEAD = ChainHead(round=3, adapter_sha256=bytes([1]) * 32, record_sha256=bytes([2]) * 32)
+HEAD = ChainHead(
+    round=3, step=1, position=6, adapter_sha256=bytes([1]) * 32, record_sha256=bytes([2]) * 32
+)
+
+
+PEER = PeerHead(
+    verification_key=bytes(32),
+    seq=3,
+    sha256=bytes([3]) * 32,
+    identity=AggregationId(run_id="run-1", round=2, step=1, part=0, attempt=4),
+)
 
 
 def test_a_new_silo_remembers_nothing(tmp_path: Path):
@@ -94,7 +106,7 @@ def test_adapters_are_kept_by_the_digest_of_their_bytes(tmp_path: Path):
 
 
 def head_of(digest: bytes) -> ChainHead:
-    return ChainHead(round=1, adapter_sha256=digest, record_sha256=bytes(32))
+    return ChainHead(round=1, step=0, position=1, adapter_sha256=digest, record_sha256=bytes(32))
 
 
 def test_an_adapter_that_is_no_head_any_more_is_deleted(tmp_path: Path):
@@ -216,3 +228,63 @@ def test_damage_inside_a_report_is_named(tmp_path: Path):
     (tmp_path / "rounds.jsonl").write_text(json.dumps({"round": 1}) + "\nnonsense\n")
     with pytest.raises(LocalStoreError, match="line 2"):
         LocalStore(tmp_path).rounds()
+
+
+# Ledger heads ------------------------------------------------------------------------------------
+
+
+def test_the_own_ledgers_head_never_goes_down(tmp_path):
+    """Two threads report it, and the later word may be of the earlier record."""
+    store = LocalStore(tmp_path)
+    store.set_ledger_head(5, bytes([5]) * 32)
+    store.set_ledger_head(4, bytes([4]) * 32)
+    assert LocalStore(tmp_path).ledger_head() == (5, bytes([5]) * 32)
+
+
+def test_peer_heads_survive_a_restart_and_a_failed_write_is_not_believed(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path)
+    first = {"silo-b": PEER}
+    store.set_peer_heads(first)
+    assert LocalStore(tmp_path).peer_heads() == first
+
+    def full(*_):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silo_agent.local_store.replace_file", full)
+        with pytest.raises(LocalStoreError):
+            store.set_peer_heads({})
+    assert store.peer_heads() == first
+    store.set_peer_heads({})
+    assert LocalStore(tmp_path).peer_heads() == {}
+
+
+@pytest.mark.parametrize(
+    "damage", ['"peers": {}', '"verification_key": ""', '"round": -1', '"seq": "x"']
+)
+def test_damaged_peer_heads_stop_the_silo(tmp_path, damage):
+    """Guessing what a peer had signed would let it go back in time."""
+    store = LocalStore(tmp_path)
+    store.set_peer_heads({"silo-b": PEER})
+    file = tmp_path / "state.json"
+    state = json.loads(file.read_text())
+    match damage:
+        case '"peers": {}':
+            del state["peers"]
+        case '"verification_key": ""':
+            state["peers"]["silo-b"]["verification_key"] = ""
+        case '"round": -1':
+            state["peers"]["silo-b"]["identity"]["round"] = -1
+        case _:
+            state["peers"]["silo-b"]["seq"] = "x"
+    file.write_text(json.dumps(state))
+    with pytest.raises(LocalStoreError, match="damaged"):
+        LocalStore(tmp_path)
+
+
+def test_a_state_of_another_version_says_so(tmp_path):
+    LocalStore(tmp_path).set_newest_roster_epoch(1)
+    file = tmp_path / "state.json"
+    file.write_text(file.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(LocalStoreError, match="another version"):
+        LocalStore(tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from dp.charge import Charge
 from dp.config import Mode
 from dp.ledger import Ledger, LedgerEntry
 from secagg.errors import Check
@@ -123,18 +124,23 @@ def test_a_round_of_local_work_is_shown(metrics: SiloMetrics):
 
 
 def test_the_ledger_is_shown(metrics: SiloMetrics, tmp_path: Path):
-    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=8.0) as ledger:
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={"silo": 8.0}) as ledger:
         ledger.reserve(
             LedgerEntry(
-                run="r", round=1, attempt=1, step=0, part=0, mode=Mode.SILO, q=1.0, z=5.0,
-                steps=1, dimension=4, descriptor_sha256=bytes(32),
+                run="r", round=1, attempt=1, step=0, part=0, mode=Mode.SILO,
+                charges=(Charge(unit="silo", q=1.0, z=5.0, steps=1),), dimension=4,
+                descriptor_sha256=bytes(32),
             )
         )  # fmt: skip
         metrics.observe_ledger(ledger)
-        spent = ledger.spent_epsilon()
+        spent = ledger.spent_epsilons()["silo"]
     assert spent > 0
     assert value(metrics, "chorale_silo_dp_epsilon_spent", unit="silo") == spent
     assert value(metrics, "chorale_silo_dp_epsilon_cap", unit="silo") == 8.0
+    for unit in ("task", "user"):
+        # A unit without a cap may not be charged at all.
+        assert value(metrics, "chorale_silo_dp_epsilon_spent", unit=unit) == 0.0
+        assert value(metrics, "chorale_silo_dp_epsilon_cap", unit=unit) == 0.0
 
 
 def test_two_daemons_share_no_registry():

@@ -1,23 +1,23 @@
 """The guardian: default deny, and each rule fires alone on an otherwise accepted request."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from silo_policy_samples import (
     BASE,
     COHORT,
     LAYOUT,
+    MODES,
     NOW_UNIX_S,
     POLICY,
     make_descriptor,
     make_plan,
     make_policy,
     make_task,
+    mode_policy,
 )
 
 from federation.layout import Layout, TensorSpec
-from federation.plan import Plan
 from secagg.descriptor import AggregationId
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy import (
@@ -28,13 +28,7 @@ from silo_agent.policy import (
     check_plan,
     check_task,
 )
-from silo_agent.policy_document import Policy, write_default, write_for_plan
-
-NO_NOISE = (
-    ('mode = "silo"', 'mode = "none"'),
-    ("\nnoise_multiplier = 4.0", "\nnoise_multiplier = 0.0"),
-    ("metrics_noise_multiplier = 4.0", "metrics_noise_multiplier = 0.0"),
-)
+from silo_agent.policy_document import Policy
 
 
 def judge_task(policy=None, task=None, plan=None, now=NOW_UNIX_S, base=BASE) -> Decision:
@@ -86,16 +80,19 @@ PLAN_RULES = {
     "evolver_allowed": {"policy": [('evolvers = ["fed-se"]', 'evolvers = ["constant"]')]},
     "aggregation_allowed": {"policy": [('["fedavg"]', '["rolora"]')]},
     "privacy_mode_allowed": {"policy": [('modes = ["silo"]', 'modes = ["none"]')]},
-    "privacy_mode_available": {
-        "plan": [('mode = "silo"', 'mode = "record_local"')],
-        "policy": [('modes = ["silo"]', 'modes = ["record_local"]')],
-    },
     "noise_multiplier": {"policy": [("min_noise_multiplier = 4.0", "min_noise_multiplier = 4.1")]},
     "clip": {"policy": [("max_clip_l2 = 2.0", "max_clip_l2 = 1.9")]},
     "epsilon_per_run": {"policy": [("per_run = 6.0", "per_run = 4.0")]},
+    "run_above_cap": {"policy": [("silo = 50.0", "silo = 4.0")]},
     "survivors": {"policy": [("min_survivors = 3", "min_survivors = 4")]},
     "rounds": {"policy": [("max_rounds = 5", "max_rounds = 4")]},
     "episodes": {"policy": [("max_episodes_per_round = 128", "max_episodes_per_round = 127")]},
+    "ready_after": {
+        "policy": [
+            ("max_episodes_per_round = 128", "max_episodes_per_round = 128\nmin_ready_after_s = 61")
+        ],
+        "plan": [("ready_deadline_s = 300", "ready_deadline_s = 300\nready_after_s = 60")],
+    },
 }
 
 
@@ -128,6 +125,13 @@ def test_each_task_rule_fires_alone(rule):
     assert (decision.accepted, decision.rule) == (False, rule)
 
 
+def test_a_task_for_a_step_that_its_plan_does_not_have_is_refused():
+    assert judge_task(task=make_task(step=1)).rule == "task_round"
+    plan, policy = make_plan(*MODES["record_distributed"]), mode_policy("record_distributed")
+    assert judge_task(policy=policy, plan=plan, task=make_task(step=2)).accepted
+    assert judge_task(policy=policy, plan=plan, task=make_task(step=3)).rule == "task_round"
+
+
 def test_a_task_long_past_its_deadline_is_refused():
     late = make_task(ready_deadline_unix_s=NOW_UNIX_S - 120)
     assert judge_task(task=late).rule == "task_deadline"
@@ -147,7 +151,7 @@ def descriptor_changes() -> dict[str, dict[str, object]]:
     return {
         "descriptor_base_model": {"base_model_sha256": bytes(32)},
         "descriptor_round": {"identity": replace(identity, round=6)},
-        "single_sum": {"identity": replace(identity, part=1)},
+        "sums": {"identity": replace(identity, part=1)},
         "attempts": {"identity": replace(identity, attempt=3)},
         "membership": {"cohort": ("silo-b", "silo-c", "silo-d")},
         "partners": {"cohort": wide},
@@ -181,7 +185,7 @@ def test_the_dimension_ceiling_fires_on_an_honest_descriptor():
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
-        ("single_sum", {"identity": AggregationId(run_id="r", round=2, step=1, part=0, attempt=1)}),
+        ("sums", {"identity": AggregationId(run_id="r", round=2, step=1, part=0, attempt=1)}),
         ("layout", {"dimension": 127}),
         ("descriptor_clip", {"unit_clip": 1.0}),
         ("descriptor_clip", {"max_units": 2}),
@@ -227,9 +231,10 @@ def test_another_layout_than_the_trained_one_is_refused():
 
 
 def test_mode_none_is_accepted_only_by_name_and_then_has_no_noise_to_check():
-    plan = make_plan(*NO_NOISE)
+    plan = make_plan(*MODES["none"])
     assert judge_task(plan=plan).rule == "privacy_mode_allowed"
-    policy = make_policy(('modes = ["silo"]', 'modes = ["none"]'))
+    # Nothing is charged, so no budget is asked for.
+    policy = mode_policy("none", ("{ silo = 50.0, task = 40.0 }", "{}"))
     assert judge_task(policy=policy, plan=plan).accepted
     assert judge(policy=policy, plan=plan).accepted
     noisy = make_descriptor(plan, noise_sigma=100.0)
@@ -239,9 +244,9 @@ def test_mode_none_is_accepted_only_by_name_and_then_has_no_noise_to_check():
 def test_unlimited_epsilon_must_be_that_word():
     change = ("max_epsilon_per_run = 6.0", 'max_epsilon_per_run = "unlimited"')
     plan = make_plan(("count = 5", "count = 5000"))
-    most = ("max_rounds = 5", "max_rounds = 5000")
-    assert judge_task(policy=make_policy(most), plan=plan).rule == "epsilon_per_run"
-    assert judge_task(policy=make_policy(most, change), plan=plan).accepted
+    most = (("max_rounds = 5", "max_rounds = 5000"), ("silo = 50.0", "silo = 1e6"))
+    assert judge_task(policy=make_policy(*most), plan=plan).rule == "epsilon_per_run"
+    assert judge_task(policy=make_policy(*most, change), plan=plan).accepted
     with pytest.raises(PolicyFileError, match="max_epsilon_per_run"):
         make_policy(("max_epsilon_per_run = 6.0", 'max_epsilon_per_run = "infinite"'))
 
@@ -268,63 +273,7 @@ def test_public_reasons_are_fixed_texts_without_figures_or_names():
 
 
 def test_every_rule_has_a_test_that_makes_it_fire():
-    tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), "dimension"}
+    # Those of the record level are in test_silo_policy_modes.py.
+    record = {"evolver_dp_compat", "record_units", "sampling_rate", "steps"}
+    tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), "dimension", *record}
     assert tested == set(RULE_NAMES)
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (("max_rounds = 5", "max_round = 5"), "limits.max_round: unknown key"),
-        (("[limits]", "[limit]"), "limit: unknown key"),
-        (("max_rounds = 5", 'max_rounds = "5"'), "limits.max_rounds"),
-        (("max_clip_l2 = 2.0", "max_clip_l2 = nan"), "privacy.max_clip_l2"),
-        (("epsilon_cap = 50.0", "epsilon_cap = inf"), "privacy.epsilon_cap"),
-        (("min_colluding = 1", "min_colluding = 0"), "cohort.min_colluding"),
-        (("07:30-08:30", "7-9"), "HH:MM-HH:MM"),
-        (('modes = ["silo"]', 'modes = ["all"]'), "privacy.modes"),
-        (("[models]", '[policy]\napproval = "manual"\n[models]'), "not available yet"),
-    ],
-)
-def test_a_policy_that_cannot_be_honoured_is_an_error(change, problem):
-    with pytest.raises(PolicyFileError, match=problem):
-        make_policy(change)
-
-
-def test_a_missing_policy_file_says_how_to_get_one(tmp_path: Path):
-    with pytest.raises(PolicyFileError, match="policy init"):
-        Policy.load(tmp_path / "policy.toml")
-
-
-def test_the_starter_file_refuses_everything_and_is_never_overwritten(tmp_path: Path):
-    path = tmp_path / "policy.toml"
-    write_default(path)
-    decision = check_plan(Policy.load(path), plan=make_plan(), base_sha256=BASE)
-    assert not decision.accepted
-    with pytest.raises(PolicyFileError, match="exists"):
-        write_default(path)
-
-
-def test_a_policy_written_for_a_plan_accepts_it_and_nothing_larger(tmp_path: Path):
-    path = tmp_path / "policy.toml"
-    write_for_plan(path, make_plan())
-    policy = Policy.load(path)
-    assert check_plan(policy, plan=make_plan(), base_sha256=BASE).accepted
-    larger = make_plan(("clip_l2 = 2.0", "clip_l2 = 2.1"))
-    assert check_plan(policy, plan=larger, base_sha256=BASE).rule == "clip"
-    assert judge(policy=policy, descriptor=make_descriptor(make_plan(), cohort=COHORT)).accepted
-
-
-def test_a_proposal_replaces_the_untouched_starter_and_nothing_else(tmp_path):
-    path = tmp_path / "policy.toml"
-    plan = Plan.parse(
-        (Path(__file__).parents[2] / "deploy" / "examples" / "plan-demo-shards.toml").read_bytes()
-    )
-    write_default(path)
-    write_for_plan(path, plan)
-    assert Policy.load(path).methods.evolvers == ("fed-se",)
-    with pytest.raises(PolicyFileError, match="exists"):
-        write_for_plan(path, plan)
-    path.write_text(path.read_text() + "# edited\n")
-    with pytest.raises(PolicyFileError, match="exists"):
-        write_for_plan(path, plan)

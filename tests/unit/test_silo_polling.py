@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from secagg.errors import UnexpectedMessageError
-from silo_agent.errors import PolicyRefusalError, TransportError
+from silo_agent.errors import NotReadyError, PolicyRefusalError, TransportError
 from silo_agent.polling import MAX_PAUSE_S, Polling, pause_s
 from silo_agent.transport import Idle, Instruction
 
@@ -98,3 +98,20 @@ def test_only_what_may_pass_is_asked_for_again(error, asked):
     loop = Loop(polls=3, obey=obey)
     assert loop.asked == asked
     assert loop.failed == [error]
+
+
+def test_what_is_not_ready_is_asked_for_again_at_once_and_is_no_failure():
+    """The same instruction comes again, without a pause, a count or an acknowledgement."""
+    told = []
+
+    def obey(instruction):
+        told.append(instruction.instruction_id)
+        if len(told) < 4:
+            raise NotReadyError("still computing")
+        return True
+
+    loop = Loop(polls=5, obey=obey)
+    assert loop.asked == ["", "", "", "", "4"]
+    assert loop.failed == []
+    assert loop.refused == []
+    assert loop.waited == []

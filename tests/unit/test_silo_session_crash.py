@@ -74,7 +74,7 @@ class Silo:
         self.uploads = []
 
     def started(self, identity):
-        ledger = Ledger.open(self.directory / "ledger", delta=1e-5, epsilon_cap=1e9)
+        ledger = Ledger.open(self.directory / "ledger", delta=1e-5, caps={"silo": 1e9})
         one = Round(self.directory, mode=self.mode, identity=identity, ledger=ledger)
         real_send, real_upload = one.wire._send, one.wire.upload
 

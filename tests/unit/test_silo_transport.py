@@ -6,8 +6,13 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from chorale.v1 import aggregation_pb2
+from chorale.v1 import round_pb2 as pb
+from chorale.v1 import secagg_pb2 as secagg_pb
 from secagg.descriptor import AggregationId
-from secagg.messages import ConsistencySignature
+from secagg.errors import MalformedMessageError
+from secagg.messages import ConsistencySignature, KeyBundle
+from secagg.wire import identity_to_proto, key_bundle_to_proto
 from silo_agent.errors import TransportError
 from silo_agent.transport import Coordinator
 
@@ -68,3 +73,86 @@ def test_a_refusal_is_a_verdict_of_the_coordinator_on_the_message(
     assert error.value.refused is refused
     assert error.value.reason == reason
     made.close()
+
+
+# Steps and echoes --------------------------------------------------------------------------------
+
+
+BUNDLE = KeyBundle(
+    silo_id="silo-000", cipher_key=bytes(32), mask_key=bytes(32), ledger_seq=7,
+    ledger_sha256=bytes([7]) * 32, families=("craft",), signature=bytes(64),
+)  # fmt: skip
+
+
+@pytest.fixture
+def silo():
+    made = Coordinator(
+        address="localhost:1", credentials=grpc.ssl_channel_credentials(), patience_s=0.0
+    )
+    yield made
+    made.close()
+
+
+def echoing(**changes):
+    fields = {
+        "identity": identity_to_proto(IDENTITY),
+        "bundle": key_bundle_to_proto(BUNDLE),
+        "descriptor_sha256": bytes([9]) * 32,
+        **changes,
+    }
+    return pb.PollResponse(instruction_id="i", idle=pb.Idle(), ledger_echo=pb.LedgerEcho(**fields))
+
+
+def test_an_echo_comes_with_its_instruction(silo):
+    silo._stub = SimpleNamespace(Poll=lambda _request, timeout: echoing())
+    echo = silo.poll("", wait_s=0).ledger_echo
+    assert (echo.identity, echo.bundle, echo.descriptor_sha256) == (
+        IDENTITY,
+        BUNDLE,
+        bytes([9]) * 32,
+    )
+    silo._stub = SimpleNamespace(
+        Poll=lambda _request, timeout: pb.PollResponse(instruction_id="i", idle=pb.Idle())
+    )
+    assert silo.poll("", wait_s=0).ledger_echo is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"descriptor_sha256": b""},
+        {"descriptor_sha256": bytes(33)},
+        {"identity": secagg_pb.AggregationId()},
+        {"bundle": secagg_pb.KeyBundle()},
+    ],
+)
+def test_a_malformed_echo_is_a_typed_error(silo, changes):
+    silo._stub = SimpleNamespace(Poll=lambda _request, timeout: echoing(**changes))
+    with pytest.raises(MalformedMessageError):
+        silo.poll("", wait_s=0)
+
+
+def test_ready_and_refusals_name_their_step_and_records_their_position(silo):
+    sent = []
+
+    def note(request, timeout):
+        sent.append(request)
+        return pb.ListRecordsResponse()
+
+    silo._stub = SimpleNamespace(ReportReady=note, Refuse=note, ListRecords=note)
+    silo.report_ready(
+        run_id="r", round_number=3, step=2, adapter_sha256=bytes(32), families=("craft",)
+    )
+    silo.refuse(run_id="r", round_number=3, step=2, reason="ledger")
+    assert silo.records("r", 11) == ()
+    ready, refused, listed = sent
+    assert (ready.round, ready.step) == (3, 2)
+    assert (refused.round, refused.step, refused.reason) == (3, 2, "ledger")
+    assert listed.from_position == 11
+
+
+def test_a_page_of_the_chain_is_not_longer_than_a_page(silo):
+    page = pb.ListRecordsResponse(records=[aggregation_pb2.AdapterRecord()] * 257)
+    silo._stub = SimpleNamespace(ListRecords=lambda _request, timeout: page)
+    with pytest.raises(TransportError, match="257 records"):
+        silo.records("r", 0)

@@ -10,9 +10,9 @@ from dp.config import Mode
 from dp.ledger import Ledger, LedgerEntry
 from secagg.descriptor import AggregationId
 from secagg.messages import MaskedInputHeader
+from silo_agent.attempt import ledger_identity
 from silo_agent.errors import TransportError
 from silo_agent.metrics import SiloMetrics
-from silo_agent.session import ledger_identity
 from silo_agent.spool import Spool
 from silo_agent.unfinished import UnfinishedUploads
 
@@ -37,7 +37,7 @@ class Wire:
 
 @pytest.fixture
 def ledger(tmp_path):
-    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=1.0) as opened:
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={"silo": 1.0}) as opened:
         yield opened
 
 
@@ -46,7 +46,7 @@ def charge(ledger, identity, descriptor=DESCRIPTOR):
     ledger.reserve(
         LedgerEntry(
             run=identity.run_id, round=identity.round, step=identity.step, part=identity.part,
-            attempt=identity.attempt, mode=Mode.NONE, q=1.0, z=0.0, steps=1, dimension=1000,
+            attempt=identity.attempt, mode=Mode.NONE, charges=(), dimension=1000,
             descriptor_sha256=descriptor,
         )
     )  # fmt: skip

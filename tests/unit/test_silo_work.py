@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from dp.ledger import Ledger
 from federation.adapter import adapter_sha256, decode_adapter, encode_adapter
 from federation.layout import Layout
 from federation.plan import Plan
@@ -18,13 +19,15 @@ from silo_agent.chain import Head
 from silo_agent.config import SiloConfig
 from silo_agent.errors import LocalStoreError
 from silo_agent.evolve.constant import constant_pattern
+from silo_agent.finished_work import FinishedWork
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
-from silo_agent.work import FinishedWork, LocalWork
-from tests.unit import server_world as sw
+from silo_agent.work import LocalWork
+from tests.unit import server_world_plan as sw
 
 VALUE = 0.125
 ADAPTER = sw.INITIAL
+CAPS = {"silo": 1e9, "task": 1e9, "user": 1e9}
 
 
 def plan_of(*, held_out=0, rounds=4, every=2, method="fedavg"):
@@ -43,10 +46,11 @@ def config_of(directory, *, value=str(VALUE), evaluate="true"):
     return SiloConfig.load(directory)
 
 
-def task_of(round_number=1):
+def task_of(round_number=1, step=0):
     return RoundTask(
         run_id="run-1",
         round=round_number,
+        step=step,
         plan_sha256=bytes(32),
         roster_sha256=bytes(32),
         roster_epoch=1,
@@ -56,13 +60,14 @@ def task_of(round_number=1):
     )
 
 
-def head_of(round_number=0):
+def head_of(round_number=0, step=0):
     linked = b"" if round_number == 0 else bytes(32)
     digest = adapter_sha256(ADAPTER)
     return Head(
         record=AdapterRecord(
             run_id="run-1",
             round=round_number,
+            step=step,
             kind="initial" if round_number == 0 else "skipped",
             adapter_sha256=digest,
             plan_sha256=bytes(32),
@@ -102,20 +107,23 @@ def silo(tmp_path):
     yield make
     for one in made:
         one.work.close()
+        one.ledger.close()
 
 
 class WorkingSilo:
-    def __init__(self, directory, **options):
+    def __init__(self, directory, caps=None, **options):
         self.reports = Reports()
         self.store = None
         self.config = config_of(directory, **options)
         self.store = LocalStore(directory)
+        self.ledger = Ledger.open(directory / "ledger", delta=1e-5, caps=caps or CAPS)
         self.metrics = SiloMetrics()
         self.work = LocalWork(
             config=self.config,
             coordinator=self.reports,
             store=self.store,
             metrics=self.metrics,
+            ledger_of=lambda: self.ledger,
             seed_of=lambda _run: 0,
         )
 
@@ -141,6 +149,7 @@ def test_a_round_of_work_is_reported_from_its_own_thread(silo):
     assert call == {
         "run_id": "run-1",
         "round_number": 1,
+        "step": 0,
         "adapter_sha256": adapter_sha256(ADAPTER),
         "families": ("constant",),
     }
@@ -310,6 +319,7 @@ def test_adapters_are_judged_when_the_plan_says_so_and_once(silo):
     assert len(rows) == 4 * len(plan.evaluate.temperatures)
     assert rows[0]["adapter_sha256"] == adapter_sha256(ADAPTER).hex()
     one.work.close()
+    one.ledger.close()
     # After a restart the same adapter is not judged again.
     later = silo()
     later.work.adopted(head_of(2), plan)

@@ -80,7 +80,12 @@ def coordinate(directory):
     )
     total = np.memmap(directory / "sum", dtype="<u4", mode="r")
     result = aggregate(
-        plan=PLAN, previous=previous, total=total, descriptor=descriptor, survivors=SILOS
+        plan=PLAN,
+        previous=previous,
+        total=total,
+        descriptor=descriptor,
+        survivors=SILOS,
+        optimiser=PLAN.optimiser(),
     )
     digests = {
         "initial": initial.hex(),

@@ -1,0 +1,77 @@
+"""The durable charge of one local training, made before its first step.
+
+Ordered invariants:
+
+1. The ledger is charged once for each round of work, whatever the work comes to: also where it
+   failed before it asked, for the ledger's length is public and must not tell why.
+2. The charge, and the ledger's head in the silo's own memory, are durable before the training may
+   begin. A crash after that costs the charge: the round is trained again and charged again, so
+   what was trained is never more than what was charged.
+3. What the ledger refuses is kept for the one who answers for the round. Nothing is trained then,
+   and nothing released.
+
+Covered: mode ``record_local``. Not covered: the steps, which the receipt counts
+(``dp.receipt.TrainingReceipt``).
+"""
+
+from __future__ import annotations
+
+from dp.errors import PrivacyError, ReceiptError
+from dp.ledger import Ledger
+from dp.receipt import TrainingReceipt
+from federation.plan import Plan
+from federation.task import RoundTask
+from silo_agent.errors import LocalStoreError
+from silo_agent.local_store import LocalStore
+
+__all__ = ["Reservation"]
+
+
+class Reservation:
+    """One round's; called by the method when it has explored."""
+
+    def __init__(self, *, ledger: Ledger, store: LocalStore, task: RoundTask, plan: Plan) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._task = task
+        self._plan = plan
+        self._asked = False
+        self.failure: PrivacyError | LocalStoreError | None = None
+        """Why the ledger was not charged; None if it was, or was not asked yet."""
+
+    def __call__(self) -> TrainingReceipt:
+        """Charge the training.
+
+        Raises:
+            ReceiptError: It was charged before: a round is trained once.
+            TooManyDebitsError: The day's debits, or the trainings that the plan states epsilon for,
+                are used up; both are counted here, for tasks may have come faster than work.
+            BudgetExceededError: A cap would be passed.
+            PrivacyError: The ledger cannot be written.
+            LocalStoreError: Its head cannot be remembered.
+        """
+        if self._asked:
+            raise ReceiptError("the training of this round was already charged")
+        self._asked = True
+        try:
+            receipt = self._ledger.reserve_training(
+                run=self._task.run_id,
+                round=self._task.round,
+                spec=self._plan.privacy_spec(),
+                adapter_sha256=self._task.adapter_sha256,
+                max_in_run=self._plan.charged_releases,
+            )
+            self._store.set_ledger_head(*self._ledger.head())
+        except (PrivacyError, LocalStoreError) as error:
+            self.failure = error
+            raise
+        return receipt
+
+    def settle(self) -> None:
+        """Charge what the work did not ask for; the failure, if any, is in ``failure``."""
+        if self._asked:
+            return
+        try:
+            self()
+        except (PrivacyError, LocalStoreError) as error:
+            self.failure = error

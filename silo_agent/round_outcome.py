@@ -1,0 +1,91 @@
+"""What a round's local work came to: a vector, silence, or a refusal.
+
+Invariants:
+
+1. A failure that private data may have caused does not show outside. Where the release adds noise
+   to everything, the outcome is the zero vector. Under ``record_local`` the noise is in the
+   training, and a vector without it would be told from one with it: there the round is charged and
+   the silo says nothing, as if it had crashed.
+2. A refusal depends on the ledger, or on the configuration alone. The latter costs no charge, for
+   it is found before anything is explored.
+
+Covered: all modes. Not covered: failures of one unit, which the method itself keeps to that unit
+(``silo_agent/evolve/evolver.py``, invariant 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from dp.config import RECORD_MODES, Mode, PrivacySpec
+from federation.layout import Layout
+from silo_agent.errors import PolicyRefusalError
+from silo_agent.evolve.evolver import Evolution, Evolver, EvolverSetupError, Work
+from silo_agent.refusal import cannot_run, refused_charge
+from silo_agent.reservation import Reservation
+
+__all__ = ["NOTHING", "RoundOutcome", "outcome_of"]
+
+NOTHING = Evolution(delta={}, episodes={}, successes={}, metrics={}, duration_s={})
+"""Nothing played and nothing learned."""
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundOutcome:
+    """Of one round; without evolution and refusal the silo is silent."""
+
+    evolution: Evolution | None = None
+    """What was made of the round."""
+    delta: np.ndarray | None = None
+    """Its flat delta, present with it."""
+    refusal: PolicyRefusalError | None = None
+    """Why the round is not worked on."""
+
+    def __repr__(self) -> str:
+        """Redacted: these numbers must not reach a log."""
+        return f"RoundOutcome(refused={self.refusal is not None}, values redacted)"
+
+
+def outcome_of(
+    method: Callable[[], Evolver],
+    work: Callable[[], Work],
+    *,
+    spec: PrivacySpec,
+    layout: Layout,
+    reservation: Reservation,
+    on_failure: Callable[[], None],
+) -> RoundOutcome:
+    """Do a round's work.
+
+    Args:
+        method: Gives the plan's method, made by the first job that needs it.
+        work: Makes the round's work.
+        spec: The plan's.
+        layout: Of the shared vector.
+        reservation: Charges ``record_local``; settled here.
+        on_failure: Counts a round that failed.
+    """
+    local = spec.mode is Mode.RECORD_LOCAL
+    done = RoundOutcome()
+    try:
+        evolution = method().evolve(work())
+        done = RoundOutcome(evolution=evolution, delta=layout.flatten(evolution.delta))
+    except Exception as error:
+        if spec.mode in RECORD_MODES and isinstance(error, EvolverSetupError):
+            return RoundOutcome(refusal=cannot_run(error))
+        if reservation.failure is None:
+            on_failure()
+            log.exception("evolve_failed", contributes="nothing" if local else "zeros")
+        if not local:
+            zeros = np.zeros(layout.dimension, dtype=np.float32)
+            done = RoundOutcome(evolution=NOTHING, delta=zeros)
+    if local:
+        reservation.settle()
+    if reservation.failure is not None:
+        return RoundOutcome(refusal=refused_charge(reservation.failure))
+    return done

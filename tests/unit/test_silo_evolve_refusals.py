@@ -1,0 +1,143 @@
+"""Fed-SE where units inside the silo are protected: what is refused, and what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import silo_record_round
+import silo_tiny_base
+from silo_record_round import (
+    ALPHA,
+    LOCAL,
+    RANK,
+    SHARED,
+    STEPS,
+    population,
+    step_work,
+    work,
+)
+
+from dp.errors import ReceiptError, TooManyUnitsError
+from dp.ledger import Ledger
+from silo_agent.adapter.lora import initial_adapter
+from silo_agent.envs import registry
+from silo_agent.evolve.evolver import Assignment, EvolveError, EvolverSetupError, LocalPrivacy
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return silo_tiny_base.build(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(autouse=True)
+def environments(monkeypatch):
+    known = {**registry.ENVIRONMENTS, **silo_record_round.ENVIRONMENTS}
+    monkeypatch.setattr(registry, "ENVIRONMENTS", known)
+
+
+@pytest.fixture
+def make_silo(base, tmp_path):
+    made = []
+
+    def make(spec=LOCAL, name="silo", **changes):
+        made.append(silo_record_round.make(base, tmp_path / name, spec, **changes))
+        return made[-1]
+
+    yield make
+    for silo in made:
+        silo.close()
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={"task": 1e9, "user": 1e9}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def adapter(base):
+    return initial_adapter(base, RANK, ALPHA, 0)
+
+
+def test_episodes_of_another_adapter_are_refused(make_silo, adapter, ledger, monkeypatch):
+    silo = make_silo()
+    load = silo._engine.load_adapter
+    monkeypatch.setattr(silo._engine, "load_adapter", lambda _sha, a: load("local", a))
+    with pytest.raises(EvolveError, match="released"):
+        silo.evolve(work(adapter, ledger)[0])
+    assert len(silo._buffer) == 0
+
+
+def test_too_many_sampled_units_end_the_round_without_a_delta(make_silo, adapter, ledger):
+    record = dataclasses.replace(LOCAL.record, sampling_rate=1.0, expected_units=1)
+    spec = dataclasses.replace(LOCAL, record=record)
+    one, reserved = work(adapter, ledger, spec=spec, episodes=40)
+    with pytest.raises(TooManyUnitsError):
+        make_silo(spec).evolve(one)
+    assert reserved[0].steps_left == STEPS - 1
+
+
+def test_the_control_that_learns_nothing_pays_nothing(make_silo, adapter, ledger):
+    one, reserved = work(adapter, ledger, learn=False)
+    evolution = make_silo().evolve(one)
+    assert reserved == []
+    assert not any(d.any() for d in evolution.delta.values())
+
+
+def test_a_refused_budget_trains_nothing(make_silo, adapter, monkeypatch):
+    silo = make_silo()
+
+    def refuse():
+        raise ReceiptError("over the cap")
+
+    monkeypatch.setattr(silo._trainer, "descend", pytest.fail)
+    one, _ = work(adapter)
+    with pytest.raises(ReceiptError):
+        silo.evolve(dataclasses.replace(one, privacy=LocalPrivacy(spec=LOCAL, reserve=refuse)))
+
+
+def test_privacy_cannot_be_forgotten_or_exchanged(make_silo, adapter, ledger):
+    silo = make_silo()
+    one, _ = work(adapter, ledger)
+    weaker = dataclasses.replace(LOCAL, noise_multiplier=0.5)
+    for privacy in (None, LocalPrivacy(spec=SHARED), LocalPrivacy(spec=weaker)):
+        with pytest.raises(EvolverSetupError, match="set up with"):
+            silo.evolve(dataclasses.replace(one, privacy=privacy))
+    with pytest.raises(EvolverSetupError, match="set up with"):
+        make_silo(None, name="plain").evolve(one)
+    with pytest.raises(EvolverSetupError, match="no ledger"):
+        silo.evolve(dataclasses.replace(one, privacy=LocalPrivacy(spec=LOCAL)))
+    with pytest.raises(EvolverSetupError, match="set up with"):
+        silo.unit_sum(step_work(adapter))
+    with pytest.raises(EvolverSetupError, match="set up with"):
+        make_silo(SHARED, name="other").unit_sum(step_work(adapter, spec=LOCAL))
+
+
+@pytest.mark.parametrize("spec", [LOCAL, SHARED])
+def test_what_would_couple_units_is_refused(make_silo, adapter, ledger, spec):
+    silo = make_silo(spec)
+    for sampling in ("bandit", "regret", "replay"):
+        with pytest.raises(EvolverSetupError, match="uniform"):
+            silo.evolve(work(adapter, ledger, spec=spec, task_sampling=sampling)[0])
+    with pytest.raises(EvolverSetupError, match="packing"):
+        silo.evolve(work(adapter, ledger, spec=spec, packing=True)[0])
+    if spec is SHARED:
+        with pytest.raises(EvolverSetupError, match="packing"):
+            silo.unit_sum(step_work(adapter, packing=True))
+    with pytest.raises(EvolverSetupError, match="buffer_capacity_per_task"):
+        make_silo(spec, options={"buffer_capacity": 100})
+    with pytest.raises(EvolverSetupError, match="gradient_backend"):
+        make_silo(spec, options={"gradient_backend": "ghost"})
+    assert silo._buffer.explored(round_index=9) == []
+
+
+def test_a_round_has_as_many_distinct_tasks_as_planned_or_none(make_silo, adapter, ledger):
+    few = make_silo(name="few", assignments=(Assignment(environment="small"),))
+    with pytest.raises(EvolverSetupError, match="distinct"):
+        few.evolve(work(adapter, ledger)[0])
+    few.evolve(work(adapter, ledger, episodes=10)[0])
+    assert len(population(few).units) == 5
+    both = (Assignment(environment="coin"), Assignment(environment="small"))
+    with pytest.raises(EvolverSetupError, match="no task each"):
+        make_silo(name="both", assignments=both).evolve(work(adapter, ledger, episodes=2)[0])
