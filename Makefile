@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check test-long mutants-secagg proto format setup clean
+.PHONY: demo test check test-long mutants-secagg mutants-dp audit membership proto format setup clean
 
 setup: $(VENV)/.installed
 
@@ -28,6 +28,18 @@ test-long: setup
 # Switches off each verification of secure aggregation in turn; every mutant must be caught.
 mutants-secagg: setup
 	@$(BIN)/python -m tests.mutants.secagg_mutants $(MUTANTS)
+
+# Breaks privacy on purpose, one way at a time; every mutant must be caught.
+mutants-dp: setup
+	@$(BIN)/python -m tests.mutants.dp_mutants $(MUTANTS)
+
+# Attacks the real mechanisms at length, then breaks each of their parts in turn.
+audit: setup
+	@$(BIN)/python -m tests.audit.report $(AUDIT_ARGS)
+
+# Who was trained on? Without privacy, at epsilon 8 and at epsilon 1; draws docs/img/membership.png.
+membership: setup
+	@$(BIN)/python -m lab.membership.run $(MEMBERSHIP_ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -58,7 +70,7 @@ proto-fresh: setup
 # The peer's pins stay out of the project's environment.
 BENCH_VENV ?= .venv-bench
 
-.PHONY: bench-secagg bench-secagg-scaling
+.PHONY: bench-secagg bench-secagg-scaling bench-dp-overhead bench-privacy-modes
 
 $(BENCH_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(BENCH_VENV)
@@ -70,6 +82,13 @@ bench-secagg: $(BENCH_VENV)/.installed
 
 bench-secagg-scaling: setup
 	$(BIN)/python benchmarks/secagg_scaling.py $(BENCH_ARGS)
+
+bench-dp-overhead: setup
+	$(BIN)/python benchmarks/dp_overhead.py $(BENCH_ARGS)
+
+# Seven federations of five silos, about 25 minutes; BENCH_ARGS="--only record_local,ffa" for one.
+bench-privacy-modes: setup
+	$(BIN)/python benchmarks/privacy_modes.py $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from lab.demo.scenario import Control, DemoSettings, Scenario
+from lab.demo.choices import Control, Privacy, Scenario
+
+if TYPE_CHECKING:
+    from lab.demo.outcome import Outcome
+    from lab.demo.scenario import DemoSettings
 
 __all__ = ["demo", "report"]
 
@@ -39,10 +44,21 @@ def demo(
     scenario: Annotated[
         Scenario, typer.Option(help="shards: one family dealt out; environments: one each.")
     ] = Scenario.SHARDS,
-    rounds: Annotated[int, typer.Option(help="Rounds.", min=1, max=100)] = 8,
+    privacy: Annotated[
+        Privacy | None,
+        typer.Option(
+            help="What is protected: each task with epsilon <= 8 (record-*), or whole silos, with "
+            "an epsilon of a million (silo). Default: record-local for shards, silo for "
+            "environments.",
+            show_default=False,
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds; as many as suit the privacy.", min=1, max=100)
+    ] = None,
     episodes: Annotated[
-        int, typer.Option(help="Episodes per silo and round, a multiple of 4.", min=4)
-    ] = 128,
+        int | None, typer.Option(help="Episodes per silo and round, a multiple of 4.", min=4)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the plan.", min=0)] = 0,
     no_learning: Annotated[
         bool, typer.Option("--no-learning", help="Control: every delta is zero.")
@@ -56,14 +72,20 @@ def demo(
     """Run a whole federation on this machine and show that it learns.
 
     Four silos and a coordinator run as separate processes over mutual TLS, with masks and noise on.
-    One silo is killed in the middle of a round and comes back. Takes a few minutes.
+    Every task is protected with epsilon at most 8, unless another --privacy is asked for. One silo
+    is killed in the middle of a round and comes back. Takes a few minutes.
+
+    Exit code 1 if together did not end above the base model (temperature 1, intervals apart).
     """
     if no_learning and no_exploration:
         raise typer.BadParameter("choose one control: --no-learning or --no-exploration")
     _require_packages()
+    from lab.demo.errors import DemoError
+    from lab.demo.privacy import largest_spent
     from lab.demo.progress import Progress
     from lab.demo.report import print_tables, save_outcome, write_html
-    from lab.demo.run import Demo, DemoError
+    from lab.demo.run import Demo
+    from lab.demo.scenario import DemoSettings
     from lab.loopback import LoopbackError
 
     control = (
@@ -74,8 +96,15 @@ def demo(
         else Control.NONE
     )
     settings = DemoSettings(
-        scenario=scenario, control=control, rounds=rounds, episodes=episodes, seed=seed
+        scenario=scenario,
+        control=control,
+        privacy=scenario.usual_privacy if privacy is None else privacy,
+        rounds=rounds,
+        episodes=episodes,
+        seed=seed,
     )
+    if privacy is None and settings.privacy is Privacy.SILO:
+        typer.echo("note: this scenario runs with --privacy silo: masking protects", err=True)
     _empty(out)
     progress = Progress()
     stage = Demo(directory=out, settings=settings, progress=progress, kill=kill, alone=alone)
@@ -95,25 +124,55 @@ def demo(
         "or PeftModel.from_pretrained(base, directory)"
     )
     headline = outcome.headline(1.0)
-    if control is Control.NONE:
-        question, verdict = "together beats base and alone, intervals apart", outcome.better(1.0)
-    else:
-        question, verdict = "the control stays inside the base's interval", outcome.unmoved(1.0)
+    question, verdict = _verdict(outcome, settings)
     console.print(f"{question} (temperature 1): {'yes' if verdict else 'no'}")
+    if control is Control.NONE and alone:
+        beats = "yes" if outcome.better(1.0) else "no"
+        console.print(f"together beats base and alone, intervals apart (temperature 1): {beats}")
     sys.stdout.write(
         json.dumps(
             {
                 "scenario": scenario.value,
                 "control": control.value,
+                "privacy": settings.privacy.value,
                 "success": {who: round(interval.rate, 4) for who, interval in headline.items()},
                 "question": question,
                 "answer": verdict,
-                "epsilon": outcome.epsilon,
+                "epsilon": {
+                    "unit": outcome.epsilon_unit,
+                    "spent": _finite(largest_spent(outcome)),
+                    "cap": outcome.epsilon_cap,
+                    "delta": outcome.delta,
+                },
+                "releases": len(outcome.rounds),
                 "seconds": {stage: round(s, 1) for stage, s in outcome.seconds.items()},
             }
         )
         + "\n"
     )
+    if control is Control.NONE and not verdict:
+        typer.echo(
+            "error: together's success does not lie above the base model's: nothing was shown\n"
+            "hint: more --episodes, or another --seed; fewer episodes leave more noise in each "
+            "step",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+def _verdict(outcome: Outcome, settings: DemoSettings) -> tuple[str, bool]:
+    """The one question a run has to answer, and the answer."""
+    if settings.control is Control.NONE:
+        return "together lies above the base, intervals apart", outcome.learned(1.0)
+    if settings.recipe.at_record_level:
+        # Noise moves the adapter whatever was learned, and that can only do harm.
+        return "the control gained nothing over the base's interval", outcome.unimproved(1.0)
+    return "the control stays inside the base's interval", outcome.unmoved(1.0)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def report(

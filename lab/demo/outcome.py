@@ -2,7 +2,7 @@
 
 Every silo judges adapters on a slice of the held-out tasks of its own, so the slices pool into
 independent tries: base, alone and together are judged on the same tasks. The coordinator's files
-are used for bytes, phases and ε alone.
+are used for bytes and phases; ε is read from the silos' own ledgers.
 
 Covered: success per family and per shard with Wilson intervals. Not covered: significance of paired
 differences; non-overlapping intervals are the stricter test.
@@ -11,15 +11,19 @@ differences; non-overlapping intervals are the stricter test.
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.demo.errors import NotJudgedError
 from lab.wilson import Interval, wilson
 
-__all__ = ["Cell", "Outcome", "judged_rows", "pooled"]
+__all__ = ["Cell", "Outcome", "await_judged", "judged_rows", "pooled"]
+
+PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, order=True, kw_only=True, slots=True)
@@ -39,9 +43,16 @@ class Outcome:
     rates: dict[str, dict[Cell, Interval]] = field(default_factory=dict)
     """Keyed by who: base, together, alone, and each silo's "alone silo-x"."""
     epsilon: float = float("nan")
+    """Of the plan's own unit, as the coordinator counts the attempts."""
+    epsilon_unit: str = ""
+    """That unit."""
+    epsilon_cap: float = float("nan")
+    """The plan's cap of it."""
     delta: float = float("nan")
+    budgets: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Each silo's own ledger: ``unit``, ``epsilon_spent``, ``epsilon_cap`` and so on."""
     rounds: list[dict[str, Any]] = field(default_factory=list)
-    """Finished rounds as ``run watch`` reports them."""
+    """Finished releases as ``run watch`` reports them; a round may have several, told by step."""
     run_id: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of the demo's stages."""
@@ -64,6 +75,23 @@ class Outcome:
                 found[who] = wilson(successes, episodes)
         return found
 
+    @property
+    def round_count(self) -> int:
+        """Different rounds among the releases."""
+        return len({done["round"] for done in self.rounds})
+
+    def learned(self, temperature: float) -> bool:
+        """Whether together's interval lies above the base's."""
+        found = self.headline(temperature)
+        together, base = found.get("together"), found.get("base")
+        return together is not None and base is not None and together.low > base.high
+
+    def fell(self, temperature: float) -> bool:
+        """Whether together's interval lies below the base's."""
+        found = self.headline(temperature)
+        together, base = found.get("together"), found.get("base")
+        return together is not None and base is not None and together.high < base.low
+
     def better(self, temperature: float) -> bool:
         """Whether together beats base and alone with non-overlapping intervals."""
         found = self.headline(temperature)
@@ -77,6 +105,11 @@ class Outcome:
         found = self.headline(temperature)
         base, together = found["base"], found["together"]
         return base.low <= together.rate <= base.high
+
+    def unimproved(self, temperature: float) -> bool:
+        """Whether together is not above the base's interval; noise alone may have done harm."""
+        found = self.headline(temperature)
+        return found["together"].rate <= found["base"].high
 
 
 def judged_rows(path: Path, *, run_id: str, round_number: int) -> list[dict[str, Any]]:
@@ -106,3 +139,43 @@ def pooled(rows: Iterable[Mapping[str, Any]]) -> dict[Cell, Interval]:
     return {
         cell: wilson(successes[cell], count) for cell, count in sorted(episodes.items()) if count
     }
+
+
+def await_judged(
+    directories: Mapping[str, Path],
+    *,
+    run_id: str,
+    rounds: Sequence[int],
+    timeout_s: float = 300.0,
+) -> dict[int, list[dict[str, Any]]]:
+    """Wait until every silo has judged these rounds' adapters; all silos' rows by round.
+
+    Args:
+        directories: Data directory of each silo.
+        run_id: The run.
+        rounds: Whose adapters.
+        timeout_s: Longest wait.
+
+    Raises:
+        NotJudgedError: Somebody did not.
+    """
+    files = {silo_id: path / "evaluation.jsonl" for silo_id, path in directories.items()}
+    waiting = {(silo_id, number): 0 for silo_id in files for number in rounds}
+    found: dict[int, list[dict[str, Any]]] = {number: [] for number in rounds}
+    give_up_at = time.monotonic() + timeout_s
+    while waiting:
+        for silo_id, number in sorted(waiting):
+            if not files[silo_id].exists():
+                continue
+            rows = judged_rows(files[silo_id], run_id=run_id, round_number=number)
+            # A judgement is written line by line; it is whole once it has stopped growing.
+            if rows and len(rows) == waiting[silo_id, number]:
+                del waiting[silo_id, number]
+                found[number] += rows
+            else:
+                waiting[silo_id, number] = len(rows)
+        if waiting:
+            if time.monotonic() > give_up_at:
+                raise NotJudgedError(f"no evaluation from {sorted(waiting)}: see their logs")
+            time.sleep(PAUSE_S)
+    return found

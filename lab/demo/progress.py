@@ -7,6 +7,7 @@ A live panel on a terminal, one line per event elsewhere. Everything shown comes
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from math import isfinite
 from types import TracebackType
 from typing import Any, Self
@@ -66,8 +67,9 @@ class Progress:
         for done in status.get("finished", ()):
             self._round(done, run)
         phase = current.get("phase", "")
+        place = _place(current.get("round", run["round"]), current.get("step", 0), run)
         waiting = ", ".join(item["silo_id"] for item in current.get("waiting_for", ()))
-        line = f"round {current.get('round', run['round'])}/{run['rounds']}  {phase}"
+        line = f"{place}  {phase}"
         if waiting:
             line += f"  waiting for {waiting}"
         if self._live is not None:
@@ -79,15 +81,27 @@ class Progress:
     def _round(self, done: dict[str, Any], run: dict[str, Any]) -> None:
         ratios = [item["success_ratio"] for item in done.get("success", ())]
         known = [ratio for ratio in ratios if isinstance(ratio, int | float) and isfinite(ratio)]
-        mean = sum(known) / len(known) if known else 0.0
-        self._curve.append(mean)
+        if known:
+            # Only a round's first release carries figures.
+            self._curve.append(sum(known) / len(known))
         duration = sum(item["duration_s"] for item in done.get("timings", ()))
         lost = sorted(set(done.get("cohort", ())) - set(done.get("survivors", ())))
         text = (
-            f"round {done['round']:>2}/{run['rounds']}  {done['outcome']:<10}  "
-            f"{len(done.get('survivors', ()))} silos in the sum  {duration:5.1f} s  "
-            f"success while exploring {100 * mean:5.1f} %  {sparkline(self._curve)}"
+            f"{_place(done['round'], done.get('step', 0), run)}  {done['outcome']:<10}  "
+            f"{len(done.get('survivors', ()))} silos in the sum  {duration:5.1f} s"
         )
+        if known:
+            text += (
+                f"  success while exploring {100 * self._curve[-1]:5.1f} %  "
+                f"{sparkline(self._curve)}"
+            )
         if lost:
             text += f"  [yellow]lost on the way: {', '.join(lost)}[/yellow]"
         self.say(text)
+
+
+def _place(number: int, step: int, run: Mapping[str, Any]) -> str:
+    """Round, and the step where a round has several; steps count from 1 for people."""
+    steps = int(run.get("steps", 1))
+    named = f" step {step + 1}/{steps}" if steps > 1 and number else ""
+    return f"round {number:>2}/{run['rounds']}{named}"

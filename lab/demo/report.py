@@ -11,7 +11,6 @@ from __future__ import annotations
 import html
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -20,8 +19,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lab.demo.choices import Privacy, Scenario
 from lab.demo.outcome import Cell, Outcome
-from lab.demo.scenario import FAMILIES, SILOS, DemoSettings, Scenario
+from lab.demo.privacy import meaning, print_budgets, rows_of_budgets, summary
+from lab.demo.scenario import FAMILIES, SILOS, DemoSettings
 from lab.wilson import Interval
 
 __all__ = ["load_outcome", "print_tables", "save_outcome", "write_html"]
@@ -31,9 +32,9 @@ WHO = {
     "alone": "each silo alone (mean)",
     "together": "together",
 }
-MASKING_PROTECTS = (
-    "no meaningful privacy at four silos: masking is what protects you here. With so few silos "
-    "no noise gives a useful epsilon and still lets anything be learned."
+GREEDY_FELL = (
+    "Greedy, together lies below the base: imitating the successes of sampling makes a model this "
+    "small forget what it chose first. Without noise it fell as well (measured)."
 )
 
 
@@ -79,7 +80,9 @@ def _phase_means(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for done in rounds:
         for item in done.get("timings", ()):
             sums[item["phase"]] = sums.get(item["phase"], 0.0) + float(item["duration_s"])
-    return {phase: total / len(rounds) for phase, total in sums.items()} if rounds else {}
+    # A round may have several releases.
+    count = len({done["round"] for done in rounds})
+    return {phase: total / count for phase, total in sums.items()} if rounds else {}
 
 
 def _bytes_per_upload(rounds: Sequence[Mapping[str, Any]]) -> float:
@@ -102,6 +105,8 @@ def print_tables(outcome: Outcome, settings: DemoSettings, console: Console) -> 
         row += [str(outcome.rates.get(who, {}).get(cell, "")) for who in WHO]
         table.add_row(*row, end_section=False)
     console.print(table)
+    if outcome.fell(0.0):
+        console.print(GREEDY_FELL)
     alone = Table(title="Each silo alone, judged on all tasks of its slice", title_justify="left")
     alone.add_column("silo")
     pooled_cells = [cell for cell in _cells(outcome) if cell.shard < 0]
@@ -114,12 +119,13 @@ def print_tables(outcome: Outcome, settings: DemoSettings, console: Console) -> 
     if alone.row_count:
         console.print(alone)
     _print_own_environment(outcome, settings, console)
+    print_budgets(outcome, console)
+    console.print(summary(outcome, settings))
+    console.print(f"  {meaning(settings.privacy)}")
     console.print(
-        f"noise multiplier z = {settings.noise_multiplier} on a clip of {settings.clip_l2}: "
-        f"silo-level epsilon = {_number(outcome.epsilon)} at delta = {outcome.delta:g}"
+        f"releases: {len(outcome.rounds)} in {outcome.round_count} rounds; upload per silo and "
+        f"release: {_bytes_per_upload(outcome.rounds) / 1024:.0f} KiB"
     )
-    console.print(f"  {MASKING_PROTECTS}")
-    console.print(f"upload per silo and round: {_bytes_per_upload(outcome.rounds) / 1024:.0f} KiB")
     phases = ", ".join(f"{k} {v:.1f}" for k, v in _phase_means(outcome.rounds).items())
     console.print(f"seconds per round: {phases}")
     stages = ", ".join(f"{k} {v:.0f}" for k, v in outcome.seconds.items())
@@ -142,11 +148,6 @@ def _print_own_environment(outcome: Outcome, settings: DemoSettings, console: Co
     console.print(table)
 
 
-def _number(value: float | str) -> str:
-    number = float(value)
-    return f"{number:.3g}" if math.isfinite(number) else "unbounded"
-
-
 def write_html(outcome: Outcome, settings: DemoSettings, path: Path) -> None:
     """One page with plots, tables and two trajectories."""
     rows = "".join(
@@ -162,7 +163,8 @@ def write_html(outcome: Outcome, settings: DemoSettings, path: Path) -> None:
     )
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in WHO.values())
     rounds = "".join(
-        f"<tr><td>{done['round']}</td><td>{html.escape(str(done['outcome']))}</td>"
+        f"<tr><td>{done['round']}</td><td>{int(done.get('step', 0)) + 1}</td>"
+        f"<td>{html.escape(str(done['outcome']))}</td>"
         f"<td>{html.escape(', '.join(done.get('survivors', ())))}</td>"
         f"<td>{int(done.get('upload_bytes', 0)):,}</td>"
         f"<td><code>{html.escape(str(done.get('adapter_sha256', ''))[:16])}</code></td></tr>"
@@ -174,13 +176,17 @@ def write_html(outcome: Outcome, settings: DemoSettings, path: Path) -> None:
         heads=heads,
         rows=rows,
         bars=_bars(outcome),
+        greedy=f"<p>{html.escape(GREEDY_FELL)}</p>" if outcome.fell(0.0) else "",
         curve=_curve(outcome),
         phases=_phases(outcome),
-        epsilon=_number(outcome.epsilon),
-        delta=f"{outcome.delta:g}",
-        noise=settings.noise_multiplier,
-        clip=settings.clip_l2,
-        masking=html.escape(MASKING_PROTECTS),
+        privacy=html.escape(summary(outcome, settings)),
+        meaning=html.escape(meaning(settings.privacy)),
+        budgets="".join(
+            "<tr>{}</tr>".format("".join(f"<td>{html.escape(cell)}</td>" for cell in row))
+            for row in rows_of_budgets(outcome)
+        ),
+        mode=html.escape(str(settings.privacy)),
+        noise="masks on, no noise" if settings.privacy == Privacy.NONE else "masks and noise on",
         killed=html.escape(outcome.killed or "nobody"),
         rounds=rounds,
         replay=_replay(outcome.replay),
@@ -300,21 +306,25 @@ _PAGE = """<!doctype html>
  .note {{ border-left: 4px solid #d98e32; padding: .2rem 1rem; background: #fff8ee; }}
 </style>
 <h1>Chorale demo</h1>
-<p>Run <code>{run}</code>, scenario <b>{scenario}</b>: four silos and a coordinator as separate
-processes over mutual TLS, masks and noise on. Killed in the middle of a round: {killed}.</p>
+<p>Run <code>{run}</code>, scenario <b>{scenario}</b>, privacy <b>{mode}</b>: four silos and a
+coordinator as separate processes over mutual TLS, {noise}. Killed in the middle of a round:
+{killed}.</p>
 <h2>Success on held-out tasks</h2>
 <p>Read from the silos' own files; Wilson 95 % intervals. The coordinator never saw one silo's.</p>
 {bars}
 <div class="wide"><table><tr><th>tasks</th><th>n</th>{heads}</tr>{rows}</table></div>
+{greedy}
 <h2>Success while exploring, from the masked sum</h2>
 {curve}
 <h2>Privacy</h2>
-<p class="note">Noise multiplier z = {noise} on a clip of {clip}: silo-level epsilon = {epsilon} at
-delta = {delta}. {masking}</p>
+<p class="note">{privacy}. {meaning}</p>
+<div class="wide"><table><tr><th>silo</th><th>unit</th><th>epsilon spent</th><th>cap</th></tr>
+{budgets}</table></div>
+<p>Read from the silos' own ledgers. A silo alone releases nothing, so it adds no noise.</p>
 <h2>Rounds</h2>
 {phases}
-<div class="wide"><table><tr><th>round</th><th>outcome</th><th>in the sum</th><th>bytes up</th>
-<th>adapter</th></tr>{rounds}</table></div>
+<div class="wide"><table><tr><th>round</th><th>step</th><th>outcome</th><th>in the sum</th>
+<th>bytes up</th><th>adapter</th></tr>{rounds}</table></div>
 <h2>One task, before and after</h2>
 <p>Shown from a silo's side; this text is not at the coordinator.</p>
 {replay}

@@ -21,11 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from federation.adapter import encode_adapter
+from federation.adapter import decode_adapter, encode_adapter
+from federation.errors import PlanError
+from federation.forecast import forecast_plan, shared_dimension
+from federation.layout import Layout
 from federation.plan import Plan
-from lab.demo.outcome import Outcome, judged_rows, pooled
+from lab.demo.choices import Control
+from lab.demo.errors import DemoError
+from lab.demo.outcome import Outcome, await_judged, judged_rows, pooled
 from lab.demo.progress import Progress
-from lab.demo.scenario import SILOS, Control, DemoSettings, plan_toml, silo_toml
+from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
 from lab.loopback import LoopbackFederation
 from silo_agent.adapter.base_model import base_sha256
 
@@ -34,10 +39,9 @@ __all__ = ["BASE_MODEL", "Demo", "DemoError"]
 BASE_MODEL = Path(__file__).parent.parent / "base_model"
 VICTIM = SILOS[-1]
 KILL_FROM_ROUND = 2
-
-
-class DemoError(Exception):
-    """The demo could not go on; the message says where to look."""
+MAX_ADAPTER_BYTES = 1 << 30
+COLLUDING = 1
+"""c of the demo's roster."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,6 +76,12 @@ class Demo:
         """The initial adapter φ_0."""
         return self.directory / "initial.safetensors"
 
+    @property
+    def kill_round(self) -> int:
+        """From which round on the victim is killed; 0 if there is no round to come back to."""
+        rounds = self.settings.recipe.rounds
+        return min(KILL_FROM_ROUND, rounds - 1) if self.kill else 0
+
     def _timed(self, outcome: Outcome, stage: str, work: Callable[[], None]) -> None:
         started = time.monotonic()
         work()
@@ -83,9 +93,13 @@ class Demo:
         say = self.progress.say
         digest = base_sha256(self.base_model)
         toml = plan_toml(self.settings, base=str(self.base_model.resolve()), base_sha256=digest)
-        plan = Plan.parse(toml.encode())
+        try:
+            plan = Plan.parse(toml.encode())
+        except PlanError as error:
+            raise DemoError(f"these settings are no plan: {error}") from error
         self.plan_file.write_text(toml)
         self._write_initial_adapter(plan)
+        self._require_sound(plan)
         say("consortium root in a process and directory of its own")
         loopback.found()
         say("coordinator: issuing CA, server certificate, database, audit log")
@@ -93,7 +107,7 @@ class Demo:
         for silo_id in SILOS:
             loopback.enrol(silo_id, base_model=self.base_model)
         say(f"{len(SILOS)} silos joined with one invite each; keys were made at the silos")
-        loopback.publish_roster(colluding=1)
+        loopback.publish_roster(colluding=COLLUDING)
         say("roster signed by the root, published: n = 4, c = 1, t = 3")
         for index, silo_id in enumerate(SILOS):
             directory = loopback.silo_dir(silo_id)
@@ -102,6 +116,26 @@ class Demo:
             )
             loopback.silo("policy", "init", "--plan", str(self.plan_file), "--data", str(directory))
             loopback.start_silo(silo_id)
+
+    def _require_sound(self, plan: Plan) -> None:
+        """Refuse here what every silo or the coordinator would refuse later."""
+        layout = Layout.from_tensors(
+            decode_adapter(self.adapter_file.read_bytes(), max_bytes=MAX_ADAPTER_BYTES)
+        )
+        found = forecast_plan(
+            plan,
+            silos=len(SILOS),
+            colluding=COLLUDING,
+            dimension=shared_dimension(plan, layout),
+            adapter_dimension=layout.dimension,
+        )
+        if found.refusals:
+            raise DemoError("this cannot run: " + "; ".join(found.refusals))
+        for unit, epsilon in found.epsilon_total.items():
+            self.progress.say(
+                f"mode {found.mode}: epsilon at most {epsilon:.4g} for a {unit} at delta "
+                f"{plan.privacy.delta:g}, spare attempts included"
+            )
 
     def _write_initial_adapter(self, plan: Plan) -> None:
         # Imported here because it brings torch, which `chorale --help` must not.
@@ -114,7 +148,7 @@ class Demo:
 
     def _together(self, loopback: LoopbackFederation, outcome: Outcome) -> None:
         outcome.run_id = loopback.start_run(self.plan_file, self.adapter_file, token="demo")  # noqa: S106  # names the submission, opens nothing
-        self.progress.say(f"run {outcome.run_id} started: masks and noise on")
+        self.progress.say(f"run {outcome.run_id} started: masks on, {self._noise()}")
         plan = Plan.parse(self.plan_file.read_bytes())
         killed_in = back_in = 0
         last: dict[str, Any] = {}
@@ -126,7 +160,7 @@ class Demo:
                 number, phase = current.get("round", 0), current.get("phase")
                 waiting = {item["silo_id"] for item in current.get("waiting_for", ())}
                 trained = phase != "training" or (waiting and VICTIM not in waiting)
-                if self.kill and not killed_in and number >= KILL_FROM_ROUND and trained:
+                if self.kill_round and not killed_in and number >= self.kill_round and trained:
                     loopback.kill(VICTIM)
                     killed_in, outcome.killed = number, VICTIM
                     self.progress.say(
@@ -140,39 +174,27 @@ class Demo:
                 last = status
         if last["run"]["state"] != "finished":
             raise DemoError(f"the run ended as {last['run']['state']}: {last.get('error', '')}")
-        outcome.epsilon, outcome.delta = last["epsilon_spent"], last["delta"]
-        self._await_evaluations(loopback, outcome.run_id, plan.rounds.count)
-        for who, number in (("base", 0), ("together", plan.rounds.count)):
-            rows: list[dict[str, Any]] = []
-            for silo_id in SILOS:
-                rows += judged_rows(
-                    loopback.silo_dir(silo_id) / "evaluation.jsonl",
-                    run_id=outcome.run_id,
-                    round_number=number,
-                )
-            outcome.rates[who] = pooled(rows)
-
-    def _await_evaluations(
-        self, loopback: LoopbackFederation, run_id: str, last_round: int
-    ) -> None:
-        """Wait until every silo judged the first and the last adapter."""
+        if killed_in and not back_in:
+            # It went in the last round: it still follows the chain and judges.
+            loopback.start_silo(VICTIM)
+        outcome.epsilon, outcome.delta = float(last["epsilon_spent"]), last["delta"]
+        outcome.epsilon_unit, outcome.epsilon_cap = last["epsilon_unit"], last["epsilon_cap"]
         self.progress.say("each silo judges the first and the last adapter on held-out tasks")
-        waiting = {(silo_id, number): 0 for silo_id in SILOS for number in (0, last_round)}
-        give_up_at = time.monotonic() + 300
-        while waiting:
-            for silo_id, number in sorted(waiting):
-                path = loopback.silo_dir(silo_id) / "evaluation.jsonl"
-                if not path.exists():
-                    continue
-                count = len(judged_rows(path, run_id=run_id, round_number=number))
-                # A judgement is written line by line; it is whole once it has stopped growing.
-                if count and count == waiting[silo_id, number]:
-                    del waiting[silo_id, number]
-                else:
-                    waiting[silo_id, number] = count
-            if time.monotonic() > give_up_at:
-                raise DemoError(f"no evaluation from {sorted(waiting)}: see their logs")
-            time.sleep(0.2)
+        judged = await_judged(
+            {silo_id: loopback.silo_dir(silo_id) for silo_id in SILOS},
+            run_id=outcome.run_id,
+            rounds=(0, plan.rounds.count),
+        )
+        outcome.rates["base"] = pooled(judged[0])
+        outcome.rates["together"] = pooled(judged[plan.rounds.count])
+        for silo_id in SILOS:
+            budget = loopback.silo("budget", "--data", str(loopback.silo_dir(silo_id)))
+            outcome.budgets[silo_id] = budget["units"]
+
+    def _noise(self) -> str:
+        """What the noise is, in a word."""
+        z = self.settings.recipe.noise_multiplier
+        return f"noise on (z = {z:g})" if z else "no noise"
 
     def _alone(self, outcome: Outcome) -> None:
         self.progress.say("the same rounds again, each silo alone (two at a time)")
@@ -185,7 +207,7 @@ class Demo:
                 "--data", str(directory), "--out", str(out),
             )  # fmt: skip
             return judged_rows(
-                out / "evaluation.jsonl", run_id="alone", round_number=self.settings.rounds
+                out / "evaluation.jsonl", run_id="alone", round_number=self.settings.recipe.rounds
             )
 
         with ThreadPoolExecutor(max_workers=2) as pool:

@@ -10,8 +10,10 @@ import pytest
 import typer
 from rich.console import Console
 
+from lab.demo.choices import Privacy
 from lab.demo.command import MARKER, _empty, report
-from lab.demo.outcome import Cell, Outcome, judged_rows, pooled
+from lab.demo.errors import NotJudgedError
+from lab.demo.outcome import Cell, Outcome, await_judged, judged_rows, pooled
 from lab.demo.progress import Progress, sparkline
 from lab.demo.report import load_outcome, print_tables, save_outcome, write_html
 from lab.demo.scenario import SILOS, DemoSettings
@@ -64,6 +66,8 @@ def outcome_of(base, alone, together, episodes=832):
     return Outcome(
         rates={"base": cells(base), "alone": cells(alone), "together": cells(together)},
         epsilon=12345.6,
+        epsilon_unit="silo",
+        epsilon_cap=1e9,
         delta=1e-5,
         rounds=[finished_round()],
         run_id="run-1",
@@ -116,14 +120,82 @@ def test_the_tables_show_rates_and_that_masking_protects():
     sink = io.StringIO()
     outcome = outcome_of(208, 416, 624)
     outcome.rates[f"alone {SILOS[0]}"] = outcome.rates["alone"]
-    print_tables(outcome, DemoSettings(), Console(file=sink, width=200))
+    print_tables(outcome, DemoSettings(privacy=Privacy.SILO), Console(file=sink, width=200))
     text = sink.getvalue()
     assert "75.0 % [" in text
     assert SILOS[0] in text
-    assert "epsilon = 1.23e+04" in text
+    assert "epsilon spent for each silo = 1.23e+04 of a cap of 1e+09" in text
     assert "masking is what protects" in text
     # Three uploads of 2 KiB.
-    assert "upload per silo and round: 2 KiB" in text
+    assert "releases: 1 in 1 rounds; upload per silo and release: 2 KiB" in text
+
+
+def test_the_ledgers_of_the_silos_are_shown_and_the_largest_counts():
+    sink = io.StringIO()
+    outcome = outcome_of(208, 416, 624)
+    outcome.epsilon, outcome.epsilon_unit, outcome.epsilon_cap = 7.9, "task", 8.0
+    for silo_id, spent in zip(SILOS, (6.1, 6.1, 6.1, 6.7), strict=True):
+        row = {"unit": "task", "epsilon_spent": spent, "epsilon_cap": 8.0}
+        outcome.budgets[silo_id] = [row]
+    print_tables(outcome, DemoSettings(), Console(file=sink, width=200))
+    text = sink.getvalue()
+    assert "mode record_local" in text
+    assert "epsilon spent for each task = 6.7 of a cap of 8 at delta = 1e-05" in text
+    assert text.count("6.1") == 3
+    assert "protected by its own silo" in text
+
+
+def test_several_releases_of_a_round_count_as_one_round(tmp_path):
+    """Bytes go by release, seconds by round."""
+    nothing = [{"family": "craft", "success_ratio": "NaN", "standard_error": "NaN"}]
+    outcome = outcome_of(208, 416, 624)
+    outcome.rounds = [finished_round(), *(finished_round(step=s, success=nothing) for s in (1, 2))]
+    sink = io.StringIO()
+    settings = DemoSettings(privacy=Privacy.RECORD_DISTRIBUTED)
+    print_tables(outcome, settings, Console(file=sink, width=200))
+    assert "releases: 3 in 1 rounds; upload per silo and release: 2 KiB" in sink.getvalue()
+    assert "seconds per round: training 9.0" in sink.getvalue()
+    write_html(outcome, settings, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert all(f"<td>1</td><td>{step}</td>" in text for step in (1, 2, 3))
+
+
+def test_a_control_with_noise_may_only_fail_to_improve():
+    assert outcome_of(208, 208, 100).unimproved(1.0)
+    assert not outcome_of(208, 208, 100).unmoved(1.0)
+    assert not outcome_of(208, 208, 500).unimproved(1.0)
+
+
+def test_learning_needs_the_base_alone():
+    outcome = outcome_of(200, 480, 500)
+    assert outcome.learned(1.0)
+    assert not outcome.better(1.0)
+    assert not outcome_of(200, 480, 210).learned(1.0)
+    assert not Outcome().learned(1.0)
+
+
+def test_a_fall_is_said_in_words():
+    outcome = outcome_of(200, 300, 500)
+    for who, successes in (("base", 636), ("together", 467)):
+        outcome.rates[who] |= pooled([row(0, successes, 832, temperature=0.0)])
+    assert outcome.fell(0.0)
+    assert not outcome.fell(1.0)
+    for judged, shown in ((outcome, True), (outcome_of(200, 300, 500), False)):
+        sink = io.StringIO()
+        print_tables(judged, DemoSettings(), Console(file=sink, width=400))
+        assert ("Greedy, together lies below the base" in sink.getvalue()) is shown
+
+
+def test_waiting_for_judgements_ends(tmp_path):
+    directories = {silo_id: tmp_path / silo_id for silo_id in SILOS[:2]}
+    for directory in directories.values():
+        directory.mkdir()
+        lines = [row(0, 1, 4, run="a", round=number) for number in (0, 3)]
+        (directory / "evaluation.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    found = await_judged(directories, run_id="a", rounds=(0, 3), timeout_s=5.0)
+    assert {number: len(rows) for number, rows in found.items()} == {0: 2, 3: 2}
+    with pytest.raises(NotJudgedError, match="silo-b"):
+        await_judged(directories, run_id="b", rounds=(0,), timeout_s=0.0)
 
 
 def test_a_page_without_results_is_still_a_page(tmp_path):
@@ -133,7 +205,7 @@ def test_a_page_without_results_is_still_a_page(tmp_path):
     write_html(outcome, DemoSettings(), tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert "No held-out task" in text
-    assert "epsilon = unbounded" in text
+    assert "= unbounded of a cap" in text
 
 
 def test_hostile_text_is_escaped_everywhere_on_the_page(tmp_path):
@@ -234,3 +306,20 @@ def test_a_status_becomes_one_line_for_each_finished_round(capsys):
     assert f"lost on the way: {SILOS[3]}" in lines[0]
     assert "25.0 %" in lines[0]
     assert "lost" not in lines[1]
+
+
+def test_steps_of_a_round_are_told_apart_and_only_the_first_has_figures(capsys):
+    progress = Progress()
+    nothing = [{"family": "craft", "success_ratio": "NaN"}]
+    with progress:
+        progress.status(
+            {
+                "run": {"run_id": "r", "round": 1, "rounds": 3, "step": 1, "steps": 2},
+                "finished": [finished_round(), finished_round(step=1, success=nothing)],
+            }
+        )
+    first, second = capsys.readouterr().err.splitlines()
+    assert "step 1/2" in first
+    assert "success while exploring" in first
+    assert "step 2/2" in second
+    assert "success" not in second

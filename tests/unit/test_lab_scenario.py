@@ -6,16 +6,18 @@ import json
 import pytest
 
 from federation.plan import Plan
-from lab.demo.run import BASE_MODEL
-from lab.demo.scenario import SILOS, Control, DemoSettings, Scenario, plan_toml, silo_toml
+from lab.demo.choices import Control, Privacy, Scenario
+from lab.demo.run import BASE_MODEL, Demo
+from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
 from silo_agent.adapter.base_model import base_sha256
 from silo_agent.config import SiloConfig
 from silo_agent.envs.registry import make
 from silo_agent.envs.tasks import Split
 from silo_agent.policy import Policy, check_plan
-from silo_agent.policy_document import write_for_plan
+from silo_agent.policy_proposal import write_for_plan
 
 ALL = list(itertools.product(Scenario, Control))
+POLICIES = list(itertools.product(Scenario, Control, Privacy))
 
 
 def plan_of(settings, base="base"):
@@ -38,9 +40,20 @@ def test_every_plan_parses_and_says_what_was_asked(scenario, control):
     assert plan.privacy_spec().noise_multiplier > 0
 
 
-@pytest.mark.parametrize(("scenario", "control"), ALL)
-def test_the_policy_written_for_a_plan_accepts_it(tmp_path, scenario, control):
-    plan = plan_of(DemoSettings(scenario=scenario, control=control))
+@pytest.mark.parametrize(
+    ("rounds", "kill", "killed_in"),
+    [(1, True, 0), (2, True, 1), (3, True, 2), (8, True, 2), (8, False, 0)],
+)
+def test_the_killed_silo_has_a_round_to_come_back_to(tmp_path, rounds, kill, killed_in):
+    settings = DemoSettings(rounds=rounds)
+    demo = Demo(directory=tmp_path, settings=settings, progress=None, kill=kill)
+    assert demo.kill_round == killed_in
+    assert DemoSettings().recipe.rounds >= 3
+
+
+@pytest.mark.parametrize(("scenario", "control", "privacy"), POLICIES)
+def test_the_policy_written_for_a_plan_accepts_it(tmp_path, scenario, control, privacy):
+    plan = plan_of(DemoSettings(scenario=scenario, control=control, privacy=privacy))
     write_for_plan(tmp_path / "policy.toml", plan)
     policy = Policy.load(tmp_path / "policy.toml")
     decision = check_plan(policy, plan=plan, base_sha256=bytes.fromhex("ab" * 32))

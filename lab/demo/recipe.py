@@ -1,0 +1,279 @@
+"""Settings that learn, one recipe for each privacy mode: the only place of these numbers.
+
+At record level the noise is not written down but computed: z is the least multiplier, rounded up,
+at which all attempts of the run, the spare ones included, stay within ``EPSILON_CAP``. More rounds
+or steps therefore mean more noise, never more ε. In mode ``silo`` nothing of the kind is possible
+with a handful of silos: its recipe has a little noise and an honest ε of about a million.
+
+Why the record-level recipes look as they do: noise counts against the number of units, so a round
+explores many tasks and takes few steps, each on all of them (q = 1, where sampling amplifies
+nothing and costs nothing); it grows with the root of the number of trained coordinates, so one
+factor of rank 1 is trained; and Adam needs no step size that fits a noisy gradient's length.
+
+Covered: craft on the shipped base model, four or five silos. Not covered: other tasks and models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
+from dp.rdp import charged_attempts
+from federation.epsilon import epsilon_of_releases
+from lab.demo.choices import Privacy
+
+__all__ = ["DELTA", "EPSILON_CAP", "RECIPES", "Recipe"]
+
+EPSILON_CAP: Final = 8.0
+"""Of a task, for a whole run at record level."""
+DELTA: Final = 1e-5
+_DECIMALS: Final = 1000.0
+_MOST_NOISE: Final = 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Everything about a run that decides whether it learns."""
+
+    privacy: Privacy
+    rounds: int
+    episodes: int
+    """Per silo and round, tries included."""
+    tries_per_task: int = 4
+    window: int = 1
+    steps: int = 0
+    """S: noisy steps of a round; 0 where units inside a silo are not protected."""
+    epochs: int = 2
+    batch_size: int = 8
+    """Epochs and batch size of training without noise, also of a silo alone."""
+    learning_rate: float = 3e-3
+    lora_rank: int = 8
+    lora_alpha: float = 16.0
+    aggregation: str = "fedavg"
+    server_optimiser: str = "fedavg"
+    server_step: float = 1.0
+    clip_l2: float = 2.5
+    grid: int = 2**20
+    given_noise: float = 0.0
+    """z where it is not computed."""
+    metrics_noise: float = 0.0
+    epsilon_cap: float = EPSILON_CAP
+    spare_attempts: int | None = None
+    """Attempts that the budget pays for beyond the releases; the plan's default when None."""
+    delta_clip_l2: float | None = None
+    """Of the protected delta, in ``record-local``."""
+
+    @property
+    def mode(self) -> Mode:
+        """The plan's word for the privacy."""
+        return Mode(self.privacy.value.replace("-", "_"))
+
+    @property
+    def at_record_level(self) -> bool:
+        """Whether units inside a silo are protected."""
+        return self.mode in RECORD_MODES
+
+    @property
+    def expected_units(self) -> int:
+        """B̄: all tasks that a silo can have, as every one is in every step."""
+        kept = min(self.window or self.rounds, self.rounds)
+        return max(1, self.episodes // self.tries_per_task) * kept
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z: as given, or the least that stays within the cap."""
+        return self._least_noise() if self.at_record_level else self.given_noise
+
+    def spec(self, noise_multiplier: float) -> PrivacySpec:
+        """The privacy part with a noise multiplier, as a plan would state it."""
+        return PrivacySpec(
+            mode=self.mode,
+            unit="task",
+            clip_l2=self.clip_l2,
+            noise_multiplier=noise_multiplier,
+            metrics_noise_multiplier=self.metrics_noise,
+            delta=DELTA,
+            epsilon_cap=self.epsilon_cap,
+            grid=self.grid,
+            record=RecordSpec(
+                sampling_rate=1.0,
+                expected_units=self.expected_units,
+                steps_per_round=self.steps,
+                delta_clip_l2=self.delta_clip_l2,
+            )
+            if self.at_record_level
+            else None,
+        )
+
+    def _least_noise(self) -> float:
+        """The least z, in thousandths, at which the whole run stays within the cap."""
+
+        def fits(thousandths: int) -> bool:
+            spec = self.spec(thousandths / _DECIMALS)
+            releases = charged_attempts(self.rounds * spec.sums_per_round, self.spare_attempts)
+            spent = epsilon_of_releases(
+                spec,
+                releases=releases,
+                first_steps=min(releases, charged_attempts(self.rounds, self.spare_attempts)),
+            )
+            return max(spent.values()) <= self.epsilon_cap
+
+        low, high = 0, 1024
+        while not fits(high):
+            if high > _MOST_NOISE:
+                return math.inf  # The figures alone pass the cap: the plan will say so.
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high / _DECIMALS
+
+    def toml(
+        self,
+        *,
+        name: str,
+        base: str,
+        base_sha256: str,
+        environments: tuple[str, ...],
+        seed: int,
+        held_out: int,
+        explore: bool = True,
+        learn: bool = True,
+    ) -> str:
+        """The plan, as an operator could have written it."""
+        named = ", ".join(f'"{environment}"' for environment in environments)
+        spare = "" if self.spare_attempts is None else f"spare_attempts = {self.spare_attempts}\n"
+        return f"""\
+# Everything a silo does in a round follows from this file.
+name = "{name}"
+
+[model]
+base = "{base}"
+base_sha256 = "{base_sha256}"
+dtype = "float32"
+lora_rank = {self.lora_rank}
+lora_alpha = {self.lora_alpha}
+
+[evolve]
+method = "fed-se"
+environments = [{named}]
+episodes_per_round = {self.episodes}
+tries_per_task = {self.tries_per_task}
+window = {self.window}
+epochs = {self.epochs}
+batch_size = {self.batch_size}
+learning_rate = {self.learning_rate}
+temperature = 1.0
+seed = {seed}
+explore = {str(explore).lower()}
+learn = {str(learn).lower()}
+
+[aggregation]
+method = "{self.aggregation}"
+server_optimiser = "{self.server_optimiser}"
+server_step = {self.server_step}
+
+{self._privacy_toml()}
+[secure_aggregation]
+n_min = 3
+
+[rounds]
+count = {self.rounds}
+ready_deadline_s = 300
+phase_deadline_s = {30 if self.privacy is Privacy.RECORD_DISTRIBUTED else 8}
+quorum = 3
+{spare}
+[evaluate]
+held_out = {held_out}
+every_rounds = {self.rounds}
+temperatures = [1.0, 0.0]
+"""
+
+    def _privacy_toml(self) -> str:
+        record = ""
+        if self.at_record_level:
+            clip = "" if self.delta_clip_l2 is None else f"delta_clip_l2 = {self.delta_clip_l2}\n"
+            record = f"""
+[privacy.record]
+sampling_rate = 1.0
+expected_units = {self.expected_units}
+steps_per_round = {self.steps}
+{clip}"""
+        return f"""\
+# {_MEANING[self.privacy]}
+[privacy]
+mode = "{self.mode.value}"
+unit = "task"
+clip_l2 = {self.clip_l2}
+noise_multiplier = {self.noise_multiplier}
+metrics_noise_multiplier = {self.metrics_noise}
+delta = {DELTA}
+epsilon_cap = {self.epsilon_cap}
+grid = {self.grid}
+min_cosine = 0.5
+accept_low_cosine = {str(not self.at_record_level).lower()}
+{record}"""
+
+
+_MEANING: Final = {
+    Privacy.RECORD_LOCAL: "Every task is protected by its own silo, whoever else works together.",
+    Privacy.RECORD_DISTRIBUTED: (
+        "Every task is protected while no more silos collude than the roster allows for."
+    ),
+    Privacy.SILO: (
+        "So few silos cannot be protected as wholes and learn anything: masking is what protects."
+    ),
+    Privacy.NONE: "Masks, and no noise: nothing is claimed.",
+}
+
+_RECORD: Final = Recipe(
+    privacy=Privacy.RECORD_LOCAL,
+    rounds=3,
+    episodes=600,
+    window=2,
+    steps=2,
+    # Without noise: one pass in two or three steps, as a private round has; larger batches would
+    # take memory.
+    epochs=1,
+    batch_size=96,
+    learning_rate=0.012,
+    lora_rank=1,
+    aggregation="ffa",
+    clip_l2=0.5,
+    metrics_noise=10.0,
+    spare_attempts=1,
+    delta_clip_l2=2.5,
+)
+_SILO: Final = Recipe(
+    privacy=Privacy.SILO,
+    rounds=8,
+    episodes=128,
+    given_noise=0.004,
+    metrics_noise=0.004,
+    epsilon_cap=1e9,
+)
+
+RECIPES: Final[Mapping[Privacy, Recipe]] = MappingProxyType(
+    {
+        Privacy.RECORD_LOCAL: _RECORD,
+        Privacy.RECORD_DISTRIBUTED: replace(
+            _RECORD,
+            privacy=Privacy.RECORD_DISTRIBUTED,
+            # The optimiser's state is common to all, so its step is that of a silo whose moves
+            # nobody averages.
+            learning_rate=0.004,
+            server_optimiser="adam",
+            server_step=0.004,
+            # 2^31 over five silos' sums of all units.
+            grid=2**16,
+            spare_attempts=2,
+            delta_clip_l2=None,
+        ),
+        Privacy.SILO: _SILO,
+        Privacy.NONE: replace(_SILO, privacy=Privacy.NONE, given_noise=0.0, metrics_noise=0.0),
+    }
+)

@@ -1,0 +1,1 @@
+"""Membership inference against trained adapters, by canary tasks."""

@@ -1,0 +1,97 @@
+"""The demo's privacy choices: plans that parse, stay within their cap, and can learn at all."""
+
+import dataclasses
+import itertools
+import tomllib
+
+import pytest
+
+from federation.forecast import forecast_plan, shared_dimension
+from federation.layout import Layout
+from federation.plan import Plan
+from lab.demo.choices import Privacy, Scenario
+from lab.demo.recipe import EPSILON_CAP, RECIPES
+from lab.demo.run import BASE_MODEL
+from lab.demo.scenario import SILOS, DemoSettings, plan_toml
+from silo_agent.adapter.lora import initial_adapter
+
+RECORD = (Privacy.RECORD_LOCAL, Privacy.RECORD_DISTRIBUTED)
+
+
+def plan_of(**choices):
+    settings = DemoSettings(**choices)
+    return Plan.parse(plan_toml(settings, base="base", base_sha256="ab" * 32).encode())
+
+
+def forecast_of(plan):
+    tensors = initial_adapter(BASE_MODEL, plan.model.lora_rank, plan.model.lora_alpha, 0)
+    layout = Layout.from_tensors(tensors)
+    return forecast_plan(
+        plan, silos=len(SILOS), colluding=1, dimension=shared_dimension(plan, layout)
+    )
+
+
+@pytest.mark.parametrize(("scenario", "privacy"), list(itertools.product(Scenario, Privacy)))
+def test_every_choice_may_start(scenario, privacy):
+    plan = plan_of(scenario=scenario, privacy=privacy)
+    assert plan.privacy.mode == privacy.value.replace("-", "_")
+    found = forecast_of(plan)
+    assert found.refusals == ()
+    if privacy is not Privacy.NONE:
+        assert all(spent <= plan.privacy.epsilon_cap for spent in found.epsilon_total.values())
+
+
+@pytest.mark.parametrize("privacy", RECORD)
+@pytest.mark.parametrize("changes", [{}, {"rounds": 1}, {"rounds": 6}, {"episodes": 40}])
+def test_at_record_level_epsilon_is_at_most_eight_whatever_is_asked_for(privacy, changes):
+    """Spare attempts included, and the noise is not larger than that takes."""
+    found = forecast_of(plan_of(privacy=privacy, **changes))
+    assert set(found.epsilon_total) == {"task"}
+    assert 0.99 * EPSILON_CAP < found.epsilon_total["task"] <= EPSILON_CAP
+
+
+@pytest.mark.parametrize("privacy", RECORD)
+def test_a_silo_that_trains_one_round_twice_stays_below_the_cap(privacy):
+    """What the demo's killed silo may have to do."""
+    plan = plan_of(privacy=privacy)
+    assert plan.charged_releases > plan.releases
+    assert plan.first_steps > plan.rounds.count
+
+
+def test_the_noise_at_record_level_does_not_drown_the_direction():
+    for privacy in RECORD:
+        plan = plan_of(privacy=privacy)
+        assert not plan.privacy.accept_low_cosine
+        assert forecast_of(plan).predicted_cosine > 0.95
+
+
+def test_more_rounds_mean_more_noise_and_never_more_epsilon():
+    few, many = (plan_of(rounds=rounds).privacy.noise_multiplier for rounds in (2, 8))
+    assert many > 1.5 * few
+
+
+def test_a_cap_that_the_figures_alone_pass_is_no_plan():
+    recipe = dataclasses.replace(RECIPES[Privacy.RECORD_LOCAL], metrics_noise=0.1)
+    assert recipe.noise_multiplier == float("inf")
+
+
+def test_the_silo_mode_says_what_it_is_worth():
+    found = forecast_of(plan_of(privacy=Privacy.SILO))
+    assert found.epsilon_total["silo"] > 1e5
+
+
+def test_alone_takes_about_as_many_local_steps_as_the_private_mode():
+    """The shortest success of a task is trained on; a third to all of the tasks have one."""
+    for privacy in RECORD:
+        recipe = RECIPES[privacy]
+        fewest, most = recipe.expected_units / 3, recipe.expected_units
+        assert recipe.epochs * fewest / recipe.batch_size >= 1
+        assert recipe.epochs * most / recipe.batch_size <= 2 * recipe.steps
+
+
+def test_the_plan_says_in_a_comment_what_is_protected():
+    for privacy in Privacy:
+        text = plan_toml(DemoSettings(privacy=privacy), base="b", base_sha256="ab" * 32)
+        before = text[: text.index("[privacy]")].splitlines()[-1]
+        assert before.startswith("# ")
+        assert tomllib.loads(text)["name"] == f"demo-shards-{privacy.value}"
