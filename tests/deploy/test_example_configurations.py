@@ -29,7 +29,7 @@ def test_silo(tmp_path):
 
 def test_policy():
     content = (EXAMPLES / "policy.toml").read_bytes()
-    assert Policy.parse(content).privacy.epsilon_cap == 20.0
+    assert Policy.parse(content).privacy.caps() == {"silo": 20.0, "task": 20.0}
     with pytest.raises(PolicyFileError, match="unknown key"):
         Policy.parse(content + b"\n[extra]\n")
 

@@ -17,7 +17,10 @@ from lab.loopback import LoopbackFederation
 from silo_agent.evolve.constant import constant_pattern
 
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
-VALUES = {silo: 2.0 ** -(k + 3) for k, silo in enumerate(SILOS)}
+FIVE = (*SILOS, "silo-e")
+VALUES = {silo: 2.0 ** -(k + 3) for k, silo in enumerate(FIVE)}
+UNITS = 16
+"""Units of each silo in ``record_distributed``."""
 RANK, WIDTH = 4, 96
 CLIP, GRID = 16.0, 2**20
 NO_MODEL = "0" * 64
@@ -47,6 +50,7 @@ def plan_toml(
     extra: str = "",
     method: str = "fedavg",
     gauge: bool = False,
+    optimiser: str = "fedavg",
 ) -> str:
     return f"""\
 name = "protocol"
@@ -61,6 +65,7 @@ episodes_per_round = 64
 [aggregation]
 method = "{method}"
 gauge = {str(gauge).lower()}
+server_optimiser = "{optimiser}"
 [privacy]
 mode = "{mode}"
 clip_l2 = {CLIP}
@@ -94,12 +99,17 @@ probes_listen = "127.0.0.1:0"
 value = {text}
 family = "constant"
 episodes = 64
-successes = {8 * (1 + SILOS.index(silo_id))}
+successes = {8 * (1 + FIVE.index(silo_id))}
+units = {UNITS}
 """
 
 
 def policy_toml(
-    *, modes: str = '["none", "silo"]', epsilon_cap: float = 1e9, model: str = NO_MODEL
+    *,
+    modes: str = '["none", "silo", "record_local", "record_distributed"]',
+    epsilon_cap: float = 1e9,
+    task_cap: float = 1e9,
+    model: str = NO_MODEL,
 ) -> str:
     return f"""\
 [models]
@@ -111,15 +121,19 @@ evolvers = ["constant"]
 aggregation = ["fedavg", "rolora"]
 [privacy]
 modes = {modes}
+units = ["task", "user"]
 max_epsilon_per_run = "unlimited"
 max_clip_l2 = 1000.0
-epsilon_cap = {epsilon_cap}
+max_sampling_rate = 1.0
+max_steps_per_run = 100000
+epsilon_caps = {{ silo = {epsilon_cap}, task = {task_cap}, user = 1e9 }}
 delta = 1e-5
 [limits]
 max_rounds = 100
 max_episodes_per_round = 1000
 max_dimension = 10000000
 max_attempts_per_round = 10
+max_attempts_per_day = 10000
 """
 
 
@@ -137,13 +151,16 @@ def configure(
 
 @contextmanager
 def federation(
-    directory: Path, *, environment: Mapping[str, str] | None = None
+    directory: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    silos: tuple[str, ...] = SILOS,
 ) -> Iterator[LoopbackFederation]:
     """Enrolled and rostered; the coordinator runs, the silos do not yet."""
     with LoopbackFederation(directory=directory, environment=environment or {}) as loopback:
         loopback.found()
         loopback.start_coordinator()
-        for silo_id in SILOS:
+        for silo_id in silos:
             loopback.enrol(silo_id)
             configure(loopback, silo_id)
         loopback.publish_roster(colluding=1)

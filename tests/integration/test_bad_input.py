@@ -70,32 +70,6 @@ def test_a_bad_upload_costs_only_its_sender_and_only_once(tmp_path, switch, reas
         assert_all_alive(loopback)
 
 
-def test_exceeded_budget_is_an_explained_refusal(tmp_path):
-    with cf.federation(tmp_path) as loopback:
-        cf.configure(loopback, cf.SILOS[3], policy=cf.policy_toml(epsilon_cap=0.5))
-        start_all(loopback)
-        last, rounds = run(loopback, cf.plan_toml(mode="silo", noise=0.05))
-        assert last["run"]["state"] == "finished"
-        assert tuple(rounds[0]["survivors"]) == cf.SILOS[:3]
-        samples = loopback.metrics(cf.SILOS[3])
-        refusals = [
-            name
-            for name, value in samples.items()
-            if name.startswith("chorale_silo_policy_decisions_total")
-            and 'decision="refuse"' in name
-            and value > 0
-        ]
-        assert refusals == [
-            'chorale_silo_policy_decisions_total{decision="refuse",rule="epsilon_cap"}'
-        ]
-        assert "epsilon" in loopback.log(cf.SILOS[3])
-        spent = loopback.silo("budget", "--data", str(loopback.silo_dir(cf.SILOS[3])))
-        assert float(spent["epsilon_spent"]) == 0.0
-        spent = loopback.silo("budget", "--data", str(loopback.silo_dir(cf.SILOS[0])))
-        assert float(spent["epsilon_spent"]) > 0.5
-        assert_all_alive(loopback)
-
-
 def test_wrong_base_model_is_accepted_by_no_silo_and_stops_the_run(tmp_path):
     with cf.federation(tmp_path) as loopback:
         start_all(loopback)

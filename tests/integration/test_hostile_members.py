@@ -32,6 +32,7 @@ def test_a_silo_outside_the_roster_cannot_stop_the_run(tmp_path):
             stranger.report_ready(
                 run_id=run_id,
                 round_number=1,
+                step=0,
                 adapter_sha256=record.adapter_sha256,
                 families=("constant",),
             )

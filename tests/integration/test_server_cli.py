@@ -78,6 +78,7 @@ def test_from_invites_to_a_published_roster(coordinator, tmp_path):
     records = data(chorale("audit", "tail", "-n", "3", *where))["records"]
     assert records[-1]["event"] == "roster_published"
     assert data(chorale("audit", "verify", *where))["records"] > 5
+    assert data(chorale("budget", *where)) == {"runs": [], "heads": []}
     # With a roster, a plan needs neither --silos nor --colluding.
     forecast = data(chorale("run", "plan", PLAN, "--dimension", "100", *where))
     assert (forecast["silos"], forecast["threshold"]) == (3, 3)

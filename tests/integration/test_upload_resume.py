@@ -26,9 +26,9 @@ from dp.ledger import Ledger, LedgerEntry
 from secagg import wire
 from secagg.descriptor import AggregationId
 from secagg.messages import MaskedInputHeader
+from silo_agent.attempt import ledger_identity
 from silo_agent.errors import TransportError
 from silo_agent.metrics import SiloMetrics
-from silo_agent.session import ledger_identity
 from silo_agent.spool import Spool
 from silo_agent.transport import Coordinator
 from silo_agent.unfinished import UnfinishedUploads
@@ -254,12 +254,12 @@ coordinator.upload(spool.identity, spool.header, spool)
 def test_a_silo_killed_in_mid_stream_finishes_from_its_spool(served, coordinator, spool, tmp_path):
     rounds = served.rounds
     rounds.pause_s = 0.2
-    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=1.0) as ledger:
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={"silo": 1.0}) as ledger:
         ledger.mark_joined(ledger_identity(IDENTITY), DESCRIPTOR)
         ledger.reserve(
             LedgerEntry(
-                run="run-1", round=2, step=0, part=0, attempt=1, mode=Mode.NONE, q=1.0, z=0.0,
-                steps=1, dimension=VECTOR.size, descriptor_sha256=DESCRIPTOR,
+                run="run-1", round=2, step=0, part=0, attempt=1, mode=Mode.NONE, charges=(),
+                dimension=VECTOR.size, descriptor_sha256=DESCRIPTOR,
             )
         )  # fmt: skip
     process = subprocess.Popen(
@@ -277,7 +277,7 @@ def test_a_silo_killed_in_mid_stream_finishes_from_its_spool(served, coordinator
     assert 0 < arrived < len(CONTENT)
 
     metrics = SiloMetrics()
-    with Ledger.open(tmp_path / "ledger", delta=1e-5, epsilon_cap=1.0) as ledger:
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={"silo": 1.0}) as ledger:
         unfinished = UnfinishedUploads(
             tmp_path / "spool", silo_id="silo-a", ledger=ledger, metrics=metrics
         )

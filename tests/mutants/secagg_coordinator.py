@@ -22,6 +22,7 @@ _FAMILIES = "tests/simulation/test_secagg_families.py::"
 _BINDING = "tests/simulation/test_secagg_binding.py::"
 _ACCUMULATED = "tests/unit/test_server_accumulator.py::"
 _FLUSHED = "tests/unit/test_server_accumulator_flush.py::"
+_PAGES = "tests/unit/test_silo_chain_pages.py::"
 _CHAIN = "tests/unit/test_federation_record.py::"
 _UPDATE = "tests/unit/test_federation_verify.py::"
 _DROPOUTS = "tests/simulation/test_secagg_dropouts.py::"
@@ -253,9 +254,33 @@ MUTANTS = (
         name="record-links",
         disables="each record's links to the one before it",
         file=RECORD,
-        old="            _require_link(head, record)\n",
+        old="            require_link(head, record, sums_per_round=sums_per_round)\n",
         new="            pass\n",
         tests=(_CHAIN + "test_missing_repeated_and_reordered_records_break_the_chain",),
+    ),
+    Mutant(
+        name="chain-without-end",
+        disables="no more records in a chain than its plan has releases",
+        file="silo_agent/chain.py",
+        old="            if position > plan.releases + 1:\n",
+        new="            if position < 0:\n",
+        tests=(_PAGES + "test_a_coordinator_that_pages_for_ever_is_left_at_the_plans_end",),
+    ),
+    Mutant(
+        name="record-step-unsigned",
+        disables="the step of a round in the coordinator's signature on a record",
+        file=RECORD,
+        old="            self.round,\n            self.step,\n            self.kind,\n",
+        new="            self.round,\n            self.kind,\n",
+        tests=(_CHAIN + "test_every_field_of_a_record_is_signed",),
+    ),
+    Mutant(
+        name="record-step-order",
+        disables="one record for each step, in order",
+        file=RECORD,
+        old="        follows = record.place == next_place(parent.place, sums_per_round)\n",
+        new="        follows = record.place > parent.place\n",
+        tests=(_CHAIN + "test_a_step_cannot_be_left_out_or_added",),
     ),
     Mutant(
         name="published-digests",

@@ -21,6 +21,7 @@ _FLIPPED = (
     + "test_flipping_any_field_changes_the_digest_the_ctx_and_breaks_the_signature",
 )
 _HELD = (_KEY_TESTS + "test_begin_refuses_what_this_silo_does_not_hold",)
+_MODES = "tests/unit/test_silo_policy_modes.py::"
 _SITE_RULES = (_POLICY_TESTS + "test_each_descriptor_rule_fires_alone",)
 
 MUTANTS = (
@@ -304,6 +305,14 @@ MUTANTS = (
         old='f"{n} silos are below cohort.min_silos {least}" if n < least else None',
         new='f"{n} silos are below cohort.min_silos {least}" if n < 0 else None',
         tests=_SITE_RULES,
+    ),
+    Mutant(
+        name="site-sums",
+        disables="no more sums in a round than the plan has",
+        file=POLICY,
+        old="if identity.step >= sums or identity.part != 0:",
+        new="if identity.part != 0:",
+        tests=(_MODES + "test_a_step_past_the_rounds_last_or_a_second_part_is_refused",),
     ),
     Mutant(
         name="site-sigma",

@@ -6,6 +6,9 @@ from tests.mutants.mutant import Mutant
 
 LEDGER = "dp/ledger.py"
 JOURNAL = "dp/journal.py"
+DAYS = "dp/ledger_days.py"
+ADMISSION = "silo_agent/admission.py"
+TOTALS = "dp/ledger_totals.py"
 
 LEDGER_FILE = "silo_agent/ledger_file.py"
 SESSION = "silo_agent/session.py"
@@ -14,6 +17,9 @@ UNFINISHED = "silo_agent/unfinished.py"
 DURABLE = "silo_agent/durable.py"
 
 _LEDGER_TESTS = "tests/unit/test_dp_ledger.py::"
+_ADMISSION_TESTS = "tests/unit/test_silo_admission.py::"
+_DAY_TESTS = "tests/unit/test_dp_ledger_days.py::"
+_RESERVATION_TESTS = "tests/unit/test_silo_reservation.py::"
 _JOINED_TESTS = "tests/unit/test_dp_ledger_joined.py::"
 _FILE_TESTS = "tests/unit/test_silo_ledger_file.py::"
 _SESSION_TESTS = "tests/unit/test_silo_session.py::"
@@ -21,10 +27,10 @@ _SPOOL_TESTS = "tests/unit/test_silo_spool.py::"
 _UNFINISHED_TESTS = "tests/unit/test_silo_unfinished.py::"
 _CRASHES = "tests/simulation/test_secagg_crashes.py::"
 _JOIN = """\
-            ledger.mark_joined(ledger_identity(self.identity), self.descriptor.sha256)
+        ledger.mark_joined(ledger_identity(self.identity), self.descriptor.sha256)
 """
-_ADVERTISE = """\
-            self._advertise(bundle)
+_EARLY_KEYS = """\
+        coordinator.advertise_keys(self.identity, protocol.begin(setup)[1])
 """
 _MARK = """\
                 self._ledger.mark_agreed(ledger_identity(identity))
@@ -48,8 +54,7 @@ MUTANTS = (
         name="agreed-not-durable",
         disables='the record "survivors signed" on disk',
         file=LEDGER,
-        old='            self._journal.append({"kind": "signed_r3", '
-        "**Identity(*identity)._asdict()})\n",
+        old="            self._journal.append(form.signed_record(identity))\n",
         new="",
         tests=(_LEDGER_TESTS + "test_after_agreeing_no_later_attempt_is_accepted",),
     ),
@@ -85,14 +90,7 @@ MUTANTS = (
         name="joined-not-durable",
         disables='the record "joined" on disk',
         file=LEDGER,
-        old="""            self._journal.append(
-                {
-                    "kind": "joined",
-                    **Identity(*identity)._asdict(),
-                    "descriptor_sha256": descriptor_sha256.hex(),
-                }
-            )
-""",
+        old="            self._journal.append(form.joined_record(identity, descriptor_sha256))\n",
         new="",
         tests=_DYING,
     ),
@@ -143,10 +141,73 @@ MUTANTS = (
     Mutant(
         name="budget-cap",
         disables="the cap on epsilon",
-        file=LEDGER,
-        old="            if not projected <= self._epsilon_cap:\n",
-        new="            if projected < 0:\n",
+        file=TOTALS,
+        old="if not (projected[unit] <= self.caps[unit] and self.caps[unit] > 0):",
+        new="if projected[unit] < 0:",
         tests=(_LEDGER_TESTS + "test_over_budget_is_refused_before_anything_is_written",),
+    ),
+    Mutant(
+        name="day-goes-back",
+        disables="the day of the newest debit where the clock was set back",
+        file=DAYS,
+        old="        return max(self._newest, int(self._clock() // DAY_S))\n",
+        new="        return int(self._clock() // DAY_S)\n",
+        tests=(_DAY_TESTS + "test_a_clock_that_is_set_back_empties_no_count_and_begins_none",),
+    ),
+    Mutant(
+        name="day-forgotten",
+        disables="the count of a day's attempts across a restart",
+        file=LEDGER,
+        old="                    self._days.add(form.read_day(record))\n"
+        "                    self._charge(entry, debits)\n",
+        new="                    self._charge(entry, debits)\n",
+        tests=(_DAY_TESTS + "test_attempts_and_trainings_count_across_restarts_until_midnight",),
+    ),
+    Mutant(
+        name="attempts-per-day",
+        disables="the site's cap on attempts of a day",
+        file=ADMISSION,
+        old="    if done + debits > most:\n",
+        new="    if done < 0:\n",
+        tests=(
+            _ADMISSION_TESTS
+            + "test_the_days_attempts_are_refused_in_words_that_pass_by_themselves",
+        ),
+    ),
+    Mutant(
+        name="attempts-per-day-at-the-debit",
+        disables="the cap on a day's debits where the debit is made",
+        file=DAYS,
+        old="        if self._most is not None and self.debits() >= self._most:\n",
+        new="        if self._most is not None and self.debits() < 0:\n",
+        tests=(_DAY_TESTS + "test_a_full_day_takes_no_debit_of_either_kind_and_the_next_one_does",),
+    ),
+    Mutant(
+        name="attempts-per-day-not-told-to-the-ledger",
+        disables="the site's ceiling of a day in the ledger that the daemon opens",
+        file=LEDGER_FILE,
+        old="        max_debits_per_day=policy.limits.max_attempts_per_day,\n",
+        new="",
+        tests=(_FILE_TESTS + "test_the_sites_ceiling_of_a_day_is_the_ledgers",),
+    ),
+    Mutant(
+        name="trainings-per-run",
+        disables="the cap on a run's trainings where the debit is made",
+        file="silo_agent/reservation.py",
+        old="                max_in_run=self._plan.charged_releases,\n",
+        new="",
+        tests=(_RESERVATION_TESTS + "test_a_run_is_trained_for_as_often_as_its_plan_states",),
+    ),
+    Mutant(
+        name="attempts-per-run",
+        disables="the cap on a run's attempts that its plan states epsilon for",
+        file=ADMISSION,
+        old="        if charged >= stated:\n",
+        new="        if charged < 0:\n",
+        tests=(
+            _ADMISSION_TESTS
+            + "test_a_run_is_charged_for_as_many_attempts_as_its_plan_states_and_no_more[silo]",
+        ),
     ),
     Mutant(
         name="ledger-rollback",
@@ -161,7 +222,7 @@ MUTANTS = (
         disables='the record "joined" before the keys leave',
         file=SESSION,
         old=_JOIN,
-        new=_ADVERTISE + _JOIN,
+        new=_EARLY_KEYS + _JOIN,
         tests=_WITHOUT_CRASHES,
         phrase="no durable record 'joined'",
     ),
@@ -205,7 +266,7 @@ MUTANTS = (
         name="ledger-identity-not-consulted",
         disables="the ledger's newest identity in the check of R0",
         file=SESSION,
-        old="newest_identity=_newest_identity(ledger, self.identity.run_id),",
+        old="newest_identity=newest_identity(ledger, self.identity.run_id),",
         new="newest_identity=None,",
         tests=(_SESSION_TESTS + "test_an_identity_that_is_not_newer_is_refused",),
     ),
@@ -289,7 +350,7 @@ MUTANTS = (
         name="ledger-restored",
         disables="refusal of a ledger older than the silo remembers",
         file=LEDGER_FILE,
-        old="            ledger.check_head_not_behind(*remembered)\n",
+        old="            ledger.require_contains(*remembered)\n",
         new="            ledger.head()\n",
         tests=(_FILE_TESTS + "test_an_older_copy_of_the_ledger_is_refused",),
     ),

@@ -14,6 +14,7 @@ from tests.mutants import (
     secagg_coordinator,
     secagg_documents,
     secagg_durability,
+    secagg_heads,
     secagg_keys,
     secagg_silo,
 )
@@ -25,6 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *secagg_keys.MUTANTS,
     *secagg_silo.MUTANTS,
     *secagg_durability.MUTANTS,
+    *secagg_heads.MUTANTS,
     *secagg_coordinator.MUTANTS,
 )
 

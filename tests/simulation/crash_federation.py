@@ -19,9 +19,12 @@ from dp.ledger import Ledger
 from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
 from secagg.errors import SecAggError
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from silo_agent.contribution import Contribution
 from silo_agent.errors import SiloError, TransportError
+from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
-from silo_agent.session import Contribution, Session
+from silo_agent.peer_heads import PeerHeads
+from silo_agent.session import Session
 from silo_agent.unfinished import UnfinishedUploads
 from tests.simulation.crash_auditor import Auditor
 from tests.simulation.crash_coordinator import Attempt, Built
@@ -98,6 +101,7 @@ class Silo:
                     delta=np.full(DIMENSION, 0.25, np.float32), metrics={METRICS.names[0]: 32.0}
                 ),
                 ledger=self.session_ledger(),
+                peers=PeerHeads(self.store),
                 spool_directory=self.directory / "spool",
                 coordinator=self,  # type: ignore[arg-type] # the calls a session makes
                 metrics=self.metrics,
@@ -160,7 +164,8 @@ class Silo:
         self.ledger = self._opened()
 
     def _opened(self) -> Ledger:
-        return Ledger.open(self.directory / "ledger", delta=1e-5, epsilon_cap=1e9)
+        self.store = LocalStore(self.directory)
+        return Ledger.open(self.directory / "ledger", delta=1e-5, caps={"silo": 1e9})
 
     def _run(self, act: Callable[[], None], *, repeated: bool = False) -> bool:
         disk = self.federation.disk

@@ -27,9 +27,12 @@ from secagg import client, server
 from secagg.decode import centred_lift
 from secagg.descriptor import AggregationId, Descriptor, MetricsLayout, SignedDescriptor
 from secagg.errors import Check, UnexpectedMessageError, VerificationError
+from silo_agent.contribution import Contribution
 from silo_agent.errors import SessionError
+from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
-from silo_agent.session import Contribution, Session
+from silo_agent.peer_heads import PeerHeads
+from silo_agent.session import Session
 from silo_agent.unfinished import UnfinishedUploads
 from tests.simulation.secagg_cohort import carried
 from tests.unit.secagg_samples import (
@@ -99,12 +102,13 @@ class Member:
     def _start(self) -> None:
         """What the daemon does before it says its first word."""
         self.ledger = self._open_ledger()
+        self.store = LocalStore(self.directory)
         self.unfinished = UnfinishedUploads(
             self.directory / "spool", silo_id=self.name, ledger=self.ledger, metrics=self.metrics
         )
 
     def _open_ledger(self) -> Ledger:
-        return Ledger.open(self.directory / "ledger", delta=1e-5, epsilon_cap=1e12)
+        return Ledger.open(self.directory / "ledger", delta=1e-5, caps={"silo": 1e12})
 
     def plain(self) -> np.ndarray:
         """This silo's vector in grid units."""
@@ -135,6 +139,7 @@ class Member:
             "spec": spec_of(mode),
             "contribution": self.contribution(),
             "ledger": self.ledger,
+            "peers": PeerHeads(self.store),
             "spool_directory": self.directory / "spool",
             "coordinator": self,
             "metrics": self.metrics,

@@ -56,7 +56,7 @@ _CALLS = (
 # the same for all, and the head of its ledger.
 _NUMBERS = {
     "round", "step", "part", "attempt", "ledger_seq", "length_bytes", "offset_bytes", "wait_s",
-    "from_round",
+    "from_position",
 }  # fmt: skip
 _TEXTS = {
     "run_id", "silo_id", "sender", "recipient", "owner", "reason", "families",

@@ -356,7 +356,11 @@ def test_a10b_rounds_with_one_silo_less_differ_by_it_up_to_the_noise_alone(tmp_p
     # Each released sum holds variance (zΔ)² or more, so their difference at least √2 of zΔ; 120
     # draws lie below 0.75 of it once in a million cases.
     assert measured > 0.75 * np.sqrt(2) * GRID
-    assert federation[ME].ledger.spent_epsilon() > federation[PEER].ledger.spent_epsilon() > 0
+    assert (
+        federation[ME].ledger.spent_epsilons()["silo"]
+        > federation[PEER].ledger.spent_epsilons()["silo"]
+        > 0
+    )
     federation.close()
 
 

@@ -40,3 +40,35 @@ def plan_of(method: str, *, gauge: bool = False, server_step: float = 1.0) -> Pl
         f'method = "{method}"\ngauge = {str(gauge).lower()}\nserver_step = {server_step!r}',
     ).replace("clip_l2 = 1.0", f"clip_l2 = {CLIP!r}")
     return Plan.parse(text.encode())
+
+
+RECORD_TABLE = """
+[privacy.record]
+sampling_rate = 0.5
+expected_units = 8
+steps_per_round = 3
+"""
+
+
+def record_plan(
+    mode: str,
+    *,
+    method: str = "rolora",
+    gauge: bool = False,
+    optimiser: str = "adam",
+    server_step: float = 1.0,
+    grid: int = 2**16,
+) -> Plan:
+    """A valid plan of a record-level mode, three steps a round, without exploration."""
+    table = RECORD_TABLE
+    section = f'method = "{method}"\ngauge = {str(gauge).lower()}\nserver_step = {server_step!r}'
+    if mode == "record_local":
+        table += "delta_clip_l2 = 2.0\n"
+    else:
+        section += f'\nserver_optimiser = "{optimiser}"'
+    text = _CONSTANT.replace('method = "fedavg"', section).replace(
+        'mode = "none"', f'mode = "{mode}"'
+    )
+    text = text.replace("clip_l2 = 1.0", f"clip_l2 = {CLIP!r}\ngrid = {grid}")
+    text = text.replace("noise_multiplier = 0.0", "noise_multiplier = 1.0")
+    return Plan.parse((text + table).encode())
