@@ -10,6 +10,7 @@
     ├── NoiseSourceError        a noise key reused, forked, or not of the production kind
     ├── ReceiptError            a receipt used twice or for something else than was debited
     ├── BudgetExceededError     the debit would pass the cap
+    ├── TooManyDebitsError      the day or the run has no debit left
     ├── IdentityError           an aggregation identity that is not new, or already agreed on
     ├── LedgerLockedError       another process holds the ledger
     ├── LedgerCorruptError      the ledger's bytes or chain are not what was written
