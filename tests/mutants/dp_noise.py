@@ -262,7 +262,7 @@ MUTANTS = (
         "        mean = nll_BT.sum() / rows\n"
         "        return mean.expand(rows), agent_BT[:, 1:].sum(dim=1)\n",
         tests=("tests/unit/test_silo_evolve_record.py::test_users_are_units_over_all_their_tasks",),
-        phrase="CouplingError",
+        phrase="no gradient per unit",
     ),
     Mutant(
         name="coupling-guard",
