@@ -162,7 +162,9 @@ MUTANTS = (
         "            learning_rate=work.settings.learning_rate,\n"
         "        )\n"
         "        step = DpStep(receipt=work.privacy.reserve(), ",
-        tests=("tests/unit/test_silo_evolve_refusals.py::test_a_refused_budget_trains_nothing",),
+        tests=(
+            "tests/unit/silo_evolve_record/test_silo_evolve_refusals.py::test_a_refused_budget_trains_nothing",
+        ),
     ),
     Mutant(
         name="round-charged-once-for-all",

@@ -34,7 +34,7 @@ _SGD_TESTS = "tests/unit/test_dp_sgd.py::"
 _UNIT_TESTS = "tests/unit/test_dp_units.py::"
 _STEP_TESTS = "tests/unit/test_silo_work_steps.py::"
 _WORK_TESTS = "tests/unit/test_silo_work_charge.py::"
-_CONTAINED = "tests/unit/test_silo_evolve_contained.py::"
+_CONTAINED = "tests/unit/silo_evolve_record/test_silo_evolve_contained.py::"
 _GRADS_TESTS = "tests/unit/test_dp_grads.py::"
 
 _DRAW = (
@@ -261,7 +261,9 @@ MUTANTS = (
         new="        rows = len(nll_BT)\n"
         "        mean = nll_BT.sum() / rows\n"
         "        return mean.expand(rows), agent_BT[:, 1:].sum(dim=1)\n",
-        tests=("tests/unit/test_silo_evolve_record.py::test_users_are_units_over_all_their_tasks",),
+        tests=(
+            "tests/unit/silo_evolve_record/test_silo_evolve_record.py::test_users_are_units_over_all_their_tasks",
+        ),
         phrase="no gradient per unit",
     ),
     Mutant(

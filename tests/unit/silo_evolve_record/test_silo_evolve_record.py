@@ -6,12 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-import silo_record_round
-import silo_tiny_base
-from silo_record_round import (
-    ALPHA,
+
+from dp.units import UnitId
+from silo_agent.evolve.evolver import EvolverSetupError
+from tests.unit.silo_record_round import (
     LOCAL,
-    RANK,
     SHARED,
     STEPS,
     Coin,
@@ -20,47 +19,6 @@ from silo_record_round import (
     summed,
     work,
 )
-
-from dp.ledger import Ledger
-from dp.units import UnitId
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs import registry
-from silo_agent.evolve.evolver import EvolverSetupError
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return silo_tiny_base.build(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(autouse=True)
-def environments(monkeypatch):
-    known = {**registry.ENVIRONMENTS, **silo_record_round.ENVIRONMENTS}
-    monkeypatch.setattr(registry, "ENVIRONMENTS", known)
-
-
-@pytest.fixture
-def make_silo(base, tmp_path):
-    made = []
-
-    def make(spec=LOCAL, name="silo", **changes):
-        made.append(silo_record_round.make(base, tmp_path / name, spec, **changes))
-        return made[-1]
-
-    yield make
-    for silo in made:
-        silo.close()
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={"task": 1e9, "user": 1e9}) as opened:
-        yield opened
-
-
-@pytest.fixture
-def adapter(base):
-    return initial_adapter(base, RANK, ALPHA, 0)
 
 
 def test_the_steps_are_charged_after_exploring_and_all_of_them_run(
