@@ -35,7 +35,10 @@ import numpy as np
 from dp.config import PrivacySpec
 from dp.receipt import TrainingReceipt
 from dp.unit_sum import UnitSum
+from silo_agent.envs.catalogue import BUILT_IN, Catalogue
 from silo_agent.envs.tasks import Shard
+from silo_agent.evolve.trainer_spec import TrainerSpec
+from silo_agent.rollout.spec import EngineSpec
 
 __all__ = [
     "Assignment",
@@ -104,6 +107,10 @@ class EvolveSettings:
     """False is the control that plays nothing new."""
     learn: bool = True
     """False is the control that changes nothing."""
+    use_expert: bool = True
+    """Whether demonstrations that the operator gave are always part of the training set."""
+    proximal_mu: float = 0.0
+    """μ of FedProx (arXiv 1812.06127): the loss plus μ/2·‖φ − φ_t‖²; 0 leaves it out."""
     seed: int = 0
     """Of the run."""
 
@@ -137,6 +144,8 @@ class Work:
     """This silo's own; with the run's seed and the round it decides every draw."""
     privacy: LocalPrivacy | None = None
     """What protects the round's units; None where no unit inside the silo is protected."""
+    correction: Mapping[str, np.ndarray] | None = None
+    """SCAFFOLD's c − c_k (arXiv 1910.06378), added to every gradient; needs no protected units."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +186,8 @@ class Evolution:
     """Local figures; never leave the silo."""
     duration_s: dict[str, float]
     """Seconds per stage."""
+    mean_gradient: dict[str, np.ndarray] | None = None
+    """Mean of the uncorrected gradients along the way, where ``Work.correction`` was given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +212,8 @@ class Evaluation:
     """Longest answer per turn."""
     seed: int = 0
     """Decides every draw."""
+    personal: bool = False
+    """Judge this silo's personal adapter (or the global one with its personal factors) instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,6 +264,12 @@ class EvolverSetup:
     """Of the base weights."""
     threads: int = 1
     """Of torch."""
+    catalogue: Catalogue = BUILT_IN
+    """The environments this silo has."""
+    engine: EngineSpec = field(default_factory=EngineSpec)
+    """What plays its episodes."""
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    """What it trains on."""
     privacy: PrivacySpec | None = None
     """The plan's; None for work whose result never leaves the silo. In the record-level modes every
     work must carry the same spec, so that nobody forgets it."""

@@ -51,7 +51,6 @@ from dp.grads import BACKENDS
 from dp.sgd import DpStep, unit_sum
 from dp.unit_sum import UnitSum
 from silo_agent.buffer import SuccessBuffer
-from silo_agent.envs.registry import make
 from silo_agent.evolve.evolver import (
     DP_MODES,
     Evaluation,
@@ -76,9 +75,9 @@ from silo_agent.evolve.protection import (
     require_units,
     wave_size,
 )
-from silo_agent.evolve.sft import SftTrainer
+from silo_agent.evolve.trainers import make_trainer
+from silo_agent.rollout.engines import make_engine
 from silo_agent.rollout.episodes import EpisodeBatch, run_episodes
-from silo_agent.rollout.hf import HfEngine
 from silo_agent.trajectory import Task, Trajectory
 
 __all__ = ["FedSeEvolver"]
@@ -112,13 +111,24 @@ class FedSeEvolver(Evolver):
             )
         require_setup_apart(setup, backend=self._gradients)
         self._setup = setup
-        self._environments = {a.environment: make(a.environment) for a in setup.assignments}
+        self._environments = {
+            a.environment: setup.catalogue.make(a.environment) for a in setup.assignments
+        }
         self._buffer = _open_buffer(setup)
-        self._engine = HfEngine(
-            setup.base_dir, alpha=setup.alpha, dtype=setup.dtype, threads=setup.threads
+        self._engine = make_engine(
+            setup.base_dir,
+            alpha=setup.alpha,
+            dtype=setup.dtype,
+            threads=setup.threads,
+            spec=setup.engine,
         )
-        self._trainer = SftTrainer(
-            setup.base_dir, rank=setup.rank, alpha=setup.alpha, dtype=setup.dtype
+        self._trainer = make_trainer(
+            setup.base_dir,
+            rank=setup.rank,
+            alpha=setup.alpha,
+            dtype=setup.dtype,
+            state_dir=setup.state_dir,
+            spec=setup.trainer,
         )
         self._counters = dict.fromkeys(_COUNTERS, 0)
 
@@ -213,7 +223,12 @@ class FedSeEvolver(Evolver):
             One row per environment, label and temperature.
         """
         self._engine.load_adapter(work.adapter_sha256, work.adapter)
-        return judge(self._engine, self._setup.judged or tuple(self._environments), work)
+        return judge(
+            self._engine,
+            self._setup.judged or tuple(self._environments),
+            work,
+            make_environment=self._setup.catalogue.make,
+        )
 
     def state_dict(self) -> dict[str, int]:
         """Counters since the silo joined; the buffer is on disk.
@@ -336,6 +351,7 @@ class FedSeEvolver(Evolver):
             max_new_tokens=work.settings.max_new_tokens,
             batch_size=wave_size(work.settings, spec, self._setup.dtype),
             round_index=work.round,
+            make_environment=self._setup.catalogue.make,
         )
         if any(t.adapter_sha256 != work.adapter_sha256 for t in played.trajectories):
             raise EvolveError("episodes were not played with the released adapter")
