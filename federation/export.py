@@ -1,9 +1,14 @@
 """Writing an adapter as an ordinary peft directory. No torch, so the coordinator can export too.
 
 Files: ``adapter_model.safetensors`` (float32 factors under peft's names, sorted),
-``adapter_config.json`` (what ``peft.PeftModel.from_pretrained`` reads) and ``provenance.json``
-(where the adapter comes from, for people and audits). Equal arguments give equal bytes. Each file
-appears complete or not at all.
+``adapter_config.json`` (what ``peft.PeftModel.from_pretrained`` reads), ``provenance.json`` (where
+the adapter comes from, for audits) and, given a card, ``README.md``. Equal arguments give equal
+bytes. Each file appears complete or not at all.
+
+``vllm serve --enable-lora`` reads the same directory: of the configuration it needs ``r``,
+``lora_alpha`` (which it declares an integer, so a whole α is written as one), ``target_modules``,
+``bias`` "none" and ``modules_to_save`` null (vLLM, ``vllm/lora/peft_helper.py``), and r must not
+exceed its ``--max-lora-rank``.
 
 Covered: LoRA with one rank and one α, on linear layers named by their last component. Not covered:
 per-layer ranks, saved embeddings.
@@ -42,6 +47,7 @@ def write_peft_adapter(
     rank: int,
     alpha: float,
     provenance: Mapping[str, str],
+    card: str | None = None,
 ) -> Path:
     """Write an adapter directory.
 
@@ -52,6 +58,7 @@ def write_peft_adapter(
         rank: r.
         alpha: α.
         provenance: Where the adapter comes from.
+        card: The model card (`federation.model_card`); None writes none.
 
     Returns:
         The directory.
@@ -67,7 +74,7 @@ def write_peft_adapter(
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": alpha,
+        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
         "lora_dropout": 0.0,
         "modules_to_save": None,
         "peft_type": "LORA",
@@ -83,6 +90,8 @@ def write_peft_adapter(
     _write(out / "adapter_model.safetensors", save(weights, metadata={"format": "pt"}))
     _write(out / "adapter_config.json", _json(config))
     _write(out / "provenance.json", _json(dict(provenance)))
+    if card is not None:
+        _write(out / "README.md", card.encode())
     return out
 
 

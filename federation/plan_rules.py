@@ -7,8 +7,11 @@
     privacy.grid             the smallest cohort's sum fits the ring: n_min·B_max·(Δ+1) + 12·z·Δ;
                              in record_local one silo's sum of units does
     steps_per_round          T·S is at most MAX_RELEASES: each one leaves a record and a sum
-    server_optimiser         'sgd' or 'adam' exactly where gradients are summed
+    server_optimiser         'sgd' or 'adam' exactly where gradients are summed; moments that cross
+                             rounds only where the coordinates stay
     gauge                    not with a method that excludes it
+    method                   not in a mode that its personal factors would escape
+    evolve.proximal_mu       only where silos train freely: the record-level modes ignore it
 
 Every problem is one line that starts with its key path and says what to do.
 
@@ -28,25 +31,40 @@ from dp.charge import run_charges
 from dp.config import RECORD_MODES, Mode, PrivacySpec
 from dp.errors import PrivacyError
 from dp.share import no_wrap
-from federation.aggregate.optimiser import GRADIENT_OPTIMISERS
-from federation.aggregate.registry import NO_GAUGE
+from federation.aggregate.registry import (
+    GRADIENT_OPTIMISERS,
+    NO_GAUGE,
+    NO_RECORD_MODES,
+    OPTIMISERS,
+    moments_problem,
+)
 from federation.plan_sections import RecordSection
 
 if TYPE_CHECKING:
     from federation.plan import Plan
 
+_ON_DELTAS: Final = ", ".join(repr(n) for n in OPTIMISERS if n not in GRADIENT_OPTIMISERS)
 MAX_RELEASES: Final = 10_000
 """Aggregations of a run, and records of its chain: also the most rounds that a plan may have."""
 
 
 def problems_between_tables(plan: Plan) -> tuple[str, ...]:
     """Everything that is wrong between the tables of a plan whose tables are right."""
-    return tuple(_aggregation(plan)) + tuple(_record_table(plan))
+    return (*_evolve(plan), *_aggregation(plan), *_record_table(plan))
 
 
 def problems_of_spec(plan: Plan, spec: PrivacySpec) -> tuple[str, ...]:
     """What is wrong with a plan whose privacy specification is right: the ring, and δ."""
     return tuple(_ring(plan, spec)) + tuple(_overflow(plan, spec))
+
+
+def _evolve(plan: Plan) -> Iterator[str]:
+    mode = Mode(plan.privacy.mode)
+    if mode in RECORD_MODES and plan.evolve.proximal_mu > 0.0:
+        yield (
+            f"evolve.proximal_mu: in mode {mode.value!r} every step is a noisy sum of clipped unit "
+            "gradients and has no proximal term, so it would change nothing: remove this key"
+        )
 
 
 def _aggregation(plan: Plan) -> Iterator[str]:
@@ -57,11 +75,15 @@ def _aggregation(plan: Plan) -> Iterator[str]:
         wanted = (
             "sums gradients: set 'sgd' or 'adam', whose learning rate is aggregation.server_step"
             if gradients
-            else f"sums deltas, and {optimiser!r} steps on gradients: use 'fedavg'"
+            else f"sums deltas, and {optimiser!r} steps on gradients: use one of {_ON_DELTAS}"
         )
         yield f"aggregation.server_optimiser: mode {mode.value!r} {wanted}"
     if section.gauge and section.method in NO_GAUGE:
         yield f"aggregation.gauge: {NO_GAUGE[section.method]}, or set gauge to false"
+    if mode in RECORD_MODES and section.method in NO_RECORD_MODES:
+        yield f"aggregation.method: {NO_RECORD_MODES[section.method]}"
+    if problem := moments_problem(section.method, optimiser, gauge=section.gauge):
+        yield f"aggregation.server_optimiser: {problem}: use 'fedavg', or another method"
 
 
 def _record_table(plan: Plan) -> Iterator[str]:

@@ -89,6 +89,13 @@ class EvolveSection(Section):
     """Seed of task sampling and of training."""
     environments: Annotated[tuple[EnvironmentName, ...], Field(max_length=64)] = ()
     """Environments that silos may explore; a silo serves those it has."""
+    use_expert: bool = True
+    """Whether demonstrations that a silo's operator gave are in every training set. Never in the
+    record-level modes, where no released adapter played them and they belong to no unit."""
+    best_per_task: bool = True
+    """Train on the shortest success of each task only; False trains on all of them."""
+    proximal_mu: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """μ of FedProx (arXiv 1812.06127): the local loss plus μ/2·‖φ − φ_t‖²; 0 leaves it out."""
     task_sampling: str = "uniform"
     """How tasks are drawn: by the public seed alone."""
     packing: bool = False
@@ -141,12 +148,13 @@ class AggregationSection(Section):
     method: str
     """A name of ``federation.aggregate.registry``."""
     server_step: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """η_s; 1 is the plain mean."""
+    """η_s; 1 is the plain mean. The adaptive server optimisers want 1e-3 to 1e-2."""
     gauge: bool = False
-    """Rewrite the same product BA in balanced factors after each round."""
+    """Rewrite the same product BA in balanced factors after each round; ``fedsvd`` always does."""
     server_optimiser: str = "fedavg"
-    """How the mean is applied: ``fedavg`` to deltas; ``sgd`` or ``adam``, with server_step as the
-    learning rate, to the gradients of ``record_distributed``."""
+    """How the mean is applied, with server_step as the learning rate. To deltas: ``fedavg`` as it
+    is, ``fedavgm``, ``fedadagrad``, ``fedyogi`` and ``fedadam`` with moments kept from round to
+    round. To the gradients of ``record_distributed``: ``sgd`` or ``adam``."""
 
     @field_validator("method")
     @classmethod

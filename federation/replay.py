@@ -1,10 +1,11 @@
-"""An optimiser's state, rebuilt from what is published of the round so far.
+"""An optimiser's state, rebuilt from what is published of the run so far.
 
-A coordinator that restarts and a silo that joins in the middle of a round hold the round's earlier
-records and sums, and nothing else is needed: the state is zero at step 0.
+A coordinator that restarts holds the run's records and sums, and a silo can fetch them. Nothing
+else is needed: the state is zero at step 0 of the round, or at the run's first release where it
+crosses rounds.
 
-Ordered checks, for every release from step 0 on: the record is of the round and of the next step;
-an aggregated one comes with its sum, byte for byte the one that it names.
+Ordered checks, for every release from there on: the record is of the next place; an aggregated one
+comes with its sum, byte for byte the one that it names.
 
 Covered: the state. Not covered: the records' signatures and links (``federation.record``).
 """
@@ -16,11 +17,18 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from federation.aggregate.aggregator import FIRST_ROUND
 from federation.aggregate.optimiser import Optimiser
 from federation.errors import UpdateError
 from federation.plan import Plan
-from federation.record import AdapterRecord
-from federation.sums import digest_of_sum, mean_of_release, signed_sum
+from federation.record import AdapterRecord, place_at, position_of
+from federation.sums import digest_of_sum, least_noise_variance, mean_of_release, signed_sum
+
+
+def replay_start(optimiser: Optimiser, plan: Plan, round_number: int) -> int:
+    """Position in the chain of the release at which the state of a round's optimiser begins."""
+    first = FIRST_ROUND if optimiser.crosses_rounds else round_number
+    return position_of(first, 0, plan.sums_per_round)
 
 
 def replay(
@@ -31,30 +39,38 @@ def replay(
     dimension: int,
     releases: Iterable[tuple[AdapterRecord, npt.NDArray[np.integer] | None]],
 ) -> None:
-    """Bring an optimiser, whatever its state, to the end of a round's earlier releases.
+    """Bring an optimiser, whatever its state, to the end of the releases before one.
 
     Args:
         optimiser: The plan's.
         plan: The run's plan.
-        round_number: The round.
-        dimension: Coordinates that it shares (``Aggregator.shared_layout``).
-        releases: Verified records of steps 0, 1, … with the whole published sum of each, delta
-            then metrics block; None for a skipped one.
+        round_number: The round of the release that comes next.
+        dimension: Coordinates that it shares (``Aggregator.shared_layout``); where a state crosses
+            rounds every round shares the same.
+        releases: Verified records from ``replay_start`` on with the whole published sum of each,
+            delta then metrics block; None for a skipped one.
 
     Raises:
         UpdateError: If a record is out of order or a sum is not the one it names.
     """
-    for step, (record, total) in enumerate(releases):
-        if record.place != (round_number, step):
+    start = replay_start(optimiser, plan, round_number)
+    for position, (record, total) in enumerate(releases, start=start):
+        place = place_at(position, plan.sums_per_round)
+        if record.place != place:
             raise UpdateError(
-                f"round {round_number} step {step} cannot be replayed from {record.place}"
+                f"round {place.round} step {place.step} cannot be replayed from {record.place}"
             )
         if record.kind != "aggregated":
-            optimiser.skip(round_number=round_number, step=step)
+            optimiser.skip(round_number=place.round, step=place.step)
             continue
         if total is None or digest_of_sum(total) != record.sum_sha256:
             raise UpdateError(f"{record.place}: the sum is not the one that the record names")
         if total.size < dimension:
             raise UpdateError(f"the sum has {total.size} elements, the round shares {dimension}")
-        mean = mean_of_release(plan, signed_sum(total)[:dimension], len(record.survivors))
-        optimiser.move(mean, round_number=round_number, step=step)
+        survivors = len(record.survivors)
+        optimiser.move(
+            mean_of_release(plan, signed_sum(total)[:dimension], survivors),
+            round_number=place.round,
+            step=place.step,
+            noise_variance=least_noise_variance(plan, survivors),
+        )

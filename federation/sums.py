@@ -129,6 +129,31 @@ def mean_of_release(plan: Plan, delta: SignedVector, survivors: int) -> MeanOfSu
     return MeanOfSum(delta, scale=release.grid / release.clip_l2, count=survivors * units)
 
 
+def least_noise_variance(plan: Plan, survivors: int) -> float:
+    """Variance that the masked sum's noise gives at least to a coordinate of the mean: (z·C/K)².
+
+    The shares of max(t, n_min) − c silos hold (z·Δ)² on the grid (``dp.share``). More silos in the
+    sum add more; how much depends on the cohort, which a silo that was away does not know. Of
+    ``record_local`` it is the noise of mode ``silo`` on top, not that of the local steps. Sums of
+    gradients have it per unit, divided by B̄ as well.
+
+    Args:
+        plan: The run's plan.
+        survivors: Silos in the sum, K.
+
+    Raises:
+        UpdateError: If K is not positive.
+    """
+    if survivors < 1:
+        raise UpdateError(f"a mean needs a positive count, got {survivors}")
+    spec = plan.privacy_spec()
+    count = survivors
+    if spec.mode is Mode.RECORD_DISTRIBUTED and spec.record is not None:
+        count *= spec.record.expected_units
+    deviation = spec.release.noise_multiplier * spec.release.clip_l2 / count
+    return deviation * deviation
+
+
 class MetricsNames(NamedTuple):
     """The block's coordinates in order."""
 

@@ -1,12 +1,13 @@
 """What a silo checks before it adopts a published adapter.
 
-Given the previous adapter, the integer sum, the plan and the optimiser's state, which the round's
-earlier sums determine, the next adapter is determined:
+Given the previous adapter, the integer sum, the plan and the optimiser's state, which earlier sums
+determine, the next adapter is determined:
 
     without gauge   byte for byte: the silo computes the update itself and compares the encodings;
     with gauge      at the end of a round, up to the bits of QR and SVD, which differ between CPU
                     kernels. The silo applies the step itself, byte-exactly, and then checks for
                     each layer that the published factors are the stated gauge of that product.
+                    Method ``fedsvd`` always has it.
 
 Ordered checks:
     1. Previous adapter, sum and published adapter are those that the record names by digest.
@@ -44,13 +45,12 @@ from federation.adapter import (
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import Matrix, rademacher, resting_scale
 from federation.aggregate.optimiser import Optimiser
-from federation.aggregate.rolora import RoLoRA, trained_factor
 from federation.aggregate.server_step import Mean
 from federation.errors import AdapterError, LayoutError, UpdateError
 from federation.layout import Layout, LoraPair, Tensors
 from federation.plan import Plan
 from federation.record import AdapterRecord
-from federation.sums import digest_of_sum, mean_of_release, signed_sum
+from federation.sums import digest_of_sum, least_noise_variance, mean_of_release, signed_sum
 from secagg import canonical
 
 TOLERANCE: Final = 1e-5
@@ -93,19 +93,20 @@ def verify_update(
         aggregator = plan.aggregator(Layout.from_tensors(tensors))
         move = _move(plan, aggregator, record, total, optimiser)
         adopted = _decode_published(published, aggregator.layout)
-        if not (plan.aggregation.gauge and plan.is_last_step(record.step)):
+        if not (aggregator.gauge and plan.is_last_step(record.step)):
             _require_recomputed(aggregator, tensors, move, record.round, adopted)
             return
         expected = aggregator.apply_ungauged(tensors, move, record.round)
     except (AdapterError, LayoutError) as error:
         raise UpdateError(f"the update cannot be verified: {error}") from error
+    form = aggregator.gauge_form(record.round + 1)
     seed = canonical.digest(PROBE_DOMAIN, record.descriptor_sha256, record.adapter_sha256)
     for pair in aggregator.layout.pairs():
         old, new = _factors(expected, pair), _factors(adopted, pair)
         _require_same_product(old, new, seed, pair.prefix)
-        if aggregator.name != RoLoRA.name:
+        if form == "balanced":
             _require_balanced(old, new, pair.prefix)
-        elif trained_factor(record.round + 1) == "B":
+        elif form == "a_orthonormal":
             _require_orthonormal(new.a_rn @ new.a_rn.T, "rows of A", pair.prefix)
         else:
             _require_orthonormal(new.b_mr.T @ new.b_mr, "columns of B", pair.prefix)
@@ -170,8 +171,13 @@ def _move(
     dimension = aggregator.shared_layout(record.round).dimension
     if total.size < dimension:
         raise UpdateError(f"the sum has {total.size} elements, the round shares {dimension}")
-    mean = mean_of_release(plan, signed_sum(total)[:dimension], len(record.survivors))
-    return optimiser.move(mean, round_number=record.round, step=record.step)
+    survivors = len(record.survivors)
+    return optimiser.move(
+        mean_of_release(plan, signed_sum(total)[:dimension], survivors),
+        round_number=record.round,
+        step=record.step,
+        noise_variance=least_noise_variance(plan, survivors),
+    )
 
 
 def _factors(tensors: Tensors, pair: LoraPair) -> _Factors:

@@ -35,6 +35,7 @@ from federation.sums import (
     UPDATE_NORM_SQ,
     agreement,
     heterogeneity,
+    least_noise_variance,
     mean_of_release,
     success_ratios,
     update_norm,
@@ -117,7 +118,12 @@ def aggregate(
     place = descriptor.identity
     updated = plan.aggregator(Layout.from_tensors(tensors)).apply(
         tensors,
-        optimiser.move(mean, round_number=place.round, step=place.step),
+        optimiser.move(
+            mean,
+            round_number=place.round,
+            step=place.step,
+            noise_variance=least_noise_variance(plan, count),
+        ),
         place.round,
         last_step=plan.is_last_step(place.step),
     )

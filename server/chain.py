@@ -47,6 +47,10 @@ class Chain:
         """The records of a round so far, by step."""
         return tuple(record for record in self._records if record.round == round_number)
 
+    def between(self, start: int, stop: int) -> tuple[AdapterRecord, ...]:
+        """The records from one position up to another, which is left out."""
+        return tuple(self._records[start:stop])
+
     def reload(self) -> bool:
         """Take over what the store holds; say whether there is more than was known."""
         known = len(self._records)

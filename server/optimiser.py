@@ -1,9 +1,9 @@
 """The server optimiser of one run at the coordinator: in memory, and rebuilt from stored sums.
 
-Invariant: its state is never stored. The published sums of the round so far are the state; after a
-restart or a skipped step they are replayed.
+Invariant: its state is never stored. The published sums since the state began, at the round's first
+step or the run's, are the state; after a restart or a skipped step they are replayed.
 
-Covered: every optimiser of ``federation/aggregate/optimiser.py``. Not covered: the step itself
+Covered: every optimiser of ``federation/aggregate``. Not covered: the step itself
 (``server/aggregation.py``).
 """
 
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from federation.aggregate.optimiser import Optimiser
 from federation.plan import Plan
-from federation.record import AdapterRecord, Place
-from federation.replay import replay
+from federation.record import AdapterRecord, Place, position_of
+from federation.replay import replay, replay_start
 from server.blobs import BlobStore
 from server.chain import Chain
 
@@ -61,7 +61,9 @@ class RunOptimiser:
     def _releases_before(
         self, place: Place
     ) -> Iterator[tuple[AdapterRecord, npt.NDArray[np.integer] | None]]:
-        for record in self._chain.of_round(place.round)[: place.step]:
+        start = replay_start(self._optimiser, self._plan, place.round)
+        stop = position_of(place.round, place.step, self._plan.sums_per_round)
+        for record in self._chain.between(start, stop):
             total = None
             if record.sum_sha256:
                 total = np.frombuffer(self._blobs.get(record.sum_sha256), dtype="<i4")

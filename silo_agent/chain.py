@@ -6,15 +6,16 @@ Ordered invariants, for every record after the last one this silo adopted:
 2. The record this silo adopted earlier is still in the chain: a fork stops it.
 3. The published bytes have the record's digest and parse as a bounded, finite adapter.
 4. An aggregated record follows from its published integer sum by the plan's update rule and the
-   optimiser's state, which this silo keeps itself and rebuilds, after a restart in the middle of a
-   round, from the sums of the round's earlier steps.
+   optimiser's state, which this silo keeps itself and rebuilds, after a restart, from the earlier
+   sums: those of the round's steps, or of the run where the state crosses rounds.
 5. Only then is the head moved, durably.
 
 Only the adopted record and what follows it is fetched. A record names the digest of the one before
 it, so the adopted one stands for the whole chain that led to it.
 
 The chain comes in pages. Each is verified and adopted before the next is asked for, so what a silo
-holds of a chain is one page, and no chain is longer than its plan.
+holds of a chain is one page, except while it rebuilds an optimiser's state, and no chain is longer
+than its plan.
 
 Adapters and sums are fetched into files and read through memory maps. A check works tile by tile,
 so that a silo needs no copy of a vector beyond those maps, except for the gauge's.
@@ -44,7 +45,7 @@ from federation.errors import ChainError
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.record import AdapterRecord, position_of, require_link, verify_chain
-from federation.replay import replay
+from federation.replay import replay, replay_start
 from federation.verify import verify_update
 from federation.wire import RECORDS_PER_PAGE
 from secagg.bounds import MAX_DIMENSION, MAX_METRICS
@@ -168,7 +169,10 @@ class ChainFollower:
         if head is not None and not optimiser.is_ready_for(*record.place):
             layout = Layout.from_tensors(decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES))
             dimension = plan.aggregator(layout).shared_layout(record.round).dimension
-            earlier = self._earlier_steps(head, plan)
+            # Not the one that is kept: a replay that fails leaves a state of nothing.
+            optimiser = plan.optimiser()
+            start = replay_start(optimiser, plan, record.round)
+            earlier = self._earlier_releases(head, plan, start)
             replay(
                 optimiser,
                 plan=plan,
@@ -180,21 +184,24 @@ class ChainFollower:
         self._optimiser = (record.run_id, optimiser)
         return optimiser
 
-    def _earlier_steps(self, head: AdapterRecord, plan: Plan) -> tuple[AdapterRecord, ...]:
-        """The records of the head's round up to the head, which names them all by its links."""
-        start = position_of(head.round, 0, plan.sums_per_round)
+    def _earlier_releases(
+        self, head: AdapterRecord, plan: Plan, start: int
+    ) -> tuple[AdapterRecord, ...]:
+        """The records from a position up to the head, which names them all by its links."""
+        count = position_of(head.round, head.step, plan.sums_per_round) - start + 1
         records: tuple[AdapterRecord, ...] = ()
-        while len(records) <= head.step:
+        while len(records) < count:
             page = self._coordinator.records(head.run_id, start + len(records))
             records = (*records, *page)
             if len(page) < RECORDS_PER_PAGE:
                 break
-        records = records[: head.step + 1]
+        records = records[:count]
         for record, following in itertools.pairwise(records):
             require_link(record, following, sums_per_round=plan.sums_per_round)
-        if len(records) != head.step + 1 or records[-1].sha256 != head.sha256:
+        if len(records) != count or records[-1].sha256 != head.sha256:
             raise ChainMismatchError(
-                f"the records of round {head.round} do not lead to the one that this silo adopted"
+                f"the records up to round {head.round} step {head.step} do not lead to the one "
+                "that this silo adopted"
             )
         return records
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from federation.aggregate.gauge import Form, regauge
 from federation.aggregate.server_step import Mean, MovedTile, moved_tiles, step
 from federation.layout import Layout, Tensors
 
@@ -24,6 +25,7 @@ class Aggregator(ABC):
     layout: Layout
     server_step: float
     gauge: bool
+    """Whether the same product is rewritten after each round."""
     name: ClassVar[str]
 
     @abstractmethod
@@ -31,8 +33,21 @@ class Aggregator(ABC):
         """The tensors that every silo trains and uploads in this round, and no others."""
 
     @abstractmethod
+    def gauge_form(self, next_round: int) -> Form:
+        """The form of the factors that ``next_round`` wants under the gauge.
+
+        Raises:
+            LayoutError: If the method excludes the gauge.
+        """
+
     def regauge(self, tensors: Tensors, next_round: int) -> Tensors:
-        """The same product BA in the factors that ``next_round`` wants."""
+        """The same product BA in the factors that ``next_round`` wants.
+
+        Raises:
+            LayoutError: If the method excludes the gauge, or the layout is not of LoRA pairs.
+            UpdateError: If a factor is not finite or its decomposition fails.
+        """
+        return regauge(self.layout, tensors, self.gauge_form(next_round))
 
     def apply_ungauged(self, tensors: Tensors, mean: Mean, round_number: int) -> Tensors:
         """The step alone, byte-exact on every machine."""

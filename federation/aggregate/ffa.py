@@ -15,7 +15,7 @@ from typing import ClassVar, NoReturn
 
 from federation.aggregate.aggregator import Aggregator
 from federation.errors import LayoutError
-from federation.layout import Layout, Tensors, factor
+from federation.layout import Layout, factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +34,11 @@ class FrozenA(Aggregator):
         self.layout.pairs()
         return self.layout.subset(lambda spec: factor(spec.name) == "B")
 
-    def regauge(self, tensors: Tensors, next_round: int) -> NoReturn:
+    def gauge_form(self, next_round: int) -> NoReturn:
         """Refuse.
 
         Raises:
             LayoutError: Always.
         """
-        del tensors, next_round
+        del next_round
         raise LayoutError("method 'ffa' keeps A as it was, which a gauge would rewrite")

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from federation.aggregate.aggregator import Aggregator
-from federation.aggregate.gauge import Form, regauge
-from federation.layout import Factor, Layout, Tensors, factor
+from federation.aggregate.gauge import Form
+from federation.layout import Factor, Layout, factor
 
 
 def trained_factor(round_number: int) -> Factor:
@@ -43,7 +43,6 @@ class RoLoRA(Aggregator):
         wanted = trained_factor(round_number)
         return self.layout.subset(lambda spec: factor(spec.name) == wanted)
 
-    def regauge(self, tensors: Tensors, next_round: int) -> Tensors:
+    def gauge_form(self, next_round: int) -> Form:
         """Orthonormal rows of A before a B-round, orthonormal columns of B before an A-round."""
-        form: Form = "a_orthonormal" if trained_factor(next_round) == "B" else "b_orthonormal"
-        return regauge(self.layout, tensors, form)
+        return "a_orthonormal" if trained_factor(next_round) == "B" else "b_orthonormal"

@@ -113,12 +113,13 @@ class Outcome:
 
 
 def judged_rows(path: Path, *, run_id: str, round_number: int) -> list[dict[str, Any]]:
-    """Rows of one silo's ``evaluation.jsonl`` for one adapter."""
+    """Rows of one silo's ``evaluation.jsonl`` for one global adapter."""
     rows: list[dict[str, Any]] = []
     with path.open() as lines:
         for line in lines:
             row = json.loads(line)
-            if row["run"] == run_id and row["round"] == round_number:
+            mine = row["run"] == run_id and row["round"] == round_number
+            if mine and not row.get("personal", False):
                 rows.append(row)
     return rows
 

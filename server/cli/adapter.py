@@ -63,14 +63,18 @@ def export(
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
-    """Write an adapter as a PEFT directory, with the facts of where it comes from.
+    """Write an adapter as a PEFT directory, with a model card that says where it comes from.
 
-    Load it with peft.PeftModel.from_pretrained(base, DIRECTORY). The chain is verified first: every
-    record's signature and link, and the adapter's digest.
+    Load it with peft.PeftModel.from_pretrained(base, DIRECTORY), or serve it with vllm serve BASE
+    --enable-lora --lora-modules NAME=DIRECTORY. The chain is verified first: every record's
+    signature and link, and the adapter's digest.
     """
     with answering(output):
         from federation.adapter import decode_adapter
+        from federation.aggregate.registry import INCOMPLETE_ADAPTERS
         from federation.export import write_peft_adapter
+        from federation.model_card import render_card
+        from server.cli.card import model_card
         from server.cli.client import connect
 
         with connect(data) as stub:
@@ -95,8 +99,12 @@ def export(
                 "base_model_sha256": record.base_model_sha256.hex(),
                 "survivors": ", ".join(record.survivors),
             },
+            card=render_card(model_card(data, plan, chain, record)),
         )
         say(f"wrote {written}: peft.PeftModel.from_pretrained(base, {str(written)!r})")
+        adapter_note = INCOMPLETE_ADAPTERS.get(plan.aggregation.method)
+        if adapter_note is not None:
+            say(f"note: {adapter_note}")
         succeed(
             output,
             {
@@ -104,6 +112,7 @@ def export(
                 "round": record.round,
                 "step": record.step,
                 "adapter_sha256": record.adapter_sha256.hex(),
+                "adapter_note": adapter_note,
             },
         )
 

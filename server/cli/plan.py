@@ -58,12 +58,16 @@ def plan(
     """Say what a plan costs and protects, before anything starts.
 
     Noise, privacy per round and in total, what is left of the signal, bytes, tolerated drop-outs,
-    every reason not to start, and the same plan in the other privacy modes. Nothing is sent
-    anywhere; with --silos and --colluding no coordinator is needed either.
+    every reason not to start, the same plan in the other privacy modes, the memory that a base
+    model of known shape takes of a GPU, and whether the published adapter is the whole result.
+    Nothing is sent anywhere; with --silos and --colluding no
+    coordinator is needed either.
     """
     with answering(output):
+        from federation.aggregate.registry import INCOMPLETE_ADAPTERS
         from federation.alternatives import alternatives
         from federation.forecast import forecast_plan
+        from server.cli.memory import describe_memory, memory_figures
 
         parsed = parse_plan(path)
         shared, whole = _dimensions(parsed, adapter, dimension)
@@ -74,6 +78,10 @@ def plan(
         others = alternatives(parsed, silos=n, colluding=c, dimension=shared)
         _describe(parsed, forecast)
         _compare(parsed, others)
+        describe_memory(parsed)
+        adapter_note = INCOMPLETE_ADAPTERS.get(parsed.aggregation.method)
+        if adapter_note is not None:
+            say(f"note: {adapter_note}")
         for refusal in forecast.refusals:
             say(f"refused: {refusal}")
         if forecast.refusals:
@@ -89,6 +97,8 @@ def plan(
             {
                 **_plain(asdict(forecast)),
                 "alternatives": [_plain(asdict(other)) for other in others],
+                "memory": memory_figures(parsed),
+                "adapter_note": adapter_note,
             },
         )
 
@@ -117,6 +127,13 @@ def _dimensions(parsed: Plan, adapter: Path | None, dimension: int | None) -> tu
         return shared_dimension(parsed, layout), layout.dimension
     if dimension is not None:
         return dimension, dimension
+    from federation.forecast import shared_dimension
+    from federation.model_shapes import shape_of
+
+    shape = shape_of(parsed.model.base)
+    if shape is not None:
+        layout = shape.lora_layout(parsed.model.lora_rank)
+        return shared_dimension(parsed, layout), layout.dimension
     raise CommandError(
         "how big is the upload?",
         code="arguments",

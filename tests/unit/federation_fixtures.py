@@ -33,11 +33,14 @@ def product(tensors: dict[str, np.ndarray], prefix: str) -> np.ndarray:
     return b @ a
 
 
-def plan_of(method: str, *, gauge: bool = False, server_step: float = 1.0) -> Plan:
+def plan_of(
+    method: str, *, gauge: bool = False, server_step: float = 1.0, optimiser: str = "fedavg"
+) -> Plan:
     """A valid plan with this aggregation."""
     text = _CONSTANT.replace(
         'method = "fedavg"',
-        f'method = "{method}"\ngauge = {str(gauge).lower()}\nserver_step = {server_step!r}',
+        f'method = "{method}"\ngauge = {str(gauge).lower()}\nserver_step = {server_step!r}\n'
+        f'server_optimiser = "{optimiser}"',
     ).replace("clip_l2 = 1.0", f"clip_l2 = {CLIP!r}")
     return Plan.parse(text.encode())
 
@@ -58,9 +61,10 @@ def record_plan(
     optimiser: str = "adam",
     server_step: float = 1.0,
     grid: int = 2**16,
+    steps: int = 3,
 ) -> Plan:
     """A valid plan of a record-level mode, three steps a round, without exploration."""
-    table = RECORD_TABLE
+    table = RECORD_TABLE.replace("steps_per_round = 3", f"steps_per_round = {steps}")
     section = f'method = "{method}"\ngauge = {str(gauge).lower()}\nserver_step = {server_step!r}'
     if mode == "record_local":
         table += "delta_clip_l2 = 2.0\n"

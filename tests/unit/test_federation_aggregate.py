@@ -15,6 +15,7 @@ from federation.adapter import TILE
 from federation.aggregate import AGGREGATORS
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import rademacher, regauge
+from federation.aggregate.registry import INCOMPLETE_ADAPTERS
 from federation.aggregate.server_step import MeanOfSum, mean_of_sum, step
 
 LAYOUT = Layout.from_tensors(lora(0))
@@ -42,12 +43,75 @@ def test_the_step_is_the_float_average(method, server_step):
     silos = [shared.flatten({s.name: before[s.name] for s in shared.specs}) + m for m in moves]
     start = shared.flatten({s.name: before[s.name] for s in shared.specs}).astype(np.float64)
     average = start + server_step * (np.mean(silos, axis=0) - start)
+    if method_object.gauge:  # Its factors are others; the products are compared.
+        expected = before | shared.unflatten(average.astype(np.float32))
+        check_gauge(expected, after, method_object.gauge_form(2))
+        after = method_object.apply_ungauged(before, mean, 1)
     moved = shared.flatten({s.name: after[s.name] for s in shared.specs}).astype(np.float64)
     error = np.linalg.norm(moved - average) / np.linalg.norm(average)
     assert error < 1e-6
     for spec in LAYOUT.specs:
         if spec not in shared.specs:
             np.testing.assert_array_equal(after[spec.name], before[spec.name])
+
+
+@pytest.mark.parametrize("gauge", [False, True])
+def test_fedsvd_is_an_svd_of_the_product(gauge):
+    """Against numpy's dense SVD of the whole product, in float64."""
+    method = aggregator("fedsvd", gauge=gauge)
+    assert method.gauge
+    before, mean = lora(3), deltas(1, method.shared_layout(1))[0]
+    assert {spec.name[-8] for spec in method.shared_layout(2).specs} == {"B"}
+    moved = method.apply_ungauged(before, mean, 1)
+    after = method.apply(before, mean, 1)
+    for prefix in SIDES:
+        u, sigma, vt = np.linalg.svd(product(moved, prefix))
+        a = after[f"{prefix}.lora_A.weight"].astype(np.float64)
+        b = after[f"{prefix}.lora_B.weight"].astype(np.float64)
+        sign = np.sign(np.sum(a * vt[:RANK], axis=1))
+        np.testing.assert_allclose(a, sign[:, None] * vt[:RANK], atol=1e-5)
+        np.testing.assert_allclose(b, u[:, :RANK] * sigma[:RANK] * sign, atol=1e-5 * sigma[0])
+        # What is learned never leaves the row space of the initial A.
+        stacked = np.vstack((before[f"{prefix}.lora_A.weight"].astype(np.float64), a))
+        assert np.linalg.matrix_rank(stacked, tol=1e-4) == RANK
+
+
+def test_fedsvd_keeps_the_row_space_of_a_layer_without_a_product():
+    method = aggregator("fedsvd")
+    before = lora(3, b_scale=0.0)
+    after = method.apply(before, np.zeros(method.shared_layout(1).dimension), 1)
+    for prefix in SIDES:
+        a = after[f"{prefix}.lora_A.weight"].astype(np.float64)
+        np.testing.assert_allclose(a @ a.T, np.eye(RANK), atol=1e-5)
+        np.testing.assert_array_equal(product(after, prefix), 0.0)
+        stacked = np.vstack((before[f"{prefix}.lora_A.weight"].astype(np.float64), a))
+        assert np.linalg.matrix_rank(stacked, tol=1e-4) == RANK
+
+
+@pytest.mark.parametrize("method", sorted(AGGREGATORS))
+def test_an_adapter_that_is_not_the_whole_result_says_so(method):
+    """Ten rounds of moves from a fresh adapter: only where B is never shared nothing is learned."""
+    one, tensors = aggregator(method), lora(3, b_scale=0.0)
+    for number in range(1, 11):
+        tensors = one.apply(tensors, deltas(1, one.shared_layout(number), number)[0], number)
+    silent = not any(product(tensors, prefix).any() for prefix in SIDES)
+    assert silent == (method in INCOMPLETE_ADAPTERS)
+
+
+def test_fedsa_shares_a_and_leaves_the_function_of_the_base_model():
+    method = aggregator("fedsa", server_step=2.0)
+    shared = method.shared_layout(2)
+    assert {spec.name[-8] for spec in shared.specs} == {"A"}
+    before, mean = lora(3, b_scale=0.0), deltas(1, shared)[0]
+    after = method.apply(before, mean, 1)
+    for prefix in SIDES:
+        np.testing.assert_array_equal(product(after, prefix), 0.0)
+        moved = after[f"{prefix}.lora_A.weight"] - before[f"{prefix}.lora_A.weight"]
+        assert np.linalg.norm(moved) > 0.0
+    with pytest.raises(ValueError, match="leaves B to each silo"):
+        aggregator("fedsa", gauge=True)
+    with pytest.raises(LayoutError, match="no common product"):
+        method.regauge(before, 2)
 
 
 def test_the_step_is_the_stated_arithmetic_bit_for_bit():
@@ -112,7 +176,7 @@ def test_rolora_alternates_and_starts_with_b():
 def test_methods_that_need_pairs_say_so():
     plain = Layout.from_tensors({"w": np.zeros(4, np.float32)})
     make_aggregator("fedavg", plain, server_step=1.0, gauge=False)
-    for method, gauge in (("fedavg", True), ("rolora", False)):
+    for method, gauge in (("fedavg", True), *((m, False) for m in AGGREGATORS if m != "fedavg")):
         with pytest.raises(LayoutError, match="LoRA"):
             make_aggregator(method, plain, server_step=1.0, gauge=gauge)
 

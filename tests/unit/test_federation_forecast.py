@@ -150,7 +150,6 @@ COHORTS = {
     "plan-demo-environments": (4, 1, 49_152),
     "plan-demo-shards": (4, 1, 49_152),
     "plan-fed-se": (5, 1, 20_190_000),
-    "plan-qwen2.5-7b": (10, 2, 11_130_000),
     "plan-record-distributed": (10, 1, 3072),
     "plan-record-local": (10, 1, 3072),
     "plan-silo-dp": (200, 20, DIMENSION),

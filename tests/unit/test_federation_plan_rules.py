@@ -126,7 +126,36 @@ def test_gradients_need_an_optimiser_and_deltas_take_none():
             (problem,) = problems(base, (anchor, f'{anchor}\nserver_optimiser = "{name}"'))
             assert problem.startswith("aggregation.server_optimiser: mode ")
             assert "sums deltas" in problem
-            assert "'fedavg'" in problem
+            assert "'fedavg', 'fedavgm'" in problem
+            assert "'adam'," not in problem.partition("use one of")[2]
+    for name in ("fedavg", "fedadam"):
+        (problem,) = problems(
+            DISTRIBUTED,
+            (ADAM, f'server_optimiser = "{name}"\n'),
+            ("gauge = true", "gauge = false"),
+            ('method = "rolora"', 'method = "ffa"'),
+        )
+        assert "sums gradients" in problem
+
+
+def test_a_proximal_term_belongs_to_free_local_training():
+    term = ("tries_per_task = 4", "tries_per_task = 4\nproximal_mu = 0.1")
+    for base in (LOCAL, DISTRIBUTED):
+        (problem,) = problems(base, term)
+        assert problem.startswith("evolve.proximal_mu: in mode 'record_")
+        assert "has no proximal term" in problem
+        Plan.parse(edited(base, (term[0], f"{term[0]}\nproximal_mu = 0.0")))
+    assert Plan.parse(edited(DEMO, term)).evolve.proximal_mu == 0.1
+    for bad in ("-0.1", "inf", "nan", "1e7"):
+        (problem,) = problems(DEMO, (term[0], f"{term[0]}\nproximal_mu = {bad}"))
+        assert problem.startswith("evolve.proximal_mu:")
+
+
+def test_personal_factors_exclude_the_record_level_modes():
+    (problem,) = problems(LOCAL, ('method = "ffa"', 'method = "fedsa"'))
+    assert problem.startswith("aggregation.method: method 'fedsa' trains a personal B")
+    Plan.parse(edited(DEMO, ('method = "fedavg"', 'method = "fedsa"')))
+    Plan.parse(edited(LOCAL, ('method = "ffa"', 'method = "fedsvd"')))
 
 
 def test_the_gauge_is_excluded_by_a_frozen_factor():

@@ -35,7 +35,11 @@ CASES = [
     for gauge in (False, True)
     for round_number in (1, 2)
     for b_scale in (0.0, 1.0)
-] + [("ffa", False, round_number, 1.0) for round_number in (1, 2)]
+]
+CASES += [
+    (method, False, round_number, 1.0) for method in ("ffa", "fedsa") for round_number in (1, 2)
+]
+CASES += [("fedsvd", gauge, 2, b_scale) for gauge in (False, True) for b_scale in (0.0, 1.0)]
 
 
 def honest(
@@ -109,9 +113,10 @@ def test_a_round_of_zeros_passes(method, gauge, round_number):
     verify_update(**honest(plan, round_number, b_scale=0.0, move=0))
 
 
+@pytest.mark.parametrize("method", ["rolora", "fedsvd"])
 @pytest.mark.parametrize("round_number", [1, 2])
-def test_a_chain_of_gauged_rounds_stays_verifiable(round_number):
-    plan = plan_of("rolora", gauge=True)
+def test_a_chain_of_gauged_rounds_stays_verifiable(round_number, method):
+    plan = plan_of(method, gauge=method == "rolora")
     case = honest(plan, round_number, b_scale=0.0)
     for later in range(round_number + 1, round_number + 6):
         previous = case["published"]
@@ -178,6 +183,26 @@ def test_lopsided_factors_of_the_right_product_are_found(method, round_number):
         tensors[f"{prefix}.lora_A.weight"] *= np.float32(2.0**10)
         tensors[f"{prefix}.lora_B.weight"] /= np.float32(2.0**10)
         with pytest.raises(UpdateError, match=r"orthonormal|balanced"):
+            verify_update(**republished(case, tensors))
+
+
+@pytest.mark.parametrize("round_number", [1, 2])
+def test_fedsvd_is_verified_as_what_it_says(round_number):
+    """The rows of A are orthonormal after every round, whatever the plan says of the gauge."""
+    plan = plan_of("fedsvd")
+    case = honest(plan, round_number)
+    ungauged = honest(plan_of("ffa"), round_number)
+    with pytest.raises(UpdateError, match="orthonormal"):
+        verify_update(**republished(case, tensors_of(ungauged)))
+    for prefix in SIDES:
+        tensors = tensors_of(case)
+        tensors[f"{prefix}.lora_B.weight"] *= np.float32(1 + 1e-4)
+        with pytest.raises(UpdateError, match="product"):
+            verify_update(**republished(case, tensors))
+        tensors = tensors_of(case)
+        tensors[f"{prefix}.lora_A.weight"] *= np.float32(2.0)
+        tensors[f"{prefix}.lora_B.weight"] /= np.float32(2.0)
+        with pytest.raises(UpdateError, match="orthonormal"):
             verify_update(**republished(case, tensors))
 
 
@@ -298,7 +323,7 @@ def repeated(method: str) -> dict[str, object]:
     return given(plan, 1, encode_adapter(tensors), total, published)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "rolora"])
+@pytest.mark.parametrize("method", ["fedavg", "rolora", "fedsvd"])
 def test_other_cpu_kernels_verify_each_others_updates(method):
     root = Path(__file__).parents[2]
     paths = [str(root), str(root / "proto"), str(Path(__file__).parent)]

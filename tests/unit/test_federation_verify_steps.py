@@ -192,7 +192,7 @@ def test_ffa_excludes_the_gauge_and_needs_pairs():
     layout = Layout.from_tensors(lora(3))
     with pytest.raises(ValueError, match="keeps A"):
         make_aggregator("ffa", layout, server_step=1.0, gauge=True)
-    assert set(NO_GAUGE) == {"ffa"}
+    assert set(NO_GAUGE) == {"ffa", "fedsa"}
     method = make_aggregator("ffa", layout, server_step=1.0, gauge=False)
     with pytest.raises(LayoutError, match="rewrite"):
         method.regauge(lora(3), 2)

@@ -28,10 +28,13 @@ from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundles
 from silo_agent.chain import ChainFollower, Head
 from silo_agent.daemon import Daemon
+from silo_agent.envs.catalogue import BUILT_IN
 from silo_agent.errors import ChainMismatchError, LocalStoreError, SessionError, SiloError
+from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
 from silo_agent.published import Published
+from silo_agent.rollout.spec import EngineSpec
 from silo_agent.transport import Instruction, RoundClosed
 from silo_agent.work import LocalWork
 from tests.unit.silo_policy_samples import (
@@ -74,7 +77,8 @@ def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> Lo
     settings = {
         "base_sha256": lambda: BASE, "seed": 0, "families": lambda: (), "evaluate": True,
         "data_dir": tmp_path / "data", "assignments": lambda: (), "base_model": None, "threads": 1,
-        "options": lambda _m: {}, "held_out_offset": 0, **config,
+        "options": lambda _m: {}, "held_out_offset": 0, "catalogue": lambda: BUILT_IN,
+        "rollout": EngineSpec(), "training": TrainerSpec(), **config,
     }  # fmt: skip
     return LocalWork(
         config=SimpleNamespace(**settings),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from federation.aggregate.registry import INCOMPLETE_ADAPTERS
 from federation.forecast import forecast_plan
 from federation.plan import Plan
 from server.cli.envelope import run_app
@@ -107,3 +108,54 @@ def test_a_plan_with_problems_names_each_of_them(monkeypatch, capsys, tmp_path):
     message = json.loads(out)["message"]
     assert "aggregation.server_optimiser" in message
     assert "privacy.record.expected_units" in message
+
+
+QWEN = EXAMPLES / "qwen2.5-7b" / "plan.toml"
+
+
+def test_a_known_base_says_its_memory_and_needs_no_dimension(monkeypatch, capsys):
+    arguments = ("run", "plan", QWEN, "--silos", 10, "--colluding", 2)
+    code, out, err = call(monkeypatch, capsys, *arguments, "--format", "json")
+    assert code == 0, err
+    data = json.loads(out)["data"]
+    memory = data["memory"]
+    assert memory["parameters"] == 7_615_616_512
+    assert memory["kv_bytes_per_token"] == 57_344
+    assert data["bytes_up"] >= 4 * memory["lora_b_parameters"]
+    assert [row["processes"] for row in memory["training"]] == [1, 1, 8]
+    for row in memory["training"]:
+        parts = ("weights_bytes", "adapter_bytes", "activations_bytes", "logits_bytes")
+        assert row["total_bytes"] == sum(row[part] for part in parts)
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert "7.62 billion parameters; adapter at r = 8: A 9.06" in err
+    assert "77.0 MiB in float32 (B alone 42.4)" in err
+    assert sum("GiB" in line or "training" in line for line in err.splitlines()) >= 4
+
+
+def test_an_unknown_base_says_so(monkeypatch, capsys):
+    code, out, err = call(
+        monkeypatch, capsys, "run", "plan", DISTRIBUTED, *TEN, "--dimension", 3072, "--format",
+        "json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["data"]["memory"] is None
+    assert "memory of a GPU: not estimated" in err
+
+
+@pytest.mark.parametrize("method", ["fedsa", "fedavg"])
+def test_a_method_whose_adapter_is_not_the_whole_result_is_said(
+    monkeypatch, capsys, tmp_path, method
+):
+    plan = edited(
+        tmp_path, '[aggregation]\nmethod = "fedavg"', f'[aggregation]\nmethod = "{method}"',
+        EXAMPLES / "plan-fed-se.toml",
+    )  # fmt: skip
+    code, out, err = call(
+        monkeypatch, capsys, "run", "plan", plan, *TEN, "--dimension", 9, "--format", "json"
+    )
+    assert code == 0, err
+    note = INCOMPLETE_ADAPTERS.get(method)
+    assert json.loads(out)["data"]["adapter_note"] == note
+    assert (f"note: {note}" in err) == (method == "fedsa")
+    assert ("note:" in err) == (method == "fedsa")

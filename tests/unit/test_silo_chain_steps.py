@@ -8,7 +8,7 @@ from federation.record import position_of
 from silo_agent.chain import ChainFollower
 from silo_agent.errors import ChainMismatchError
 from silo_agent.local_store import LocalStore
-from tests.unit.federation_fixtures import lora, record_plan
+from tests.unit.federation_fixtures import lora, plan_of, record_plan
 from tests.unit.test_silo_chain import KEY, RUN, Published, kept_in, sync
 
 STEPS = 3
@@ -69,6 +69,73 @@ def test_a_restart_in_the_middle_of_a_round_rebuilds_the_optimiser(
     first_step = position_of(1 + (adopted - 1) // STEPS, 0, STEPS)
     middle = adopted % STEPS != 0
     assert published.asked == ([adopted, first_step] if middle else [adopted])
+
+
+@pytest.mark.parametrize("optimiser", ["fedavgm", "fedadagrad", "fedyogi", "fedadam"])
+@pytest.mark.parametrize("method", ["fedavg", "ffa", "fedsa"])
+def test_a_restart_rebuilds_moments_that_cross_rounds(store, optimiser, method):
+    published = Published(plan_of(method, optimiser=optimiser, server_step=0.01))
+    published.round(1)
+    published.skip()
+    sync(published, store)
+    published.round(3)
+    published.asked.clear()
+    # A new follower has no state of its own: it asks for the run's records from the first release.
+    head = sync(published, store)
+    assert head.record is published.chain[-1]
+    assert published.asked == [2, 1]
+    for name, tensor in published.tensors.items():
+        np.testing.assert_array_equal(head.tensors[name], tensor)
+
+
+def test_moments_that_cross_rounds_are_kept_while_the_silo_lives(store):
+    published = Published(plan_of("fedavg", optimiser="fedadam"))
+    follow = follower_of(published, store)
+    follow()
+    for seed in range(3):
+        published.round(seed)
+        assert follow().record is published.chain[-1]
+    assert published.asked == [0, 0, 1, 2]
+
+
+def test_an_update_without_the_runs_moments_is_refused(store):
+    """Also by a silo that restarted, and it takes the right one after it."""
+    published = Published(plan_of("fedavg", optimiser="fedavgm"))
+    published.round(1)
+    published.round(2)
+    sync(published, store)
+    kept, published.optimiser = published.optimiser, published.plan.optimiser()
+    published.optimiser.skip(round_number=1, step=0)
+    published.optimiser.skip(round_number=2, step=0)
+    total, wrong = published.after(3)
+    before = published.tensors
+    published.add("aggregated", wrong, total)
+    follow = follower_of(published, store)
+    for _ in range(2):
+        with pytest.raises(UpdateError, match="byte for byte"):
+            follow()
+    assert store.chain_head(RUN).position == 2
+    published.chain.pop()
+    published.tensors, published.optimiser = before, kept
+    published.round(3)
+    assert follow().record is published.chain[-1]
+
+
+def test_a_replay_over_forged_earlier_sums_leaves_nothing_behind(store):
+    """A sum that is not the record's stops the replay; the next try begins from zero."""
+    published = Published(plan_of("fedavg", optimiser="fedadam"))
+    for seed in range(2):
+        published.round(seed)
+    sync(published, store)
+    published.round(2)
+    follow = follower_of(published, store)
+    second = published.chain[2].sum_sha256
+    true = published.blobs[second]
+    published.blobs[second] = bytes(len(true))
+    with pytest.raises(UpdateError, match="not the one that the record names"):
+        follow()
+    published.blobs[second] = true
+    assert follow().record is published.chain[-1]
 
 
 def test_an_optimiser_without_state_needs_no_earlier_sums(store):

@@ -1,0 +1,59 @@
+"""``chorale-lab adapter``: initial adapters, and adapters merged into full models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Initial adapters and merged models.", no_args_is_help=True)
+
+
+@app.callback()
+def adapter() -> None:
+    """Initial adapters and merged models."""
+
+
+@app.command()
+def init(
+    base: Annotated[Path, typer.Argument(help="Base model directory.", exists=True)],
+    out: Annotated[Path, typer.Option(help="File to write, safetensors.")],
+    rank: Annotated[int, typer.Option(help="LoRA rank.", min=1)] = 8,
+    alpha: Annotated[float, typer.Option(help="LoRA alpha.", min=0.0)] = 16.0,
+    seed: Annotated[int, typer.Option(help="Decides every entry.", min=0)] = 0,
+) -> None:
+    """Write φ_0, the adapter a run starts from: A random, B zero."""
+    from federation.adapter import encode_adapter
+    from silo_agent.adapter.lora import initial_adapter
+
+    out.write_bytes(encode_adapter(initial_adapter(base, rank, alpha, seed)))
+    typer.echo(f"wrote {out}: chorale run start PLAN --adapter {out}", err=True)
+
+
+@app.command()
+def merge(
+    adapter_path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ADAPTER", help="Exported directory, or a safetensors file.", exists=True
+        ),
+    ],
+    base: Annotated[Path, typer.Option(help="Base model directory.", exists=True, file_okay=False)],
+    out: Annotated[Path, typer.Option(help="Directory to write; absent or empty.")],
+    alpha: Annotated[
+        float | None, typer.Option(help="LoRA alpha, for a file; a directory says it.", min=0.0)
+    ] = None,
+) -> None:
+    """Write a whole model, W + (alpha/r) B A, with the base's tokenizer and dtype."""
+    from lab.serving.merge import MergeError, read_adapter_at
+    from lab.serving.merge import merge as merge_into
+
+    try:
+        written = merge_into(read_adapter_at(adapter_path, alpha=alpha), base, out)
+    except MergeError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"wrote {written}", err=True)

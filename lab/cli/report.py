@@ -1,0 +1,63 @@
+"""``chorale-lab report``: what an experiment's results say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+__all__ = ["report"]
+
+
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="With results.jsonl; pictures go to DIR/plots of the first."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; standard output if not given.")
+    ] = None,
+    output: Annotated[
+        Literal["md", "json"], typer.Option("--format", help="Markdown, or every figure as JSON.")
+    ] = "md",
+    plots: Annotated[
+        Path | None, typer.Option(help="Where pictures go instead; --out links them from there.")
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=SETTING", help="Which setting is pretrained, local, ..."),
+    ] = None,
+    reference: Annotated[
+        str, typer.Option(help="Setting that the others are tested against; fedse if not given.")
+    ] = "",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Setting among which a silo's best is chosen; repeat for more."),
+    ] = None,
+) -> None:
+    """Tables, paired tests, curves and the summary line of one or more experiments."""
+    from lab.report.document import write_report
+    from lab.report.errors import ReportError
+    from lab.report.report import Choices
+
+    roles = dict(part.split("=", 1) for part in role or () if "=" in part)
+    if len(roles) != len(role or ()):
+        raise typer.BadParameter("--role takes ROLE=SETTING, each role once")
+    try:
+        text = write_report(
+            directories,
+            Choices(roles=roles, reference=reference, options=tuple(option or ())),
+            output=output,
+            plots=plots or directories[0] / "plots",
+            out=out,
+        )
+    except ReportError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(f"wrote {out}", err=True)

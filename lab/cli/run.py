@@ -1,0 +1,160 @@
+"""``chorale-lab run``: an experiment over settings and seeds, resumable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lab.experiment.config import Run
+
+__all__ = ["run"]
+
+
+def run(
+    experiment: Annotated[
+        Path, typer.Argument(help="Experiment file, TOML.", exists=True, dir_okay=False)
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(help="Directory for the results; continued if it exists.", file_okay=False),
+    ],
+    workers: Annotated[
+        int, typer.Option(help="Runs at a time, each a process with one thread.", min=1, max=256)
+    ] = 1,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run this setting alone; repeat it for several.", show_default=False),
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(help="Run this seed alone; repeat it for several.", show_default=False),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would run, and stop.")] = False,
+    force_new: Annotated[
+        bool,
+        typer.Option("--force-new", help="Set existing results aside and start again."),
+    ] = False,
+) -> None:
+    """Run whole federations in one process, for every setting and every seed of a file.
+
+    An experiment file names a base model, silos with their environments and shards, and one row per
+    setting: a method with what differs from the file's tables. The silos and their rounds are the
+    product's own code; sums are fixed point modulo 2^32, plain or under real masks with the same
+    bits.
+
+    \b
+    chorale-lab run experiments/fedse-shards.toml --out out --workers 2
+    chorale-lab report out
+
+    \b
+    Methods, and what each learns from:
+      pretrained         nothing: the base model
+      local_static       each silo alone, its demonstrations
+      local_evolution    each silo alone, its successes
+      central_static     one silo with all demonstrations
+      central_evolution  one silo with all tasks
+      fedit              federated, demonstrations only
+      fedse              federated self-evolution
+      fedse_personal     and an adapter of each silo's own
+      fedsa              and factors B of each silo's own
+      clustered          one federation per family of 3 silos or more
+
+    Interrupt it at any time: finished runs are in results.jsonl, the others start again next time.
+    Settings and seeds may be added to the file later; a finished run whose values were changed is
+    refused, never overwritten.
+
+    Exit code 1 if a run failed or the file is wrong.
+    """  # noqa: D301  # click reads the backspace: leave the block as it is
+    from lab.experiment.errors import ExperimentError
+
+    try:
+        failed = _run(
+            experiment,
+            out,
+            workers=workers,
+            only=only or [],
+            seeds=seed or [],
+            check=check,
+            force_new=force_new,
+        )
+    except ExperimentError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted: the same command goes on with what is not finished", err=True)
+        raise typer.Exit(130) from error
+    if failed:
+        for line in failed:
+            typer.echo(f"failed: {line}", err=True)
+        raise typer.Exit(1)
+
+
+def _run(
+    experiment: Path,
+    out: Path,
+    *,
+    workers: int,
+    only: list[str],
+    seeds: list[int],
+    check: bool,
+    force_new: bool,
+) -> tuple[str, ...]:
+    from lab.experiment.config import load_experiment
+    from lab.experiment.errors import ExperimentError
+    from lab.experiment.results import Results
+    from lab.experiment.runner import require_aggregations, run_all
+    from silo_agent.adapter.base_model import BaseModelError, base_sha256
+
+    loaded = load_experiment(experiment)
+    base_dir = (experiment.resolve().parent / loaded.base).resolve()
+    try:
+        runs = loaded.runs(base_dir=base_dir, base_sha256=base_sha256(base_dir))
+    except BaseModelError as error:
+        raise ExperimentError(f"base: {error}") from error
+    chosen = _chosen(runs, only, seeds)
+    require_aggregations(chosen)
+    if check:
+        for one in chosen:
+            typer.echo(f"{one.setting} seed {one.seed}: {one.method}, {one.rounds} rounds")
+        return ()
+    with Results(out) as results:
+        if force_new and (aside := results.set_aside()):
+            typer.echo(f"set aside: {aside}", err=True)
+        results.require_same(runs)
+        results.keep_file(experiment.read_bytes())
+        outcome = run_all(
+            chosen, results, workers=workers, say=lambda line: typer.echo(line, err=True)
+        )
+    typer.echo(
+        f"{outcome.finished} runs finished, {outcome.skipped} were finished before, "
+        f"{len(outcome.failed)} failed: {out / 'results.jsonl'}"
+    )
+    return outcome.failed
+
+
+def _chosen(runs: list[Run], only: list[str], seeds: list[int]) -> list[Run]:
+    """The runs of the settings and seeds that were asked for; all where none was."""
+    import difflib
+
+    from lab.experiment.errors import ExperimentError
+
+    settings = list(dict.fromkeys(run.setting for run in runs))
+    for name in only:
+        if name not in settings:
+            nearest = difflib.get_close_matches(name, settings, n=1, cutoff=0.0)[0]
+            raise ExperimentError(
+                f"--only: there is no setting {name!r}; the nearest is {nearest!r}"
+            )
+    known = sorted({run.seed for run in runs})
+    for number in seeds:
+        if number not in known:
+            raise ExperimentError(f"--seed: the file has the seeds {known}, not {number}")
+    return [
+        run
+        for run in runs
+        if (not only or run.setting in only) and (not seeds or run.seed in seeds)
+    ]

@@ -1,0 +1,1 @@
+"""Reports on experiments: what `results.jsonl` says, as tables, curves and one JSON line."""

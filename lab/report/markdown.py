@@ -1,0 +1,223 @@
+"""A report as Markdown: tables, tests, silos, pictures, and the summary's line.
+
+Names come from results files; what Markdown or HTML would read as markup is escaped. Equal reports
+give equal text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from federation.markdown import escaped
+from lab.report.interval import LEAST_SEEDS
+from lab.report.paired import Difference
+from lab.report.report import ExperimentReport, Family, Report, SilosReport
+from lab.report.scores import Rate
+from lab.report.silos import GROUPS
+
+__all__ = ["render"]
+
+_LEGEND: Final = (
+    "Success in percent. `[low, high]` is the 95 % interval over tasks, seeds pooled: Wilson for "
+    "an environment and for micro (all tasks pooled); for macro (mean over environments) the "
+    "Wilson limits combined by MOVER (Zou, Huang, Zhang 2009). It holds for these adapters. "
+    "`s` is the standard deviation over seeds. *Macro over seeds* is the 95 % t interval of the "
+    f"mean over seeds (from {LEAST_SEEDS} seeds; otherwise the seeds' range): it holds for another "
+    "run of the same setting."
+)
+_TESTS: Final = (
+    "Exact McNemar tests on the same tasks at equal seeds. *b*: only the reference solves the "
+    "task; *c*: only the other. *Difference* is the reference minus the other, macro, in points, "
+    "with the 95 % interval from the discordant pairs. *p (Holm)* is adjusted over the rows of its "
+    "table."
+)
+_SILOS: Final = (
+    "*Own*: tasks of the silo's shard. *Unseen*: tasks of its family outside the shard. *Other*: "
+    "tasks of other families. Wilson intervals over tasks, seeds pooled. *To alone* is the paired "
+    "difference on own tasks in points with its 95 % interval. Single silos are shown alone and "
+    "with the options that a silo may choose from."
+)
+_DASH: Final = "–"
+
+
+def render(report: Report, figures: Mapping[str, Any], *, plots: str) -> str:
+    """The whole fragment.
+
+    Args:
+        report: What to say.
+        figures: The summary.
+        plots: Where pictures lie, as the text should link them, for example ``plots``.
+    """
+    parts: list[str] = []
+    for experiment in report.experiments:
+        parts += _experiment(experiment, plots)
+    if report.unfinished:
+        named = ", ".join(
+            f"{escaped(setting)} at seed {seed}" for setting, seed in report.unfinished
+        )
+        parts.append(f"Not finished, so not in any figure: {named}.")
+    if report.replaced:
+        parts.append(f"{report.replaced} lines of interrupted runs were written again.")
+    parts += ["## Summary", f"```json\n{json.dumps(figures, separators=(',', ':'))}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _experiment(report: ExperimentReport, plots: str) -> list[str]:
+    parts = [
+        f"## {escaped(report.name)}",
+        _facts(report),
+        _LEGEND,
+    ]
+    temperatures = sorted({s.temperature for row in report.rows for s in row.scores})
+    for temperature in temperatures:
+        parts += [f"### {_heading(temperature)}", _scores(report, temperature)]
+    if any(family.comparisons or family.unpaired for family in report.families):
+        parts += ["### Paired tests", _TESTS]
+    for family in report.families:
+        parts += _family(family)
+    if report.silos:
+        parts += ["### Silo by silo", _SILOS]
+    for silos in report.silos:
+        parts += _silos(silos)
+    parts += [f"![{escaped(name)}]({plots}/{name})" for name in report.plots]
+    return parts
+
+
+def _facts(report: ExperimentReport) -> str:
+    return (
+        f"{len(report.rows)} rows; {report.episodes:,} explored episodes and "
+        f"{report.wall_s / 60:.1f} minutes of wall time over all runs. "
+        f"Environments in the averages: {', '.join(map(escaped, report.counted))}."
+    )
+
+
+def _scores(report: ExperimentReport, temperature: float) -> str:
+    names = sorted(
+        {
+            name
+            for row in report.rows
+            for score in row.scores
+            if score.temperature == temperature
+            for name in score.environments
+        }
+    )
+    lines = []
+    for row in report.rows:
+        score = next(s for s in row.scores if s.temperature == temperature)
+        lines.append(
+            [
+                escaped(row.row),
+                ", ".join(map(str, row.seeds)),
+                ", ".join(map(str, row.rounds)),
+                *[_rate(score.environments.get(name)) for name in names],
+                _rate(score.micro),
+                _rate(score.macro),
+                _seeds(score.macro),
+            ]
+        )
+    head = ["setting", "seeds", "rounds", *map(escaped, names), "micro", "macro"]
+    return _table([*head, "macro over seeds"], lines)
+
+
+def _family(family: Family) -> list[str]:
+    if not family.comparisons and not family.unpaired:
+        return []
+    lines = [
+        [
+            escaped(found.second),
+            str(found.seeds),
+            f"{found.counts.tasks:,}",
+            str(found.counts.only_first),
+            str(found.counts.only_second),
+            _points(found.macro),
+            _p(found.p_value),
+            _p(adjusted),
+        ]
+        for found, adjusted in zip(family.comparisons, family.adjusted, strict=True)
+    ]
+    head = ["against", "seeds", "tasks", "b", "c", "difference", "p", "p (Holm)"]
+    parts = [f"Reference {escaped(family.reference)}, {_heading(family.temperature).lower()}:"]
+    if lines:
+        parts.append(_table(head, lines))
+    return parts + [f"Not compared: {escaped(reason)}." for reason in family.unpaired]
+
+
+def _silos(report: SilosReport) -> list[str]:
+    parts = [f"{_heading(report.temperature)}, alone is {escaped(report.alone.setting)}:"]
+    means = [
+        [
+            escaped(found.option.name),
+            *[_rate(found.means[group]) for group in GROUPS],
+            _points(min(found.differences, key=lambda one: one.value))
+            if found.differences
+            else _DASH,
+        ]
+        for found in report.options
+    ]
+    parts.append(
+        _table(
+            ["mean over silos", "own", "unseen", "other", "worst silo to alone"],
+            means,
+        )
+    )
+    if report.worst is not None:
+        parts.append(
+            f"`worst_silo_vs_alone`: {escaped(report.worst.option.name)}, the option whose worst "
+            f"silo fares best (chosen after looking), silo {report.worst.silo}: "
+            f"{_points(report.worst.difference)} points."
+        )
+    lines = [
+        [
+            str(silo),
+            escaped(report.families[at]),
+            escaped(found.option.name),
+            *[_rate(found.rates[group][at]) for group in GROUPS],
+            _points(found.differences[at]) if found.differences else _DASH,
+        ]
+        for at, silo in enumerate(report.silos)
+        for found in report.options
+        if found.candidate or found.option == report.alone
+    ]
+    head = ["silo", "family", "option", "own", "unseen", "other", "to alone"]
+    return [*parts, _table(head, lines)]
+
+
+def _heading(temperature: float) -> str:
+    return "Greedy" if temperature == 0 else f"Temperature {temperature:g}"
+
+
+def _rate(rate: Rate | None) -> str:
+    if rate is None:
+        return _DASH
+    interval, deviation = rate.interval, rate.spread.deviation
+    text = f"{100 * interval.rate:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return text if math.isnan(deviation) else f"{text} s {100 * deviation:.1f}"
+
+
+def _seeds(rate: Rate | None) -> str:
+    if rate is None:
+        return _DASH
+    spread = rate.spread
+    if not math.isnan(spread.low):
+        return f"{100 * spread.mean:.1f} [{100 * spread.low:.1f}, {100 * spread.high:.1f}] t"
+    if len(spread.rates) == 1:
+        return "one seed"
+    return f"{100 * min(spread.rates):.1f} to {100 * max(spread.rates):.1f}"
+
+
+def _points(difference: Difference) -> str:
+    return (
+        f"{100 * difference.value:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+    )
+
+
+def _p(value: float) -> str:
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

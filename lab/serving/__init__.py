@@ -1,0 +1,1 @@
+"""Adapters made ready for serving."""
