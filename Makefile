@@ -90,5 +90,33 @@ bench-dp-overhead: setup
 bench-privacy-modes: setup
 	$(BIN)/python benchmarks/privacy_modes.py $(BENCH_ARGS)
 
+.PHONY: bench-rollout bench-sft-step
+
+bench-rollout: setup
+	$(BIN)/python benchmarks/rollout.py $(BENCH_ARGS)
+
+bench-sft-step: setup
+	$(BIN)/python benchmarks/sft_step.py $(BENCH_ARGS)
+
+.PHONY: experiments-fedse experiments-aggregation
+EXPERIMENTS ?= experiments/results
+LAB_ARGS ?= --workers 2
+
+# Both go on where they were interrupted: about 2 hours, and about 6, on two cores.
+experiments-fedse: setup
+	$(BIN)/chorale-lab run experiments/fedse-paper.toml --out $(EXPERIMENTS)/fedse-paper $(LAB_ARGS)
+	$(BIN)/chorale-lab run experiments/fedse-shards.toml --out $(EXPERIMENTS)/fedse-shards $(LAB_ARGS)
+
+experiments-aggregation: setup
+	$(BIN)/chorale-lab run experiments/aggregation.toml --out $(EXPERIMENTS)/aggregation $(LAB_ARGS)
+
+.PHONY: test-vllm test-environments
+# Against a real vLLM server on the CPU, and real environment packages, in environments of their own.
+test-vllm: setup
+	tests/vllm/run.sh .venv-vllm
+
+test-environments:
+	tests/foreign/run.sh .venv-environments --model
+
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(BENCH_VENV) .venv-vllm .venv-environments .mypy_cache .ruff_cache .pytest_cache

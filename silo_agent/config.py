@@ -9,8 +9,20 @@
     evaluate = true
     environments = [{ environment = "craft", shard_index = 0, shard_count = 4 }]
 
+    plugins = ["chess"]                  # environments of installed packages
+
     [fed-se]                             # options of one evolution method
     buffer_capacity = 20000
+
+    [rollout]                            # what plays the episodes: ``rollout/spec.py``
+    kind = "hf"
+
+    [training]                           # on what is trained: ``evolve/trainer_spec.py``
+    micro_batch_tokens = 8192
+
+    [foreign."openenv:calendar"]         # an environment server: ``envs/foreign_spec.py``
+    url = "ws://127.0.0.1:8001/ws"
+    ...
 
 Invariants:
 
@@ -18,7 +30,9 @@ Invariants:
 2. ``CHORALE_SILO_<KEY>`` overrides the file, for example ``CHORALE_SILO_THREADS=4``; tables and
    lists are written as JSON there.
 3. No secret is in it. Keys live in files of their own that only the daemon's user can read.
-4. Without a base model the digest is 32 zero bytes: only a plan that names this digest, and a
+4. An environment that the silo does not have, built in, plugged in or described, is an error here
+   and not in a round. A described one may not have a name that another has.
+5. Without a base model the digest is 32 zero bytes: only a plan that names this digest, and a
    policy that lists it, fit such a silo.
 
 Covered: the file, the environment, finding the base model. Not covered: fetching a model; put it on
@@ -35,16 +49,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from silo_agent.adapter.base_model import BaseModelError, base_sha256
-from silo_agent.envs.registry import ENVIRONMENTS
+from silo_agent.envs.catalogue import Catalogue
+from silo_agent.envs.errors import EnvironmentFailureError
+from silo_agent.envs.foreign_spec import ForeignSpec
 from silo_agent.envs.tasks import Shard
 from silo_agent.errors import ConfigError, ProbeError
 from silo_agent.evolve.evolver import Assignment
+from silo_agent.evolve.trainer_spec import TrainerSpec
+from silo_agent.foreign_config import foreign_specs, problems, spec_of
 from silo_agent.probes import parse_listen
+from silo_agent.rollout.spec import EngineSpec
 
 __all__ = ["CONFIG_FILE", "NO_BASE_MODEL", "EnvironmentEntry", "SiloConfig", "write_starter"]
 
@@ -62,7 +89,7 @@ class EnvironmentEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     environment: str
-    """A name of ``silo_agent.envs.registry``."""
+    """A name of the silo's catalogue."""
     shard_index: Annotated[int, Field(ge=0)] | None = None
     """Which share, counted from 0; all tasks when absent."""
     shard_count: Annotated[int, Field(ge=1)] | None = None
@@ -70,10 +97,6 @@ class EnvironmentEntry(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.environment not in ENVIRONMENTS:
-            raise ValueError(
-                f"unknown environment {self.environment!r}; known: {', '.join(ENVIRONMENTS)}"
-            )
         if (self.shard_index is None) != (self.shard_count is None):
             raise ValueError("shard_index and shard_count go together")
         if self.shard_index is not None and self.shard_index >= (self.shard_count or 0):
@@ -103,6 +126,14 @@ class SiloConfig(BaseSettings):
     """``host:port`` of probes and metrics; port 0 is written to ``probes.address``."""
     environments: tuple[EnvironmentEntry, ...] = ()
     """What is explored here."""
+    plugins: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """Environments of installed packages that this silo has."""
+    foreign: dict[str, ForeignSpec] = {}
+    """Environments that the operator describes, by name."""
+    rollout: EngineSpec = EngineSpec()
+    """What plays the episodes."""
+    training: TrainerSpec = TrainerSpec()
+    """What is trained on."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Of the learning framework."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
@@ -167,6 +198,21 @@ class SiloConfig(BaseSettings):
             return tuple({"environment": v} if isinstance(v, str) else v for v in value)
         return value
 
+    @field_validator("foreign", mode="before")
+    @classmethod
+    def _foreign(cls, value: Any) -> Any:
+        return foreign_specs(value)
+
+    @field_validator("rollout", mode="before")
+    @classmethod
+    def _rollout(cls, value: Any, info: ValidationInfo) -> Any:
+        return spec_of(EngineSpec, value, directory=info.data.get("data_dir"))
+
+    @field_validator("training", mode="before")
+    @classmethod
+    def _training(cls, value: Any, info: ValidationInfo) -> Any:
+        return spec_of(TrainerSpec, value, directory=info.data.get("data_dir"))
+
     @model_validator(mode="after")
     def _resolve(self) -> Self:
         data_dir = self.data_dir.expanduser().absolute()
@@ -177,7 +223,31 @@ class SiloConfig(BaseSettings):
         names = [entry.environment for entry in self.environments]
         if len(set(names)) != len(names):
             raise ValueError("environments: name each environment once")
+        self._require_environments()
         return self
+
+    def _require_environments(self) -> None:
+        try:
+            catalogue = self.catalogue()
+            for entry in self.environments:
+                if entry.environment not in catalogue:
+                    known = ", ".join(catalogue.names)
+                    raise ValueError(f"unknown environment {entry.environment!r}; known: {known}")
+                catalogue.require_shards(entry.environment, entry.shard_count or 1)
+        except EnvironmentFailureError as error:
+            raise ValueError(f"environments: {error}") from error
+
+    @cached_property
+    def _catalogue(self) -> Catalogue:
+        return Catalogue(plugins=self.plugins, foreign=self.foreign)
+
+    def catalogue(self) -> Catalogue:
+        """The environments this silo has; always the same object.
+
+        Raises:
+            EnvironmentPluginError: No installed package has one of the plugins.
+        """
+        return self._catalogue
 
     @cached_property
     def _base_sha256(self) -> bytes:
@@ -201,9 +271,15 @@ class SiloConfig(BaseSettings):
         return tuple(entry.assignment() for entry in self.environments)
 
     def families(self) -> tuple[str, ...]:
-        """Environment families this silo declares to the coordinator: public."""
-        # Each built-in environment is a family of its own name.
-        names = {entry.environment for entry in self.environments}
+        """Environment families this silo declares to the coordinator: public.
+
+        Raises:
+            ConfigError: An installed package's environment cannot be used.
+        """
+        try:
+            names = {self.catalogue().family(entry.environment) for entry in self.environments}
+        except EnvironmentFailureError as error:
+            raise ConfigError(str(error)) from error
         if "family" in self.constant:
             names.add(str(self.constant["family"]))
         return tuple(sorted(names))
@@ -247,14 +323,7 @@ def _require_known_environment() -> None:
 
 
 def _problems(error: ValidationError) -> str:
-    lines = []
-    for item in error.errors(include_url=False, include_context=False):
-        path = ".".join(str(part) for part in item["loc"]) or "silo.toml"
-        known = ", ".join(sorted(SiloConfig.model_fields))
-        unknown = item["type"] == "extra_forbidden"
-        text = f"unknown key (known: {known})" if unknown else item["msg"]
-        lines.append(f"{path}: {text.removeprefix('Value error, ')}")
-    return "; ".join(lines)
+    return "; ".join(problems(error, SiloConfig))
 
 
 def _base_directory(data_dir: Path, base_model: Path) -> Path:
@@ -292,6 +361,12 @@ _STARTER = """\
 # or one share of four of its tasks:
 #   environments = [{{ environment = "craft", shard_index = 0, shard_count = 4 }}]
 environments = []
+
+# Environments of installed packages (entry points "chorale.environments"), by name:
+#   plugins = ["chess"]
+# Others are described in tables [foreign."kind:alias"]; kinds: openenv, agentgym, gym. Examples
+# are in docs/environments.md. What plays the episodes is chosen in [rollout], on what is trained in
+# [training].
 
 # Judge every adopted adapter on held-out tasks when a plan asks for it.
 evaluate = true

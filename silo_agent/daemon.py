@@ -93,7 +93,7 @@ class Daemon:
         self.identity = Identity.load(config.data_dir)
         self.policy = Policy.load(config.policy_file)
         self.store = LocalStore(config.data_dir)
-        self.metrics = SiloMetrics()
+        self.metrics = SiloMetrics(families=config.families())
         self.ledger = open_ledger(config, self.policy, self.store)
         self.unfinished = UnfinishedUploads(
             config.data_dir / "spool",

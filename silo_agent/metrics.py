@@ -13,7 +13,7 @@ is the better source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -41,9 +41,17 @@ _TOKENS = "agent_tokens"
 
 
 class SiloMetrics:
-    """Every metric of one daemon."""
+    """Every metric of one daemon.
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    Args:
+        registry: One of its own when absent.
+        families: Those that the silo declares, beside the built-in ones.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, families: Iterable[str] = ()
+    ) -> None:
+        self._families = tuple(dict.fromkeys((*FAMILIES, *families)))
         self.registry = registry or CollectorRegistry()
         self.rounds = self._counter("rounds", "Rounds by how they ended for this silo", "outcome")
         self.policy_decisions = self._counter(
@@ -122,11 +130,11 @@ class SiloMetrics:
             figures: The method's own figures; ``last_loss``, ``agent_tokens`` and ``task_reward``
                 are shown where present.
         """
-        played = dict.fromkeys(FAMILIES, 0)
-        solved = dict.fromkeys(FAMILIES, 0)
+        played = dict.fromkeys(self._families, 0)
+        solved = dict.fromkeys(self._families, 0)
         for family, count in episodes.items():
-            played[_known(family)] += count
-            solved[_known(family)] += successes.get(family, 0)
+            played[self._known(family)] += count
+            solved[self._known(family)] += successes.get(family, 0)
         for family, count in played.items():
             if count:
                 self.success_ratio.labels(environment=family).set(solved[family] / count)
@@ -136,6 +144,9 @@ class SiloMetrics:
         if _LOSS in figures:
             self.train_loss.set(figures[_LOSS])
         self.rollout_tokens.inc(max(0.0, figures.get(_TOKENS, 0.0)))
+
+    def _known(self, family: str) -> str:
+        return family if family in self._families else OTHER
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"chorale_silo_{name}", text, labels, registry=self.registry)
@@ -155,7 +166,7 @@ class SiloMetrics:
             self.failed_checks.labels(check=check.value)
         for kind in ERROR_KINDS:
             self.errors.labels(kind=kind)
-        for family in FAMILIES:
+        for family in self._families:
             # Nothing was played yet, which is not the same as nothing was solved.
             self.success_ratio.labels(environment=family).set(float("nan"))
         for unit in UNIT_KINDS:
@@ -163,10 +174,6 @@ class SiloMetrics:
             self.dp_epsilon_cap.labels(unit=unit)
         for phase in PHASES:
             self.phase_duration.labels(phase=phase)
-
-
-def _known(family: str) -> str:
-    return family if family in FAMILIES else OTHER
 
 
 def _tree(base: type[Exception]) -> Iterator[str]:

@@ -3,7 +3,8 @@
 Both adapters play the same tasks greedily; the first task that only the second one solves is shown
 turn by turn. The text never leaves the silo: this prints where the operator stands.
 
-Covered: built-in environments, in-process engine. Not covered: explaining why an action was chosen.
+Covered: every environment of the silo, with the silo's own engine. Not covered: explaining why an
+action was chosen.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import numpy as np
 
 from federation.plan import Plan
 from silo_agent.config import SiloConfig
-from silo_agent.envs.registry import make
 from silo_agent.envs.tasks import Split
 from silo_agent.errors import ConfigError
+from silo_agent.rollout.engines import make_engine
 from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.hf import HfEngine
 from silo_agent.trajectory import Task, Trajectory
 
 __all__ = ["Replay", "replay"]
@@ -53,21 +53,30 @@ def replay(
     """
     if config.base_model is None or not plan.evolve.environments:
         raise ConfigError("a replay needs base_model in silo.toml and environments in the plan")
-    name = plan.evolve.environments[0]
-    environment = make(name)
+    catalogue = config.catalogue()
+    name = next((n for n in plan.evolve.environments if n in catalogue), None)
+    if name is None:
+        raise ConfigError("this silo has no environment of the plan")
+    environment = catalogue.make(name)
     ids = environment.task_ids(Split.HELD_OUT)[:CANDIDATES]
     tasks = [Task(environment=name, task_id=task_id) for task_id in ids]
-    engine = HfEngine(
+    engine = make_engine(
         config.base_model,
         alpha=plan.model.lora_alpha,
         dtype=plan.model.dtype,
         threads=config.threads,
+        spec=config.rollout,
     )
     played: list[tuple[Trajectory, ...]] = []
     for version, tensors in (("before", before), ("after", after)):
         engine.load_adapter(version, tensors)
         batch = run_episodes(
-            engine, tasks, temperature=0.0, seed=0, max_new_tokens=plan.evolve.max_new_tokens
+            engine,
+            tasks,
+            temperature=0.0,
+            seed=0,
+            max_new_tokens=plan.evolve.max_new_tokens,
+            make_environment=catalogue.make,
         )
         played.append(batch.trajectories)
     engine.close()

@@ -19,6 +19,7 @@ ENVIRONMENTS: MappingProxyType[str, str] = MappingProxyType(
         "babyai": "silo_agent.envs.babyai:BabyAI",
         "craft": "silo_agent.envs.craft:Craft",
         "maze": "silo_agent.envs.maze:Maze",
+        "shop": "silo_agent.envs.shop:Shop",
         "wordle": "silo_agent.envs.wordle:Wordle",
     }
 )

@@ -5,7 +5,17 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "peft", "gymnasium", "minigrid", "opacus", "vllm", "matplotlib")
+HEAVY = (
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "gymnasium",
+    "minigrid",
+    "opacus",
+    "vllm",
+    "matplotlib",
+)
 
 
 def loaded_after(code: str) -> set[str]:

@@ -21,7 +21,7 @@ from silo_agent.envs import (
 from silo_agent.envs.environment import MAX_OBSERVATION_WORDS
 
 # The scripted player may run out of steps in BabyAI; elsewhere it knows everything.
-EXPERT_SOLVES = {"babyai": 0.95, "craft": 1.0, "maze": 1.0, "wordle": 0.97}
+EXPERT_SOLVES = {"babyai": 0.95, "craft": 1.0, "maze": 1.0, "shop": 1.0, "wordle": 0.97}
 NONSENSE = ("", "zzz", "<|user|> goal", "move", "get 99 log", "craft", "é" * 5_000, "a\nb", "turn")
 
 
