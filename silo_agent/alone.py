@@ -3,6 +3,10 @@
 The same method, settings, tasks and number of rounds as the plan's, the delta applied to the silo's
 own adapter without clip, noise or average. Nothing is sent anywhere and no budget is spent.
 
+Where the plan's aggregation is 'fedsa' the final adapter has B = 0, as the published one of such a
+run has: on its own it is the base model's function. The silo's factors B are in the method's store
+under ``evolve/personal``, and the evaluation is of A and B together.
+
 Covered: the honest comparison "alone against together" from the silo's own files. Not covered:
 resuming a rehearsal that was interrupted; it starts over.
 """
@@ -10,7 +14,6 @@ resuming a rehearsal that was interrupted; it starts over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +24,15 @@ from federation.plan import Plan
 from silo_agent.config import SiloConfig
 from silo_agent.evolve.evolver import Work
 from silo_agent.evolve.registry import make_evolver
+from silo_agent.judge import judge_and_keep
 from silo_agent.local_store import LocalStore
-from silo_agent.plan_terms import evaluation_of, evolver_setup, settings_of
+from silo_agent.plan_terms import evaluations_of, evolver_setup, settings_of
 
-__all__ = ["evolve_alone"]
+__all__ = ["RUN_ID", "evolve_alone"]
 
 MAX_ADAPTER_BYTES = 1 << 30
 RUN_ID = "alone"
+"""What the rehearsal is called in its evaluation file."""
 
 
 def evolve_alone(
@@ -48,7 +53,11 @@ def evolve_alone(
         progress: Called with the round and its exploration success after each round.
 
     Returns:
-        Bytes of the final adapter; the evaluation of it is in ``out_dir``.
+        Bytes of the final adapter; the evaluation of it, and of the silo's own adapter beside it
+        where it keeps one, is in ``out_dir``.
+
+    Raises:
+        EvolverSetupError: The method cannot run with this configuration.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     store = LocalStore(out_dir)
@@ -76,21 +85,14 @@ def evolve_alone(
         content = encode_adapter(tensors)
         episodes = sum(evolution.episodes.values())
         progress(number, sum(evolution.successes.values()) / episodes if episodes else 0.0)
-    rows = evolver.evaluate(
-        evaluation_of(
-            config,
-            plan,
-            round_number=plan.rounds.count,
-            adapter=tensors,
-            adapter_sha256=adapter_sha256(content).hex(),
-        )
-    )
-    store.append_evaluation(
-        run_id=RUN_ID,
-        round_number=plan.rounds.count,
-        adapter_sha256=adapter_sha256(content).hex(),
-        rows=[asdict(row) for row in rows],
-    )
     (out_dir / "adapter.safetensors").write_bytes(content)
+    asked = evaluations_of(
+        config,
+        plan,
+        round_number=plan.rounds.count,
+        adapter=tensors,
+        adapter_sha256=adapter_sha256(content).hex(),
+    )
+    judge_and_keep(evolver, asked, store=store, run_id=RUN_ID)
     evolver.close()
     return content

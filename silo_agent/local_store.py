@@ -6,7 +6,8 @@ Files under the data directory::
                           the highest head of the privacy ledger; the highest ledger head that
                           each peer has signed
     rounds.jsonl          one line per round of local work: losses, counts, timings
-    evaluation.jsonl      one line per judged label and temperature
+    evaluation.jsonl      one line per judged label and temperature, of the global adapter or, with
+                          ``personal``, of what is this silo's own
     adapters/<sha256>     the adopted adapters at the heads of the newest chains, by the SHA-256
                           of their published bytes
 
@@ -264,21 +265,36 @@ class LocalStore:
         round_number: int,
         adapter_sha256: str,
         rows: Sequence[Mapping[str, Any]],
+        personal: bool = False,
     ) -> None:
-        """Report how one adapter did: a line for each row, all with the run and the round."""
+        """Report how one adapter did: a line for each row, all with the run and the round.
+
+        Args:
+            run_id: The run.
+            round_number: Of the global adapter.
+            adapter_sha256: Of the global adapter, also where the personal one was judged.
+            rows: One per environment, label and temperature.
+            personal: Whether what was judged is this silo's own.
+
+        Raises:
+            LocalStoreError: The disk refused.
+        """
+        of_all = {
+            "run": run_id,
+            "round": round_number,
+            "adapter_sha256": adapter_sha256,
+            "personal": personal,
+        }
         for row in rows:
-            self._append(
-                "evaluation.jsonl",
-                {"run": run_id, "round": round_number, "adapter_sha256": adapter_sha256, **row},
-            )
+            self._append("evaluation.jsonl", {**of_all, **row})
 
     def rounds(self) -> list[dict[str, Any]]:
         """Every reported round, oldest first."""
         return list(self._lines("rounds.jsonl"))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Every reported evaluation row, oldest first."""
-        return list(self._lines("evaluation.jsonl"))
+        """Every reported evaluation row, oldest first; one that does not say is a global one's."""
+        return [{"personal": False, **row} for row in self._lines("evaluation.jsonl")]
 
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
         path = self._directory / name
@@ -301,6 +317,8 @@ class LocalStore:
                 entry = json.loads(line)
             except ValueError as error:
                 raise LocalStoreError(f"{path} is damaged at line {number}") from error
+            if not isinstance(entry, dict):
+                raise LocalStoreError(f"{path} is damaged at line {number}")
             yield entry
 
     def _load(self, state: dict[str, Any]) -> None:

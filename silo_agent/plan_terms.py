@@ -9,7 +9,9 @@ Covered: set-up, settings, work and evaluation. Not covered: doing it (``silo_ag
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -23,20 +25,26 @@ from silo_agent.config import SiloConfig
 from silo_agent.evolve.evolver import (
     Evaluation,
     EvolverSetup,
+    EvolverSetupError,
     EvolveSettings,
     LocalPrivacy,
     StepWork,
     Work,
 )
+from silo_agent.evolve.run_buffer import EXPERT_FILE
 
 __all__ = [
     "evaluation_of",
+    "evaluations_of",
     "evolver_setup",
     "settings_of",
     "shared_layout_of",
     "step_work_of",
     "work_of",
 ]
+
+_TRAINED_APART: Final = frozenset({"ditto", "finetune"})
+"""Personal adapters beside the global one; ``fed_se_options`` knows them too and imports torch."""
 
 
 def evolver_setup(
@@ -49,23 +57,51 @@ def evolver_setup(
         plan: Names the method.
         state_dir: For the method's stores.
         privacy: The plan's; None for work whose result never leaves the silo.
+
+    Raises:
+        EvolverSetupError: An option of the silo's cannot go with the plan's aggregation.
     """
+    catalogue = config.catalogue()
     return EvolverSetup(
         assignments=tuple(
             assignment
             for assignment in config.assignments()
             if assignment.environment in plan.evolve.environments
         ),
-        judged=plan.evolve.environments,
+        # A plan may name environments that only other silos have.
+        judged=tuple(name for name in plan.evolve.environments if name in catalogue),
         base_dir=config.base_model,
         state_dir=state_dir,
+        expert_file=config.data_dir / EXPERT_FILE,
         rank=plan.model.lora_rank,
         alpha=plan.model.lora_alpha,
         dtype=plan.model.dtype,
         threads=config.threads,
+        catalogue=catalogue,
+        engine=config.rollout,
+        trainer=config.training,
         privacy=privacy,
-        options=config.options(plan.evolve.method),
+        options=_options_of(config, plan),
     )
+
+
+def _options_of(config: SiloConfig, plan: Plan) -> Mapping[str, str | int | float]:
+    """The silo's options of the method, with what the plan's aggregation leaves no choice about."""
+    options = config.options(plan.evolve.method)
+    if _keeps_b(plan):
+        return {**options, "personal": "fedsa"}
+    if plan.evolve.method == "fed-se" and options.get("personal") == "fedsa":
+        raise EvolverSetupError(
+            "personal 'fedsa' keeps the factors B in the silo, and this plan's aggregation "
+            f"{plan.aggregation.method!r} shares them: remove the option, or use 'ditto' or "
+            "'finetune'; a plan with aggregation 'fedsa' sets it by itself"
+        )
+    return options
+
+
+def _keeps_b(plan: Plan) -> bool:
+    """Whether every silo keeps factors B of its own, without which A alone learns nothing."""
+    return (plan.evolve.method, plan.aggregation.method) == ("fed-se", "fedsa")
 
 
 def shared_layout_of(plan: Plan, tensors: Mapping[str, np.ndarray], round_number: int) -> Layout:
@@ -92,7 +128,32 @@ def evaluation_of(
         max_new_tokens=plan.evolve.max_new_tokens,
         shards=max((a.shard.count for a in config.assignments() if a.shard), default=1),
         seed=config.seed,
+        personal=_keeps_b(plan),
     )
+
+
+def evaluations_of(
+    config: SiloConfig,
+    plan: Plan,
+    *,
+    round_number: int,
+    adapter: Mapping[str, np.ndarray],
+    adapter_sha256: str,
+) -> tuple[Evaluation, ...]:
+    """The plan's evaluation, and the same for the personal adapter where one is trained apart.
+
+    Before the first round the personal adapter is the global one, so it is not judged twice.
+
+    Raises:
+        EvolverSetupError: As ``evolver_setup``.
+    """
+    asked = evaluation_of(
+        config, plan, round_number=round_number, adapter=adapter, adapter_sha256=adapter_sha256
+    )
+    apart = plan.evolve.method == "fed-se" and (
+        _options_of(config, plan).get("personal") in _TRAINED_APART
+    )
+    return (asked, replace(asked, personal=True)) if apart and round_number > 0 else (asked,)
 
 
 def settings_of(plan: Plan) -> EvolveSettings:
@@ -112,6 +173,9 @@ def settings_of(plan: Plan) -> EvolveSettings:
         packing=evolve.packing,
         task_sampling=evolve.task_sampling,
         learn=evolve.learn,
+        use_expert=evolve.use_expert,
+        best_per_task=evolve.best_per_task,
+        proximal_mu=evolve.proximal_mu,
         seed=evolve.seed,
     )
 

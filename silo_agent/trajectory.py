@@ -25,7 +25,7 @@ class Task:
     """One thing to solve: an environment's name and one of its task ids."""
 
     environment: str
-    """A key of ``silo_agent.envs.registry.ENVIRONMENTS``."""
+    """A name of the silo's catalogue."""
     task_id: int
     """Seeds everything random about the episode."""
     subject: str = ""

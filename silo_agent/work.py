@@ -1,4 +1,4 @@
-"""Local work on a thread of its own: evaluate what was adopted, evolve it, sum unit gradients.
+"""Local work on a thread of its own: judge what was adopted, evolve it, sum unit gradients.
 
 Invariants:
 
@@ -19,8 +19,9 @@ Invariants:
 7. After ``close`` no queued job explores, trains or charges.
 
 Covered: slow, failing and repeated work. A crash between charge and upload costs the charge
-(``silo_agent/reservation.py``). Not covered: cancelling a job half-way; a round that went on
-without this silo finds its result unused; how long a sum takes, which the coordinator sees.
+(``silo_agent/reservation.py``). Not covered: what judging is (``silo_agent/judge.py``); cancelling
+a job half-way; a round that went on without this silo finds its result unused; how long a sum
+takes, which the coordinator sees.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
 
 import numpy as np
 import structlog
@@ -49,10 +49,10 @@ from silo_agent.errors import LocalStoreError, PolicyRefusalError
 from silo_agent.evolve.evolver import Evolution, Evolver
 from silo_agent.evolve.registry import make_evolver
 from silo_agent.finished_work import FinishedWork
+from silo_agent.judge import Judge
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
 from silo_agent.plan_terms import (
-    evaluation_of,
     evolver_setup,
     shared_layout_of,
     step_work_of,
@@ -107,8 +107,7 @@ class LocalWork:
         self._asked: RoundTask | None = None
         self._failure: PrivacyError | LocalStoreError | None = None
         self._stopping = threading.Event()
-        # A restarted silo must not report the same adapter twice.
-        self._evaluated = {(row["run"], int(row["round"])) for row in store.evaluations()}
+        self._judge = Judge(config=config, store=store, metrics=metrics)
         self._evolver: tuple[str, Evolver] | None = None
         self._thread = threading.Thread(target=self._serve, name="local-work", daemon=True)
         self._thread.start()
@@ -130,17 +129,9 @@ class LocalWork:
         return done
 
     def adopted(self, head: Head, plan: Plan) -> None:
-        """Evaluate the adapter that a round ended with on held-out tasks, if the plan says so."""
-        record = head.record
-        key = (record.run_id, record.round)
-        due = record.round % plan.evaluate.every_rounds == 0 or record.round == plan.rounds.count
-        if plan.evaluate.held_out == 0 or not self._config.evaluate or not due:
-            return
-        unfinished = record.round > 0 and not plan.is_last_step(record.step)
-        if unfinished or key in self._evaluated:
-            return
-        self._evaluated.add(key)
-        self._jobs.put(lambda: self._evaluate(head, plan))
+        """Judge the adapter that a round ended with on held-out tasks, if the plan says so."""
+        if self._judge.take(head.record, plan):
+            self._jobs.put(lambda: self._evaluate(head, plan))
 
     def start(self, *, task: RoundTask, plan: Plan, head: Head) -> None:
         """Do one round of local work and report ready; a repeat of the same task re-reports.
@@ -351,26 +342,8 @@ class LocalWork:
         )
 
     def _evaluate(self, head: Head, plan: Plan) -> None:
-        if self._stopping.is_set():
-            return
-        record = head.record
-        started = time.monotonic()
-        rows = self._method(plan, record.run_id).evaluate(
-            evaluation_of(
-                self._config,
-                plan,
-                round_number=record.round,
-                adapter=head.tensors,
-                adapter_sha256=record.adapter_sha256.hex(),
-            )
-        )
-        self._metrics.observe_phase("evaluate", time.monotonic() - started)
-        self._store.append_evaluation(
-            run_id=record.run_id,
-            round_number=record.round,
-            adapter_sha256=record.adapter_sha256.hex(),
-            rows=[asdict(row) for row in rows],
-        )
+        if not self._stopping.is_set():
+            self._judge.judge(self._method(plan, head.record.run_id), head, plan)
 
     def _method(self, plan: Plan, run_id: str) -> Evolver:
         if self._evolver is not None and self._evolver[0] == run_id:

@@ -36,20 +36,33 @@ def alone(
 ) -> None:
     """Evolve without the others: the baseline a federation has to beat."""
     with answering(output):
+        from federation.aggregate.registry import INCOMPLETE_ADAPTERS
         from federation.plan import Plan
-        from silo_agent.alone import evolve_alone
+        from silo_agent.alone import RUN_ID, evolve_alone
         from silo_agent.config import SiloConfig
+        from silo_agent.judgement import newest_judgements
+        from silo_agent.local_store import LocalStore
 
+        asked = Plan.parse(plan.read_bytes())
         evolve_alone(
             config=SiloConfig.load(data),
-            plan=Plan.parse(plan.read_bytes()),
+            plan=asked,
             adapter=adapter.read_bytes(),
             out_dir=out,
             progress=lambda number, ratio: say(
                 f"round {number}: success while exploring {100 * ratio:.1f} %"
             ),
         )
-        succeed(output, {"out": str(out)})
+        judged = newest_judgements(LocalStore(out).evaluations(), RUN_ID)
+        for judgement in judged:
+            say(judgement.line)
+        note = INCOMPLETE_ADAPTERS.get(asked.aggregation.method)
+        if note is not None:
+            say(f"note: {note}; this silo's B is under {out / 'evolve' / 'personal'}")
+        succeed(
+            output,
+            {"out": str(out), "judged": [asdict(row) for row in judged], "adapter_note": note},
+        )
 
 
 def replay(

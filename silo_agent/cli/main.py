@@ -3,7 +3,8 @@
 The contract of every command is ``envelope.py``'s. Heavy packages are imported inside the commands,
 so that ``--help`` answers at once.
 
-Covered: join, run, status, budget, policy. Not covered: leaving a federation, approval by hand.
+Covered: join, run, status, budget, policy, buffer. Not covered: leaving a federation, approval by
+hand.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from silo_agent.cli.buffer import buffer_app
 from silo_agent.cli.compare import alone, replay
 from silo_agent.cli.envelope import (
     Answered,
@@ -43,6 +45,7 @@ policy_app = typer.Typer(
     help="What this site allows.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 app.add_typer(policy_app, name="policy")
+app.add_typer(buffer_app, name="buffer")
 
 app.command()(alone)
 app.command()(replay)

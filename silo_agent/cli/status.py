@@ -19,6 +19,7 @@ from silo_agent.budget import UnitBudget, read_budget
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError, SiloError
 from silo_agent.identity import Identity
+from silo_agent.judgement import Judgement, newest_judgements
 from silo_agent.local_store import LocalStore
 from silo_agent.policy_document import Policy
 from silo_agent.probes import ADDRESS_FILE, parse_listen
@@ -40,6 +41,8 @@ class RunStatus:
     """Of the adopted adapter."""
     local_rounds: int
     """Rounds of local work reported here."""
+    judged: tuple[Judgement, ...]
+    """Of the newest round that was judged; ``personal`` tells the silo's own adapter apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +88,12 @@ class Status:
             f"declares: {', '.join(self.families) or 'nothing'}",
             f"roster epoch: {self.roster_epoch or 'none seen'}",
         ]
-        lines += [
-            f"run {run.run}: adopted round {run.round}, adapter {run.adapter_sha256[:12]}, "
-            f"{run.local_rounds} round(s) of local work"
-            for run in self.runs
-        ]
+        for run in self.runs:
+            lines.append(
+                f"run {run.run}: adopted round {run.round}, adapter {run.adapter_sha256[:12]}, "
+                f"{run.local_rounds} round(s) of local work"
+            )
+            lines += [f"run {run.run}: {judgement.line}" for judgement in run.judged]
         lines += [
             f"epsilon for each {row.unit}: {row.epsilon_spent:.4g} spent, "
             f"{row.epsilon_left:.4g} left of {row.epsilon_cap:.4g}"
@@ -133,14 +137,22 @@ def read_status(data_dir: Path) -> Status:
     address = _address(config.data_dir)
     daemon = _ask(address) if address else "not running"
     done = [entry.get("run") for entry in store.rounds()]
+    heads = store.chain_heads()
+    judged: dict[str, tuple[Judgement, ...]] = {}
+    try:
+        evaluations = store.evaluations()
+        judged = {run: newest_judgements(evaluations, run) for run in heads}
+    except SiloError as error:
+        problems.append(str(error))
     runs = tuple(
         RunStatus(
             run=run,
             round=head.round,
             adapter_sha256=head.adapter_sha256.hex(),
             local_rounds=done.count(run),
+            judged=judged.get(run, ()),
         )
-        for run, head in sorted(store.chain_heads().items())
+        for run, head in sorted(heads.items())
     )
     return Status(
         federation=federation,

@@ -3,7 +3,8 @@
 A method receives the global adapter and returns the difference it would like to make. Invariants:
 
 1. ``evolve`` starts from exactly ``Work.adapter``, bit for bit; nothing learned locally survives a
-   round except through the silo's own stores (buffer, memory).
+   round except through the silo's own stores (buffer, memory, personal adapter). Factors that are
+   not shared at all may be the silo's own: they are not in ``Work.trainable``.
 2. The delta names exactly ``Work.trainable`` and is float32. Without anything to learn from it is
    zero, except under ``record_local``, where it is what the noise alone does. A method never leaves
    early because of what its data look like; where units are protected, a failure that one unit can
@@ -239,7 +240,7 @@ class Assignment:
     """An environment a silo explores, and which part of its tasks."""
 
     environment: str
-    """A key of ``silo_agent.envs.registry.ENVIRONMENTS``."""
+    """A name of the silo's catalogue."""
     shard: Shard | None = None
     """All tasks when absent."""
 
@@ -256,6 +257,8 @@ class EvolverSetup:
     """The base model."""
     state_dir: Path | None = None
     """Where the silo keeps its stores."""
+    expert_file: Path | None = None
+    """The demonstrations that the operator imported, if any: a buffer of its own, for all runs."""
     rank: int = 8
     """LoRA r."""
     alpha: float = 16.0

@@ -31,6 +31,7 @@ class Stream(enum.IntEnum):
     EXPLORE = 1
     DRAW = 2
     TRAIN = 3
+    PERSONAL = 4
 
 
 def round_seed(work: Work, stream: Stream) -> int:

@@ -4,13 +4,14 @@ One local round, with Θ the frozen base and φ_t the global adapter::
 
     φ ← φ_t                                                        hard reset
     D_new = { τ ~ π_{Θ,φ_t} at temperature 1 : R(τ) = 1 }           strict binary filter
-    D     = D ∪ D_new                                              the silo's buffer
+    D     = D ∪ D_new                          the silo's buffer, which begins with D_expert
     φ     ← argmin_φ E_{τ∈select(D)} −Σ_agent log π_{Θ,φ}          a few epochs of AdamW
     Δ     = φ − φ_t                                                what leaves, clipped and masked
 
 ``select`` is the last ``window`` rounds and, per task, the shortest success of its tries; window 0
 and all successes is the paper's own setting. The selection looks at one task at a time, never
-across tasks.
+across tasks. With ``use_expert`` every demonstration is part of the training set as well, whatever
+the window: D_train[k, 0] = D_expert[k].
 
 Assumption: the base solves some tasks already; where success is 0 the filter keeps nothing.
 
@@ -25,13 +26,13 @@ dp_compat: all modes. Where units inside a silo are protected (``record_local``,
 - a task whose environment, conversation or storing fails is dropped alone, and a unit whose
   gradient fails is a null unit (``dp.sgd``): a unit's failure moves its own part alone;
 - what the configuration makes impossible is found before exploring (``protection``);
-- nothing looks across units: no cap over all tasks, no packing, no sampling by success.
+- nothing looks across units: no cap over all tasks, no packing, no sampling by success;
+- demonstrations are not trained on, whatever ``use_expert`` says: their tasks were not drawn by
+  seeds, so they are in no population, and no released adapter played them.
 
-There ``epochs``, ``batch_size`` and ``grad_clip_l2`` play no part.
-
-Options: ``buffer_capacity`` (most successes kept; refused where units are protected, because one
-task would push out another's), ``buffer_capacity_per_task`` and ``gradient_backend`` (``loop``,
-``hooks`` or ``functorch``; see ``dp.grads``).
+There ``epochs``, ``batch_size`` and ``grad_clip_l2`` play no part, and FedProx and SCAFFOLD are
+refused. Options: ``silo_agent/evolve/fed_se_options.py``. Adapters of the silo's own:
+``silo_agent/evolve/personal.py``.
 """
 
 from __future__ import annotations
@@ -46,11 +47,9 @@ import numpy as np
 import structlog
 
 from dp.config import Mode, PrivacySpec
-from dp.errors import PrivacyError
-from dp.grads import BACKENDS
-from dp.sgd import DpStep, unit_sum
+from dp.sgd import unit_sum
 from dp.unit_sum import UnitSum
-from silo_agent.buffer import SuccessBuffer
+from silo_agent.evolve.descend import descend, require_descent
 from silo_agent.evolve.evolver import (
     DP_MODES,
     Evaluation,
@@ -65,25 +64,26 @@ from silo_agent.evolve.evolver import (
     Work,
 )
 from silo_agent.evolve.explore import Stream, draw_tasks, round_seed
+from silo_agent.evolve.fed_se_options import FedSeOptions
 from silo_agent.evolve.held_out import judge
+from silo_agent.evolve.imitate import figures_of, imitate, require_plain_gradients
+from silo_agent.evolve.personal import PersonalAdapter, identity_of
+from silo_agent.evolve.personal_choice import Choice, choose, validation_tasks
 from silo_agent.evolve.population import Population, population_of
 from silo_agent.evolve.protection import (
     protected,
     require_apart,
-    require_setup_apart,
-    require_steps,
     require_units,
     wave_size,
 )
+from silo_agent.evolve.run_buffer import open_run_buffer
 from silo_agent.evolve.trainers import make_trainer
+from silo_agent.evolve.unfiltered import Unfiltered, training_set
 from silo_agent.rollout.engines import make_engine
 from silo_agent.rollout.episodes import EpisodeBatch, run_episodes
 from silo_agent.trajectory import Task, Trajectory
 
 __all__ = ["FedSeEvolver"]
-
-_OPTIONS = frozenset({"buffer_capacity", "buffer_capacity_per_task", "gradient_backend"})
-_DEFAULT_CAPACITY = 20_000
 
 _NOTHING_PLAYED = EpisodeBatch(trajectories=(), dropped=0, environment_steps=0)
 _NOBODY = Population(units=(), rows_of={})
@@ -99,22 +99,23 @@ class FedSeEvolver(Evolver):
     dp_compat: ClassVar[frozenset[str]] = DP_MODES
 
     def __init__(self, setup: EvolverSetup) -> None:
-        unknown = set(setup.options) - _OPTIONS
-        if unknown:
-            raise EvolverSetupError(f"fed-se has no option {min(unknown)!r}")
+        self._options = FedSeOptions.of(setup)
+        self._gradients = self._options.gradient_backend
         if setup.base_dir is None or setup.state_dir is None or not setup.assignments:
             raise EvolverSetupError("fed-se needs a base model, a state directory and environments")
-        self._gradients = str(setup.options.get("gradient_backend", "loop"))
-        if self._gradients not in BACKENDS:
-            raise EvolverSetupError(
-                f"there is no gradient_backend {self._gradients!r}; known: {', '.join(BACKENDS)}"
-            )
-        require_setup_apart(setup, backend=self._gradients)
         self._setup = setup
         self._environments = {
             a.environment: setup.catalogue.make(a.environment) for a in setup.assignments
         }
-        self._buffer = _open_buffer(setup)
+        self._buffer = open_run_buffer(
+            setup.state_dir,
+            expert_file=setup.expert_file,
+            capacity=self._options.buffer_capacity,
+            capacity_per_task=self._options.buffer_capacity_per_task,
+            environments=self._environments,
+        )
+        self._unfiltered = None if self._options.success_filter else Unfiltered()
+        self._personal = PersonalAdapter(self._options, state_dir=setup.state_dir)
         self._engine = make_engine(
             setup.base_dir,
             alpha=setup.alpha,
@@ -143,13 +144,14 @@ class FedSeEvolver(Evolver):
         """
         spec = self._spec_of(work)
         started_s = time.perf_counter()
-        self._trainer.reset(work.adapter)
+        start = self._personal.start_of(work)
+        self._trainer.reset(start)
         if spec is not None:
-            self._require_steps(work, spec)
+            require_descent(self._trainer, work, spec, gradient_backend=self._gradients)
         tasks = self._draw(work, spec)
         played, population = _NOTHING_PLAYED, _NOBODY
         try:
-            played = self._explore(work, tasks, spec)
+            played = self._explore(work, tasks, spec, start)
             if spec is not None and spec.mode is Mode.RECORD_LOCAL:
                 population = self._population(work.round, work.settings, spec)
         except Exception as error:
@@ -158,15 +160,23 @@ class FedSeEvolver(Evolver):
             # No single unit can do this. Without noise the silo would say that it happened.
             _log.exception("explore_failed", round=work.round, contributes="noise")
         explored_s = time.perf_counter()
+        figures: dict[str, float] = {}
+        mean_gradient = None
         if spec is None:
-            figures = self._imitate(work)
+            chosen = training_set(self._buffer, self._unfiltered, work)
+            names = self._personal.trained_names(work)
+            report = imitate(self._trainer, chosen, work, trainable=names)
+            figures = figures_of(report, len(chosen))
+            mean_gradient = report.mean_gradient if work.correction is not None else None
         elif spec.mode is Mode.RECORD_LOCAL:
-            figures = self._descend(work, spec, population)
-        else:
-            # Every step of the round is an aggregation of its own: see unit_sum.
-            figures = {}
+            figures = descend(
+                self._trainer, work, spec, population, gradient_backend=self._gradients
+            )
+        # Under record_distributed every step is an aggregation of its own: see unit_sum.
         local = self._trainer.adapter()
         delta = {name: local[name] - work.adapter[name] for name in sorted(work.trainable)}
+        self._personal.keep_factors(work, local)
+        figures |= self._train_apart(work)
         episodes, successes = self._count(played)
         return Evolution(
             delta=delta,
@@ -184,6 +194,7 @@ class FedSeEvolver(Evolver):
                 "explore": explored_s - started_s,
                 "train": time.perf_counter() - explored_s,
             },
+            mean_gradient=mean_gradient,
         )
 
     def unit_sum(self, work: StepWork) -> UnitSum:
@@ -203,6 +214,7 @@ class FedSeEvolver(Evolver):
         if work.spec != self._setup.privacy or work.spec.mode is not Mode.RECORD_DISTRIBUTED:
             raise EvolverSetupError("the step's privacy is not the one this method was set up with")
         require_apart(work.settings)
+        require_plain_gradients(work.spec, work.settings)
         self._trainer.reset(work.adapter)
         population = self._population(work.round, work.settings, work.spec)
         return unit_sum(
@@ -221,11 +233,51 @@ class FedSeEvolver(Evolver):
 
         Returns:
             One row per environment, label and temperature.
+
+        Raises:
+            EvolverSetupError: The personal adapter is to be judged, and the silo keeps none.
+            PersonalStoreError: It cannot be read.
         """
-        self._engine.load_adapter(work.adapter_sha256, work.adapter)
+        own = self._personal.current(work.adapter) if work.personal else work.adapter
+        self._engine.load_adapter(identity_of(own) if work.personal else work.adapter_sha256, own)
         return judge(
             self._engine,
             self._setup.judged or tuple(self._environments),
+            work,
+            make_environment=self._setup.catalogue.make,
+        )
+
+    def choose(
+        self,
+        work: Evaluation,
+        *,
+        others: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    ) -> Choice:
+        """Which adapter this silo should use, by tasks that nobody learned from.
+
+        Args:
+            work: The global adapter; ``episodes`` is the number of tasks per environment, and the
+                first of ``temperatures`` is used.
+            others: More candidates by name, for example what the silo reaches alone.
+
+        Returns:
+            ``global``, ``personal`` or one of the others, with the counts.
+
+        Raises:
+            PersonalStoreError: The personal adapter cannot be read.
+        """
+        candidates = {"global": work.adapter}
+        if self._options.personal != "off":
+            candidates["personal"] = self._personal.current(work.adapter)
+        return choose(
+            self._engine,
+            {**candidates, **(others or {})},
+            validation_tasks(
+                self._setup.assignments,
+                self._environments,
+                known=self._buffer.known_tasks(),
+                count=work.episodes,
+            ),
             work,
             make_environment=self._setup.catalogue.make,
         )
@@ -265,53 +317,19 @@ class FedSeEvolver(Evolver):
         asked = protected(None if work.privacy is None else work.privacy.spec)
         if asked != protected(self._setup.privacy):
             raise EvolverSetupError("the work's privacy is not the one this method was set up with")
+        require_plain_gradients(asked, work.settings, work.correction)
         return asked
 
-    def _imitate(self, work: Work) -> dict[str, float]:
-        settings = work.settings
-        chosen = self._buffer.select(
-            round_index=work.round, window=settings.window, best_per_task=settings.best_per_task
-        )
-        report = self._trainer.train(
-            chosen if settings.learn else [],
-            trainable=work.trainable,
-            epochs=settings.epochs,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            grad_clip_l2=settings.grad_clip_l2,
-            max_sequence_tokens=settings.max_sequence_tokens,
-            seed=round_seed(work, Stream.TRAIN),
-        )
-        return {
-            "agent_tokens": float(report.agent_tokens),
-            "first_loss": report.first_loss,
-            "last_loss": report.last_loss,
-            "optimiser_steps": float(report.optimiser_steps),
-            "selected": float(len(chosen)),
-        }
-
-    def _descend(self, work: Work, spec: PrivacySpec, population: Population) -> dict[str, float]:
-        """The charged steps; with nobody to learn from they are noise, as without data."""
-        if work.privacy is None or work.privacy.reserve is None or spec.record is None:
-            raise EvolverSetupError("record_local charges the ledger before it trains: no ledger")
-        if not work.settings.learn:
-            return {"optimiser_steps": 0.0}
-        names = sorted(work.trainable)
-        backend = self._trainer.gradients(names, backend=self._gradients)
-        step = DpStep(receipt=work.privacy.reserve(), dimension=backend.dimension, backend=backend)
-        steps = spec.record.steps_per_round
-        self._trainer.descend(
-            names,
-            lambda: step.gradient(population.units, population.rows_of),
-            steps=steps,
-            learning_rate=work.settings.learning_rate,
-        )
-        return {
-            "null_units": float(step.null_units),
-            "optimiser_steps": float(steps),
-            "population": float(len(population.units)),
-            "units_with_rows": float(len(population.rows_of)),
-        }
+    def _train_apart(self, work: Work) -> dict[str, float]:
+        """The personal adapter; the round's delta is made already."""
+        if not self._personal.trained_apart:
+            return {}
+        try:
+            chosen = training_set(self._buffer, self._unfiltered, work)
+            return self._personal.train_apart(self._trainer, chosen, work)
+        except Exception:  # noqa: BLE001  # what is uploaded may not depend on it
+            _log.exception("personal_adapter_not_trained", round=work.round)
+            return {"personal_failed": 1.0}
 
     def _population(
         self, round_index: int, settings: EvolveSettings, spec: PrivacySpec
@@ -319,15 +337,6 @@ class FedSeEvolver(Evolver):
         return population_of(
             self._buffer, round_index=round_index, settings=settings, unit=spec.unit
         )
-
-    def _require_steps(self, work: Work, spec: PrivacySpec) -> None:
-        """Find out before anything is played or charged what would fail every step."""
-        names = sorted(work.trainable)
-        require_steps(spec, sum(work.adapter[name].size for name in names))
-        try:
-            self._trainer.gradients(names, backend=self._gradients)
-        except PrivacyError as error:
-            raise EvolverSetupError(f"this model has no gradient per unit: {error}") from error
 
     def _draw(self, work: Work, spec: PrivacySpec | None) -> list[Task]:
         if not work.settings.explore:
@@ -337,12 +346,19 @@ class FedSeEvolver(Evolver):
             require_units(tasks, spec)
         return tasks
 
-    def _explore(self, work: Work, tasks: list[Task], spec: PrivacySpec | None) -> EpisodeBatch:
+    def _explore(
+        self,
+        work: Work,
+        tasks: list[Task],
+        spec: PrivacySpec | None,
+        start: Mapping[str, np.ndarray],
+    ) -> EpisodeBatch:
         """Play the tasks and keep what succeeded."""
         if not tasks:
             return _NOTHING_PLAYED
-        self._buffer.explore(tasks, round_index=work.round, adapter_sha256=work.adapter_sha256)
-        self._engine.load_adapter(work.adapter_sha256, work.adapter)
+        identity = work.adapter_sha256 if start is work.adapter else identity_of(start)
+        self._buffer.explore(tasks, round_index=work.round, adapter_sha256=identity)
+        self._engine.load_adapter(identity, start)
         played = run_episodes(
             self._engine,
             tasks,
@@ -353,8 +369,10 @@ class FedSeEvolver(Evolver):
             round_index=work.round,
             make_environment=self._setup.catalogue.make,
         )
-        if any(t.adapter_sha256 != work.adapter_sha256 for t in played.trajectories):
-            raise EvolveError("episodes were not played with the released adapter")
+        if any(t.adapter_sha256 != identity for t in played.trajectories):
+            raise EvolveError("episodes were not played with the round's released adapter")
+        if self._unfiltered is not None:
+            self._unfiltered.hold(played.trajectories, work)
         for trajectory in played.trajectories:
             if trajectory.success:
                 self._keep(trajectory)
@@ -378,17 +396,3 @@ class FedSeEvolver(Evolver):
         self._counters["successes"] += successes.total()
         self._counters["dropped"] += played.dropped
         return dict(episodes), dict(successes)
-
-
-def _open_buffer(setup: EvolverSetup) -> SuccessBuffer:
-    per_task = setup.options.get("buffer_capacity_per_task")
-    if setup.state_dir is None:
-        raise EvolverSetupError("fed-se needs a state directory")
-    setup.state_dir.mkdir(parents=True, exist_ok=True)
-    return SuccessBuffer(
-        setup.state_dir / "successes.sqlite",
-        capacity=None
-        if protected(setup.privacy)
-        else int(setup.options.get("buffer_capacity", _DEFAULT_CAPACITY)),
-        capacity_per_task=None if per_task is None else int(per_task),
-    )

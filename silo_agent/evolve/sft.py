@@ -10,7 +10,8 @@ afterwards: a privacy unit is then a set of trajectories whose loss stands alone
 With record-level privacy (``SftTrainer.descend``) the objective of a unit is its own mean, its
 gradient is clipped and noised (``dp.sgd``), and Adam (Kingma and Ba, arXiv 1412.6980) runs on the
 noisy gradients, with fresh state per round. Epochs, batch size and gradient clip play no part
-there: steps, sampling rate and C come from the plan's privacy settings.
+there: steps, sampling rate and C come from the plan's privacy settings. Those gradients are
+computed on the CPU, where micro-batches and checkpointing play no part either.
 
 Invariants:
 
@@ -20,38 +21,45 @@ Invariants:
 
 Batches are cut from the trajectories sorted by length, so that little is padded, and then shuffled.
 Padding stands to the right of everything real, and causal attention never looks right.
+
+Covered: one process, on the CPU or on one GPU. Not covered: several processes (``launched.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import structlog
 import torch
 
 from dp.grads import BACKENDS, GradientBackend
 from silo_agent.adapter.causal_lm import load_base
 from silo_agent.adapter.lora import attach_lora, lora_parameters, read_adapter, write_adapter
+from silo_agent.evolve.evolver import EvolverSetupError
+from silo_agent.evolve.sft_loop import Loop, OneProcess, checkpointed
+from silo_agent.evolve.sft_loss import keeps_agent_logits, pad
+from silo_agent.evolve.sft_rows import rows_of
+from silo_agent.evolve.trainer import SftReport, Trainer
+from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.trajectory import Step, Task, Trajectory
 
-__all__ = ["SftReport", "SftTrainer", "TrajectoryLoss"]
+__all__ = [
+    "SftReport",
+    "SftTrainer",
+    "TrajectoryLoss",
+    "adapted_base",
+    "autocast",
+    "choose",
+    "resolve_device",
+    "saves_memory",
+]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SftReport:
-    """What a training run did."""
-
-    optimiser_steps: int
-    """Steps taken."""
-    agent_tokens: int
-    """Tokens with loss, over all epochs."""
-    first_loss: float
-    """Mean loss per agent token of the first epoch; 0 if there was none."""
-    last_loss: float
-    """The same of the last epoch."""
+_DEFAULT_SPEC: Final = TrainerSpec()
+_log = structlog.get_logger(__name__)
 
 
 class TrajectoryLoss:
@@ -70,14 +78,7 @@ class TrajectoryLoss:
         Returns:
             Integers B×T and booleans B×T.
         """
-        sequences = [trajectory.token_ids for trajectory in rows]
-        width = max(map(len, sequences))
-        ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
-        agent_BT = torch.zeros(len(rows), width, dtype=torch.bool)
-        for index, (trajectory, ids) in enumerate(zip(rows, sequences, strict=True)):
-            ids_BT[index, : len(ids)] = torch.tensor(ids)
-            agent_BT[index, : len(ids)] = torch.tensor(trajectory.agent_mask)
-        return ids_BT, agent_BT
+        return pad([(row.token_ids, row.agent_mask) for row in rows])
 
     def nll(
         self, model: Callable[..., Any], *batch: torch.Tensor
@@ -100,16 +101,35 @@ class TrajectoryLoss:
         return nll_BT.sum(dim=1), agent_BT[:, 1:].sum(dim=1)
 
 
-class SftTrainer:
-    """A base model with a trainable adapter."""
+class SftTrainer(Trainer):
+    """A base model with a trainable adapter, in this process.
 
-    def __init__(self, base_dir: str | Path, *, rank: int, alpha: float, dtype: str) -> None:
-        self._model = attach_lora(load_base(base_dir, dtype=dtype), rank=rank, alpha=alpha).eval()
+    Args:
+        base_dir: The base model.
+        rank: LoRA r.
+        alpha: LoRA α.
+        dtype: Of the base weights.
+        spec: On what to train; ``processes`` is of no concern here.
+
+    Raises:
+        EvolverSetupError: There is no such device.
+    """
+
+    def __init__(
+        self,
+        base_dir: str | Path,
+        *,
+        rank: int,
+        alpha: float,
+        dtype: str,
+        spec: TrainerSpec = _DEFAULT_SPEC,
+    ) -> None:
+        self._spec = spec
+        self._device = resolve_device(spec.device)
+        self._model = adapted_base(base_dir, rank=rank, alpha=alpha, dtype=dtype).to(self._device)
+        self._keep: bool | None = None
         self._loss = TrajectoryLoss()
         self._backend: tuple[tuple[str, ...], str, GradientBackend[Trajectory]] | None = None
-        # The adapter is always trained in float32: it is what is averaged, clipped and noised.
-        for parameter in lora_parameters(self._model).values():
-            parameter.data = parameter.data.float()
 
     def reset(self, adapter: Mapping[str, np.ndarray]) -> None:
         """Become the global adapter, bit for bit.
@@ -138,53 +158,44 @@ class SftTrainer:
         grad_clip_l2: float,
         max_sequence_tokens: int,
         seed: int,
+        proximal_mu: float = 0.0,
+        anchor: Mapping[str, np.ndarray] | None = None,
+        correction: Mapping[str, np.ndarray] | None = None,
     ) -> SftReport:
-        """Imitate trajectories with AdamW (arXiv 1711.05101, without weight decay).
+        """Imitate trajectories; see ``Trainer.train``.
 
-        Args:
-            trajectories: What to imitate; with none nothing changes.
-            trainable: Names of the factors to train.
-            epochs: Passes.
-            batch_size: Trajectories per step.
-            learning_rate: Constant step size.
-            grad_clip_l2: Gradients are scaled down to this norm.
-            max_sequence_tokens: Longer trajectories are left out.
-            seed: Decides the order.
-
-        Returns:
-            What was done.
+        Raises:
+            EvolverSetupError: The model does not allow what the spec asks for.
+            ValueError: ``anchor`` or ``correction`` does not fit the trainable factors.
         """
-        chosen = list(self._choose(trainable).values())
-        optimiser = torch.optim.AdamW(chosen, lr=learning_rate, weight_decay=0.0)
-        rng = np.random.default_rng(seed)
-        by_length = sorted(
-            (t for t in trajectories if t.token_count <= max_sequence_tokens),
-            key=lambda t: (t.token_count, t.conversation_sha256),
+        chosen = self._choose(trainable)
+        if self._keep is None:
+            self._keep = saves_memory(self._spec, self._device) and keeps_agent_logits(
+                self._model, self._device
+            )
+        loop = Loop(
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            grad_clip_l2=grad_clip_l2,
+            seed=seed,
+            proximal_mu=proximal_mu,
+            micro_batch_tokens=self._spec.micro_batch_tokens,
+            keep=self._keep,
         )
-        batches = [
-            by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)
-        ]
-        steps, all_tokens = 0, 0
-        epoch_losses: list[float] = []
-        for _ in range(epochs if batches else 0):
-            loss_sum, token_sum = 0.0, 0
-            for index in rng.permutation(len(batches)):
-                sums_B, counts_B = self._loss.nll(self._model, *self._loss.collate(batches[index]))
-                total, count = sums_B.sum(), int(counts_B.sum())
-                optimiser.zero_grad()
-                (total / count).backward()  # type: ignore[no-untyped-call]  # untyped in torch
-                torch.nn.utils.clip_grad_norm_(chosen, grad_clip_l2)
-                optimiser.step()
-                loss_sum, token_sum = loss_sum + float(total.detach()), token_sum + count
-                steps += 1
-            all_tokens += token_sum
-            epoch_losses.append(loss_sum / token_sum)
-        return SftReport(
-            optimiser_steps=steps,
-            agent_tokens=all_tokens,
-            first_loss=epoch_losses[0] if epoch_losses else 0.0,
-            last_loss=epoch_losses[-1] if epoch_losses else 0.0,
-        )
+        with (
+            checkpointed(self._model, on=self._spec.gradient_checkpointing),
+            autocast(self._model, self._device),
+        ):
+            return loop.run(
+                self._model,
+                chosen,
+                rows_of(trajectories, max_sequence_tokens=max_sequence_tokens),
+                device=self._device,
+                processes=OneProcess(),
+                anchor=anchor,
+                correction=correction,
+            )
 
     def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
         """Per-unit gradients by these factors, at whatever values they have when asked.
@@ -198,7 +209,9 @@ class SftTrainer:
 
         Raises:
             CouplingError: The model ties the rows of a batch together.
+            EvolverSetupError: The silo asked for a GPU.
         """
+        self._to_cpu()
         key = (tuple(names), backend)
         if self._backend is not None and self._backend[:2] == key:
             return self._backend[2]
@@ -228,6 +241,7 @@ class SftTrainer:
             steps: How many steps; nothing about the data changes it.
             learning_rate: Constant step size.
         """
+        self._to_cpu()
         parameters = lora_parameters(self._model)
         chosen = [parameters[name] for name in names]
         optimiser = torch.optim.Adam(chosen, lr=learning_rate)
@@ -243,13 +257,107 @@ class SftTrainer:
 
     def _choose(self, trainable: frozenset[str]) -> dict[str, torch.nn.Parameter]:
         self._backend = None
-        chosen: dict[str, torch.nn.Parameter] = {}
-        for name, parameter in lora_parameters(self._model).items():
-            parameter.requires_grad = name in trainable
-            parameter.grad = None
-            if name in trainable:
-                chosen[name] = parameter
-        return chosen
+        return choose(self._model, trainable)
+
+    def _to_cpu(self) -> None:
+        """Where ``dp.grads`` computes; its integers and its noise are made there as well."""
+        if self._device.type == "cpu":
+            return
+        if self._spec.device != "auto":
+            raise EvolverSetupError(
+                "record-level privacy computes its gradients on the CPU: set device to cpu or auto"
+            )
+        _log.warning("trainer_moved", device="cpu", reason="per-unit gradients")
+        self._device = torch.device("cpu")
+        self._model = self._model.to(self._device)
+
+
+def resolve_device(wanted: str) -> torch.device:
+    """The device that a spec names.
+
+    Args:
+        wanted: ``auto``, ``cpu`` or ``cuda``.
+
+    Returns:
+        The device; ``auto`` is a GPU if there is one.
+
+    Raises:
+        EvolverSetupError: There is no GPU.
+    """
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise EvolverSetupError("device is cuda, but torch sees no GPU")
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def saves_memory(spec: TrainerSpec, device: torch.device) -> bool:
+    """Whether logits without a loss are left out (``sft_loss``).
+
+    A product of another shape rounds differently, so a silo that trains on the CPU and asks for no
+    memory to be saved keeps the plain arithmetic.
+
+    Args:
+        spec: What the silo asked for.
+        device: Where the model is.
+    """
+    return bool(device.type != "cpu" or spec.micro_batch_tokens or spec.gradient_checkpointing)
+
+
+def adapted_base(base_dir: str | Path, *, rank: int, alpha: float, dtype: str) -> Any:
+    """A frozen base with an adapter of float32, in evaluation mode, on the CPU.
+
+    Args:
+        base_dir: The base model.
+        rank: LoRA r.
+        alpha: LoRA α.
+        dtype: Of the base weights.
+
+    Returns:
+        The peft model.
+    """
+    model = attach_lora(load_base(base_dir, dtype=dtype), rank=rank, alpha=alpha).eval()
+    # The adapter is always trained in float32: it is what is averaged, clipped and noised.
+    for parameter in lora_parameters(model).values():
+        parameter.data = parameter.data.float()
+    return model
+
+
+def choose(model: Any, trainable: frozenset[str]) -> dict[str, torch.nn.Parameter]:
+    """Let some factors have gradients and no other.
+
+    Args:
+        model: A peft model.
+        trainable: Their names.
+
+    Returns:
+        Them, in the model's order.
+    """
+    chosen: dict[str, torch.nn.Parameter] = {}
+    for name, parameter in lora_parameters(model).items():
+        parameter.requires_grad = name in trainable
+        parameter.grad = None
+        if name in trainable:
+            chosen[name] = parameter
+    return chosen
+
+
+def autocast(model: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """On a GPU with a bfloat16 base, products with the float32 factors in bfloat16 too.
+
+    Parameters, gradients and the optimiser stay in float32. On the CPU, and for a float32 base,
+    everything is computed as it is stored.
+
+    Args:
+        model: A peft model.
+        device: Where it is.
+
+    Returns:
+        A context for training.
+    """
+    half = any(p.dtype == torch.bfloat16 for p in model.parameters())
+    if device.type != "cuda" or not half:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def _public_row(answer_tokens: int) -> Trajectory:

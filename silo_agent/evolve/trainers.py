@@ -1,10 +1,13 @@
-"""The trainer a silo asked for: in this process, or in workers of their own."""
+"""The trainer a silo asked for: in this process, or in workers of their own.
+
+torch and what comes with it are imported when a trainer is made.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from silo_agent.evolve.sft import SftTrainer
+from silo_agent.evolve.trainer import Trainer
 from silo_agent.evolve.trainer_spec import TrainerSpec
 
 __all__ = ["make_trainer"]
@@ -12,7 +15,7 @@ __all__ = ["make_trainer"]
 
 def make_trainer(
     base_dir: Path, *, rank: int, alpha: float, dtype: str, state_dir: Path, spec: TrainerSpec
-) -> SftTrainer:
+) -> Trainer:
     """Make the trainer.
 
     Args:
@@ -25,6 +28,16 @@ def make_trainer(
 
     Returns:
         A trainer whose adapter is still to be set.
+
+    Raises:
+        EvolverSetupError: This machine does not have what the spec names.
     """
-    del state_dir, spec
-    return SftTrainer(base_dir, rank=rank, alpha=alpha, dtype=dtype)
+    if spec.processes > 1:
+        from silo_agent.evolve.launched import LaunchedTrainer
+
+        return LaunchedTrainer(
+            base_dir, rank=rank, alpha=alpha, dtype=dtype, state_dir=state_dir, spec=spec
+        )
+    from silo_agent.evolve.sft import SftTrainer
+
+    return SftTrainer(base_dir, rank=rank, alpha=alpha, dtype=dtype, spec=spec)

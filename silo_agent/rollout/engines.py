@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from silo_agent.rollout.engine import RolloutEngine
+from silo_agent.rollout.engine import RolloutEngine, RolloutError
 from silo_agent.rollout.spec import EngineSpec
 
 __all__ = ["make_engine"]
+
+_MAX_WORKERS = 256
 
 
 def make_engine(
@@ -18,14 +20,35 @@ def make_engine(
     Args:
         base_dir: The base model.
         alpha: LoRA α.
-        dtype: Of the base weights.
-        threads: Of torch.
+        dtype: Of the base weights; a server has its own.
+        threads: Of torch, in each process that plays.
         spec: Which engine.
 
     Returns:
         An engine with the bare base model.
+
+    Raises:
+        RolloutError: The spec cannot be met.
     """
+    if spec.kind == "openai":
+        from silo_agent.rollout.openai import OpenAIEngine
+
+        return OpenAIEngine(base_dir, alpha=alpha, spec=spec)
+    if spec.kind != "hf":
+        raise RolloutError(f"rollout.kind is {spec.kind!r}; known: hf, openai")
+    if not 1 <= spec.workers <= _MAX_WORKERS:
+        raise RolloutError(f"rollout.workers must be from 1 to {_MAX_WORKERS}")
+    if spec.workers > 1:
+        from silo_agent.rollout.workers import WorkerEngine
+
+        return WorkerEngine(
+            base_dir,
+            alpha=alpha,
+            dtype=dtype,
+            threads=threads,
+            device=spec.device,
+            workers=spec.workers,
+        )
     from silo_agent.rollout.hf import HfEngine
 
-    del spec
-    return HfEngine(base_dir, alpha=alpha, dtype=dtype, threads=threads)
+    return HfEngine(base_dir, alpha=alpha, dtype=dtype, threads=threads, device=spec.device)

@@ -9,7 +9,8 @@ Invariants:
    dropped from it; the last sampled token of a turn joins the next chunk. If a prompt is not a
    continuation of what the cache holds, the cache is rebuilt: it can cost time, never correctness.
 
-Covered: full-attention models that transformers can run with scaled-dot-product attention, on CPU.
+Covered: full-attention models that transformers can run with scaled-dot-product attention, on
+a CPU or one GPU.
 Not covered: sliding-window attention (the explicit mask would widen it), quantised bases.
 """
 
@@ -25,25 +26,57 @@ import torch
 from silo_agent.adapter.causal_lm import load_base, load_tokenizer
 from silo_agent.adapter.lora import AdapterMismatchError, adapted_linears, split_name
 from silo_agent.rollout.conversation import ChatFormat
-from silo_agent.rollout.engine import AdapterLoadError, Generation, Prompt, RolloutEngine, Sampling
+from silo_agent.rollout.engine import (
+    AdapterLoadError,
+    Generation,
+    Prompt,
+    RolloutEngine,
+    RolloutError,
+    Sampling,
+)
 from silo_agent.rollout.kv_cache import RaggedCache
 from silo_agent.rollout.sampling import draw, uniforms
 
 __all__ = ["HfEngine"]
+
+_PASS_COST = 128
+"""Tokens that take as long as a forward pass needs to get going on a CPU, with the small base."""
+_NEVER_CUT = 1 << 40
+"""On a GPU a padded token costs next to nothing."""
 
 
 class HfEngine(RolloutEngine):
     """See the module."""
 
     def __init__(
-        self, base_dir: str | Path, *, alpha: float = 16.0, dtype: str = "float32", threads: int = 1
+        self,
+        base_dir: str | Path,
+        *,
+        alpha: float = 16.0,
+        dtype: str = "float32",
+        threads: int = 1,
+        device: str = "cpu",
     ) -> None:
+        """Load the base model.
+
+        Args:
+            base_dir: The base model.
+            alpha: LoRA α.
+            dtype: Of the base weights.
+            threads: Of torch, on a CPU.
+            device: ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
+
+        Raises:
+            RolloutError: There is no such device.
+        """
         torch.set_num_threads(threads)
-        self._model: Any = load_base(base_dir, dtype=dtype)
+        self._device = _device_of(device)
+        self._pass_cost = _PASS_COST if self._device == "cpu" else _NEVER_CUT
+        self._model: Any = load_base(base_dir, dtype=dtype).to(self._device)
         self._alpha = alpha
         self._linears = adapted_linears(self._model)
         self._base_weights = {name: m.weight.detach().clone() for name, m in self._linears.items()}
-        self._cache = RaggedCache(0)
+        self._cache = RaggedCache(0, device=self._device)
         self._keys: list[int] = []
         self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
         self.context_limit = int(self._model.config.max_position_embeddings)
@@ -78,7 +111,10 @@ class HfEngine(RolloutEngine):
         for module, linear in self._linears.items():
             merged = self._base_weights[module]
             if module in factors:
-                down, up = (torch.from_numpy(factors[module][f].astype(np.float32)) for f in "AB")
+                down, up = (
+                    torch.from_numpy(factors[module][f].astype(np.float32)).to(self._device)
+                    for f in "AB"
+                )
                 merged = merged + ((self._alpha / down.shape[0]) * (up @ down)).to(merged)
             linear.weight.copy_(merged)
         self._forget()
@@ -145,7 +181,7 @@ class HfEngine(RolloutEngine):
         if continues:
             self._cache.keep_rows(rows)
         else:
-            self._cache = RaggedCache(len(prompts))
+            self._cache = RaggedCache(len(prompts), device=self._device)
         self._keys = [prompt.key for prompt in prompts]
         return [
             list(prompt.token_ids[len(held) :])
@@ -153,23 +189,38 @@ class HfEngine(RolloutEngine):
         ]
 
     def _forward(self, chunks: Sequence[Sequence[int]]) -> torch.Tensor:
+        logits_BV: torch.Tensor | None = None
         try:
-            inputs = self._cache.append(chunks)
-            output = self._model(
-                input_ids=inputs.input_ids,
-                position_ids=inputs.position_ids,
-                attention_mask=inputs.attention_mask,
-                past_key_values=self._cache.layers,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            for inputs in self._cache.feed(chunks, pass_cost=self._pass_cost):
+                logits_PV: torch.Tensor = self._model(
+                    input_ids=inputs.input_ids,
+                    position_ids=inputs.position_ids,
+                    attention_mask=inputs.attention_mask,
+                    past_key_values=self._cache.layers,
+                    use_cache=True,
+                    logits_to_keep=1,
+                ).logits[:, -1]
+                if logits_BV is None:
+                    logits_BV = logits_PV.new_zeros(len(chunks), logits_PV.shape[-1])
+                logits_BV[inputs.rows] = logits_PV
         except BaseException:
             # The cache names tokens by now that some layers have not seen.
             self._forget()
             raise
-        logits_BV: torch.Tensor = output.logits[:, -1]
+        if logits_BV is None:
+            raise RolloutError("there is nothing to answer")
         return logits_BV
 
     def _forget(self) -> None:
-        self._cache = RaggedCache(0)
+        self._cache = RaggedCache(0, device=self._device)
         self._keys = []
+
+
+def _device_of(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RolloutError("rollout.device is cuda, and torch sees no GPU")
+    if name not in {"cpu", "cuda"}:
+        raise RolloutError(f"rollout.device is {name!r}; known: auto, cpu, cuda")
+    return name

@@ -1,119 +1,135 @@
 """A key/value cache for a ragged batch of conversations.
 
-Rows grow by columns. A chunk is left-padded to the longest row's chunk; padded columns stay behind
-as *holes* that no query ever sees. Invariants:
+Each row holds the tokens of one conversation without gaps: token i of a row is at column i, so a
+token's column is its position. A chunk of new tokens per row is left-padded for the model, and only
+the real tokens' keys and values are written down. Invariants:
 
-1. ``valid[b, s]`` says whether column ``s`` of row ``b`` holds a token; attention reaches exactly
-   the valid columns up to the query's own. A hole attends to itself alone, so that no row of the
-   softmax is empty.
-2. A token's position is its index in its own row, not its column.
-3. Storage grows by doubling; appending copies the new columns and nothing else.
+1. A query sees exactly the columns up to its own position. A padded query sees column 0, so that no
+   row of the softmax is empty; what it computes is written nowhere.
+2. Columns that were never written are zeros, and no query reaches them.
+3. Storage grows by doubling; a chunk writes its own tokens and nothing else.
+4. A chunk may be cut into *parts* of rows of like length, each with a forward pass of its own,
+   where that saves more padding than a pass costs. Which rows share a part changes a row's result
+   by rounding alone.
 
 Covered: full attention. Not covered: sliding windows, recurrent states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-__all__ = ["RaggedCache", "RaggedInputs"]
+__all__ = ["RaggedCache", "RaggedInputs", "parts_of"]
+
+_LEAST_COLUMNS = 64
 
 
-class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
-    """One layer's keys and values as views into storage that doubles when it is full."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaggedInputs:
+    """What one forward pass over a part of a chunk needs: P rows, W columns, S keys."""
+
+    rows: list[int]
+    """The part's rows, in order."""
+    input_ids: torch.Tensor
+    """P·W tokens, left-padded; column −1 is the last token of every row that got any."""
+    position_ids: torch.Tensor
+    """P·W positions."""
+    attention_mask: torch.Tensor
+    """P·1·W·S: True where a query sees a key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where the tokens of the pass under way belong."""
+
+    rows: torch.Tensor | None
+    """The part's rows in storage; None for all of them."""
+    count: int
+    """Rows of storage."""
+    columns: int
+    """S: as many as the part's longest row."""
+    source: tuple[torch.Tensor, torch.Tensor]
+    """Of each real token: row and column in the chunk."""
+    target: tuple[torch.Tensor, torch.Tensor]
+    """Of each real token: row and column in storage."""
+
+
+class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
+    """One layer's keys and values, written where the cache says."""
 
     keys: torch.Tensor
     values: torch.Tensor
-    _key_store: torch.Tensor
-    _value_store: torch.Tensor
+
+    def __init__(self, cache: RaggedCache) -> None:
+        super().__init__()
+        self._cache = cache
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_more: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        old = self.get_seq_length()
-        new = old + key_states.shape[-2]
+        place = self._cache.place
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if old == 0 or new > self._key_store.shape[-2]:
-            self._key_store = _grown(self.keys, key_states, old, new)
-            self._value_store = _grown(self.values, value_states, old, new)
-        self._key_store[..., old:new, :] = key_states
-        self._value_store[..., old:new, :] = value_states
-        self.keys = self._key_store[..., :new, :]
-        self.values = self._value_store[..., :new, :]
-        return self.keys, self.values
+        self.keys = _written(self.keys, key_states, place)
+        self.values = _written(self.values, value_states, place)
+        return _seen(self.keys, place), _seen(self.values, place)
 
     def keep_rows(self, rows: torch.Tensor) -> None:
-        length = self.get_seq_length()
-        self._key_store = self._key_store[rows]
-        self._value_store = self._value_store[rows]
-        self.keys = self._key_store[..., :length, :]
-        self.values = self._value_store[..., :length, :]
+        self.keys = self.keys.index_select(0, rows)
+        self.values = self.values.index_select(0, rows)
 
 
-def _grown(old: torch.Tensor, like: torch.Tensor, used: int, needed: int) -> torch.Tensor:
-    batch, heads, _, width = like.shape
-    store = like.new_empty(batch, heads, max(64, 2 * needed), width)
-    if used:
-        store[..., :used, :] = old
+def _written(store: torch.Tensor, states: torch.Tensor, place: _Place) -> torch.Tensor:
+    """The storage with the chunk's real tokens in it; another tensor only where it had to grow."""
+    held = store.shape[-2] if store.numel() else 0
+    if held < place.columns:
+        _, heads, _, width = states.shape
+        columns = max(_LEAST_COLUMNS, 2 * place.columns)
+        grown = states.new_zeros(place.count, heads, columns, width)
+        if held:
+            grown[:, :, :held] = store
+        store = grown
+    (from_row, from_column), (row, column) = place.source, place.target
+    store[row, :, column] = states[from_row, :, from_column]
     return store
 
 
-class RaggedInputs:
-    """What one forward pass over a chunk needs."""
-
-    __slots__ = ("attention_mask", "input_ids", "position_ids")
-
-    def __init__(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor
-    ) -> None:
-        self.input_ids = input_ids
-        self.position_ids = position_ids
-        self.attention_mask = attention_mask
+def _seen(store: torch.Tensor, place: _Place) -> torch.Tensor:
+    columns = store[:, :, : place.columns]
+    return columns if place.rows is None else columns.index_select(0, place.rows)
 
 
 class RaggedCache:
     """The cache of one batch and the tokens each of its rows holds."""
 
-    def __init__(self, rows: int) -> None:
-        self.layers = Cache(layer_class_to_replicate=_GrowingLayer)
-        self.tokens: list[list[int]] = [[] for _ in range(rows)]
-        self._valid = torch.zeros(rows, 0, dtype=torch.bool)
+    place: _Place
 
-    def append(self, chunks: Sequence[Sequence[int]]) -> RaggedInputs:
-        """Reserve columns for one chunk per row.
+    def __init__(self, rows: int, *, device: str = "cpu") -> None:
+        self.layers = Cache(layer_class_to_replicate=lambda: _Layer(self))
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self._device = device
+
+    def feed(self, chunks: Sequence[Sequence[int]], *, pass_cost: int) -> Iterator[RaggedInputs]:
+        """Take one chunk per row, and give the forward passes that fill the cache with it.
+
+        Each pass must be done before the next is asked for.
 
         Args:
-            chunks: The new tokens of each row; a row may get none.
+            chunks: The new tokens of each row; a row may get none, but not all of them.
+            pass_cost: How many tokens' worth of work a forward pass costs by itself.
 
-        Returns:
-            The inputs of the forward pass that fills the columns. Column ``-1`` is every non-empty
-            row's last token.
+        Yields:
+            The inputs of one pass after the other.
         """
-        rows, width = len(chunks), max(len(chunk) for chunk in chunks)
-        ids = torch.zeros(rows, width, dtype=torch.long)
-        positions = torch.zeros(rows, width, dtype=torch.long)
-        fresh = torch.zeros(rows, width, dtype=torch.bool)
-        for row, chunk in enumerate(chunks):
-            if chunk:
-                start = width - len(chunk)
-                seen = len(self.tokens[row])
-                ids[row, start:] = torch.tensor(chunk)
-                positions[row, start:] = torch.arange(seen, seen + len(chunk))
-                fresh[row, start:] = True
-                self.tokens[row].extend(chunk)
-        before = self._valid.shape[1]
-        self._valid = torch.cat([self._valid, fresh], dim=1)
-        total = before + width
-        column = torch.arange(total)
-        query = torch.arange(before, total)
-        causal = column[None, :] <= query[:, None]
-        itself = column[None, :] == query[:, None]
-        mask = (self._valid[:, None, :] & causal) | itself
-        return RaggedInputs(ids, positions, mask[:, None])
+        starts = [len(tokens) for tokens in self.tokens]
+        for tokens, chunk in zip(self.tokens, chunks, strict=True):
+            tokens.extend(chunk)
+        for rows in parts_of([len(chunk) for chunk in chunks], pass_cost=pass_cost):
+            yield self._inputs(rows, chunks, starts)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order, and drop the others.
@@ -123,8 +139,71 @@ class RaggedCache:
         """
         if list(rows) == list(range(len(self.tokens))):
             return
-        index = torch.tensor(rows, dtype=torch.long)
+        index = torch.tensor(rows, dtype=torch.long, device=self._device)
         for layer in self.layers.layers:
             layer.keep_rows(index)
-        self._valid = self._valid[index]
         self.tokens = [self.tokens[row] for row in rows]
+
+    def _inputs(
+        self, rows: list[int], chunks: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> RaggedInputs:
+        width = max(len(chunks[row]) for row in rows)
+        ids, positions, real = [], [], []
+        for row in rows:
+            chunk, start = chunks[row], starts[row]
+            padding = [0] * (width - len(chunk))
+            ids.append([*padding, *chunk])
+            positions.append([*padding, *range(start, start + len(chunk))])
+            real.append([*padding, *(1 for _ in chunk)])
+        ids_PW, positions_PW, real_PW = torch.tensor([ids, positions, real], device=self._device)
+        row_P = torch.tensor(rows, device=self._device)
+        columns = max(len(self.tokens[row]) for row in rows)
+        from_row, from_column = real_PW.nonzero(as_tuple=True)
+        whole = rows == list(range(len(self.tokens)))
+        self.place = _Place(
+            rows=None if whole else row_P,
+            count=len(self.tokens),
+            columns=columns,
+            source=(from_row, from_column),
+            target=(row_P[from_row], positions_PW[from_row, from_column]),
+        )
+        mask = torch.arange(columns, device=self._device) <= positions_PW[:, :, None]
+        return RaggedInputs(
+            rows=rows, input_ids=ids_PW, position_ids=positions_PW, attention_mask=mask[:, None]
+        )
+
+
+def parts_of(lengths: Sequence[int], *, pass_cost: int) -> list[list[int]]:
+    """Group rows so that passes and padding together cost least.
+
+    A part costs ``pass_cost`` and its longest row times its number of rows. Parts of rows that are
+    neighbours in length are best, so this is a shortest path over the lengths in order.
+
+    Args:
+        lengths: New tokens of each row.
+        pass_cost: In tokens.
+
+    Returns:
+        The parts, each with its rows in ascending order. Rows without new tokens are in a part only
+        where it is the only one.
+    """
+    if max(lengths) <= 1:
+        return [list(range(len(lengths)))]
+    ordered = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
+    best = [0]
+    """Of the first so many rows: the least cost."""
+    cut = [0]
+    for end in range(1, len(ordered) + 1):
+        costs = [
+            best[start] + pass_cost + lengths[ordered[start]] * (end - start)
+            for start in range(end)
+        ]
+        least = min(costs)
+        best.append(least)
+        cut.append(costs.index(least))
+    parts: list[list[int]] = []
+    end = len(ordered)
+    while end:
+        parts.append(sorted(ordered[cut[end] : end]))
+        end = cut[end]
+    return parts

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-__all__ = ["draw", "uniforms"]
+__all__ = ["draw", "seeds", "uniforms"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
@@ -29,10 +29,29 @@ def uniforms(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     Returns:
         Doubles with 53 random bits.
     """
+    words = _words(seed, keys, positions)
+    return np.asarray((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def seeds(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One seed per conversation and position, for an engine that draws elsewhere.
+
+    Args:
+        seed: Any integer; taken modulo 2⁶⁴.
+        keys: Conversation keys, integers.
+        positions: Token positions, integers.
+
+    Returns:
+        Integers in [0, 2⁶³), as int64.
+    """
+    return np.asarray((_words(seed, keys, positions) >> np.uint64(1)).astype(np.int64))
+
+
+def _words(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     state = np.full(keys.shape, seed & _MASK, dtype=np.uint64)
     for part in (keys, positions):
         state = _mix(state * _GOLDEN ^ _mix(part.astype(np.uint64) + _GOLDEN))
-    return np.asarray((state >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    return state
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

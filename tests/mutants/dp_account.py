@@ -152,16 +152,16 @@ MUTANTS = (
     Mutant(
         name="reserved-after-training",
         disables="the charge of a training before its first step",
-        file="silo_agent/evolve/fed_se.py",
-        old="        step = DpStep(receipt=work.privacy.reserve(), ",
-        new="        units = list(population.rows_of.values())\n"
-        "        self._trainer.descend(\n"
-        "            names,\n"
-        "            lambda: sum(backend.unit_gradients(units)),\n"
-        "            steps=1,\n"
-        "            learning_rate=work.settings.learning_rate,\n"
-        "        )\n"
-        "        step = DpStep(receipt=work.privacy.reserve(), ",
+        file="silo_agent/evolve/descend.py",
+        old="    step = DpStep(receipt=work.privacy.reserve(), ",
+        new="    units = list(population.rows_of.values())\n"
+        "    trainer.descend(\n"
+        "        names,\n"
+        "        lambda: sum(backend.unit_gradients(units)),\n"
+        "        steps=1,\n"
+        "        learning_rate=work.settings.learning_rate,\n"
+        "    )\n"
+        "    step = DpStep(receipt=work.privacy.reserve(), ",
         tests=(
             "tests/unit/silo_evolve_record/test_silo_evolve_refusals.py::test_a_refused_budget_trains_nothing",
         ),

@@ -1,14 +1,11 @@
-"""What was explored, caps per task, and files of the first schema."""
+"""What was explored, and caps per task."""
 
 from __future__ import annotations
-
-import sqlite3
 
 import pytest
 from test_silo_buffer import won
 
-from silo_agent import buffer as module
-from silo_agent.buffer import BufferContentError, BufferCorruptError, SuccessBuffer
+from silo_agent.buffer import BufferContentError, SuccessBuffer
 from silo_agent.trajectory import Task
 
 
@@ -64,36 +61,3 @@ def test_a_cap_per_task_never_touches_another_task(path):
         assert sorted(t.round for t in kept if t.task.task_id == 1) == [7, 8]
     with pytest.raises(BufferContentError):
         SuccessBuffer(path, capacity_per_task=0)
-
-
-def test_a_file_of_the_first_schema_gains_an_empty_table(path):
-    with SuccessBuffer(path) as buffer:
-        buffer.add([won(1)])
-    old = sqlite3.connect(path)
-    old.execute("DROP TABLE explored")
-    old.execute("PRAGMA user_version = 1")
-    old.commit()
-    old.close()
-    for _ in range(2):
-        with SuccessBuffer(path) as buffer:
-            assert len(buffer) == 1
-            assert buffer.explored(round_index=9) == []
-            assert buffer._db.execute("PRAGMA user_version").fetchone() == (2,)
-    with SuccessBuffer(path) as buffer:
-        buffer._db.execute("PRAGMA user_version = 3")
-    with pytest.raises(BufferCorruptError, match="version"):
-        SuccessBuffer(path)
-
-
-def test_an_upgrade_that_stops_halfway_is_repeated(path, monkeypatch):
-    with SuccessBuffer(path) as buffer:
-        buffer.add([won(1)])
-        buffer._db.execute("DROP TABLE explored")
-        buffer._db.execute("PRAGMA user_version = 1")
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_SCHEMA_VERSION", "2; no")
-        with pytest.raises(BufferCorruptError):
-            SuccessBuffer(path)
-    with SuccessBuffer(path) as buffer:
-        assert buffer.explored(round_index=9) == []
-        assert len(buffer) == 1

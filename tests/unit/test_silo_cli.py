@@ -229,13 +229,91 @@ def test_status_finds_a_running_daemon_and_notices_a_dead_one(silo: Path, monkey
     data = json.loads(out)["data"]
     assert (data["daemon"], data["probes"], data["roster_epoch"]) == ("ready", address, 7)
     assert data["runs"] == [
-        {"run": "run-1", "round": 2, "adapter_sha256": "01" * 32, "local_rounds": 1}
+        {
+            "run": "run-1",
+            "round": 2,
+            "adapter_sha256": "01" * 32,
+            "local_rounds": 1,
+            "judged": [],
+        }
     ]
     assert "run-1: adopted round 2" in err
     # A daemon that was killed leaves its address behind.
     (silo / ADDRESS_FILE).write_text(address)
     _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
     assert json.loads(out)["data"]["daemon"] == "not running"
+
+
+def judged_row(successes, episodes=8, label="plank", environment="craft", temperature=0.0):
+    return {
+        "environment": environment, "label": label, "shard": 0, "temperature": temperature,
+        "episodes": episodes, "successes": successes,
+    }  # fmt: skip
+
+
+def test_status_shows_the_personal_adapter_beside_the_global_one(silo: Path, monkeypatch, capsys):
+    store = LocalStore(silo)
+    head = ChainHead(
+        round=3, step=0, position=3, adapter_sha256=bytes([1]) * 32, record_sha256=bytes(32)
+    )
+    store.set_chain_head("run-1", head)
+    for number, solved, personal in ((2, 1, False), (3, 2, False), (3, 6, True)):
+        store.append_evaluation(
+            run_id="run-1",
+            round_number=number,
+            adapter_sha256="01" * 32,
+            rows=[judged_row(solved), judged_row(solved, label="stick")],
+            personal=personal,
+        )
+    _, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    (run,) = json.loads(out)["data"]["runs"]
+    assert [(row["round"], row["personal"], row["successes"]) for row in run["judged"]] == [
+        (3, False, 4),
+        (3, True, 12),
+    ]
+    shown = "round 3, craft at temperature 0"
+    assert f"run run-1: global, {shown}: 25.0 % of 16 held-out episodes solved" in err
+    assert f"run run-1: personal, {shown}: 75.0 % of 16 held-out episodes solved" in err
+    assert "round 2, craft" not in err
+    (silo / "evaluation.jsonl").write_text('{"run":"run-1","round":"x"}\n')
+    code, _, err = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert code == Exit.OK
+    assert "problem: the evaluation of run run-1 is damaged" in err
+
+
+@pytest.mark.parametrize("method", ["fedsa", "fedavg"])
+def test_alone_shows_both_adapters_and_says_what_is_missing(
+    silo: Path, tmp_path: Path, monkeypatch, capsys, method
+):
+    out_dir, plan = tmp_path / "alone", tmp_path / "plan.toml"
+    plan.write_text(plan.read_text().replace('method = "fedavg"', f'method = "{method}"', 1))
+
+    def evolve(*, out_dir: Path, **_others) -> None:
+        out_dir.mkdir()
+        for personal in (False, True):
+            LocalStore(out_dir).append_evaluation(
+                run_id="alone",
+                round_number=3,
+                adapter_sha256="01" * 32,
+                rows=[judged_row(6 if personal else 2)],
+                personal=personal,
+            )
+
+    monkeypatch.setattr("silo_agent.alone.evolve_alone", evolve)
+    code, out, err = call(
+        monkeypatch, capsys, "alone", str(plan), "--adapter", str(plan), "--out", str(out_dir),
+        "--data", str(silo), "--format", "json",
+    )  # fmt: skip
+    assert code == Exit.OK
+    data = json.loads(out)["data"]
+    assert [row["successes"] for row in data["judged"]] == [2, 6]
+    assert "personal, round 3, craft" in err
+    if method == "fedsa":
+        assert "B = 0" in data["adapter_note"]
+        assert f"this silo's B is under {out_dir / 'evolve' / 'personal'}" in err
+    else:
+        assert data["adapter_note"] is None
+        assert "note:" not in err
 
 
 def test_an_invite_that_is_none_is_an_authentication_error(tmp_path: Path, monkeypatch, capsys):

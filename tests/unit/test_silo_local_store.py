@@ -208,9 +208,31 @@ def test_reports_are_appended_in_order(tmp_path: Path):
     assert [entry["round"] for entry in again.rounds()] == [1, 2]
     assert again.rounds()[1]["metrics"] == {"last_loss": "nan"}
     assert again.evaluations() == [
-        {"run": "run-1", "round": 2, "adapter_sha256": "ab" * 32, "label": label, "successes": n}
+        {
+            "run": "run-1", "round": 2, "adapter_sha256": "ab" * 32, "personal": False,
+            "label": label, "successes": n,
+        }
         for label, n in (("plank", 3), ("stick", 0))
+    ]  # fmt: skip
+
+
+def test_rows_say_whose_adapter_they_are_of_and_older_ones_are_of_the_global_one(tmp_path: Path):
+    (tmp_path / "evaluation.jsonl").write_text('{"run":"run-1","round":1,"label":"plank"}\n')
+    store = LocalStore(tmp_path)
+    store.append_evaluation(
+        run_id="run-1", round_number=2, adapter_sha256="ab" * 32, rows=[{}], personal=True
+    )
+    assert [(row["round"], row["personal"]) for row in store.evaluations()] == [
+        (1, False),
+        (2, True),
     ]
+
+
+@pytest.mark.parametrize("line", ["7", "[]", "null"])
+def test_a_line_that_is_no_row_is_damage(tmp_path: Path, line: str):
+    (tmp_path / "evaluation.jsonl").write_text(line + "\n")
+    with pytest.raises(LocalStoreError, match="line 1"):
+        LocalStore(tmp_path).evaluations()
 
 
 @pytest.mark.parametrize("torn", [b'{"round"', b"x" * 10_000])

@@ -1,0 +1,224 @@
+"""``chorale-silo buffer``: demonstrations for this silo, and what its buffers hold.
+
+Everything here stays on this machine. The commands need the base model's tokenizer at most, never a
+GPU, and run while the daemon is stopped: they hold the ledger's lock as long as they work, so a
+daemon that runs refuses them, and one that is started meanwhile refuses to start.
+
+Demonstrations are imported once, for all runs, into ``experts.sqlite``; a run copies them into its
+own buffer when its method is loaded. Deletion reaches every buffer under the data directory.
+
+Covered: import, show, delete. Not covered: buffers of rehearsals (``chorale-silo alone --out``),
+which are in the directory that was named there; adapters, which cannot forget.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+
+if TYPE_CHECKING:
+    from silo_agent.buffer import SuccessBuffer
+    from silo_agent.rollout.conversation import ChatFormat
+
+__all__ = ["buffer_app"]
+
+DEFAULT_DATA = Path("silo-data")
+
+buffer_app = typer.Typer(
+    help="What this silo learns from; nothing of it leaves this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Data = Annotated[
+    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
+]
+Output = Annotated[
+    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
+]
+
+
+@buffer_app.command("import")
+def buffer_import(
+    file: Annotated[Path, typer.Argument(help="JSON Lines in AgentGym's form.")],
+    environment: Annotated[str, typer.Option(help="The environment they are tasks of.")],
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Import demonstrations for all runs; importing them again changes nothing.
+
+    They are part of every training set of a plan that says use_expert. Under
+    record-level privacy nothing is trained on them.
+    """
+    with answering(output), _typed():
+        from silo_agent.buffer import SuccessBuffer
+        from silo_agent.config import SiloConfig
+        from silo_agent.evolve.expert_file import read_expert_file
+        from silo_agent.evolve.run_buffer import EXPERT_FILE
+
+        config = SiloConfig.load(data)
+        known = tuple(entry.environment for entry in config.environments)
+        if environment not in known:
+            raise CommandError(
+                f"this silo does not explore {environment!r}; it explores "
+                f"{', '.join(known) or 'nothing'}",
+                code="unknown_environment",
+                exit_code=Exit.ARGUMENTS,
+                next_step=f"add it to environments in {data / 'silo.toml'}, or name another one",
+            )
+        with _daemon_stopped(config.data_dir):
+            given = read_expert_file(file, environment=environment, chat=_chat(config.base_model))
+            with SuccessBuffer(config.data_dir / EXPERT_FILE) as buffer:
+                added = buffer.add_expert(given)
+        longest = max((trajectory.token_count for trajectory in given), default=0)
+        say(f"{added} new demonstrations of {len(given)}; the longest has {longest} tokens")
+        say("a plan whose max_sequence_tokens is smaller leaves the longer ones out")
+        succeed(output, {"read": len(given), "added": added, "longest_tokens": longest})
+
+
+@buffer_app.command("show")
+def buffer_show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """How many successes and demonstrations each buffer holds, per environment."""
+    with answering(output), _typed():
+        from dataclasses import asdict
+
+        from silo_agent.config import SiloConfig
+
+        config = SiloConfig.load(data)
+        shown = []
+        with _daemon_stopped(config.data_dir):
+            for path, buffer in _buffers(config.data_dir):
+                name = str(path.relative_to(config.data_dir))
+                counts = buffer.counts()
+                shown.append({"file": name, "environments": [asdict(row) for row in counts]})
+                say(f"{name}: {'empty' if not counts else ''}")
+                for row in counts:
+                    say(
+                        f"  {row.environment}: {row.explored} successes and {row.expert} "
+                        f"demonstrations of {row.tasks} tasks"
+                    )
+        if not shown:
+            say("no buffer: nothing was explored or imported")
+        succeed(output, {"buffers": shown})
+
+
+@buffer_app.command("delete")
+def buffer_delete(
+    subject: Annotated[str | None, typer.Option(help="Whose data; everything made of it.")] = None,
+    task: Annotated[
+        tuple[str, int] | None, typer.Option(help="An environment and a task id.")
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Forget a subject or a task in every buffer, and overwrite what was there.
+
+    Adapters that were trained on it stay as they are.
+    """
+    with answering(output), _typed():
+        from silo_agent.config import SiloConfig
+        from silo_agent.trajectory import Task
+
+        if (subject is None) == (task is None):
+            raise CommandError(
+                "name either --subject or --task", code="arguments", exit_code=Exit.ARGUMENTS
+            )
+        config = SiloConfig.load(data)
+        deleted = 0
+        with _daemon_stopped(config.data_dir):
+            for _, buffer in _buffers(config.data_dir):
+                if subject is not None:
+                    deleted += buffer.delete_subject(subject)
+                elif task is not None:
+                    deleted += buffer.delete_task(Task(environment=task[0], task_id=task[1]))
+            personal = sorted(config.data_dir.glob("evolve/*/personal"))
+        say(f"deleted {deleted} trajectories")
+        for directory in personal:
+            say(f"{directory} may have been trained on them; delete it to start it over")
+        succeed(output, {"deleted": deleted, "personal": [str(path) for path in personal]})
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    """The errors of buffers and of files of demonstrations as those of a command."""
+    from silo_agent.buffer import BufferStoreError
+    from silo_agent.evolve.evolver import EvolveError
+    from silo_agent.rollout.conversation import ConversationError
+
+    try:
+        yield
+    except (BufferStoreError, EvolveError, ConversationError) as error:
+        code = type(error).__name__.removesuffix("Error")
+        code = "".join(f"_{c.lower()}" if c.isupper() else c for c in code).lstrip("_")
+        raise CommandError(str(error), code=code, exit_code=Exit.ARGUMENTS) from error
+
+
+@contextmanager
+def _daemon_stopped(data_dir: Path) -> Iterator[None]:
+    """Hold the lock that a daemon holds on its ledger.
+
+    Raises:
+        CommandError: A daemon holds it.
+    """
+    from silo_agent.ledger_file import LEDGER_FILE
+
+    try:
+        descriptor = os.open(data_dir / LEDGER_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        # A silo whose daemon never ran.
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CommandError(
+                "the daemon of this silo is running",
+                code="daemon_running",
+                exit_code=Exit.SERVER,
+                hint="it has the buffers open",
+                next_step="stop it, then try again",
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _buffers(data_dir: Path) -> Iterator[tuple[Path, SuccessBuffer]]:
+    from silo_agent.buffer import SuccessBuffer
+    from silo_agent.evolve.run_buffer import BUFFER_FILE, EXPERT_FILE
+
+    for path in (data_dir / EXPERT_FILE, *sorted(data_dir.glob(f"evolve/*/{BUFFER_FILE}"))):
+        if path.is_file():
+            with SuccessBuffer(path) as buffer:
+                yield path, buffer
+
+
+def _chat(base_model: Path | None) -> ChatFormat:
+    from silo_agent.adapter.causal_lm import load_tokenizer
+    from silo_agent.rollout.conversation import ChatFormat
+
+    if base_model is None:
+        raise CommandError(
+            "demonstrations become tokens of a base model, and silo.toml names none",
+            code="no_base_model",
+            exit_code=Exit.ARGUMENTS,
+            next_step="set base_model in silo.toml",
+        )
+    try:
+        tokenizer = load_tokenizer(base_model)
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"{base_model} has no usable tokenizer: {error}",
+            code="tokenizer",
+            exit_code=Exit.ARGUMENTS,
+        ) from error
+    return ChatFormat.from_tokenizer(tokenizer)

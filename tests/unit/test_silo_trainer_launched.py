@@ -1,0 +1,312 @@
+"""Workers under torchrun against the trainer in this process, on two real processes with gloo.
+
+Equal means: no entry of the adapter, of the mean gradient or of a loss is further apart than
+``ROUNDING``; entries move by more than 1e-3 in these runs, and what was measured is near 1e-7.
+
+A launch imports torch in three processes, so each test that starts workers asks them for all it
+can. ``long`` runs the other combinations of the memory options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import silo_tiny_base
+from safetensors.numpy import load_file
+from test_sft_step import ALPHA, EPISODES, PLAN, RANK, ROUNDING, apart
+
+from silo_agent.adapter.lora import initial_adapter
+from silo_agent.evolve import launched, launched_job, train_worker
+from silo_agent.evolve.evolver import EvolverSetupError
+from silo_agent.evolve.launched import LaunchedTrainer, WorkerError
+from silo_agent.evolve.launched_job import Job, JobError, read_job, read_result, write_job
+from silo_agent.evolve.sft_rows import rows_of
+from silo_agent.evolve.trainer import SftReport
+from silo_agent.evolve.trainer_spec import TrainerSpec
+from silo_agent.evolve.trainers import make_trainer
+
+# The last of the batches of five holds one row: a process has none of it.
+ROWS = EPISODES[:11]
+SHORT = {**PLAN, "max_sequence_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return silo_tiny_base.build(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def adapter(base) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    first = initial_adapter(base, RANK, ALPHA, 0)
+    return {k: (v + rng.normal(0, 0.02, v.shape)).astype("f4") for k, v in first.items()}
+
+
+def made(base, state_dir, **spec):
+    return make_trainer(
+        base,
+        rank=RANK,
+        alpha=ALPHA,
+        dtype="float32",
+        state_dir=state_dir,
+        spec=TrainerSpec(device="cpu", **spec),
+    )
+
+
+def trained(trainer, adapter, **changes):
+    rng = np.random.default_rng(2)
+    shift = {k: rng.normal(0, 0.01, v.shape).astype("f4") for k, v in adapter.items()}
+    anchor = {k: v + np.float32(0.01) for k, v in adapter.items()}
+    trainer.reset(adapter)
+    plan = {"trainable": frozenset(adapter), **SHORT, "proximal_mu": 0.5, **changes}
+    report = trainer.train(ROWS, **plan, anchor=anchor, correction=shift)
+    return trainer.adapter(), report
+
+
+def require_equal(base, tmp_path, adapter, **spec):
+    state_dir = tmp_path / "state"
+    only_b = frozenset(name for name in adapter if "lora_B" in name)
+    trainer = made(base, state_dir, processes=2, **spec)
+    assert isinstance(trainer, LaunchedTrainer)
+    here, expected = trained(made(base, state_dir), adapter, trainable=only_b)
+    there, report = trained(trainer, adapter, trainable=only_b)
+    assert apart(here, adapter) > 1e-3
+    assert apart(here, there) < ROUNDING
+    assert apart(expected.mean_gradient, report.mean_gradient) < ROUNDING
+    assert report.mean_gradient.keys() == only_b
+    assert all(there[k].tobytes() == adapter[k].tobytes() for k in adapter if k not in only_b)
+    assert (report.optimiser_steps, report.agent_tokens) == (
+        expected.optimiser_steps,
+        expected.agent_tokens,
+    )
+    assert abs(report.first_loss - expected.first_loss) < ROUNDING
+    assert abs(report.last_loss - expected.last_loss) < ROUNDING
+    assert list((state_dir / "training").iterdir()) == []
+
+
+def test_ddp_equals_one_process(base, tmp_path, adapter):
+    require_equal(base, tmp_path, adapter, micro_batch_tokens=48)
+
+
+def test_fsdp_equals_one_process(base, tmp_path, adapter):
+    require_equal(
+        base,
+        tmp_path,
+        adapter,
+        sharding="fsdp",
+        micro_batch_tokens=48,
+        gradient_checkpointing=True,
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"micro_batch_tokens": 24}, {"gradient_checkpointing": True}],
+    ids=str,
+)
+def test_each_option_equals_one_process(base, tmp_path, adapter, sharding, options):
+    require_equal(base, tmp_path, adapter, sharding=sharding, **options)
+
+
+def test_a_failing_worker_is_told_without_data_and_changes_nothing(base, tmp_path, adapter):
+    trainer = made(base, tmp_path, processes=2)
+    wrong = {name: value[:, :1].copy() for name, value in adapter.items()}
+    trainer.reset(wrong)
+    with pytest.raises(WorkerError, match=r"process \d: AdapterMismatchError: .* shape") as failure:
+        trainer.train(ROWS, trainable=frozenset(wrong), **SHORT)
+    assert apart(trainer.adapter(), wrong) == 0.0
+    assert list((tmp_path / "training").iterdir()) == []
+    text = str(failure.value)
+    assert "train_worker FAILED" in text
+    assert len(text) < 5000
+    tokens = ", ".join(map(str, ROWS[0].token_ids[:3]))
+    assert tokens not in text
+
+
+def test_what_is_written_for_workers_is_private_and_holds_no_text(
+    base, tmp_path, adapter, monkeypatch
+):
+    seen = {}
+
+    def launch(directory, *, processes):
+        seen["modes"] = [p.stat().st_mode & 0o777 for p in (directory, directory.parent)]
+        seen["bytes"] = b"".join(p.read_bytes() for p in directory.iterdir())
+        seen["arrays"] = load_file(directory / "rows.safetensors")
+        seen["settings"] = json.loads((directory / "settings.json").read_text())
+        assert processes == 2
+        launched_job.write_result(directory, adapter, NO_STEPS)
+
+    monkeypatch.setattr(launched, "_launch", launch)
+    trainer = made(base, tmp_path, processes=2)
+    trainer.reset(adapter)
+    secret = "patient"
+    row = ROWS[0]
+    step = type(row.steps[0])
+    marked = [
+        type(row)(
+            task=type(row.task)(environment=secret, task_id=1, subject=secret),
+            steps=(
+                step(
+                    observation=secret,
+                    action=secret,
+                    context_ids=(7, 8),
+                    action_ids=(9,),
+                    action_logprobs=(-1.0,),
+                ),
+            ),
+            final_observation=secret,
+            success=True,
+            adapter_sha256="",
+            round=0,
+        )
+    ]
+    trainer.train(marked, trainable=frozenset(adapter), **SHORT)
+    assert seen["modes"] == [0o700, 0o700]
+    assert secret.encode() not in seen["bytes"]
+    assert seen["arrays"]["token_ids"].tolist() == [7, 8, 9]
+    assert seen["settings"]["trainable"] == sorted(adapter)
+
+
+NO_STEPS = SftReport(optimiser_steps=0, agent_tokens=0, first_loss=0.0, last_loss=0.0)
+
+
+def test_a_result_of_another_shape_or_half_a_file_is_refused(base, tmp_path, adapter, monkeypatch):
+    def result(write):
+        monkeypatch.setattr(launched, "_launch", lambda directory, **_: write(directory))
+        trainer = made(base, tmp_path, processes=2)
+        trainer.reset(adapter)
+        with pytest.raises(JobError):
+            trainer.train(ROWS, trainable=frozenset(adapter), **SHORT)
+        assert apart(trainer.adapter(), adapter) == 0.0
+
+    def half(directory):
+        launched_job.write_result(directory, adapter, NO_STEPS)
+        path = directory / "result.safetensors"
+        path.write_bytes(path.read_bytes()[:-10])
+
+    result(lambda _directory: None)
+    result(half)
+    result(lambda d: launched_job.write_result(d, {"x": np.zeros(1)}, NO_STEPS))
+    cropped = {name: value[:1] for name, value in adapter.items()}
+    result(lambda d: launched_job.write_result(d, cropped, NO_STEPS))
+
+
+def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapter):
+    rows = rows_of(ROWS, max_sequence_tokens=64)
+    job = Job(
+        base_dir="base",
+        rank=RANK,
+        alpha=ALPHA,
+        dtype="float32",
+        device="cpu",
+        micro_batch_tokens=3,
+        gradient_checkpointing=True,
+        sharding="fsdp",
+        trainable=tuple(sorted(adapter)),
+        epochs=1,
+        batch_size=2,
+        learning_rate=1e-3,
+        grad_clip_l2=1.0,
+        seed=4,
+        proximal_mu=0.5,
+    )
+    write_job(tmp_path, job, rows, adapter=adapter, anchor=None, correction=adapter)
+    found, found_rows, start, anchor, correction = read_job(tmp_path)
+    assert found == job
+    assert anchor is None
+    assert apart(start, adapter) == apart(correction, adapter) == 0.0
+    for one, two in zip(rows, found_rows, strict=True):
+        assert (one.token_ids == two.token_ids).all()
+        assert (one.agent == two.agent).all()
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(json.dumps({**settings, "more": 1}))
+    with pytest.raises(JobError):
+        read_job(tmp_path)
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    packed = load_file(tmp_path / "rows.safetensors")
+    launched_job.save_file(
+        {**packed, "lengths": packed["lengths"] + 1}, tmp_path / "rows.safetensors"
+    )
+    with pytest.raises(JobError):
+        read_job(tmp_path)
+    with pytest.raises(JobError):
+        read_result(tmp_path, adapter=adapter, gradients_of=None)
+
+
+def test_no_worker_starts_for_nothing(base, tmp_path, adapter, monkeypatch):
+    monkeypatch.setattr(launched, "_launch", lambda *_a, **_k: pytest.fail("a worker was started"))
+    trainer = made(base, tmp_path, processes=2)
+    after, report = trained(trainer, adapter, max_sequence_tokens=1)
+    assert apart(after, adapter) == 0.0
+    assert report.optimiser_steps == 0
+    assert not any(value.any() for value in report.mean_gradient.values())
+    assert report.mean_gradient.keys() == adapter.keys()
+
+
+def test_record_level_gradients_are_refused_with_what_to_do(base, tmp_path, adapter):
+    trainer = made(base, tmp_path, processes=2)
+    with pytest.raises(EvolverSetupError, match="processes to 1"):
+        trainer.gradients(sorted(adapter), backend="loop")
+    with pytest.raises(EvolverSetupError, match="processes to 1"):
+        trainer.descend(sorted(adapter), lambda: np.zeros(1), steps=1, learning_rate=0.1)
+
+
+def test_jobs_of_a_daemon_that_was_killed_are_removed(base, tmp_path):
+    left = tmp_path / "training" / "job-left"
+    left.mkdir(parents=True)
+    (left / "rows.safetensors").write_bytes(b"tokens")
+    made(base, tmp_path, processes=2)
+    assert not left.exists()
+
+
+def test_workers_are_ended_when_waiting_is_interrupted(tmp_path, monkeypatch):
+    """The real process group of a stand-in for torchrun."""
+    started = []
+
+    def popen(_command, **options):
+        sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+        process = real(sleeper, **options)
+        started.append(process)
+        wait, first = process.wait, threading.Event()
+
+        def interrupted(timeout=None):
+            if not first.is_set():
+                first.set()
+                raise KeyboardInterrupt
+            return wait(timeout)
+
+        process.wait = interrupted
+        return process
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launched._launch(tmp_path, processes=2)
+    assert started[0].poll() is not None
+    assert time.monotonic() - begun < 10
+
+
+def test_a_worker_ends_once_its_daemon_is_gone(monkeypatch):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+
+    def end(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(train_worker.os, "_exit", end)
+    monkeypatch.setattr(train_worker.time, "sleep", lambda _s: pytest.fail("it waits"))
+    with pytest.raises(SystemExit, match="1"):
+        train_worker._end_with(gone.pid)
+    with pytest.raises(pytest.fail.Exception, match="waits"):
+        train_worker._end_with(os.getpid())
