@@ -40,7 +40,7 @@ from silo_agent.rollout.conversation import ChatFormat, RenderedEpisode
 
 __all__ = ["DEFAULT_STEPS", "BuildProgress", "Recipe", "build_base", "weights_sha256"]
 
-DEFAULT_STEPS = 560
+DEFAULT_STEPS = 700
 WEIGHTS = "model.safetensors"
 _VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "minigrid")
 _MUON_MOMENTUM = 0.95
@@ -56,9 +56,10 @@ class Recipe:
     """Optimiser steps."""
     episodes: tuple[tuple[str, int], ...] = (
         ("babyai", 4),
-        ("craft", 5),
-        ("maze", 5),
-        ("wordle", 16),
+        ("craft", 6),
+        ("maze", 6),
+        ("shop", 4),
+        ("wordle", 15),
     )
     """Episodes per step, by environment."""
     reuse: int = 2

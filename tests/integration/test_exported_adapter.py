@@ -1,8 +1,10 @@
 """A short real federation of learning silos, and its exported adapter under peft."""
 
+import json
 import shutil
 import warnings
 from collections import Counter
+from pathlib import Path
 
 from lab.demo.choices import Privacy
 from lab.demo.outcome import judged_rows
@@ -31,6 +33,14 @@ def test_peft_loads_the_export_and_reproduces_the_reported_greedy_success(tmp_pa
     )
     outcome = demo.run()
     assert [done["outcome"] for done in outcome.rounds] == ["aggregated"] * 2
+    exported = Path(outcome.exported)
+    card = (exported / "README.md").read_text()
+    provenance = json.loads((exported / "provenance.json").read_text())
+    for key in ("run", "adapter_sha256", "record_sha256", "plan_sha256", "base_model_sha256"):
+        assert provenance[key] in card
+    assert "there is no differential privacy" in card
+    assert "| 2 | craft |" in card
+    assert not any(silo_id in card for silo_id in SILOS)
     # peft merges the exported adapter into the base; the result is an ordinary model directory.
     base = AutoModelForCausalLM.from_pretrained(BASE_MODEL)
     with warnings.catch_warnings():

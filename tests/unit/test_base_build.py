@@ -15,11 +15,14 @@ from lab.base.build import BuildProgress, build_base, weights_sha256
 from lab.base.cli import app
 from lab.base.data import SKILL, demonstrations, play_weakly, scripted
 from lab.base.evaluate import solved_tasks
+from lab.base.model import build_model
 from lab.base.tokenizer import build_tokenizer, environment_words
 from silo_agent.envs import ENVIRONMENTS, Split
 from silo_agent.rollout.conversation import ChatFormat
 
 SHIPPED = Path(lab.__file__).parent / "base_model"
+# What the shipped model was taught.
+KNOWN = sorted(json.loads((SHIPPED / "build.json").read_text())["recipe"]["episodes"])
 STEPS = 3
 
 
@@ -69,6 +72,23 @@ def test_command_writes_the_record(tmp_path):
     assert json.loads(result.stdout)["weights_sha256"] == weights_sha256(tmp_path)
 
 
+def test_longest_episodes_leave_room_in_the_position_limit():
+    """The worst play, every step of it, with room for answers as long as a plan usually allows."""
+    tokenizer = build_tokenizer(environment_words())
+    chat = ChatFormat.from_tokenizer(tokenizer)
+    limit = build_model(tokenizer, seed=0).config.max_position_embeddings
+    for name in SKILL:
+        environment = scripted(name)
+        longest = 0
+        for number, task in enumerate(environment.task_ids(Split.TRAIN)[:64]):
+            rng = np.random.default_rng(number)
+            played = play_weakly(environment, task, skill=0.2 * (number % 4), rng=rng)
+            rendered = chat.render(played.instruction, played.observations, played.actions)
+            longest = max(longest, len(rendered.token_ids))
+        assert longest + 16 * environment.max_steps < limit, name
+        environment.close()
+
+
 def test_demonstrations_do_not_depend_on_how_many_are_made():
     chat = ChatFormat.from_tokenizer(build_tokenizer(environment_words()))
     few = demonstrations("craft", 3, seed=1, chat=chat)
@@ -99,20 +119,21 @@ def test_shipped_weights_are_the_recorded_ones_and_small():
 def test_shipped_tokenizer_is_today_s(shipped):
     """The environments' words may not drift away from the model that ships."""
     _, tokenizer = shipped
-    assert tokenizer.get_vocab() == build_tokenizer(environment_words()).get_vocab()
+    assert tokenizer.get_vocab() == build_tokenizer(environment_words(KNOWN)).get_vocab()
     chat = [{"role": "user", "content": "goal plank ."}]
     assert tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
 
 def test_shipped_record_has_room_to_improve_and_something_to_filter():
     record = json.loads((SHIPPED / "build.json").read_text())
-    assert set(record["held_out_success"]) == set(SKILL)
+    assert set(record["held_out_success"]) == set(record["skill"]) == set(KNOWN) <= set(SKILL)
     for measured in record["held_out_success"].values():
         assert measured["tasks"] >= 200
         assert 0.15 <= measured["temperature_1"] <= 0.45
+        assert measured["temperature_1"] < measured["greedy"]
 
 
-@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
+@pytest.mark.parametrize("name", KNOWN)
 def test_shipped_model_beats_a_random_player(shipped, name):
     model, tokenizer = shipped
     environment = scripted(name)

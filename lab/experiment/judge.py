@@ -1,0 +1,128 @@
+"""Judging adapters on held-out tasks, task by task.
+
+One engine plays the same tasks with the same random streams for every adapter of a seed: a task's
+draws depend on the seed and on its place in the split (``silo_agent.rollout.episodes``), so two
+methods can be compared task by task (McNemar) at equal seed. A shorter judgement is a prefix of a
+longer one.
+
+Invariants:
+    1. An outcome string has one character for each task of a label, in the order of the split.
+    2. An episode that was dropped is an error: a missing task would shift all that follow.
+
+Covered: built-in environments. Not covered: intervals and tests (``lab/report``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lab.experiment.config import Run
+from lab.experiment.errors import JudgeError
+from silo_agent.envs.catalogue import BUILT_IN
+from silo_agent.envs.tasks import Split
+from silo_agent.rollout.conversation import ChatFormat
+from silo_agent.rollout.engines import make_engine
+from silo_agent.rollout.episodes import run_episodes
+from silo_agent.rollout.spec import EngineSpec
+from silo_agent.trajectory import Task
+
+__all__ = ["Judge", "Judged"]
+
+_STREAM = 0x1D6E
+"""Keeps the judge's draws apart from the silos'."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """One adapter on the held-out tasks of one label."""
+
+    environment: str
+    """Where."""
+    family: str
+    """The environment's."""
+    label: str
+    """Of the tasks."""
+    temperature: float
+    """0 is greedy."""
+    outcomes: str
+    """``1`` or ``0`` for each task, in the order of the split."""
+
+
+class Judge:
+    """See the module; one for a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._engine = make_engine(
+            Path(run.base), alpha=run.alpha, dtype="float32", threads=1, spec=EngineSpec()
+        )
+        parts = [run.seed, _STREAM]
+        self._seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+
+    @property
+    def chat(self) -> ChatFormat:
+        """How episodes become tokens with this base."""
+        return self._engine.chat
+
+    def judge(
+        self, version: str, adapter: Mapping[str, np.ndarray], held_out: Mapping[str, int]
+    ) -> list[Judged]:
+        """Play held-out tasks with an adapter.
+
+        Args:
+            version: The adapter's identity.
+            adapter: All factors by name; none judges the bare base model.
+            held_out: How many tasks of each environment; with 0 it is left out.
+
+        Returns:
+            One entry per environment, temperature and label, in that order.
+
+        Raises:
+            JudgeError: An episode was dropped.
+        """
+        self._engine.load_adapter(version, adapter)
+        return [
+            judged
+            for name, count in held_out.items()
+            if count
+            for temperature in self._run.judge.temperatures
+            for judged in self._play(name, count, temperature)
+        ]
+
+    def close(self) -> None:
+        """Release the model."""
+        self._engine.close()
+
+    def _play(self, name: str, count: int, temperature: float) -> list[Judged]:
+        environment = BUILT_IN.make(name)
+        ids = environment.task_ids(Split.HELD_OUT)[:count]
+        labels = environment.labels
+        environment.close()
+        played = run_episodes(
+            self._engine,
+            [Task(environment=name, task_id=task_id) for task_id in ids],
+            temperature=temperature,
+            seed=self._seed,
+            max_new_tokens=self._run.evolve.max_new_tokens,
+            batch_size=self._run.evolve.rollout_batch,
+        )
+        if played.dropped or len(played.trajectories) != len(ids):
+            raise JudgeError(f"{played.dropped} held-out episodes of {name!r} were dropped")
+        outcomes: dict[int, list[str]] = {}
+        for trajectory in played.trajectories:
+            label = trajectory.task.task_id % len(labels)
+            outcomes.setdefault(label, []).append("1" if trajectory.success else "0")
+        return [
+            Judged(
+                environment=name,
+                family=environment.family,
+                label=labels[label],
+                temperature=temperature,
+                outcomes="".join(verdicts),
+            )
+            for label, verdicts in sorted(outcomes.items())
+        ]

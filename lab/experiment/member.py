@@ -1,0 +1,151 @@
+"""One learner of a run: a silo, or all of them pooled, around the product's own Fed-SE method.
+
+Covered: building it from the experiment's values, one round of it, its personal adapter. Not
+covered: what becomes of its delta (``federation_round.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from federation.adapter import adapter_sha256, encode_adapter
+from lab.experiment.config import Run
+from lab.experiment.demonstrations import seed_buffer
+from lab.experiment.errors import ExperimentError
+from lab.experiment.methods import METHODS
+from lab.experiment.own_tasks import FewTasks, assignments_of
+from silo_agent.evolve.evolver import Evolution, EvolverSetup, EvolveSettings, Work
+from silo_agent.evolve.fed_se import FedSeEvolver
+from silo_agent.evolve.fed_se_options import FedSeOptions
+from silo_agent.evolve.personal import PersonalAdapter
+from silo_agent.rollout.conversation import ChatFormat
+
+__all__ = ["Adapter", "Member", "identity"]
+
+Adapter = Mapping[str, np.ndarray]
+
+
+def identity(adapter: Adapter) -> str:
+    """SHA-256 of an adapter's published bytes, hexadecimal."""
+    return adapter_sha256(encode_adapter(dict(adapter))).hex()
+
+
+class Member:
+    """See the module."""
+
+    def __init__(
+        self, run: Run, indices: Sequence[int], scratch: Path, *, chat: ChatFormat
+    ) -> None:
+        """Build the learner and give it its demonstrations.
+
+        Args:
+            run: The experiment's values.
+            indices: Which silos it stands for; several are pooled.
+            scratch: For its stores.
+            chat: How demonstrations become tokens.
+
+        Raises:
+            DemonstrationError: The expert does not solve enough tasks.
+        """
+        self.indices = tuple(indices)
+        self._settings = _settings(run, pooled=len(self.indices))
+        self._seed = self.indices[0]
+        state_dir = scratch / "-".join(map(str, self.indices))
+        self.demonstrations = seed_buffer(run, self.indices, state_dir, chat=chat)
+        setup = EvolverSetup(
+            assignments=assignments_of(run, self.indices),
+            base_dir=Path(run.base),
+            state_dir=state_dir,
+            rank=run.rank,
+            alpha=run.alpha,
+            catalogue=FewTasks(run, self.indices),
+            options=_options(run),
+        )
+        self._evolver = FedSeEvolver(setup)
+        self._personal = PersonalAdapter(FedSeOptions.of(setup), state_dir=state_dir)
+
+    def evolve(
+        self,
+        adapter: Adapter,
+        *,
+        round_number: int,
+        trainable: frozenset[str],
+        correction: Adapter | None = None,
+    ) -> Evolution:
+        """One local round.
+
+        Args:
+            adapter: What it starts from.
+            round_number: From 1.
+            trainable: Names of the factors in the delta.
+            correction: SCAFFOLD's c − c_k.
+
+        Raises:
+            ExperimentError: An episode was dropped, or the personal adapter was not trained: the
+                product goes on without them, but figures that lack them are not comparable.
+        """
+        evolution = self._evolver.evolve(
+            Work(
+                round=round_number - 1,
+                adapter=adapter,
+                adapter_sha256=identity(adapter),
+                trainable=trainable,
+                settings=self._settings,
+                seed=self._seed,
+                correction=correction,
+            )
+        )
+        if evolution.metrics.get("dropped") or evolution.metrics.get("personal_failed"):
+            raise ExperimentError(
+                f"round {round_number}: {evolution.metrics['dropped']:.0f} episodes were dropped, "
+                "or the personal adapter was not trained; the log says why"
+            )
+        return evolution
+
+    def personal(self, adapter: Adapter) -> dict[str, np.ndarray]:
+        """The silo's own adapter beside the shared one."""
+        return self._personal.current(adapter)
+
+    def close(self) -> None:
+        """Release models and stores."""
+        self._evolver.close()
+
+
+def _settings(run: Run, *, pooled: int) -> EvolveSettings:
+    """The round's settings; pooled silos explore as much as they would apart."""
+    method, evolve = METHODS[run.method], run.evolve
+    return EvolveSettings(
+        episodes=evolve.episodes * pooled,
+        tries_per_task=evolve.tries_per_task,
+        temperature=evolve.temperature,
+        max_new_tokens=evolve.max_new_tokens,
+        rollout_batch=evolve.rollout_batch,
+        window=evolve.window,
+        best_per_task=evolve.best_per_task,
+        epochs=evolve.epochs,
+        batch_size=evolve.batch_size,
+        learning_rate=evolve.learning_rate,
+        grad_clip_l2=evolve.grad_clip_l2,
+        max_sequence_tokens=evolve.max_sequence_tokens,
+        explore=method.explores,
+        use_expert=evolve.use_expert or not method.explores,
+        proximal_mu=evolve.proximal_mu,
+        seed=run.seed,
+    )
+
+
+def _options(run: Run) -> dict[str, str | int | float]:
+    options: dict[str, str | int | float] = {}
+    if not run.evolve.success_filter:
+        options["success_filter"] = "off"
+    kind = METHODS[run.method].personal
+    if kind == "fedsa":
+        options["personal"] = kind
+    elif kind == "ditto":
+        options["personal"] = run.evolve.personal
+        if run.evolve.personal == "ditto":
+            options["personal_lambda"] = run.evolve.personal_lambda
+    return options

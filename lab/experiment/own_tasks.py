@@ -1,0 +1,128 @@
+"""Which training tasks a silo has: its shard of the labels, or a fixed few of them.
+
+Real silos have few tasks (Fed-SE, arXiv 2512.08870, appendix B: 215 to 3,930). ``tasks = n`` gives
+a silo n of its shard's training tasks, drawn once by the run's seed and the silo's place in the
+file, so two silos with the same environment have different ones.
+
+Invariants: the pre-training and held-out splits are never touched; a pooled silo has the union of
+what the silos have.
+
+Covered: built-in environments. Not covered: environments whose own ``task_ids`` is not a range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from lab.experiment.config import Run
+from lab.experiment.tables import SiloTable
+from silo_agent.envs.catalogue import BUILT_IN, Catalogue
+from silo_agent.envs.environment import Environment
+from silo_agent.envs.tasks import Shard, Split
+from silo_agent.evolve.evolver import Assignment
+
+__all__ = ["FewTasks", "assignments_of", "own_labels", "task_ids_of"]
+
+_Place = tuple[str, Shard | None]
+
+
+class FewTasks(Catalogue):
+    """The built-in environments with only some of their training tasks."""
+
+    def __init__(self, run: Run, indices: Sequence[int]) -> None:
+        """Collect the tasks of silos.
+
+        Args:
+            run: The experiment's values.
+            indices: Whose tasks; of several silos the union.
+        """
+        super().__init__()
+        found: dict[_Place, dict[int, None]] = {}
+        for index in indices:
+            silo = run.silos[index]
+            if silo.tasks:
+                for name in silo.environments:
+                    ids = task_ids_of(run, index, name)
+                    found.setdefault((name, _shard(silo)), {}).update(dict.fromkeys(ids))
+        self._ids: Mapping[_Place, tuple[int, ...]] = {
+            place: tuple(sorted(ids)) for place, ids in found.items()
+        }
+
+    def make(self, name: str) -> Environment:
+        """Make an environment that offers the tasks above for training."""
+        environment = super().make(name)
+        few = {shard: ids for (known, shard), ids in self._ids.items() if known == name}
+        if few:
+            offered = partial(_task_ids, environment.task_ids, few)
+            # Bound to this object alone, so that its class stays as it is for everybody else.
+            environment.task_ids = offered  # type: ignore[method-assign]
+        return environment
+
+
+def assignments_of(run: Run, indices: Sequence[int]) -> tuple[Assignment, ...]:
+    """What a silo explores; of several silos one after another, so that each weighs the same.
+
+    Args:
+        run: The experiment's values.
+        indices: Which silos.
+    """
+    return tuple(
+        Assignment(environment=name, shard=_shard(run.silos[index]))
+        for index in indices
+        for name in run.silos[index].environments
+    )
+
+
+def task_ids_of(run: Run, index: int, name: str) -> Sequence[int]:
+    """The training tasks of one silo in one of its environments.
+
+    Args:
+        run: The experiment's values.
+        index: The silo's.
+        name: The environment's.
+    """
+    silo = run.silos[index]
+    environment = BUILT_IN.make(name)
+    ids = environment.task_ids(Split.TRAIN, shard=_shard(silo))
+    environment.close()
+    if not silo.tasks or silo.tasks >= len(ids):
+        return ids
+    rng = np.random.default_rng([run.seed, index, *name.encode()])
+    places = rng.choice(len(ids), size=silo.tasks, replace=False)
+    return tuple(ids[int(place)] for place in sorted(places))
+
+
+def own_labels(silo: SiloTable, name: str) -> frozenset[str]:
+    """The labels of an environment that are in a silo's shard; none where it is not its own.
+
+    Args:
+        silo: The silo.
+        name: The environment's.
+    """
+    if name not in silo.environments:
+        return frozenset()
+    labels = BUILT_IN.make(name).labels
+    return frozenset(
+        label for i, label in enumerate(labels) if i % silo.shard_count == silo.shard_index
+    )
+
+
+def _shard(silo: SiloTable) -> Shard | None:
+    if silo.shard_count == 1:
+        return None
+    return Shard(index=silo.shard_index, count=silo.shard_count)
+
+
+def _task_ids(
+    otherwise: Callable[..., Sequence[int]],
+    few: Mapping[Shard | None, tuple[int, ...]],
+    split: Split,
+    *,
+    shard: Shard | None = None,
+) -> Sequence[int]:
+    if split is Split.TRAIN and shard in few:
+        return few[shard]
+    return otherwise(split, shard=shard)

@@ -1,0 +1,126 @@
+"""The lines of ``results.jsonl``: one JSON object each, ``kind`` first.
+
+``lab/report/lines.py`` reads them and says what each key means. A shared adapter is judged once and
+written once with ``silo`` −1, and again for each silo with ``own`` and ``same_family`` of that
+silo, because whether a task is one's own is a question of the silo and not of the adapter.
+
+Covered: making lines. Not covered: writing them (``results.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lab.experiment.config import Run
+from lab.experiment.federation_round import RoundFigures
+from lab.experiment.judge import Judged
+from lab.experiment.own_tasks import own_labels
+from silo_agent.envs.catalogue import BUILT_IN
+
+__all__ = ["Row", "Scope", "eval_rows", "families_of", "round_row", "run_row"]
+
+Row = dict[str, Any]
+Scope = Literal["global", "personal", "alone"]
+EVERYBODY = -1
+
+
+def families_of(run: Run, index: int) -> frozenset[str]:
+    """The public families of a silo's environments."""
+    return frozenset(BUILT_IN.family(name) for name in run.silos[index].environments)
+
+
+def round_row(run: Run, number: int, figures: RoundFigures, *, wall_s: float) -> Row:
+    """What a round amounts to.
+
+    Args:
+        run: The experiment's values.
+        number: From 1.
+        figures: Of all silos.
+        wall_s: Local work and aggregation, without judging.
+    """
+    return {
+        "kind": "round",
+        **_of(run),
+        "round": number,
+        "successes": dict(sorted(figures.successes.items())),
+        "episodes": dict(sorted(figures.episodes.items())),
+        "kappa": figures.kappa,
+        "zeta2": figures.zeta2,
+        "delta_l2_mean": sum(figures.norms) / len(figures.norms),
+        "wall_s": round(wall_s, 3),
+    }
+
+
+def eval_rows(
+    run: Run, number: int, judged: Sequence[Judged], *, silos: Sequence[int], scope: Scope
+) -> list[Row]:
+    """One adapter's verdicts, for everybody or for silos.
+
+    Args:
+        run: The experiment's values.
+        number: After which round; 0 before the first.
+        judged: The verdicts.
+        silos: For whom; −1 is everybody.
+        scope: Which kind of adapter.
+    """
+    rows = []
+    for silo in silos:
+        families = frozenset() if silo == EVERYBODY else families_of(run, silo)
+        for one in judged:
+            own = same = None
+            if silo != EVERYBODY:
+                own = one.label in own_labels(run.silos[silo], one.environment)
+                same = one.family in families
+            rows.append(
+                {
+                    "kind": "eval",
+                    **_of(run),
+                    "round": number,
+                    "silo": silo,
+                    "scope": scope,
+                    "environment": one.environment,
+                    "family": one.family,
+                    "label": one.label,
+                    "own": own,
+                    "same_family": same,
+                    "temperature": one.temperature,
+                    "outcomes": one.outcomes,
+                }
+            )
+    return rows
+
+
+def run_row(
+    run: Run, *, wall_s: float, episodes: int, adapter_sha256: str, versions: dict[str, str]
+) -> Row:
+    """A run that is done.
+
+    Args:
+        run: The experiment's values.
+        wall_s: Everything, judging included.
+        episodes: Explored by all silos together.
+        adapter_sha256: Of the final adapter; of several, the digest of their digests.
+        versions: Of what computed it.
+    """
+    config = run.model_dump(mode="json", exclude={"base"})
+    for index, silo in enumerate(config["silos"]):
+        table = run.silos[index]
+        silo["families"] = sorted(families_of(run, index))
+        silo["own_labels"] = {n: sorted(own_labels(table, n)) for n in table.environments}
+    return {
+        "kind": "run",
+        "experiment": run.experiment,
+        **_of(run),
+        "config": config,
+        "config_sha256": run.sha256,
+        "rounds": run.rounds,
+        "wall_s": round(wall_s, 3),
+        "episodes": episodes,
+        "adapter_sha256": adapter_sha256,
+        "versions": versions,
+    }
+
+
+def _of(run: Run) -> Row:
+    return {"setting": run.setting, "method": run.method, "seed": run.seed}

@@ -1,0 +1,117 @@
+"""The mean over silos as secure aggregation gives it, in one process.
+
+Both kinds do to each vector what a silo does before it uploads (``dp.grid``, ``dp.share``)::
+
+    q_k = round(clip_C(x_k) · Δ/C)            Σq² ≤ Δ², checked on the integers
+    y_k = q_k + N_Z(0, σ_k²)  mod 2^32        σ_k = zΔ/√(n − 1): all n are summed, one may collude
+    Σ   = Σ_k y_k  mod 2^32                   plain, or under real masks (``masked.py``)
+    mean = centred(Σ) · C / (Δ·n)             ``federation.aggregate.server_step``
+
+Invariants:
+    1. ``PlainSum`` and ``MaskedSum`` return the same bits for the same vectors and key: masks
+       cancel in the ring, and everything before them is this module's.
+    2. A sum that could wrap is refused before anything is added (``dp.share.no_wrap``).
+    3. A vector with a NaN or an infinity is refused; it is never replaced.
+    4. Noise depends on the key, the number of the sum and the silo, on nothing else.
+
+The noise comes from ``SeededWords``: it is the right distribution for research and no protection.
+
+Covered: full participation. Not covered: dropouts, the ledger, the metrics block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dp.errors import PrivacyError
+from dp.grid import Grid
+from dp.share import add_noise, no_wrap, per_silo_sigma, summed_sigma
+from federation.aggregate.server_step import mean_of_sum
+from lab.experiment.errors import SumError
+from lab.experiment.seeded import SeededWords
+from lab.experiment.tables import NoiseTable
+from secagg.decode import centred_lift
+
+__all__ = ["PlainSum", "RingMean"]
+
+RingVector = npt.NDArray[np.uint32]
+
+
+class RingMean(ABC):
+    """A ``lab.aggregation.MeanOf`` over integers modulo 2^32."""
+
+    def __init__(self, noise: NoiseTable, *, silos: int, key: Sequence[str | int]) -> None:
+        """Set up the sums of one federation.
+
+        Args:
+            noise: Grid and z. Its clip is that of deltas; each call brings its own.
+            silos: How many are in every sum.
+            key: With the number of the sum and the silo it decides the noise.
+        """
+        self._noise = noise
+        self._silos = silos
+        self._key = tuple(key)
+        self._sums = 0
+
+    def __call__(self, vectors: Sequence[np.ndarray], *, clip_l2: float, what: str) -> np.ndarray:
+        """Take one vector for each silo; see the module.
+
+        Args:
+            vectors: Float vectors of one length, in the order of the silos.
+            clip_l2: C of this sum.
+            what: Names the sum in errors.
+
+        Returns:
+            The mean, float64.
+
+        Raises:
+            SumError: The vectors cannot be encoded, or the sum could wrap.
+        """
+        if len(vectors) != self._silos:
+            raise SumError(f"{what}: {len(vectors)} vectors where {self._silos} silos are summed")
+        self._sums += 1
+        try:
+            grid = Grid(clip_l2=clip_l2, steps=self._noise.grid, dimension=int(np.size(vectors[0])))
+            sigma = self._sigma(grid)
+            no_wrap(self._silos, 1, grid.steps, summed_sigma(sigma, self._silos))
+            shares = [self._share(grid, sigma, k, vector) for k, vector in enumerate(vectors)]
+        except PrivacyError as error:
+            raise SumError(f"{what}: {error}") from error
+        total = self._total(shares, grid=grid, sigma=sigma, what=what)
+        return mean_of_sum(centred_lift(total), scale=grid.scale, count=self._silos)
+
+    @abstractmethod
+    def _total(
+        self, shares: list[RingVector], *, grid: Grid, sigma: float, what: str
+    ) -> RingVector:
+        """Σ y_k modulo 2^32."""
+
+    def _sigma(self, grid: Grid) -> float:
+        if self._noise.z == 0:
+            return 0.0
+        n = self._silos
+        return per_silo_sigma(self._noise.z, grid.steps, t=n, n_min=n, c=1)
+
+    def _share(self, grid: Grid, sigma: float, silo: int, vector: np.ndarray) -> RingVector:
+        share: RingVector = np.zeros(grid.dimension, dtype="<u4")
+        add_noise(share, sigma, SeededWords(*self._key, self._sums, silo))
+        grid.fit(np.asarray(vector)).add_into(share)
+        return share
+
+
+class PlainSum(RingMean):
+    """The sum itself: what the coordinator ends up with, without the protocol."""
+
+    def _total(
+        self, shares: list[RingVector], *, grid: Grid, sigma: float, what: str
+    ) -> RingVector:
+        """Add them up."""
+        del grid, sigma, what
+        total = np.zeros_like(shares[0])
+        for share in shares:
+            np.add(total, share, out=total)
+        return total

@@ -1,0 +1,164 @@
+"""The tables of an experiment file, one class each.
+
+Invariants: every class is frozen, strict and forbids unknown keys; every number is bounded and
+finite; a line under each field says what it means.
+
+Covered: types and ranges. Not covered: what tables ask of each other, and the wording of errors
+(``lab/experiment/config.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dp.config import MAX_GRID_STEPS
+
+__all__ = [
+    "AggregationTable",
+    "EvolveTable",
+    "JudgeTable",
+    "NoiseTable",
+    "Section",
+    "SettingTable",
+    "SiloTable",
+    "Sums",
+]
+
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._+-]{0,63}$")]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Rounds = Annotated[int, Field(ge=0, le=10_000)]
+Rank = Annotated[int, Field(ge=1, le=256)]
+Alpha = Annotated[float, Field(gt=0, le=4096)]
+Sums = Literal["plain", "masked"]
+
+
+class Section(BaseModel):
+    """One table: frozen, strict, closed."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class EvolveTable(Section):
+    """``[evolve]``: the local work of one round, as ``EvolveSettings`` takes it."""
+
+    episodes: Annotated[int, Field(ge=1, le=1_000_000)] = 128
+    """Episodes that a silo explores in a round, all tries counted."""
+    tries_per_task: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Tries at each task."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Of exploration."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=8192)] = 8
+    """Longest answer in one turn, also when judged."""
+    rollout_batch: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Episodes played at once."""
+    window: Annotated[int, Field(ge=0, le=10_000)] = 1
+    """Rounds of the buffer that are trained on; 0 means all (Fed-SE's own)."""
+    best_per_task: bool = True
+    """Train on the shortest success of each task only."""
+    success_filter: bool = True
+    """False also keeps failures: the ablation."""
+    use_expert: bool = True
+    """Whether the silo's demonstrations are always part of the training set."""
+    epochs: Annotated[int, Field(ge=1, le=100)] = 2
+    """Passes over the training set."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 8
+    """Trajectories per optimiser step."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-3
+    """AdamW's."""
+    grad_clip_l2: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Gradients are scaled down to this norm."""
+    max_sequence_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 1024
+    """Longer trajectories are not trained on."""
+    proximal_mu: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """μ of FedProx; 0 leaves it out."""
+    personal: Literal["ditto", "finetune"] = "ditto"
+    """How ``fedse_personal`` trains each silo's own adapter; finetune is Ditto with λ = 0."""
+    personal_lambda: Annotated[float, Field(ge=0, le=1e6)] = 0.1
+    """λ of Ditto (arXiv 2012.04221)."""
+
+
+class AggregationTable(Section):
+    """``[aggregation]``: how a round's sums become the next adapter."""
+
+    method: Annotated[str, Field(min_length=1, max_length=40)] = "fedavg"
+    """A name of ``lab.aggregation``."""
+    server_step: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """η_s."""
+    gauge: bool = False
+    """Whether the factors are re-balanced after each sum."""
+    server_optimiser: Annotated[str, Field(min_length=1, max_length=40)] = "fedavg"
+    """What is made of the mean."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """The method's own."""
+
+
+class NoiseTable(Section):
+    """``[noise]``: how vectors become integers, and the noise in their sum."""
+
+    z: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Silo-level noise multiplier: the sum holds noise of at least z·C."""
+    clip_l2: Annotated[float, Field(gt=0, le=1e6)] = 4.0
+    """C, the L2 clip of a silo's delta."""
+    grid: Annotated[int, Field(ge=1, le=MAX_GRID_STEPS)] = 2**20
+    """Δ: what C is in grid steps."""
+
+
+class JudgeTable(Section):
+    """``[judge]``: on what adapters are judged, and when."""
+
+    held_out: Annotated[int, Field(ge=1, le=100_000)] = 208
+    """Held-out tasks per environment, in the order of the split."""
+    held_out_other: Annotated[int, Field(ge=0, le=100_000)] = 64
+    """The same, where one silo's own adapter is judged outside its families."""
+    temperatures: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=10)], ...], Field(min_length=1, max_length=8)
+    ] = (1.0, 0.0)
+    """Each task is played once at each; 0 is greedy."""
+    every: Rounds = 5
+    """Adapters that belong to all are judged after every so many rounds, and after the last;
+    0: only after the last."""
+    silos_every: Rounds = 0
+    """The same for adapters that belong to one silo or one cluster."""
+
+
+class SiloTable(Section):
+    """``[[silo]]``: who takes part, with what."""
+
+    name: Slug
+    """Unique in the file."""
+    environments: Annotated[tuple[EnvironmentName, ...], Field(min_length=1, max_length=16)]
+    """What it explores."""
+    shard_index: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Which part of the labels it has."""
+    shard_count: Annotated[int, Field(ge=1, le=4096)] = 1
+    """How many parts the labels are dealt into; 1: it has all."""
+    tasks: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Distinct training tasks it has in each environment; 0: as many as there are."""
+    demonstrations: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Expert demonstrations it has in each environment, of its own tasks."""
+
+
+class SettingTable(Section):
+    """``[[setting]]``: one row of the experiment, run once for each seed."""
+
+    name: Slug
+    """Unique in the file; what reports call it."""
+    method: Annotated[str, Field(min_length=1, max_length=40)]
+    """A name of ``lab/experiment/methods.py``."""
+    rounds: Rounds | None = None
+    """Instead of the experiment's."""
+    rank: Rank | None = None
+    """Instead of the experiment's."""
+    alpha: Alpha | None = None
+    """Instead of the experiment's."""
+    sums: Sums | None = None
+    """Instead of the experiment's."""
+    evolve: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``[evolve]`` that differ."""
+    aggregation: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``[aggregation]`` that differ."""
+    noise: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``[noise]`` that differ."""
