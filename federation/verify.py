@@ -18,11 +18,14 @@ Ordered checks:
        a difference D the mean of ‖DX‖² is p·‖D‖² (Hutchinson 1990).
     5. The factors are orthonormal or balanced to 1e-5, as the gauge promises; a product that is
        right in lopsided factors would let the coordinator choose how loud the noise is.
+    6. Under ``fedsvd`` the rows of A span what they spanned. A product of nothing is right with any
+       rows, and A is never trained: the coordinator would choose what silos may learn.
 
 A passing silo adopts the published bytes, whose SHA-256 is the chain.
 
 Covered: the update. Not covered: that the sum is the true one (a coordinator that lies about it
-consistently is only caught by the acceptance test on tasks), signatures and links of the record
+consistently is only caught by the acceptance test on tasks), which directions without weight the
+gauge of the other methods picks, signatures and links of the record
 (``federation.record``).
 """
 
@@ -43,7 +46,8 @@ from federation.adapter import (
     tiles,
 )
 from federation.aggregate.aggregator import Aggregator
-from federation.aggregate.gauge import Matrix, rademacher, resting_scale
+from federation.aggregate.fedsvd import FedSvd
+from federation.aggregate.gauge import Matrix, rademacher, resting_scale, row_basis
 from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.server_step import Mean
 from federation.errors import AdapterError, LayoutError, UpdateError
@@ -108,6 +112,8 @@ def verify_update(
             _require_balanced(old, new, pair.prefix)
         elif form == "a_orthonormal":
             _require_orthonormal(new.a_rn @ new.a_rn.T, "rows of A", pair.prefix)
+            if aggregator.name == FedSvd.name:
+                _require_kept_rows(old, new, pair.prefix)
         else:
             _require_orthonormal(new.b_mr.T @ new.b_mr, "columns of B", pair.prefix)
 
@@ -207,6 +213,17 @@ def _require_orthonormal(gram: Matrix, what: str, name: str) -> None:
     error = float(np.abs(gram - np.eye(gram.shape[0])).max())
     if not error <= TOLERANCE:
         raise UpdateError(f"layer {name!r}: the {what} are not orthonormal (off by {error:.3g})")
+
+
+def _require_kept_rows(old: _Factors, new: _Factors, name: str) -> None:
+    try:
+        basis_nr = row_basis(old.a_rn, name)
+    except np.linalg.LinAlgError as failure:
+        raise UpdateError(f"layer {name!r}: A has no decomposition") from failure
+    outside = new.a_rn - (new.a_rn @ basis_nr) @ basis_nr.T
+    error = float(np.abs(outside).max())
+    if not error <= TOLERANCE:
+        raise UpdateError(f"layer {name!r}: the rows of A left their span (by {error:.3g})")
 
 
 def _require_balanced(old: _Factors, new: _Factors, name: str) -> None:

@@ -4,7 +4,7 @@ Schema 1 had the successes alone. Schema 2 added what was explored, schema 3 the
 Opening an older file adds what it lacks, empty, in one transaction: only successes could be filled
 in as explored, so older contents belong to no unit, and no older row is a demonstration.
 
-Invariant: a file is of one schema or of the next, whatever crashes when.
+Invariant: a file is of one schema or of the next, whatever crashes when and whoever else opens it.
 
 Covered: new files, files of every earlier schema. Not covered: going back to an earlier version.
 """
@@ -128,11 +128,12 @@ def prepare(db: sqlite3.Connection) -> None:
     Raises:
         sqlite3.DatabaseError: The file cannot be written or is damaged.
     """
-    _, version, _ = _found(db)
-    if version == SCHEMA_VERSION:
+    if _found(db)[1] == SCHEMA_VERSION:
         return
     with db:
         db.execute("BEGIN IMMEDIATE")
+        # Another process may have added them while this one waited for its turn.
+        version = _found(db)[1]
         for number in range(version + 1, SCHEMA_VERSION + 1):
             db.execute(_ADDED_IN[number])
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -140,8 +141,9 @@ def prepare(db: sqlite3.Connection) -> None:
 
 
 def _found(db: sqlite3.Connection) -> tuple[int, int, int]:
-    identity, version, tables = (
-        int(db.execute(f"PRAGMA {name}").fetchone()[0])
-        for name in ("application_id", "user_version", "schema_version")
-    )
-    return identity, version, tables
+    # One statement sees one state of the file; three could see that another process changed it.
+    identity, version, tables = db.execute(
+        "SELECT application_id, user_version, schema_version"
+        " FROM pragma_application_id, pragma_user_version, pragma_schema_version"
+    ).fetchone()
+    return int(identity), int(version), int(tables)

@@ -87,7 +87,7 @@ def product_svd(a_rn: Matrix, b_mr: Matrix, name: str) -> ProductSvd:
         raise UpdateError(f"layer {name!r} holds a NaN or an infinity")
     try:
         basis_b = _basis(b_mr, f"{name}/B")
-        basis_a = _basis(a_rn.T, f"{name}/A")
+        basis_a = row_basis(a_rn, name)
         core = (basis_b.T @ b_mr) @ (basis_a.T @ a_rn.T).T
         u_c, sigma, v_ct = np.linalg.svd(core)
     except np.linalg.LinAlgError as error:
@@ -98,6 +98,15 @@ def product_svd(a_rn: Matrix, b_mr: Matrix, name: str) -> ProductSvd:
     rounding = BASIS_TOLERANCE * float(np.linalg.norm(a_rn)) * float(np.linalg.norm(b_mr))
     sigma = np.where(sigma > max(RANK_TOLERANCE * float(sigma[0]), rounding), sigma, 0.0)
     return ProductSvd(u_mr=u * sign, sigma_r=sigma, v_nr=v * sign)
+
+
+def row_basis(a_rn: Matrix, name: str) -> Matrix:
+    """Orthonormal columns that span A's rows, completed where A lacks rank.
+
+    Raises:
+        numpy.linalg.LinAlgError: If a decomposition fails.
+    """
+    return _basis(a_rn.T, f"{name}/A")
 
 
 def resting_scale(a_rn: Matrix, b_mr: Matrix) -> float:

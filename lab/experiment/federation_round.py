@@ -151,7 +151,9 @@ def play_round(circles: Sequence[Circle], round_number: int) -> RoundFigures:
 
 def _update(evolution: Evolution) -> SiloUpdate:
     # Without exploration nothing was solved in the round: what was imitated stands for it.
-    solved = sum(evolution.successes.values()) or int(evolution.metrics.get("selected", 0))
+    explored = sum(evolution.episodes.values()) > 0
+    selected = int(evolution.metrics.get("selected", 0))
+    solved = sum(evolution.successes.values()) if explored else selected
     return SiloUpdate(
         delta=evolution.delta, successes=solved, mean_gradient=evolution.mean_gradient
     )

@@ -136,6 +136,7 @@ class Results:
 
         Raises:
             ExperimentError: They are not those of one run, or it is done already.
+            OSError: The disk refused; the file is as it was.
         """
         if not rows or rows[-1].get("kind") != "run":
             raise ExperimentError("a run's rows end with its run row")
@@ -144,10 +145,10 @@ class Results:
             raise ExperimentError(f"the rows are not those of one new run {key}")
         text = b"".join(_line(row) for row in rows)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            _write_whole(descriptor, text)
+        finally:
+            os.close(descriptor)
         self._done[key] = rows[-1]
 
     def _read(self) -> None:
@@ -180,6 +181,19 @@ class Results:
         if not isinstance(row, dict):
             raise ExperimentError(f"{self._path} holds a line that is no result")
         return row
+
+
+def _write_whole(descriptor: int, text: bytes) -> None:
+    """Write to the end of a file and flush it, or leave the file as it was."""
+    before, left = os.fstat(descriptor).st_size, memoryview(text)
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    except OSError:
+        # The next run's rows would continue half a line, and nothing could be read any more.
+        os.ftruncate(descriptor, before)
+        raise
 
 
 def _key(row: dict[str, Any]) -> Key:

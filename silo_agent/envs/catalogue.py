@@ -9,6 +9,7 @@ Covered: names, families, making. Not covered: reading silo.toml (``silo_agent/c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 
 from silo_agent.envs import registry
@@ -27,20 +28,27 @@ class Catalogue:
     Args:
         plugins: Names of environments of installed packages.
         foreign: What the operator says about foreign environments, by name.
+        patient: Whether a server that fails is asked again and again, see ``apart``.
 
     Raises:
         EnvironmentPluginError: No package has one of the plugins.
     """
 
     def __init__(
-        self, *, plugins: Collection[str] = (), foreign: Mapping[str, ForeignSpec] | None = None
+        self,
+        *,
+        plugins: Collection[str] = (),
+        foreign: Mapping[str, ForeignSpec] | None = None,
+        patient: bool = False,
     ) -> None:
         for name in plugins:
             require_plugin(name)
         self._plugins = frozenset(plugins)
         self._foreign = dict(foreign or {})
         # Shared by all objects of an environment: a server that hangs hangs for all of them.
-        self._breakers = {name: Breaker() for name in self._foreign}
+        self._breakers = {
+            name: Breaker(failures=sys.maxsize) if patient else Breaker() for name in self._foreign
+        }
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,6 +99,14 @@ class Catalogue:
         if name in registry.ENVIRONMENTS:
             return name
         raise UnknownEnvironmentError(f"no environment {name!r}; known: {', '.join(self.names)}")
+
+    def apart(self) -> Catalogue:
+        """The same environments, of which none is ever left alone.
+
+        Where units are protected, episodes that one task let fail may not cost another task its
+        own. A server that hangs then costs every episode its time limit.
+        """
+        return Catalogue(plugins=self._plugins, foreign=self._foreign, patient=True)
 
     def require_shards(self, name: str, count: int) -> None:
         """Refuse a number of shards that a foreign environment's labels do not allow.

@@ -11,7 +11,8 @@ Invariants:
 4. With a table of action words, a word that is not in it costs a step, is answered here, and never
    reaches the environment. The word is not echoed.
 5. An environment that three times in a row could not be reached or did not answer is left alone for
-   a minute: its episodes fail at once, so that a round does not wait for each of them.
+   a minute: its episodes fail at once, so that a round does not wait for each of them. Not where
+   units are protected (``Catalogue.apart``).
 
 Covered: one episode at a time per object. Not covered: an environment that lies. Its reward is the
 label that is trained on, and nothing here can tell a false one; ``max_steps``, the site policy and

@@ -104,6 +104,8 @@ class FedSeEvolver(Evolver):
         if setup.base_dir is None or setup.state_dir is None or not setup.assignments:
             raise EvolverSetupError("fed-se needs a base model, a state directory and environments")
         self._setup = setup
+        known = setup.catalogue
+        self._explored = known if protected(setup.privacy) is None else known.apart()
         self._environments = {
             a.environment: setup.catalogue.make(a.environment) for a in setup.assignments
         }
@@ -367,7 +369,7 @@ class FedSeEvolver(Evolver):
             max_new_tokens=work.settings.max_new_tokens,
             batch_size=wave_size(work.settings, spec, self._setup.dtype),
             round_index=work.round,
-            make_environment=self._setup.catalogue.make,
+            make_environment=self._explored.make,
         )
         if any(t.adapter_sha256 != identity for t in played.trajectories):
             raise EvolveError("episodes were not played with the round's released adapter")

@@ -1,8 +1,8 @@
 """Training in workers of their own: several processes under torchrun share each batch.
 
 The trainer holds the adapter as arrays and no model. ``train`` writes a job into the silo's private
-directory, starts ``torchrun --standalone`` on this machine, waits, reads the adapter back and
-removes the job, whatever happened.
+directory, starts ``torchrun`` on this machine, waits, reads the adapter back and removes the job,
+whatever happened.
 
 Invariants:
 
@@ -10,8 +10,11 @@ Invariants:
    weighted by tokens (``sft_loop``).
 2. If a worker fails, all are ended and the adapter stays what it was.
 3. Workers get token ids, never text, so what they print holds none; an error carries the end of it.
-4. Workers talk over the loopback interface alone.
-5. Workers end within seconds of a daemon that was killed; the next daemon removes their job.
+4. Workers talk over the loopback interface alone, and meet through files in the job's directory.
+   torch's TCP store, which ``torchrun --standalone`` starts, listens on every interface, asks
+   nobody who they are, and torchrun unpickles what it holds: whoever reached it could run code.
+5. Workers end within seconds of a daemon, or a torchrun, that was killed; the next daemon removes
+   their job.
 
 Covered: one machine, on CPUs or GPUs. Not covered: several machines; per-unit gradients; loading a
 base that does not fit into the machine's memory once per worker.
@@ -214,7 +217,9 @@ def _nothing(adapter: Mapping[str, np.ndarray], gradients_of: frozenset[str] | N
 def _launch(directory: Path, *, processes: int) -> None:
     """Run the workers to their end."""
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"),
+        *("--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", "job"),
+        *("--rdzv-endpoint", str(directory.resolve() / "rendezvous")),
         *("--nproc-per-node", str(processes), "--local-addr", "127.0.0.1"),
         # Removed with the job; torchrun would leave a directory of its own in /tmp.
         *("--log-dir", str(directory.resolve() / "logs")),
@@ -251,6 +256,8 @@ def _environment() -> dict[str, str]:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for backend in ("GLOO", "NCCL"):
         environment.setdefault(f"{backend}_SOCKET_IFNAME", loopback)
+    # Or torchrun serves a TCP store; workers meet in a file (``train_worker``).
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # torchrun would set one as well, and say so at length.
     environment.setdefault("OMP_NUM_THREADS", "1")
     return environment

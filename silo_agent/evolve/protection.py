@@ -49,6 +49,12 @@ def require_setup_apart(setup: EvolverSetup, *, backend: str) -> None:
     """
     if protected(setup.privacy) is None:
         return
+    if setup.engine.kind != "hf":
+        raise EvolverSetupError(
+            "a model server is shared by all conversations: one that brings it down costs other "
+            "units their episodes, and its batches and caches are its own. Where units are "
+            'protected use [rollout] kind = "hf"'
+        )
     if "buffer_capacity" in setup.options:
         raise EvolverSetupError(
             "buffer_capacity lets one task push out another's successes, so no task would be a "

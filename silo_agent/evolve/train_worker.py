@@ -7,8 +7,8 @@ once a step. Accelerate's own FSDP is for accelerators only; this way the code t
 the code that a test runs on CPUs.
 
 Invariants: every process ends a step with the same gradients and so with the same factors; only the
-first writes a result; nothing that depends on a row's contents is printed; a worker whose daemon is
-gone ends by itself, and torchrun then ends the others.
+first writes a result; nothing that depends on a row's contents is printed; a worker whose daemon or
+torchrun is gone ends by itself; no worker listens on more than the loopback interface.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ def main(argv: Sequence[str]) -> int:
         0; torchrun sees an exception as a failure of all.
     """
     directory = Path(argv[0])
-    threading.Thread(target=_end_with, args=(int(argv[1]),), daemon=True).start()
+    watched = (int(argv[1]), os.getppid())
+    threading.Thread(target=_end_with, args=watched, daemon=True).start()
     job, rows, adapter, anchor, correction = read_job(directory)
+    _meet(directory, job)
     accelerator = Accelerator(
         cpu=job.device == "cpu",
         mixed_precision="no",
@@ -125,12 +127,28 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _end_with(daemon: int) -> None:
-    """End this process once the daemon is gone: nobody would read the result."""
+def _meet(directory: Path, job: Job) -> None:
+    """Find the other workers through a file: a TCP store would listen on every interface.
+
+    Accelerate takes the process group that it finds.
+    """
+    torch.distributed.init_process_group(
+        backend="gloo" if job.device == "cpu" else "nccl",
+        init_method=f"file://{directory / 'workers'}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+
+
+def _end_with(daemon: int, launcher: int) -> None:
+    """End this process once the daemon or torchrun is gone: nobody would read the result."""
     while True:
         try:
             os.kill(daemon, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
+            # Gone, or its number is another user's process by this time.
+            os._exit(1)
+        if os.getppid() != launcher:
             os._exit(1)
         time.sleep(_LOOK_S)
 

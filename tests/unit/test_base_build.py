@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import lab
-from lab.base.build import BuildProgress, build_base, weights_sha256
+from lab.base.build import BuildProgress, Recipe, build_base, weights_sha256
 from lab.base.cli import app
 from lab.base.data import SKILL, demonstrations, play_weakly, scripted
 from lab.base.evaluate import solved_tasks
@@ -21,8 +22,6 @@ from silo_agent.envs import ENVIRONMENTS, Split
 from silo_agent.rollout.conversation import ChatFormat
 
 SHIPPED = Path(lab.__file__).parent / "base_model"
-# What the shipped model was taught.
-KNOWN = sorted(json.loads((SHIPPED / "build.json").read_text())["recipe"]["episodes"])
 STEPS = 3
 
 
@@ -119,21 +118,23 @@ def test_shipped_weights_are_the_recorded_ones_and_small():
 def test_shipped_tokenizer_is_today_s(shipped):
     """The environments' words may not drift away from the model that ships."""
     _, tokenizer = shipped
-    assert tokenizer.get_vocab() == build_tokenizer(environment_words(KNOWN)).get_vocab()
+    assert tokenizer.get_vocab() == build_tokenizer(environment_words()).get_vocab()
     chat = [{"role": "user", "content": "goal plank ."}]
     assert tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
 
 def test_shipped_record_has_room_to_improve_and_something_to_filter():
     record = json.loads((SHIPPED / "build.json").read_text())
-    assert set(record["held_out_success"]) == set(record["skill"]) == set(KNOWN) <= set(SKILL)
+    assert set(record["held_out_success"]) == set(SKILL) == set(ENVIRONMENTS)
+    assert record["recipe"] == asdict(Recipe()) | {"episodes": dict(Recipe().episodes)}
+    assert record["skill"] == {name: list(bounds) for name, bounds in SKILL.items()}
     for measured in record["held_out_success"].values():
         assert measured["tasks"] >= 200
         assert 0.15 <= measured["temperature_1"] <= 0.45
         assert measured["temperature_1"] < measured["greedy"]
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 def test_shipped_model_beats_a_random_player(shipped, name):
     model, tokenizer = shipped
     environment = scripted(name)

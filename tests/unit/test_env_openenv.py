@@ -258,6 +258,20 @@ def test_no_server_and_a_redirecting_one_are_unreachable(server):
     assert server.opened == 0
 
 
+def test_where_units_are_protected_no_environment_is_left_alone(server):
+    """Or one task that makes a server silent would cost the next tasks their episodes."""
+    known = catalogue(server.url)
+    apart = known.apart()
+    for _ in range(3):
+        apart.make(NAME)._breaker.note(answered=False)
+        known.make(NAME)._breaker.note(answered=False)
+    with pytest.raises(ForeignUnreachableError):
+        known.make(NAME).reset(TRAIN)
+    environment = apart.make(NAME)
+    environment.reset(TRAIN)
+    environment.close()
+
+
 def test_after_a_pause_one_failure_is_enough_to_be_left_alone_again():
     now = [0.0]
     breaker = Breaker(failures=3, pause_s=60.0, clock=lambda: now[0])

@@ -206,6 +206,18 @@ def test_fedsvd_is_verified_as_what_it_says(round_number):
             verify_update(**republished(case, tensors))
 
 
+def test_fedsvd_keeps_the_rows_of_a_where_nothing_was_learned():
+    """B = 0 makes every A right for the product; which one is not the coordinator's to choose."""
+    case = honest(plan_of("fedsvd"), 1, b_scale=0.0, move=0)
+    verify_update(**case)
+    for prefix in SIDES:
+        tensors = tensors_of(case)
+        name = f"{prefix}.lora_A.weight"
+        tensors[name] = np.eye(*tensors[name].shape, dtype=np.float32)
+        with pytest.raises(UpdateError, match="left their span"):
+            verify_update(**republished(case, tensors))
+
+
 def test_turned_factors_are_not_balanced():
     case = honest(plan_of("fedavg", gauge=True), 1)
     turn, _ = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))

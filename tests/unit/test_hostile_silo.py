@@ -117,6 +117,7 @@ def test_a_figure_that_cannot_be_reported_does_not_stop_the_ready(tmp_path):
     work.start(task=make_task(), plan=make_plan(), head=head)
     assert reported.wait(3)
     work._jobs.put(None)
+    work._thread.join(timeout=30)
 
 
 def test_a_run_id_cannot_leave_the_data_directory(tmp_path, monkeypatch):
@@ -130,6 +131,7 @@ def test_a_run_id_cannot_leave_the_data_directory(tmp_path, monkeypatch):
     inside = (tmp_path / "data").resolve()
     assert seen["s"].state_dir.resolve().is_relative_to(inside)
     work._jobs.put(None)
+    work._thread.join(timeout=30)
 
 
 def initial(run_id: str, adapter: bytes, plan_sha256: bytes) -> AdapterRecord:

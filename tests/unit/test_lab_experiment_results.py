@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 
 import pytest
 from lab_experiment_samples import HEAD, SILOS, setting, write
@@ -44,6 +46,26 @@ def test_a_finished_run_is_known_when_the_directory_is_opened_again(tmp_path, ou
         with pytest.raises(ExperimentError, match="one new run"):
             results.append(rows_of(run))
     assert len(lines(out)) == 2
+
+
+def test_a_disk_that_refuses_leaves_no_half_line_for_the_next_run(tmp_path, out, monkeypatch):
+    (run,) = runs_of(tmp_path)
+    rows, real = rows_of(run), os.write
+
+    def full(descriptor, content):
+        if len(content) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, bytes(content)[: len(content) // 2])
+
+    with Results(out) as results:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            results.append(rows)
+        monkeypatch.undo()
+        assert not results.done
+        results.append(rows)
+    with Results(out) as results:
+        assert results.done == {("one", 0)}
 
 
 def test_what_a_crash_left_is_removed_and_finished_runs_stay_as_they_are(tmp_path, out):

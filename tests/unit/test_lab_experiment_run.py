@@ -7,7 +7,7 @@ from lab_experiment_samples import HEAD, SILOS, runs, setting, silo
 
 from lab.experiment.config import load_experiment
 from lab.experiment.errors import DemonstrationError
-from lab.experiment.federation_round import RoundFigures
+from lab.experiment.federation_round import RoundFigures, SharingCircle
 from lab.experiment.methods import METHODS
 from lab.experiment.own_tasks import FewTasks, task_ids_of
 from lab.experiment.single_run import play_run
@@ -144,3 +144,44 @@ def test_too_few_tasks_for_the_demonstrations_is_an_error_that_names_the_silo(tm
     (run,) = runs(tmp_path, text)
     with pytest.raises(DemonstrationError, match=r"'silo-3': the expert solved 2 of 2 tasks"):
         play(run, tmp_path / "scratch")
+
+
+class Heard:
+    """An aggregation that keeps what it was given."""
+
+    def __init__(self):
+        self.successes = []
+
+    def trainable(self, _round):
+        return frozenset()
+
+    def correction(self, _silo):
+        return None
+
+    def combine(self, tensors, updates, **_):
+        self.successes += [update.successes for update in updates]
+        return dict(tensors)
+
+
+class Fixed:
+    """A member that did this."""
+
+    def __init__(self, episodes, successes):
+        self.made = Evolution(
+            delta={},
+            episodes={"a": episodes},
+            successes={"a": successes},
+            metrics={"selected": 9.0},
+            duration_s={},
+        )
+
+    def evolve(self, _adapter, **_):
+        return self.made
+
+
+def test_a_silo_that_explored_and_solved_nothing_weighs_nothing():
+    """Without exploration what was imitated stands for the successes; with it, it does not."""
+    heard = Heard()
+    members = [Fixed(4, 3), Fixed(4, 0), Fixed(0, 0)]
+    SharingCircle(members, {}, aggregation=heard, mean=None).play(1)
+    assert heard.successes == [3, 0, 9]

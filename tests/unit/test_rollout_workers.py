@@ -63,12 +63,24 @@ def test_workers_play_the_same_episodes_and_come_back_after_a_death(tmp_path):
 
         two._workers[1]._process.kill()
         two._workers[1]._process.join()
-        survived = play(two)
-        # The other worker still answers its conversations, one by one.
-        assert survived.dropped == 5
-        assert [t.task for t in survived.trajectories] == TASKS[::2]
-        two.load_adapter("v1", adapter)
         assert play(two).trajectories == found.trajectories
+
+        # One that dies of a conversation costs that one alone, not those after it.
+        worker, deadly = two._workers[1], [True]
+        send = worker.send
+
+        def dies(message):
+            if deadly.pop():
+                worker._process.kill()
+                worker._process.join()
+            send(message)
+
+        worker.send = dies
+        survived = play(two)
+        assert survived.dropped == 0
+        assert [(t.task, t.token_ids) for t in survived.trajectories] == [
+            (t.task, t.token_ids) for t in found.trajectories
+        ]
     finally:
         two.close()
     assert play(two).dropped == len(TASKS)

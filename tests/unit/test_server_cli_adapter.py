@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from federation_fixtures import lora, plan_of
+from federation_fixtures import RANK, lora, plan_of
 
 from chorale.v1 import admin_pb2, aggregation_pb2
 from federation.adapter import adapter_sha256, encode_adapter
@@ -39,8 +39,10 @@ def test_every_page_is_read(length, calls):
 def test_an_export_says_when_the_adapter_is_not_the_whole_result(
     tmp_path, monkeypatch, capsys, method
 ):
-    content = encode_adapter(lora(1, b_scale=0.0))
+    fresh = lora(1, b_scale=0.0)
+    content = encode_adapter({f"base_model.model.{name}": each for name, each in fresh.items()})
     plan = plan_of(method)
+    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"lora_rank": RANK})})
     record = AdapterRecord(
         run_id="run-1",
         round=0,

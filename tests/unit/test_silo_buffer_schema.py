@@ -104,3 +104,25 @@ def test_an_upgrade_that_stops_halfway_is_repeated(path, monkeypatch, version):
         assert buffer.select(round_index=0) == [old]
         assert buffer.add_expert([won(2)]) == 1
         buffer.explore([Task(environment="craft", task_id=9)], round_index=1, adapter_sha256="a")
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_two_processes_may_open_an_older_file_at_once(path, version):
+    """One of them adds the tables between the other's look at the file and its turn to write."""
+    if version:
+        write(path, version)
+    one, other = (sqlite3.connect(path, isolation_level=None) for _ in range(2))
+    turns = []
+
+    def before(statement):
+        if statement == "BEGIN IMMEDIATE" and not turns:
+            turns.append(statement)
+            buffer_schema.prepare(other)
+
+    one.set_trace_callback(before)
+    buffer_schema.prepare(one)
+    one.close()
+    other.close()
+    assert turns
+    with SuccessBuffer(path) as buffer:
+        assert len(buffer) == bool(version)

@@ -9,6 +9,7 @@ can. ``long`` runs the other combinations of the memory options.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -92,8 +93,50 @@ def require_equal(base, tmp_path, adapter, **spec):
     assert list((state_dir / "training").iterdir()) == []
 
 
-def test_ddp_equals_one_process(base, tmp_path, adapter):
-    require_equal(base, tmp_path, adapter, micro_batch_tokens=48)
+def listening(root: int) -> tuple[set[str], int]:
+    """Addresses on which descendants of a process listen, as /proc has them; how many there are."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            status = (entry / "stat").read_text().rpartition(")")[2].split()
+            parents[int(entry.name)] = int(status[1])
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    inodes = set()
+    for pid in family - {root}:
+        with contextlib.suppress(OSError):
+            inodes |= {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found, len(family) - 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(base, tmp_path, adapter):
+    seen, most, done = set(), [0], threading.Event()
+
+    def look():
+        while not done.wait(0.1):
+            with contextlib.suppress(OSError):
+                addresses, processes = listening(os.getpid())
+                seen.update(addresses)
+                most[0] = max(most[0], processes)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        require_equal(base, tmp_path, adapter, micro_batch_tokens=48)
+    finally:
+        done.set()
+        watcher.join()
+    # 127.0.0.1 in the byte order of /proc; gloo listens there.
+    assert most[0] >= 3
+    assert seen <= {"0100007F"}
 
 
 def test_fsdp_equals_one_process(base, tmp_path, adapter):
@@ -307,6 +350,8 @@ def test_a_worker_ends_once_its_daemon_is_gone(monkeypatch):
     monkeypatch.setattr(train_worker.os, "_exit", end)
     monkeypatch.setattr(train_worker.time, "sleep", lambda _s: pytest.fail("it waits"))
     with pytest.raises(SystemExit, match="1"):
-        train_worker._end_with(gone.pid)
+        train_worker._end_with(gone.pid, os.getppid())
+    with pytest.raises(SystemExit, match="1"):
+        train_worker._end_with(os.getpid(), gone.pid)
     with pytest.raises(pytest.fail.Exception, match="waits"):
-        train_worker._end_with(os.getpid())
+        train_worker._end_with(os.getpid(), os.getppid())

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from silo_agent.buffer import SuccessBuffer
+from silo_agent.envs.catalogue import Catalogue
 from silo_agent.evolve import fed_se
 from silo_agent.evolve.evolver import EvolverSetupError
 from silo_agent.evolve.sft import TrajectoryLoss
+from silo_agent.rollout.spec import EngineSpec
 from tests.unit.silo_record_round import (
     LOCAL,
     SHARED,
@@ -131,3 +133,28 @@ def test_in_16_bits_a_batch_holds_the_tries_of_one_task(
     monkeypatch.setattr(fed_se, "run_episodes", noted)
     make_silo(dtype=dtype).evolve(work(adapter, ledger)[0])
     assert seen == sizes
+
+
+def test_units_are_not_played_on_a_server_that_one_of_them_could_bring_down(make_silo):
+    with pytest.raises(EvolverSetupError, match="kind"):
+        make_silo(engine=EngineSpec(kind="openai"))
+
+
+@pytest.mark.parametrize("spec", [None, SURE])
+def test_where_units_are_protected_no_task_makes_an_environment_be_left_alone(
+    make_silo, adapter, monkeypatch, spec
+):
+    """A breaker that one task opened would cost the tasks after it their episodes."""
+    made_by = []
+
+    def play(*_, make_environment, **__):
+        made_by.append(make_environment.__self__)
+        return fed_se._NOTHING_PLAYED
+
+    monkeypatch.setattr(fed_se, "run_episodes", play)
+    catalogue = Catalogue()
+    one = work(adapter, spec=spec)[0]
+    if spec is None:
+        one = dataclasses.replace(one, privacy=None)
+    make_silo(spec, catalogue=catalogue).evolve(one)
+    assert [known is catalogue for known in made_by] == [spec is None]
