@@ -27,6 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -54,8 +55,9 @@ RANK, ALPHA = 8, 16.0
 BATCH, EPOCHS, SEED = 16, 2, 7
 LEARNING_RATE, CLIP = 3e-3, 1.0
 MICRO_TOKENS = 1024
-SAME = 1e-4
-"""Largest difference of any entry that passes as rounding; a run moves entries by about 0.01."""
+SAME = 1e-3
+"""Difference that passes as rounding, as a share of how far the adapter moved: AdamW divides small
+gradients by their own size, so that a rounding of one near zero moves its entry by a whole step."""
 
 Train = Callable[[], tuple[dict[str, np.ndarray], float]]
 
@@ -160,6 +162,11 @@ def ours(episodes: list[Trajectory], adapter: Mapping[str, np.ndarray], **change
     return train
 
 
+def norm(end: dict[str, np.ndarray], start: dict[str, np.ndarray]) -> float:
+    """Length of the way from one adapter to another."""
+    return math.sqrt(sum(float(np.square(end[k] - start[k], dtype=np.float64).sum()) for k in end))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="run everything once, at small sizes")
@@ -180,9 +187,9 @@ def main() -> int:
     expected = arms["bare"]()[0]
     for name, arm in arms.items():
         result = arm()[0]
-        apart = max(float(np.abs(result[key] - expected[key]).max()) for key in expected)
+        apart = norm(result, expected) / norm(expected, adapter)
         if not apart <= SAME:
-            sys.exit(f"{name} ends {apart:.2e} away from the bare loop: not the same arithmetic")
+            sys.exit(f"{name} ends {apart:.2e} of the way off the bare loop's: other arithmetic")
     names = list(arms)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(options.repeats):
