@@ -105,6 +105,8 @@ LAB_ARGS ?= --workers 2
 # Both go on where they were interrupted: about 2 hours, and about 6, on two cores.
 experiments-fedse: setup
 	$(BIN)/chorale-lab run experiments/fedse-paper.toml --out $(EXPERIMENTS)/fedse-paper $(LAB_ARGS)
+	$(BIN)/chorale-lab run experiments/fedse-demonstrations.toml \
+	  --out $(EXPERIMENTS)/fedse-demonstrations $(LAB_ARGS)
 	$(BIN)/chorale-lab run experiments/fedse-shards.toml --out $(EXPERIMENTS)/fedse-shards $(LAB_ARGS)
 
 experiments-aggregation: setup

@@ -11,7 +11,8 @@
                              rounds only where the coordinates stay
     gauge                    not with a method that excludes it
     method                   not in a mode that its personal factors would escape
-    evolve.proximal_mu       only where silos train freely: the record-level modes ignore it
+    evolve.proximal_mu       only where silos train freely: the record-level modes ignore it;
+                             and so with evolve.learning_rate_schedule
 
 Every problem is one line that starts with its key path and says what to do.
 
@@ -64,6 +65,11 @@ def _evolve(plan: Plan) -> Iterator[str]:
         yield (
             f"evolve.proximal_mu: in mode {mode.value!r} every step is a noisy sum of clipped unit "
             "gradients and has no proximal term, so it would change nothing: remove this key"
+        )
+    if mode in RECORD_MODES and plan.evolve.learning_rate_schedule != "constant":
+        yield (
+            f"evolve.learning_rate_schedule: in mode {mode.value!r} all noisy steps have one size, "
+            "so it would change nothing: remove this key"
         )
 
 

@@ -68,7 +68,9 @@ class EvolveSection(Section):
     epochs: Annotated[int, Field(ge=1, le=100)] = 2
     """Passes over the training set."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-3
-    """AdamW's."""
+    """AdamW's, at the start of each round."""
+    learning_rate_schedule: Literal["constant", "cosine"] = "constant"
+    """``cosine`` falls to zero over each round's local steps (arXiv 2512.08870, appendix B)."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Trajectories per optimiser step."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0

@@ -168,6 +168,7 @@ def settings_of(plan: Plan) -> EvolveSettings:
         epochs=evolve.epochs,
         batch_size=evolve.batch_size,
         learning_rate=evolve.learning_rate,
+        learning_rate_schedule=evolve.learning_rate_schedule,
         max_sequence_tokens=evolve.max_sequence_tokens,
         explore=evolve.explore,
         packing=evolve.packing,

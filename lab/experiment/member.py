@@ -128,6 +128,7 @@ def _settings(run: Run, *, pooled: int) -> EvolveSettings:
         epochs=evolve.epochs,
         batch_size=evolve.batch_size,
         learning_rate=evolve.learning_rate,
+        learning_rate_schedule=evolve.learning_rate_schedule,
         grad_clip_l2=evolve.grad_clip_l2,
         max_sequence_tokens=evolve.max_sequence_tokens,
         explore=method.explores,

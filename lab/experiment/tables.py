@@ -67,7 +67,9 @@ class EvolveTable(Section):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Trajectories per optimiser step."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-3
-    """AdamW's."""
+    """AdamW's, at the start of each round."""
+    learning_rate_schedule: Literal["constant", "cosine"] = "constant"
+    """``cosine`` falls to zero over each round's local steps."""
     grad_clip_l2: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Gradients are scaled down to this norm."""
     max_sequence_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 1024

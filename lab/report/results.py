@@ -7,15 +7,19 @@ Invariants:
   many were replaced is said. A finished run has one `run` line.
 * A setting belongs to the experiment that its `run` lines name.
 
-Covered: files on this machine, up to 1 GiB. Not covered: whether a result is true.
+Covered: files on this machine, up to 1 GiB, plain or gzipped (as `docs/experiments/data` keeps
+them). Not covered: whether a result is true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, cast
 
 from lab.report.errors import ReportError, ResultsError
 from lab.report.lines import (
@@ -31,6 +35,7 @@ from lab.report.lines import (
 __all__ = ["Experiment", "Results", "load_results"]
 
 FILE_NAME: Final = "results.jsonl"
+PACKED_NAME: Final = f"{FILE_NAME}.gz"
 _MAX_FILE_BYTES: Final = 1 << 30
 _Key = tuple[object, ...]
 
@@ -75,7 +80,7 @@ class Results:
 
 
 def load_results(directories: Sequence[Path]) -> Results:
-    """Read `results.jsonl` of each directory.
+    """Read `results.jsonl` of each directory, or `results.jsonl.gz` where there is no other.
 
     Raises:
         ResultsError: A line breaks the contract.
@@ -86,6 +91,8 @@ def load_results(directories: Sequence[Path]) -> Results:
     replaced = 0
     for directory in directories:
         path = directory / FILE_NAME
+        if not path.exists() and path.with_name(PACKED_NAME).exists():
+            path = path.with_name(PACKED_NAME)
         found = _read(path)
         replaced += found.replaced
         unfinished += found.unfinished
@@ -103,15 +110,15 @@ def load_results(directories: Sequence[Path]) -> Results:
 def _read(path: Path) -> Results:
     if not path.is_file():
         raise ReportError(f"{path} is not a file")
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ResultsError(path, 0, f"larger than {_MAX_FILE_BYTES} bytes")
     kept: dict[_Key, Line] = {}
     experiment_of: dict[str, str] = {}
     replaced = 0
-    with path.open("rb") as file:
-        number = 0
+    with _opened(path) as file:
+        number, size = 0, 0
         while text := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
+            number, size = number + 1, size + len(text)
+            if size > _MAX_FILE_BYTES:
+                raise ResultsError(path, number, f"larger than {_MAX_FILE_BYTES} bytes")
             if len(text) > MAX_LINE_BYTES:
                 raise ResultsError(path, number, f"longer than {MAX_LINE_BYTES} bytes")
             try:
@@ -127,6 +134,20 @@ def _read(path: Path) -> Results:
             replaced += key in kept
             kept[key] = line
     return _grouped(kept.values(), experiment_of, replaced)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file's lines, decompressed where it is packed.
+
+    Raises:
+        ResultsError: It is not what its name says.
+    """
+    try:
+        with gzip.open(path) if path.name == PACKED_NAME else path.open("rb") as file:
+            yield cast("IO[bytes]", file)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ResultsError(path, 0, f"is not a whole gzip file: {error}") from error
 
 
 def _key(line: Line) -> _Key:

@@ -38,6 +38,7 @@ from dp.receipt import TrainingReceipt
 from dp.unit_sum import UnitSum
 from silo_agent.envs.catalogue import BUILT_IN, Catalogue
 from silo_agent.envs.tasks import Shard
+from silo_agent.evolve.sft_schedule import Schedule
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.rollout.spec import EngineSpec
 
@@ -95,7 +96,9 @@ class EvolveSettings:
     batch_size: int = 8
     """Trajectories per optimiser step."""
     learning_rate: float = 3e-3
-    """Of AdamW."""
+    """Of AdamW, at the start of each round."""
+    learning_rate_schedule: Schedule = "constant"
+    """What becomes of it within a round."""
     grad_clip_l2: float = 1.0
     """Gradients are scaled down to this norm."""
     max_sequence_tokens: int = 1024

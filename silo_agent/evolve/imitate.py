@@ -49,6 +49,7 @@ def imitate(
         grad_clip_l2=settings.grad_clip_l2,
         max_sequence_tokens=settings.max_sequence_tokens,
         seed=round_seed(work, Stream.TRAIN),
+        schedule=settings.learning_rate_schedule,
         proximal_mu=settings.proximal_mu,
         correction=work.correction,
     )
@@ -91,6 +92,11 @@ def require_plain_gradients(
         raise EvolverSetupError(
             "proximal_mu changes gradients, and record-level steps release clipped sums of units' "
             "gradients alone: set it to 0"
+        )
+    if settings.learning_rate_schedule != "constant":
+        raise EvolverSetupError(
+            "record-level steps have one size, the learning rate: set learning_rate_schedule to "
+            "'constant'"
         )
     if correction is not None:
         raise EvolverSetupError(

@@ -38,6 +38,7 @@ import numpy as np
 from silo_agent.evolve.evolver import EvolveError, EvolverSetupError
 from silo_agent.evolve.launched_job import Job, read_failure, read_result, write_job
 from silo_agent.evolve.sft_rows import rows_of
+from silo_agent.evolve.sft_schedule import Schedule
 from silo_agent.evolve.trainer import SftReport, Trainer
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.trajectory import Trajectory
@@ -112,6 +113,7 @@ class LaunchedTrainer(Trainer):
         grad_clip_l2: float,
         max_sequence_tokens: int,
         seed: int,
+        schedule: Schedule = "constant",
         proximal_mu: float = 0.0,
         anchor: Mapping[str, np.ndarray] | None = None,
         correction: Mapping[str, np.ndarray] | None = None,
@@ -141,6 +143,7 @@ class LaunchedTrainer(Trainer):
             learning_rate=learning_rate,
             grad_clip_l2=grad_clip_l2,
             seed=seed,
+            schedule=schedule,
             proximal_mu=proximal_mu,
         )
         directory = Path(tempfile.mkdtemp(prefix="job-", dir=self._jobs))

@@ -33,6 +33,7 @@ from safetensors.numpy import load_file, save_file
 
 from silo_agent.evolve.evolver import EvolveError
 from silo_agent.evolve.sft_rows import Row
+from silo_agent.evolve.sft_schedule import Schedule
 from silo_agent.evolve.trainer import SftReport
 
 __all__ = [
@@ -82,11 +83,13 @@ class Job:
     batch_size: int
     """Rows per step, all workers together."""
     learning_rate: float
-    """Constant step size."""
+    """Step size at the start."""
     grad_clip_l2: float
     """Gradients are scaled down to this norm."""
     seed: int
     """Decides the order."""
+    schedule: Schedule
+    """What becomes of the step size."""
     proximal_mu: float
     """FedProx's μ."""
 

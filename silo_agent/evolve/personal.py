@@ -162,6 +162,7 @@ class PersonalAdapter:
             grad_clip_l2=settings.grad_clip_l2,
             max_sequence_tokens=settings.max_sequence_tokens,
             seed=round_seed(work, Stream.PERSONAL),
+            schedule=settings.learning_rate_schedule,
             proximal_mu=self._options.personal_lambda,
             anchor=work.adapter,
         )

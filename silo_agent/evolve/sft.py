@@ -43,6 +43,7 @@ from silo_agent.evolve.evolver import EvolverSetupError
 from silo_agent.evolve.sft_loop import Loop, OneProcess, checkpointed
 from silo_agent.evolve.sft_loss import keeps_agent_logits, pad
 from silo_agent.evolve.sft_rows import rows_of
+from silo_agent.evolve.sft_schedule import Schedule
 from silo_agent.evolve.trainer import SftReport, Trainer
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.trajectory import Step, Task, Trajectory
@@ -158,6 +159,7 @@ class SftTrainer(Trainer):
         grad_clip_l2: float,
         max_sequence_tokens: int,
         seed: int,
+        schedule: Schedule = "constant",
         proximal_mu: float = 0.0,
         anchor: Mapping[str, np.ndarray] | None = None,
         correction: Mapping[str, np.ndarray] | None = None,
@@ -179,6 +181,7 @@ class SftTrainer(Trainer):
             learning_rate=learning_rate,
             grad_clip_l2=grad_clip_l2,
             seed=seed,
+            schedule=schedule,
             proximal_mu=proximal_mu,
             micro_batch_tokens=self._spec.micro_batch_tokens,
             keep=self._keep,

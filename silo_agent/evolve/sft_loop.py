@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from silo_agent.evolve.evolver import EvolverSetupError
 from silo_agent.evolve.sft_loss import as_batch, row_sums
 from silo_agent.evolve.sft_rows import Row, cut, deal
+from silo_agent.evolve.sft_schedule import Schedule, share_of_step
 from silo_agent.evolve.trainer import SftReport
 
 __all__ = ["Loop", "OneProcess", "Processes", "checkpointed"]
@@ -83,11 +84,13 @@ class Loop:
     batch_size: int
     """Rows per step, all processes together."""
     learning_rate: float
-    """Constant step size."""
+    """Step size at the start."""
     grad_clip_l2: float
     """Gradients are scaled down to this norm."""
     seed: int
     """Decides the order."""
+    schedule: Schedule = "constant"
+    """What becomes of the step size."""
     proximal_mu: float = 0.0
     """FedProx's μ."""
     micro_batch_tokens: int = 0
@@ -131,6 +134,7 @@ class Loop:
         ]
         rng = np.random.default_rng(self.seed)
         steps, all_tokens = 0, 0
+        all_steps = self.epochs * len(batches)
         epoch_losses: list[float] = []
         for _ in range(self.epochs if batches else 0):
             loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -143,6 +147,9 @@ class Loop:
                 torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip_l2)
                 if sums is not None and shift is not None:
                     _correct(parameters, sums, shift)
+                optimiser.param_groups[0]["lr"] = self.learning_rate * share_of_step(
+                    self.schedule, done=steps, steps=all_steps
+                )
                 optimiser.step()
                 steps += 1
             tokens = sum(batch.tokens for batch in batches)

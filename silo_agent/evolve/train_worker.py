@@ -160,6 +160,7 @@ def _loop(job: Job, *, keep: bool) -> Loop:
         learning_rate=job.learning_rate,
         grad_clip_l2=job.grad_clip_l2,
         seed=job.seed,
+        schedule=job.schedule,
         proximal_mu=job.proximal_mu,
         micro_batch_tokens=job.micro_batch_tokens,
         keep=keep,

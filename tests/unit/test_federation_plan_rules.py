@@ -138,6 +138,16 @@ def test_gradients_need_an_optimiser_and_deltas_take_none():
         assert "sums gradients" in problem
 
 
+def test_a_schedule_belongs_to_free_local_training():
+    term = ("tries_per_task = 4", 'tries_per_task = 4\nlearning_rate_schedule = "cosine"')
+    for base in (LOCAL, DISTRIBUTED):
+        (problem,) = problems(base, term)
+        assert problem.startswith("evolve.learning_rate_schedule: in mode 'record_")
+    assert Plan.parse(edited(DEMO, term)).evolve.learning_rate_schedule == "cosine"
+    (problem,) = problems(DEMO, (term[0], f'{term[0]}\nlearning_rate_schedule = "linear"'))
+    assert problem.startswith("evolve.learning_rate_schedule:")
+
+
 def test_a_proximal_term_belongs_to_free_local_training():
     term = ("tries_per_task = 4", "tries_per_task = 4\nproximal_mu = 0.1")
     for base in (LOCAL, DISTRIBUTED):

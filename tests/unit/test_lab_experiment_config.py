@@ -32,7 +32,12 @@ def test_shipped_files_are_read_and_resolve(path):
 
 def test_the_files_that_are_announced_are_shipped():
     names = [path.name for path in SHIPPED]
-    assert names == ["aggregation.toml", "fedse-paper.toml", "fedse-shards.toml"]
+    assert names == [
+        "aggregation.toml",
+        "fedse-demonstrations.toml",
+        "fedse-paper.toml",
+        "fedse-shards.toml",
+    ]
 
 
 def test_a_setting_overrides_what_it_names_and_nothing_else(tmp_path):

@@ -1,5 +1,6 @@
 """Reports on a synthetic file: figures recomputed by hand, silos, pictures, hostile names."""
 
+import gzip
 import json
 import struct
 
@@ -19,9 +20,10 @@ from typer.testing import CliRunner
 
 from federation.markdown import escaped
 from lab.cli.main import app
+from lab.report import results
 from lab.report.curves import evaluation_curves, exploration_curves
 from lab.report.document import write_report
-from lab.report.errors import ReportError, UnpairedError
+from lab.report.errors import ReportError, ResultsError, UnpairedError
 from lab.report.plots import draw_plots, slug
 from lab.report.report import Choices, build_report
 from lab.report.results import load_results
@@ -299,6 +301,31 @@ def test_errors_are_told_and_end_the_command(tmp_path):
     assert "is not a file" in done.stderr
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--role", "fedse"])
     assert done.exit_code == 2
+
+
+def test_kept_results_are_read_packed(tmp_path):
+    plain = write(tmp_path / "plain", federation_one())
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    kept = packed / "results.jsonl.gz"
+    kept.write_bytes(gzip.compress((plain / "results.jsonl").read_bytes()))
+    assert load_results([packed]) == load_results([plain])
+    for broken in (kept.read_bytes()[:-20], b"not gzip", kept.read_bytes()[:40] + b"\xff" * 40):
+        kept.write_bytes(broken)
+        with pytest.raises(ResultsError, match="not a whole gzip file"):
+            load_results([packed])
+
+
+def test_results_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "_MAX_FILE_BYTES", 1000)
+    plain = write(tmp_path, federation_one())
+    packed = gzip.compress((plain / "results.jsonl").read_bytes())
+    for name, content in (("results.jsonl", None), ("results.jsonl.gz", packed)):
+        if content is not None:
+            (plain / "results.jsonl").unlink()
+            (plain / name).write_bytes(content)
+        with pytest.raises(ResultsError, match="larger than 1000 bytes"):
+            load_results([plain])
 
 
 def test_hostile_names_stay_text(tmp_path):

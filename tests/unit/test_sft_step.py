@@ -22,6 +22,7 @@ from silo_agent.evolve.sft import (
 )
 from silo_agent.evolve.sft_loop import checkpointed
 from silo_agent.evolve.sft_loss import keeps_agent_logits, pad, row_sums
+from silo_agent.evolve.sft_schedule import share_of_step
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.evolve.trainers import make_trainer
 from silo_agent.trajectory import Step, Task, Trajectory
@@ -161,6 +162,28 @@ def test_the_proximal_term_pulls_to_where_training_began_or_to_an_anchor(base, a
     elsewhere = {name: value + np.float32(0.01) for name, value in adapter.items()}
     pulled, _ = trained(base, adapter, epochs=6, proximal_mu=100.0, anchor=elsewhere)
     assert apart(pulled, elsewhere) < apart(held, elsewhere)
+
+
+def test_the_cosine_is_torchs_own():
+    steps = 6
+    torch_step = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PLAN["learning_rate"])
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(torch_step, T_max=steps)
+    for done in range(steps):
+        share = share_of_step("cosine", done=done, steps=steps)
+        assert share * PLAN["learning_rate"] == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9)
+        assert share_of_step("constant", done=done, steps=steps) == 1.0
+        torch_step.step()
+        scheduler.step()
+
+
+def test_a_falling_step_moves_less_and_begins_like_a_constant_one(base, adapter):
+    one = {"epochs": 1, "batch_size": len(EPISODES)}
+    constant, _ = trained(base, adapter, **one)
+    falling, _ = trained(base, adapter, **one, schedule="cosine")
+    assert apart(constant, falling) == 0.0
+    constant, _ = trained(base, adapter, epochs=6)
+    falling, _ = trained(base, adapter, epochs=6, schedule="cosine")
+    assert 0.2 * apart(constant, adapter) < apart(falling, adapter) < 0.9 * apart(constant, adapter)
 
 
 def test_the_proximal_gradient_is_mu_times_the_distance(base, adapter):

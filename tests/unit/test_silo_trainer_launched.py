@@ -67,7 +67,13 @@ def trained(trainer, adapter, **changes):
     shift = {k: rng.normal(0, 0.01, v.shape).astype("f4") for k, v in adapter.items()}
     anchor = {k: v + np.float32(0.01) for k, v in adapter.items()}
     trainer.reset(adapter)
-    plan = {"trainable": frozenset(adapter), **SHORT, "proximal_mu": 0.5, **changes}
+    plan = {
+        "trainable": frozenset(adapter),
+        **SHORT,
+        "proximal_mu": 0.5,
+        "schedule": "cosine",
+        **changes,
+    }
     report = trainer.train(ROWS, **plan, anchor=anchor, correction=shift)
     return trainer.adapter(), report
 
@@ -261,6 +267,7 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
         learning_rate=1e-3,
         grad_clip_l2=1.0,
         seed=4,
+        schedule="cosine",
         proximal_mu=0.5,
     )
     write_job(tmp_path, job, rows, adapter=adapter, anchor=None, correction=adapter)

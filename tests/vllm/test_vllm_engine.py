@@ -27,7 +27,7 @@ from silo_agent.trajectory import Task
 RANK, ALPHA = 8, 16.0
 NATS = 5e-5
 NEAR_TIE = 1e-3
-ENVIRONMENTS = ("craft", "maze", "wordle", "babyai")
+ENVIRONMENTS = ("craft", "maze", "wordle", "babyai", "shop")
 PER_ENVIRONMENT = 50
 
 

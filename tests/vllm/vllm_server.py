@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -17,7 +18,15 @@ READY_S = 600.0
 class VllmServer:
     """Started by the Python of its own environment; ended by its process group."""
 
-    def __init__(self, python: str, base: Path, directory: Path, *, max_lora_rank: int = 8) -> None:
+    def __init__(
+        self,
+        python: str,
+        base: Path,
+        directory: Path,
+        *,
+        max_lora_rank: int = 8,
+        adapters: Mapping[str, Path] | None = None,
+    ) -> None:
         self.directory = directory
         self.base = base
         self.key_file = directory / "key"
@@ -51,6 +60,8 @@ class VllmServer:
             "max-cpu-loras": 2,
         }
         command += [f"--{name}={value}" for name, value in options.items()]
+        if adapters:
+            command += ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
         started_s = time.monotonic()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -129,6 +129,9 @@ def test_gradients_that_are_not_plain_are_refused_before_exploring(
     asked, reserved = work(adapter, ledger, spec=spec, proximal_mu=0.1)
     with pytest.raises(EvolverSetupError, match="proximal_mu"):
         silo.evolve(asked)
+    falling, _ = work(adapter, ledger, spec=spec, learning_rate_schedule="cosine")
+    with pytest.raises(EvolverSetupError, match="learning_rate_schedule"):
+        silo.evolve(falling)
     plain, _ = work(adapter, ledger, spec=spec)
     zeros = {key: np.zeros_like(value) for key, value in adapter.items()}
     with pytest.raises(EvolverSetupError, match="SCAFFOLD"):
