@@ -120,5 +120,15 @@ test-vllm: setup
 test-environments:
 	tests/foreign/run.sh .venv-environments --model
 
+.PHONY: test-journey
+# The operators' handbook, typed command by command on an installed wheel.
+test-journey: setup
+	$(BIN)/pytest tests/integration/test_journey.py --timeout 900 $(TEST_ARGS)
+
+.PHONY: release
+# Wheel, source archive, bills of materials and digests of the commit that is checked out, in dist/.
+release:
+	deploy/release.sh dist $(PROFILES)
+
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) .venv-vllm .venv-environments .mypy_cache .ruff_cache .pytest_cache

@@ -15,9 +15,12 @@
     wire.py          protobuf
     export.py        an adapter as a peft directory
     invite.py        the invite both daemons read
+    renewal.py       what both compute when a certificate is renewed
+    checkup.py       a doctor's steps and findings (validity.py, installed.py)
+    reach.py         name, port and handshake, one by one, for doctors
 
-Pure: no clock, no network, no torch. Covered: what is signed, hashed or verified by more than one
-party. Not covered: the masked sum itself (``secagg``) and privacy (``dp``).
+Pure but for reach.py: no clock, no network, no torch. Covered: what is signed, hashed or verified
+by more than one party. Not covered: the masked sum itself (``secagg``) and privacy (``dp``).
 """
 
 from federation.adapter import adapter_sha256, decode_adapter, encode_adapter

@@ -4,10 +4,14 @@
     ├── PlanError       a run plan that cannot be honoured; ``problems`` lists all of them
     ├── LayoutError     tensors or vectors that do not fit the agreed layout
     ├── AdapterError    published adapter bytes that are not a well-formed adapter
+    ├── ModelShapeError a base model's config.json whose adapter's shapes are not known from it
     ├── ChainError      a task, record or chain of records that does not verify
     ├── UpdateError     a published update that does not follow from the published sum
     │   └── OptimiserStateError  the optimiser has not seen the release before this one
-    └── TranscriptError a transcript of an aggregation that does not verify; names the check
+    ├── TranscriptError a transcript of an aggregation that does not verify; names the check
+    ├── AuditChainError an audit log that is not as it was written; names the first bad record
+    └── AuditHeadError  a signed head of an audit log that is malformed or not its writer's
+        └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
 
 Messages name public facts only (names, shapes, rounds, digests), never a private value.
 """
@@ -40,6 +44,10 @@ class LayoutError(FederationError):
 
 class AdapterError(FederationError):
     """Bytes are not an adapter of the published form."""
+
+
+class ModelShapeError(FederationError):
+    """A base model's ``config.json`` does not say which adapter fits it."""
 
 
 class ChainError(FederationError):
@@ -84,3 +92,23 @@ class TranscriptError(FederationError):
     def __init__(self, check: TranscriptCheck, text: str) -> None:
         self.check = check
         super().__init__(f"{check.value}: {text}")
+
+
+class AuditChainError(FederationError):
+    """An audit log is not as it was written.
+
+    Attributes:
+        index: The first bad record.
+    """
+
+    def __init__(self, index: int, text: str) -> None:
+        self.index = index
+        super().__init__(f"audit {text}")
+
+
+class AuditHeadError(FederationError):
+    """A head of an audit log is malformed, or not signed by its writer."""
+
+
+class AuditHeadConflictError(AuditHeadError):
+    """Two heads that one log, only ever appended to, cannot both have had."""

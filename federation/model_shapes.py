@@ -2,22 +2,33 @@
 
 Each is written from the model's public `config.json` on the Hugging Face Hub; the counts of
 parameters that follow are those the publishers state. A model is known by its id, with or without
-`-Instruct`, never by a guess from a directory's name.
+`-Instruct`, never by a guess from a directory's name. Of another model of these architectures the
+shape is read from its own `config.json` (`shape_from_config`); what does not say its shape in full
+is refused, never completed by a default of some version of some library.
 
-Covered: dense decoders of the Llama and Qwen families, LoRA on all linear layers but the head.
-Not covered: mixtures of experts; quantised weights.
+Covered: dense decoders of the Llama, Mistral and Qwen families, LoRA on all linear layers but the
+head. Not covered: mixtures of experts; quantised weights; models of several modalities.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from federation.errors import ModelShapeError
 from federation.layout import Layout, TensorSpec
 
-__all__ = ["PRESETS", "ModelShape", "shape_of"]
+__all__ = ["MAX_CONFIG_BYTES", "PRESETS", "ModelShape", "shape_from_config", "shape_of"]
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+_MAX_LAYERS: Final = 1 << 10
+_MAX_WIDTH: Final = 1 << 20
+_MAX_VOCABULARY: Final = 1 << 24
+_MODEL_TYPES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Dense decoders with the seven linear layers of `ModelShape.linears` in each block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,3 +163,57 @@ def shape_of(base: str) -> ModelShape | None:
     for variant in _VARIANTS:
         base = base.removesuffix(variant)
     return PRESETS.get(base)
+
+
+def shape_from_config(content: bytes) -> ModelShape:
+    """The shape that a model's own `config.json` states.
+
+    Args:
+        content: The file's bytes.
+
+    Raises:
+        ModelShapeError: If it is malformed, or of an architecture not known here.
+    """
+    if len(content) > MAX_CONFIG_BYTES:
+        raise ModelShapeError(f"config.json has more than {MAX_CONFIG_BYTES} bytes")
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ModelShapeError("config.json is not JSON") from error
+    if not isinstance(config, dict):
+        raise ModelShapeError("config.json is not a JSON object")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _MODEL_TYPES:
+        raise ModelShapeError(
+            f"config.json is of model_type {str(kind)[:64]!r}, whose adapters are not known here; "
+            f"known are {', '.join(sorted(_MODEL_TYPES))}"
+        )
+    heads = _size(config, "num_attention_heads", _MAX_WIDTH)
+    hidden = _size(config, "hidden_size", _MAX_WIDTH)
+    # The first Llamas, which have as many of both, do not name it.
+    whole = kind == "llama" and config.get("num_key_value_heads") is None
+    if config.get("head_dim") is not None or kind == "qwen3":
+        head_dim = _size(config, "head_dim", _MAX_WIDTH)
+    elif hidden % heads:
+        raise ModelShapeError(f"config.json: {hidden} is not a multiple of {heads} heads")
+    else:
+        head_dim = hidden // heads
+    return ModelShape(
+        hidden=hidden,
+        layers=_size(config, "num_hidden_layers", _MAX_LAYERS),
+        heads=heads,
+        kv_heads=heads if whole else _size(config, "num_key_value_heads", heads),
+        head_dim=head_dim,
+        mlp=_size(config, "intermediate_size", _MAX_WIDTH),
+        vocabulary=_size(config, "vocab_size", _MAX_VOCABULARY),
+        tied=config.get("tie_word_embeddings") is True,
+        qkv_bias=kind == "qwen2" or config.get("attention_bias") is True,
+        qk_norm=kind == "qwen3",
+    )
+
+
+def _size(config: Mapping[str, Any], key: str, most: int) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ModelShapeError(f"config.json: {key} is not a whole number from 1 to {most}")
+    return value

@@ -28,8 +28,12 @@ SURVIVORS_ALREADY_SIGNED: Final = "survivors_already_signed"
 OUTSIDE_HOURS: Final = "the site's policy does not allow a round at this time"
 CLOCKS_DISAGREE: Final = "the task's deadline does not fit its plan and this silo's clock"
 ATTEMPTS_USED_UP: Final = "the site's policy does not allow another attempt today"
-PASSING_REASONS: Final = frozenset({OUTSIDE_HOURS, CLOCKS_DISAGREE, ATTEMPTS_USED_UP})
-"""Public reasons that end by themselves: another hour, a new deadline, another day."""
+APPROVAL_PENDING: Final = "this silo's operator has not approved the run yet"
+PASSING_REASONS: Final = frozenset(
+    {OUTSIDE_HOURS, CLOCKS_DISAGREE, ATTEMPTS_USED_UP, APPROVAL_PENDING}
+)
+"""Public reasons that may pass before the deadline: another hour, a new deadline, another day,
+somebody who approves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

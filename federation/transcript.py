@@ -3,7 +3,7 @@
 Whoever holds the consortium root's public key verifies, without trusting the coordinator, in this
 order (``TranscriptCheck`` names each; the first that fails is raised):
 
-    roster             the roster is signed by the root
+    roster             the roster is signed by the root, or follows from one that is by approvals
     descriptor         D is signed by the roster's coordinator key, names this roster, and keeps the
                        rules of ``secagg.descriptor.check_descriptor``
     bundles            R0: U1 is an ordered part of the cohort, at least max(t, n_min); signatures
@@ -54,7 +54,7 @@ from secagg.messages import (
     agreement_bytes,
 )
 from secagg.parameters import Parameters
-from secagg.roster import Roster, SignedRoster, verify_roster
+from secagg.roster import Roster, SignedRoster, follow_rosters
 from secagg.transcript import Members
 from secagg.verification import (
     check_bundle,
@@ -94,7 +94,7 @@ class Transcript:
     phases: int
     """How many of R0 to R3 closed; the lists of later ones are empty."""
     roster: SignedRoster
-    """Signed by the consortium root."""
+    """Signed by the consortium root, or approved by members of the one before it."""
     descriptor: SignedDescriptor
     """D."""
     bundles: tuple[KeyBundle, ...] = ()
@@ -109,6 +109,8 @@ class Transcript:
     """What closed the step; none for an attempt that did not."""
     parent: AdapterRecord | None = None
     """The record before it."""
+    earlier_rosters: tuple[SignedRoster, ...] = ()
+    """If members approved the roster: those before it, from the last one that the root signed."""
 
     def __post_init__(self) -> None:
         """Refuse a document whose parts cannot belong together."""
@@ -196,7 +198,8 @@ class _naming:  # noqa: N801  # used as a statement, like contextlib's managers
 
 def _roster(transcript: Transcript, root_public_key: bytes) -> Roster:
     with _naming(TranscriptCheck.ROSTER):
-        return verify_roster(transcript.roster, root_public_key, 0)
+        rosters = (*transcript.earlier_rosters, transcript.roster)
+        return follow_rosters(rosters, root_public_key, 0)
 
 
 def _messages(transcript: Transcript, roster: Roster, parameters: Parameters) -> Iterator[Passed]:

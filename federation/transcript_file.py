@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from chorale.v1 import secagg_pb2, transcript_pb2
 from federation.errors import ChainError, TranscriptCheck, TranscriptError
 from federation.transcript import Outcome, Transcript
-from federation.wire import record_from_proto, record_to_proto
+from federation.wire import earlier_rosters_from_proto, record_from_proto, record_to_proto
 from secagg import wire
 from secagg.errors import SecAggError
 from secagg.messages import (
@@ -90,6 +90,7 @@ def transcript_to_proto(transcript: Transcript) -> transcript_pb2.Transcript:
         outcome=transcript.outcome.value,
         phases=transcript.phases,
         roster=wire.roster_to_proto(transcript.roster),
+        earlier_rosters=[wire.roster_to_proto(roster) for roster in transcript.earlier_rosters],
         descriptor=wire.descriptor_to_proto(transcript.descriptor),
         bundles=[wire.key_bundle_to_proto(bundle) for bundle in transcript.bundles],
         upload_headers=[
@@ -123,6 +124,7 @@ def transcript_from_proto(message: transcript_pb2.Transcript) -> Transcript:
             outcome=outcomes[message.outcome],
             phases=message.phases,
             roster=wire.roster_from_proto(message.roster),
+            earlier_rosters=earlier_rosters_from_proto(message.earlier_rosters),
             descriptor=wire.descriptor_from_proto(message.descriptor),
             bundles=_bundles(message),
             share_headers=_share_headers(message),

@@ -1,24 +1,28 @@
-"""Protobuf on one side, bounded documents on the other, for the task, the record and the result.
+"""Protobuf on one side, bounded documents on the other: task, record, result, audit head.
 
-``*_from_proto`` either returns an object whose every field is within bounds or raises ChainError;
-counts are looked at before items are built. ``*_to_proto`` then ``*_from_proto`` gives an equal
-object.
+``*_from_proto`` either returns an object whose every field is within bounds or raises ChainError,
+for an audit head AuditHeadError; counts are looked at before items are built. ``*_to_proto`` then
+``*_from_proto`` gives an equal object.
 
-Covered: bounds. Not covered: signatures and links, which ``federation.record`` checks.
+Covered: bounds. Not covered: signatures and links, which ``federation.record`` and
+``federation.audit_head`` check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, get_args
 
 from chorale.v1 import aggregation_pb2 as pb
+from chorale.v1 import membership_pb2, secagg_pb2
+from federation.audit_head import AuditHead
 from federation.errors import ChainError
 from federation.record import AdapterRecord, RecordKind, RoundResult
 from federation.task import RoundTask
 from secagg import bounds
 from secagg.errors import MalformedMessageError
-from secagg.wire import identity_from_proto, identity_to_proto
+from secagg.roster import MAX_APPROVED_IN_A_ROW, SignedRoster
+from secagg.wire import identity_from_proto, identity_to_proto, roster_from_proto
 
 RECORDS_PER_PAGE: Final = 256
 """Records of one answer; fewer are the end of the chain. The longest record, of 200 survivors with
@@ -115,3 +119,38 @@ def round_result_from_proto(proto: pb.RoundResult) -> RoundResult:
     except MalformedMessageError as error:
         raise ChainError(str(error)) from error
     return RoundResult(record=record_from_proto(proto.record), identity=identity)
+
+
+def audit_head_to_proto(head: AuditHead) -> membership_pb2.AuditHead:
+    """Convert; whose it is, the connection says."""
+    return membership_pb2.AuditHead(
+        index=head.index,
+        sha256=head.sha256,
+        at_unix_s=head.at_unix_s,
+        signature=head.signature,
+    )
+
+
+def audit_head_from_proto(
+    proto: membership_pb2.AuditHead, *, federation: str, writer: str
+) -> AuditHead:
+    """Convert, or raise AuditHeadError."""
+    return AuditHead(
+        federation=federation,
+        writer=writer,
+        index=proto.index,
+        sha256=proto.sha256,
+        at_unix_s=proto.at_unix_s,
+        signature=proto.signature,
+    )
+
+
+def earlier_rosters_from_proto(
+    protos: Collection[secagg_pb2.Roster],
+) -> tuple[SignedRoster, ...]:
+    """Convert the rosters before an approved one, or raise MalformedMessageError."""
+    if len(protos) > MAX_APPROVED_IN_A_ROW:
+        raise MalformedMessageError(
+            f"a roster has more than {MAX_APPROVED_IN_A_ROW} others between it and the root's"
+        )
+    return tuple(roster_from_proto(proto) for proto in protos)

@@ -145,8 +145,8 @@ class LoopbackFederation:
 
     def enrol(self, silo_id: str, *, base_model: Path | None = None) -> None:
         """Invite one silo and let it join."""
-        invite = self.chorale("invite", silo_id, "--data", str(self.data_dir))["invite"]
-        arguments = ["join", invite, "--data", str(self.silo_dir(silo_id))]
+        made = self.chorale("invite", self.federation, silo_id, "--data", str(self.data_dir))
+        arguments = ["join", made["invite"], "--data", str(self.silo_dir(silo_id))]
         if base_model is not None:
             arguments += ["--base-model", str(base_model)]
         self.silo(*arguments)

@@ -33,6 +33,7 @@ class Check(StrEnum):
     # Roster.
     ROSTER_SIGNATURE = "roster_signature"
     ROSTER_EPOCH = "roster_epoch"
+    ROSTER_APPROVALS = "roster_approvals"
     # Descriptor, before R0.
     DESCRIPTOR_SIGNATURE = "descriptor_signature"
     DESCRIPTOR_VERSION = "descriptor_version"

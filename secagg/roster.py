@@ -1,23 +1,49 @@
-"""The roster: who may take part, signed by the consortium root and never by the coordinator.
+"""The roster: who may take part, as the root or enough members say, and never the coordinator.
 
 A silo pins the root from its invite. It refuses a roster with an epoch below the newest it has
 seen, and another roster with the same epoch. TLS certificates are not in it; they renew without a
 new epoch. c, the colluding silos assumed, is fixed here and nowhere else.
 
-Covered: signature, epoch, unique ids, URIs and keys. Not covered: k-of-n signatures, revocation
-lists, how the last epoch is remembered.
+A roster is accepted if the root signed it, or, after the first, if k members of the roster before
+it approved it, where k = t(n, c) of that roster (``secagg.parameters.threshold``). Ordered checks
+of an approved one:
+
+1. The verifier holds the roster before it: the one that it accepted last, by epoch and digest.
+2. Federation, coordinator key and c are the same, the epoch is the next one, and the silos that
+   remain withstand c. Whatever else changes takes the root.
+3. Every approval is by a member of the roster before it, each member once, over one statement that
+   names both rosters by their digests. So none is good for another roster, another epoch, or the
+   same change made to another roster.
+4. They are at least k.
+
+Why nobody gets in that the members do not want: of the n members at most c work with the
+coordinator, and t = max(⌊(n+c)/2⌋ + 1, c + 2) > c. So among any k approvals at least k - c ≥ 2 are
+by honest members, who saw what changes. The same holds for every roster of a chain of approved
+ones, back to the one that the root signed: the coordinator with all of its c can add nobody, not in
+any number of steps. As 2t > n + c, two different rosters approved after the same one share more
+than c approvers, hence an honest one who approved both.
+
+Covered: signature, approvals, epoch, unique ids, URIs and keys. Not covered: an honest member who
+approves two rosters after the same one: each is one that it saw, silos that took the one refuse the
+other, and nothing but rounds is lost; rosters of more than 200 silos, which only the root signs;
+revocation lists; how the last roster is remembered.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import bounds, canonical, suite
-from secagg.errors import Check, MalformedMessageError, VerificationError
+from secagg.errors import Check, MalformedMessageError, ParameterError, VerificationError
+from secagg.parameters import threshold
 
 _DOMAIN: Final = "chorale/v1/roster"
+_APPROVAL_DOMAIN: Final = "chorale/v1/roster-approval"
+# Then the root signs again, so that a silo which was away has a bounded way back.
+MAX_APPROVED_IN_A_ROW: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,14 +117,36 @@ class Roster:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SignedRoster:
-    """A roster with the root's signature, not yet verified by being one of these."""
+class RosterApproval:
+    """One member's approval of the next roster."""
 
-    roster: Roster
+    silo_id: str
+    # By its verification key in the roster before, over the approval statement.
     signature: bytes
 
     def __post_init__(self) -> None:
-        bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "roster signature")
+        bounds.require_silo_id(self.silo_id, "approval silo_id")
+        bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "approval signature")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedRoster:
+    """A roster with the root's signature or with approvals, not yet verified by being one."""
+
+    roster: Roster
+    # The root's; empty where members approved it instead.
+    signature: bytes
+    # In ascending order of silo id; none where the root signed.
+    approvals: tuple[RosterApproval, ...] = ()
+
+    def __post_init__(self) -> None:
+        bounds.require_sequence(
+            self.approvals, RosterApproval, 0, bounds.MAX_COHORT, "roster approvals"
+        )
+        size_bytes = 0 if self.approvals else bounds.SIGNATURE_BYTES
+        bounds.require_bytes(self.signature, size_bytes, "roster signature")
+        if not bounds.is_strictly_sorted(approval.silo_id for approval in self.approvals):
+            raise MalformedMessageError("roster approvals are not in ascending order of silo id")
 
 
 def sign_roster(roster: Roster, root_key: Ed25519PrivateKey) -> SignedRoster:
@@ -111,11 +159,75 @@ def root_key_sha256(root_public_key: bytes) -> bytes:
     return hashlib.sha256(root_public_key).digest()
 
 
+def approval_statement(previous: Roster, roster: Roster) -> bytes:
+    """Return what a member of one roster signs to approve the next."""
+    return canonical.encode(
+        _APPROVAL_DOMAIN, roster.federation, roster.epoch, previous.sha256, roster.sha256
+    )
+
+
+def approve_roster(
+    previous: Roster, roster: Roster, silo_id: str, key: Ed25519PrivateKey
+) -> RosterApproval:
+    """Approve a roster as a member of the one before it.
+
+    Raises:
+        VerificationError: roster_epoch or roster_approvals: no approval can make it valid.
+    """
+    require_approvable(previous, roster)
+    signature = suite.sign(key, approval_statement(previous, roster))
+    return RosterApproval(silo_id=silo_id, signature=signature)
+
+
+def is_approval(previous: Roster, roster: Roster, approval: RosterApproval) -> bool:
+    """Tell whether a member of the previous roster approved this very one."""
+    entry = previous.entry(approval.silo_id)
+    return entry is not None and suite.verify(
+        entry.verification_key, approval.signature, approval_statement(previous, roster)
+    )
+
+
+def approvals_needed(previous: Roster) -> int:
+    """Return k: how many members of a roster must approve the next one.
+
+    Raises:
+        VerificationError: roster_approvals: it is so large that only the root signs the next.
+    """
+    try:
+        return threshold(len(previous.entries), previous.colluding)
+    except ParameterError as error:
+        raise VerificationError(
+            Check.ROSTER_APPROVALS, f"only the root may change this roster: {error}"
+        ) from error
+
+
+def require_approvable(previous: Roster, roster: Roster) -> None:
+    """Go on only with a roster that members of the previous one may make valid.
+
+    Raises:
+        VerificationError: roster_epoch or roster_approvals.
+    """
+    for what, before, after in (
+        ("the federation", previous.federation, roster.federation),
+        ("the coordinator's key", previous.coordinator_key, roster.coordinator_key),
+        ("c", previous.colluding, roster.colluding),
+    ):
+        if before != after:
+            raise VerificationError(Check.ROSTER_APPROVALS, f"only the root may change {what}")
+    if roster.epoch != previous.epoch + 1:
+        raise VerificationError(
+            Check.ROSTER_EPOCH, f"epoch {roster.epoch} is not the one after {previous.epoch}"
+        )
+    approvals_needed(previous)
+    approvals_needed(roster)
+
+
 def verify_roster(
     signed: SignedRoster,
     root_public_key: bytes,
     last_epoch: int,
     last_sha256: bytes | None = None,
+    previous: Roster | None = None,
 ) -> Roster:
     """Accept a roster, or refuse it.
 
@@ -125,19 +237,83 @@ def verify_roster(
         last_epoch: The newest epoch this silo has accepted; 0 before the first.
         last_sha256: Digest of the roster accepted at `last_epoch`. Only that very roster is
             accepted again at the same epoch, so that a silo can restart.
+        previous: The roster accepted at `last_epoch`, without which no approval counts.
 
     Returns:
         The roster.
 
     Raises:
-        VerificationError: roster_signature or roster_epoch.
+        VerificationError: roster_signature, roster_epoch or roster_approvals.
     """
     roster = signed.roster
-    if not suite.verify(root_public_key, signed.signature, roster.signed_bytes()):
-        raise VerificationError(Check.ROSTER_SIGNATURE, "the roster is not signed by the root")
     same_again = roster.epoch == last_epoch and last_sha256 == roster.sha256
+    if signed.approvals:
+        # An approved roster that was accepted before is known by its digest.
+        if not same_again:
+            _verify_approvals(signed, last_epoch, last_sha256, previous)
+    elif not suite.verify(root_public_key, signed.signature, roster.signed_bytes()):
+        raise VerificationError(Check.ROSTER_SIGNATURE, "the roster is not signed by the root")
     if roster.epoch <= last_epoch and not same_again:
         raise VerificationError(
             Check.ROSTER_EPOCH, f"epoch {roster.epoch} is not newer than {last_epoch}"
         )
     return roster
+
+
+def follow_rosters(
+    rosters: Iterable[SignedRoster],
+    root_public_key: bytes,
+    last_epoch: int,
+    last_sha256: bytes | None = None,
+) -> Roster:
+    """Accept rosters one after the other, from the one accepted last or from one the root signed.
+
+    Args:
+        rosters: In ascending order of epoch; the first may be the one accepted last.
+        root_public_key: The root whose digest the silo pinned.
+        last_epoch: The newest epoch this silo has accepted; 0 before the first.
+        last_sha256: Digest of the roster accepted then.
+
+    Returns:
+        The last of them.
+
+    Raises:
+        VerificationError: roster_signature, roster_epoch or roster_approvals.
+    """
+    previous: Roster | None = None
+    for signed in rosters:
+        previous = verify_roster(signed, root_public_key, last_epoch, last_sha256, previous)
+        last_epoch, last_sha256 = previous.epoch, previous.sha256
+    if previous is None:
+        raise VerificationError(Check.ROSTER_SIGNATURE, "there is no roster")
+    return previous
+
+
+def _verify_approvals(
+    signed: SignedRoster, last_epoch: int, last_sha256: bytes | None, previous: Roster | None
+) -> None:
+    roster = signed.roster
+    if roster.epoch <= last_epoch:
+        raise VerificationError(
+            Check.ROSTER_EPOCH, f"epoch {roster.epoch} is not newer than {last_epoch}"
+        )
+    if previous is None or (previous.epoch, previous.sha256) != (last_epoch, last_sha256):
+        raise VerificationError(
+            Check.ROSTER_APPROVALS,
+            f"epoch {roster.epoch} was approved by members of a roster that is not the newest one "
+            f"accepted here, of epoch {last_epoch}",
+        )
+    require_approvable(previous, roster)
+    for approval in signed.approvals:
+        if not is_approval(previous, roster, approval):
+            raise VerificationError(
+                Check.ROSTER_APPROVALS,
+                "not an approval of this roster by a member of the one before it",
+                silo=approval.silo_id,
+            )
+    needed = approvals_needed(previous)
+    if len(signed.approvals) < needed:
+        raise VerificationError(
+            Check.ROSTER_APPROVALS,
+            f"{len(signed.approvals)} members approved it, {needed} are needed",
+        )

@@ -8,34 +8,11 @@ Covered: sizes, counts, lengths, ids, finite numbers. Not covered: the size of a
 which the transport limits; protocol checks, which the states make.
 """
 
-from collections.abc import Callable, Iterable, Sized
-from typing import Protocol, TypeVar
-
 from chorale.v1 import secagg_pb2 as pb
 from secagg import bounds, messages
 from secagg.descriptor import STEPS, AggregationId, Descriptor, MetricsLayout, SignedDescriptor
-from secagg.errors import MalformedMessageError
-from secagg.roster import Roster, RosterEntry, SignedRoster
-
-SourceT = TypeVar("SourceT")
-TargetT = TypeVar("TargetT")
-ItemT_co = TypeVar("ItemT_co", covariant=True)
-
-
-class _Repeated(Sized, Iterable[ItemT_co], Protocol[ItemT_co]):
-    """A repeated protobuf field."""
-
-
-def _items(
-    repeated: _Repeated[SourceT], convert: Callable[[SourceT], TargetT], most: int, field: str
-) -> tuple[TargetT, ...]:
-    if len(repeated) > most:
-        raise MalformedMessageError(f"{field} has more than {most} items")
-    return tuple(convert(item) for item in repeated)
-
-
-def _same(value: SourceT) -> SourceT:
-    return value
+from secagg.repeated import items, same
+from secagg.roster import Roster, RosterApproval, RosterEntry, SignedRoster
 
 
 def identity_to_proto(identity: AggregationId) -> pb.AggregationId:
@@ -77,12 +54,16 @@ def roster_to_proto(signed: SignedRoster) -> pb.Roster:
             for entry in roster.entries
         ],
         signature=signed.signature,
+        approvals=[
+            pb.RosterApproval(silo_id=one.silo_id, signature=one.signature)
+            for one in signed.approvals
+        ],
     )
 
 
 def roster_from_proto(proto: pb.Roster) -> SignedRoster:
     """Convert, or raise MalformedMessageError."""
-    entries = _items(proto.entries, _roster_entry, bounds.MAX_ROSTER, "roster entries")
+    entries = items(proto.entries, _roster_entry, bounds.MAX_ROSTER, "roster entries")
     roster = Roster(
         federation=proto.federation,
         epoch=proto.epoch,
@@ -90,7 +71,12 @@ def roster_from_proto(proto: pb.Roster) -> SignedRoster:
         coordinator_key=proto.coordinator_key,
         entries=entries,
     )
-    return SignedRoster(roster=roster, signature=proto.signature)
+    approvals = items(proto.approvals, _roster_approval, bounds.MAX_COHORT, "roster approvals")
+    return SignedRoster(roster=roster, signature=proto.signature, approvals=approvals)
+
+
+def _roster_approval(proto: pb.RosterApproval) -> RosterApproval:
+    return RosterApproval(silo_id=proto.silo_id, signature=proto.signature)
 
 
 def _roster_entry(proto: pb.RosterEntry) -> RosterEntry:
@@ -141,8 +127,8 @@ def descriptor_to_proto(signed: SignedDescriptor) -> pb.Descriptor:
 def descriptor_from_proto(proto: pb.Descriptor) -> SignedDescriptor:
     """Convert, or raise MalformedMessageError."""
     metrics = MetricsLayout(
-        names=_items(proto.metrics.names, _same, bounds.MAX_METRICS, "metrics names"),
-        bounds=_items(proto.metrics.bounds, _same, bounds.MAX_METRICS, "metrics bounds"),
+        names=items(proto.metrics.names, same, bounds.MAX_METRICS, "metrics names"),
+        bounds=items(proto.metrics.bounds, same, bounds.MAX_METRICS, "metrics bounds"),
         grid=proto.metrics.grid,
         sigma=proto.metrics.sigma,
     )
@@ -152,7 +138,7 @@ def descriptor_from_proto(proto: pb.Descriptor) -> SignedDescriptor:
         identity=identity_from_proto(proto.identity),
         roster_sha256=proto.roster_sha256,
         roster_epoch=proto.roster_epoch,
-        cohort=_items(proto.cohort, _same, bounds.MAX_COHORT, "cohort"),
+        cohort=items(proto.cohort, same, bounds.MAX_COHORT, "cohort"),
         colluding=proto.colluding,
         threshold=proto.threshold,
         n_min=proto.n_min,
@@ -170,7 +156,7 @@ def descriptor_from_proto(proto: pb.Descriptor) -> SignedDescriptor:
         noise_mechanism=proto.noise_mechanism,
         noise_sigma=proto.noise_sigma,
         privacy_spec_sha256=proto.privacy_spec_sha256,
-        deadlines_unix_s=_items(proto.deadlines_unix_s, _same, len(STEPS), "deadlines"),
+        deadlines_unix_s=items(proto.deadlines_unix_s, same, len(STEPS), "deadlines"),
     )
     return SignedDescriptor(descriptor=descriptor, signature=proto.signature)
 
@@ -196,7 +182,7 @@ def key_bundle_from_proto(proto: pb.KeyBundle) -> messages.KeyBundle:
         mask_key=proto.mask_key,
         ledger_seq=proto.ledger_seq,
         ledger_sha256=proto.ledger_sha256,
-        families=_items(proto.families, _same, bounds.MAX_FAMILIES, "bundle families"),
+        families=items(proto.families, same, bounds.MAX_FAMILIES, "bundle families"),
         signature=proto.signature,
     )
 
@@ -208,7 +194,7 @@ def key_bundles_to_proto(bundles: messages.KeyBundles) -> pb.KeyBundles:
 
 def key_bundles_from_proto(proto: pb.KeyBundles) -> messages.KeyBundles:
     """Convert, or raise MalformedMessageError."""
-    bundles = _items(proto.bundles, key_bundle_from_proto, bounds.MAX_COHORT, "bundles")
+    bundles = items(proto.bundles, key_bundle_from_proto, bounds.MAX_COHORT, "bundles")
     return messages.KeyBundles(bundles=bundles)
 
 
@@ -235,7 +221,7 @@ def share_boxes_from_proto(proto: pb.ShareBoxes) -> messages.ShareBoxes:
     """Convert, or raise MalformedMessageError."""
     return messages.ShareBoxes(
         sender=proto.sender,
-        boxes=_items(proto.boxes, _share_box, bounds.MAX_COHORT, "boxes"),
+        boxes=items(proto.boxes, _share_box, bounds.MAX_COHORT, "boxes"),
         self_seed_commitment=proto.self_seed_commitment,
         own_self_seed_share_sha256=proto.own_self_seed_share_sha256,
         signature=proto.signature,
@@ -261,9 +247,9 @@ def box_delivery_to_proto(delivery: messages.BoxDelivery) -> pb.BoxDelivery:
 
 def box_delivery_from_proto(proto: pb.BoxDelivery) -> messages.BoxDelivery:
     """Convert, or raise MalformedMessageError."""
-    senders = _items(proto.ciphertexts, _same, bounds.MAX_COHORT, "ciphertexts")
+    senders = items(proto.ciphertexts, same, bounds.MAX_COHORT, "ciphertexts")
     return messages.BoxDelivery(
-        headers=_items(proto.headers, _share_box_header, bounds.MAX_COHORT, "headers"),
+        headers=items(proto.headers, _share_box_header, bounds.MAX_COHORT, "headers"),
         ciphertexts={sender: proto.ciphertexts[sender] for sender in senders},
     )
 
@@ -289,7 +275,7 @@ def _share_box_header_to_proto(header: messages.ShareBoxHeader) -> pb.ShareBoxHe
 def _share_box_header(proto: pb.ShareBoxHeader) -> messages.ShareBoxHeader:
     return messages.ShareBoxHeader(
         sender=proto.sender,
-        boxes=_items(proto.boxes, _share_box_digest, bounds.MAX_COHORT, "box digests"),
+        boxes=items(proto.boxes, _share_box_digest, bounds.MAX_COHORT, "box digests"),
         self_seed_commitment=proto.self_seed_commitment,
         own_self_seed_share_sha256=proto.own_self_seed_share_sha256,
         signature=proto.signature,
@@ -332,7 +318,7 @@ def survivors_to_proto(survivors: messages.Survivors) -> pb.Survivors:
 
 def survivors_from_proto(proto: pb.Survivors) -> messages.Survivors:
     """Convert, or raise MalformedMessageError."""
-    headers = _items(proto.headers, masked_input_header_from_proto, bounds.MAX_COHORT, "survivors")
+    headers = items(proto.headers, masked_input_header_from_proto, bounds.MAX_COHORT, "survivors")
     return messages.Survivors(headers=headers)
 
 
@@ -363,7 +349,7 @@ def consistency_signatures_from_proto(
     """Convert, or raise MalformedMessageError."""
     convert = consistency_signature_from_proto
     return messages.ConsistencySignatures(
-        signatures=_items(proto.signatures, convert, bounds.MAX_COHORT, "agreement signatures")
+        signatures=items(proto.signatures, convert, bounds.MAX_COHORT, "agreement signatures")
     )
 
 
@@ -386,10 +372,10 @@ def unmasking_shares_from_proto(proto: pb.UnmaskingShares) -> messages.Unmasking
     """Convert, or raise MalformedMessageError."""
     return messages.UnmaskingShares(
         silo_id=proto.silo_id,
-        self_seed_shares=_items(
+        self_seed_shares=items(
             proto.self_seed_shares, _unmasking_share, bounds.MAX_COHORT, "self seed shares"
         ),
-        mask_key_shares=_items(
+        mask_key_shares=items(
             proto.mask_key_shares, _unmasking_share, bounds.MAX_COHORT, "mask key shares"
         ),
         signature=proto.signature,

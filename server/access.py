@@ -4,9 +4,14 @@ Invariants:
 
 1. A method that is not in the table is refused.
 2. The certificate is judged now, not when the connection was made: its issuer, its validity, its
-   federation, its role, and for a silo that it is the very certificate on record.
-3. A handler runs only after that, and finds its caller in :func:`current_peer`.
-4. Whatever a handler raises is answered from the catalogue, and counted.
+   federation, its role, and for a silo that it is the very certificate on record and that the silo
+   is neither revoked nor suspended.
+3. A renewed certificate takes the place of the one before at its first use, durably, before that
+   call is served; from then on the one before is refused.
+4. A handler runs only after that, and finds its caller in :func:`current_peer`.
+5. Whatever a handler raises is answered from the catalogue, and counted.
+
+Each answer to a silo carries the digest of the trusted CAs, so that it learns of a rotation.
 
 Covered: unary and streaming methods of the coordinator's services. Not covered: rate limits.
 """
@@ -20,22 +25,26 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
+from federation.renewal import TRUST_METADATA
 from server.answers import answer_errors
+from server.decode import Decoded, guarded, require_decoded
 from server.errors import (
     ExpiredCertificateError,
     ForeignFederationError,
     RevokedCertificateError,
     RoleDeniedError,
+    SuspendedSiloError,
     UnauthenticatedError,
 )
 from server.metrics import CoordinatorMetrics
-from server.pki import certificate_sha256
+from server.pki import OPERATOR_DOMAIN, certificate_sha256
+from server.store.federation import FederationRow
 from server.store.silos import SiloRow
 
 __all__ = ["ACCESS", "AccessInterceptor", "AccessPolicy", "Peer", "Role", "current_peer"]
@@ -61,12 +70,20 @@ _ANYONE: Final[frozenset[Role]] = frozenset()
 ACCESS: Final = MappingProxyType(
     {
         "/chorale.v1.EnrolmentService/Join": _ANYONE,
+        "/chorale.v1.AdminService/CreateFederation": _ADMINS,
+        "/chorale.v1.AdminService/GetFederation": _READERS,
         "/chorale.v1.AdminService/CreateInvite": _ADMINS,
         "/chorale.v1.AdminService/ListSilos": _READERS,
+        "/chorale.v1.AdminService/SuspendSilo": _ADMINS,
+        "/chorale.v1.AdminService/ReinstateSilo": _ADMINS,
+        "/chorale.v1.AdminService/RevokeSilo": _ADMINS,
+        "/chorale.v1.AdminService/RotateCa": _ADMINS,
         "/chorale.v1.AdminService/ProposeRoster": _ADMINS,
         "/chorale.v1.AdminService/PublishRoster": _ADMINS,
         "/chorale.v1.AdminService/StartRun": _ADMINS,
         "/chorale.v1.AdminService/AbortRun": _ADMINS,
+        "/chorale.v1.AdminService/PauseRun": _ADMINS,
+        "/chorale.v1.AdminService/ResumeRun": _ADMINS,
         "/chorale.v1.AdminService/ListRuns": _READERS,
         "/chorale.v1.AdminService/WatchRun": _READERS,
         "/chorale.v1.AdminService/ListAdapters": _READERS,
@@ -74,6 +91,11 @@ ACCESS: Final = MappingProxyType(
         "/chorale.v1.AdminService/GetTranscript": _READERS,
         "/chorale.v1.AdminService/GetBudget": _READERS,
         "/chorale.v1.AdminService/TailAudit": _READERS,
+        "/chorale.v1.MembershipService/RenewCertificate": _SILOS,
+        "/chorale.v1.MembershipService/GetRosterProposal": _SILOS,
+        "/chorale.v1.MembershipService/ApproveRoster": _SILOS,
+        "/chorale.v1.MembershipService/ExchangeAuditHeads": _SILOS,
+        "/chorale.v1.MembershipService/Leave": _SILOS,
         "/chorale.v1.RoundService/GetRoster": _SILOS,
         "/chorale.v1.RoundService/GetPlan": _SILOS,
         "/chorale.v1.RoundService/Poll": _SILOS,
@@ -119,20 +141,41 @@ def current_peer() -> Peer:
     return peer
 
 
+class TrustedCas(Protocol):
+    """What the policy needs of ``server/trust.py``."""
+
+    @property
+    def sha256(self) -> bytes:
+        """The digest of the set."""
+
+    def certificates(self) -> tuple[x509.Certificate, ...]:
+        """The CAs that are trusted now."""
+
+
+class EnrolledSilos(Protocol):
+    """What the policy needs of ``server/store/silos.py``."""
+
+    def get(self, silo_id: str) -> SiloRow | None:
+        """Find a silo."""
+
+    def use_next(self, silo_id: str, certificate_sha256: bytes) -> None:
+        """Let the next certificate take the place of the one before."""
+
+
 class AccessPolicy:
     """Judges a certificate for a method, at this moment."""
 
     def __init__(
         self,
         *,
-        federation: str,
-        ca: x509.Certificate,
-        find_silo: Callable[[str], SiloRow | None],
+        trust: TrustedCas,
+        federation: Callable[[], FederationRow | None],
+        silos: EnrolledSilos,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.trust = trust
         self._federation = federation
-        self._ca = ca
-        self._find_silo = find_silo
+        self._silos = silos
         self._clock = clock
 
     def admit(self, method: str, certificate_pem: bytes | None) -> Peer | None:
@@ -160,18 +203,35 @@ class AccessPolicy:
         if peer.role not in roles:
             raise RoleDeniedError(f"the role {peer.role.value} may not call {method}")
         if peer.role is Role.SILO:
-            silo = self._find_silo(peer.name)
-            if silo is None or silo.revoked:
-                raise RevokedCertificateError(f"{peer.name} is not an enrolled silo")
-            if silo.certificate_sha256 != peer.certificate_sha256:
-                raise RevokedCertificateError(f"{peer.name} has a newer certificate than this one")
+            self._admit_silo(peer)
         return peer
 
+    def _admit_silo(self, peer: Peer) -> None:
+        silo = self._silos.get(peer.name)
+        if silo is None or silo.revoked:
+            raise RevokedCertificateError(f"{peer.name} is not an enrolled silo")
+        known = {silo.certificate_sha256, silo.next_certificate_sha256}
+        if peer.certificate_sha256 not in known:
+            raise RevokedCertificateError(f"{peer.name} has a newer certificate than this one")
+        if silo.suspended:
+            raise SuspendedSiloError(f"{peer.name} is suspended by the coordinator's admin")
+        if silo.certificate_sha256 != peer.certificate_sha256:
+            self._silos.use_next(peer.name, peer.certificate_sha256)
+
+    def _require_trusted(self, certificate: x509.Certificate) -> None:
+        for ca in self.trust.certificates():
+            try:
+                certificate.verify_directly_issued_by(ca)
+            except (InvalidSignature, ValueError, TypeError):
+                continue
+            return
+        raise UnauthenticatedError(
+            "the certificate is not of a CA that is trusted here now; if that CA was replaced, a "
+            "silo joins again with a new invite, and an admin runs chorale admin renew"
+        )
+
     def _identify(self, certificate: x509.Certificate) -> Peer:
-        try:
-            certificate.verify_directly_issued_by(self._ca)
-        except (InvalidSignature, ValueError, TypeError) as error:
-            raise UnauthenticatedError("the certificate is not of this federation's CA") from error
+        self._require_trusted(certificate)
         now = self._clock()
         if not (
             certificate.not_valid_before_utc.timestamp()
@@ -181,15 +241,19 @@ class AccessPolicy:
             raise ExpiredCertificateError(
                 f"the certificate was valid until {certificate.not_valid_after_utc.isoformat()}"
             )
-        federation, role, name = _spiffe(certificate)
-        if federation != self._federation:
-            raise ForeignFederationError(
-                f"the certificate is of {federation[:64]!r}, this is {self._federation!r}"
-            )
+        domain, role, name = _spiffe(certificate)
         try:
             known = Role(role)
         except ValueError as error:
             raise RoleDeniedError(f"unknown role {role[:64]!r}") from error
+        ours = OPERATOR_DOMAIN
+        if known is Role.SILO:
+            federation = self._federation()
+            ours = "" if federation is None else federation.name
+        if domain != ours:
+            raise ForeignFederationError(
+                f"the certificate is of {domain[:64]!r}, for a {known.value} this is {ours!r}"
+            )
         return Peer(role=known, name=name, certificate_sha256=certificate_sha256(certificate))
 
 
@@ -237,7 +301,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         wrap = self._stream if handler.response_streaming else self._single
         return make(
             wrap(method, kind, inner),
-            handler.request_deserializer,
+            guarded(handler.request_deserializer),
             _unless_serialised(handler.response_serializer),
         )
 
@@ -245,7 +309,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         async def call(request: Any, context: Context) -> Any:
             async def answer() -> Any:
                 self._admit(method, context)
-                return await inner(request, context)
+                read = Decoded if kind.startswith("client_stream") else require_decoded
+                return await inner(read(request), context)
 
             started = time.perf_counter()
             try:
@@ -262,7 +327,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
                 async def open_stream() -> AsyncIterator[Any]:
                     self._admit(method, context)
-                    return aiter(inner(request, context))
+                    return aiter(inner(require_decoded(request), context))
 
                 responses = await answer_errors(context, self._metrics, open_stream)
                 while True:
@@ -287,6 +352,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         peer = self._policy.admit(method, pem)
         if peer is not None:
             _PEER.set(peer)
+            if peer.role is Role.SILO:
+                trusted = self._policy.trust.sha256.hex()
+                context.set_trailing_metadata(((TRUST_METADATA, trusted),))
 
     def _handled(self, method: str, kind: str, context: Context, elapsed_s: float) -> None:
         _, service, name = method.split("/")

@@ -1,14 +1,9 @@
 """AdminService: what the admin CLI asks of the coordinator.
 
-Invariants:
+Invariant: every change is in the audit log, with the admin's name.
 
-1. Only the consortium root's signature makes a roster current; the coordinator cannot make one.
-2. A published roster names this federation, this coordinator's key, and enrolled silos with the
-   keys they enrolled with.
-3. Every change is in the audit log, with the admin's name.
-
-Covered: invites, silos, rosters, adapters, budgets, audit; runs are the conductor's. Not covered:
-adapters above 1 GiB.
+Covered: invites, silos, adapters, budgets, audit; rosters are ``server/rosters.py``'s, runs the
+conductor's. Not covered: adapters above 1 GiB.
 """
 
 # ruff: noqa: N802 - method names are the RPCs' names in admin.proto
@@ -27,24 +22,34 @@ import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
-from federation.invite import SILO_ID, Invite, silo_spiffe_uri
+from federation.invite import SILO_ID, Invite
 from federation.plan import Plan
 from federation.transcript_file import transcript_to_proto
-from secagg.errors import MalformedMessageError, SecAggError
-from secagg.parameters import threshold
-from secagg.roster import Roster, RosterEntry, root_key_sha256, verify_roster
+from secagg.errors import MalformedMessageError
+from secagg.roster import root_key_sha256
 from server.access import current_peer
 from server.audit import AuditEvent, AuditLog
-from server.blobs import BlobStore
+from server.blob_storage import BlobStorage, in_threads
 from server.budget import budget_response
 from server.config import CoordinatorConfig
-from server.errors import EnrolmentError, RosterError, UnknownRunError
-from server.metrics import SiloState
-from server.pki import CertificateAuthority
+from server.errors import EnrolmentError, UnknownRunError
+from server.metrics import SiloState, state_of
 from server.roster_file import propose, roster_message
+from server.rosters import Rosters
+from server.run_queue import places_behind
+from server.standing import Standing
 from server.status import run_summary
 from server.store import Store
+from server.store.federation import FederationRow
+from server.terms import (
+    checked_terms,
+    described,
+    require_federation,
+    require_plan_within,
+)
 from server.transcripts import build_transcript
+from server.trust import Trust
+from server.upkeep import Upkeep
 
 __all__ = ["AdminContext", "AdminService", "RunConductor"]
 
@@ -59,11 +64,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RunConductor(Protocol):
     """What this service needs of ``server/conductor.py``."""
 
-    async def start_run(self, plan_toml: bytes, adapter: bytes, submit_token: str) -> str:
-        """Start a run once a token; return its id."""
+    async def start_run(
+        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str
+    ) -> str:
+        """Start or queue a run once a token; return its id."""
 
-    async def abort_run(self, run_id: str) -> None:
+    async def abort_run(self, run_id: str, *, admin: str) -> None:
         """Stop a run for good."""
+
+    async def pause_run(self, run_id: str, *, admin: str) -> str:
+        """Let a run rest; return its state."""
+
+    async def resume_run(self, run_id: str, *, admin: str) -> str:
+        """Put a paused run back; return the run that it waits behind."""
 
     def watch(self, run_id: str) -> AsyncIterator[pb.WatchRunResponse]:
         """Report a run's state at every change, until it ends."""
@@ -74,13 +87,15 @@ class AdminContext:
     """What the service works with."""
 
     config: CoordinatorConfig
-    authority: CertificateAuthority
+    trust: Trust
+    upkeep: Upkeep
+    standing: Standing
     root_key: bytes
     """The consortium root's 32-byte public key."""
     coordinator_key: bytes
     """This coordinator's 32-byte Ed25519 public key."""
     store: Store
-    blobs: BlobStore
+    blobs: BlobStorage
     audit: AuditLog
     conductor: RunConductor
     last_seen: Callable[[str], float]
@@ -93,6 +108,50 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(self, context: AdminContext) -> None:
         self._context = context
+        self._rosters = Rosters(
+            store=context.store,
+            audit=context.audit,
+            root_key=context.root_key,
+            coordinator_key=context.coordinator_key,
+            clock=context.clock,
+        )
+
+    async def CreateFederation(
+        self, request: pb.CreateFederationRequest, context: Context
+    ) -> pb.CreateFederationResponse:
+        """Name the one federation of this coordinator, once."""
+        _ = context
+        ours = self._context
+        row = checked_terms(
+            FederationRow(
+                name=request.name,
+                min_silos=request.min_silos,
+                colluding=request.colluding,
+                epsilon_cap=request.epsilon_cap if request.HasField("epsilon_cap") else None,
+                delta=request.delta,
+                created_unix_s=int(ours.clock()),
+            )
+        )
+        known = ours.store.federation.current()
+        ours.store.federation.create(row)
+        if known is None:
+            self._audit(AuditEvent.FEDERATION_CREATED, **described(row))
+        return pb.CreateFederationResponse()
+
+    async def GetFederation(
+        self, request: pb.GetFederationRequest, context: Context
+    ) -> pb.GetFederationResponse:
+        """Its terms."""
+        _ = (request, context)
+        row = require_federation(self._context.store)
+        return pb.GetFederationResponse(
+            name=row.name,
+            min_silos=row.min_silos,
+            colluding=row.colluding,
+            epsilon_cap=row.epsilon_cap,
+            delta=row.delta,
+            created_unix_s=row.created_unix_s,
+        )
 
     async def CreateInvite(
         self, request: pb.CreateInviteRequest, context: Context
@@ -104,13 +163,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             raise EnrolmentError("a silo id has lower-case letters, digits and dashes, at most 63")
         if not MIN_TTL_S <= request.ttl_s <= MAX_TTL_S:
             raise EnrolmentError(f"an invite lives {MIN_TTL_S} to {MAX_TTL_S} seconds")
+        federation = require_federation(ours.store, request.federation)
         now = int(ours.clock())
         invite = Invite(
             coordinator_address=ours.config.dial_coordinator,
             enrol_address=ours.config.dial_enrolment,
-            federation=ours.config.federation,
+            federation=federation.name,
             silo_id=request.silo_id,
-            ca_sha256=ours.authority.sha256,
+            ca_sha256=ours.trust.issuing.sha256,
             root_sha256=root_key_sha256(ours.root_key),
             secret=secrets.token_bytes(32),
             expires_unix_s=now + request.ttl_s,
@@ -137,10 +197,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         response = pb.ListSilosResponse()
         enrolled = ours.store.silos.list()
         for silo in enrolled:
-            state = SiloState.ROSTERED if silo.silo_id in members else SiloState.ENROLLED
             response.silos.add(
                 silo_id=silo.silo_id,
-                state=(SiloState.REVOKED if silo.revoked else state).value,
+                state=state_of(silo, members).value,
                 last_seen_unix_s=int(max(silo.last_seen_unix_s, ours.last_seen(silo.silo_id))),
                 certificate_expiry_unix_s=silo.certificate_expiry_unix_s,
                 families=silo.families,
@@ -151,61 +210,62 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 response.silos.add(silo_id=invite.silo_id, state=SiloState.INVITED.value)
         return response
 
+    async def SuspendSilo(
+        self, request: pb.SuspendSiloRequest, context: Context
+    ) -> pb.SuspendSiloResponse:
+        """Refuse a silo until it is reinstated."""
+        _ = context
+        self._context.standing.suspend(
+            request.silo_id, admin=current_peer().name, reason=request.reason
+        )
+        return pb.SuspendSiloResponse()
+
+    async def ReinstateSilo(
+        self, request: pb.ReinstateSiloRequest, context: Context
+    ) -> pb.ReinstateSiloResponse:
+        """End a suspension."""
+        _ = context
+        self._context.standing.reinstate(request.silo_id, admin=current_peer().name)
+        return pb.ReinstateSiloResponse()
+
+    async def RevokeSilo(
+        self, request: pb.RevokeSiloRequest, context: Context
+    ) -> pb.RevokeSiloResponse:
+        """Refuse a silo's certificates for good."""
+        _ = context
+        self._context.standing.revoke(
+            request.silo_id, admin=current_peer().name, reason=request.reason
+        )
+        return pb.RevokeSiloResponse()
+
+    async def RotateCa(self, request: pb.RotateCaRequest, context: Context) -> pb.RotateCaResponse:
+        """Make a new issuing CA; both are trusted until the overlap ends."""
+        _ = context
+        retiring = self._context.upkeep.rotate(request.overlap_s, admin=current_peer().name)
+        return pb.RotateCaResponse(
+            ca_sha256=self._context.trust.issuing.sha256,
+            overlap_until_unix_s=retiring.until_unix_s,
+        )
+
     async def ProposeRoster(
         self, request: pb.ProposeRosterRequest, context: Context
     ) -> pb.ProposeRosterResponse:
         """The unsigned roster of everyone enrolled."""
         _ = context
-        ours = self._context
-        current = ours.store.rosters.current()
-        silos = [silo for silo in ours.store.silos.list() if not silo.revoked]
-        try:
-            threshold(len(silos), request.colluding)
-        except SecAggError as error:
-            raise RosterError(str(error)) from error
-        roster = Roster(
-            federation=ours.config.federation,
-            epoch=1 if current is None else current.roster.epoch + 1,
-            colluding=request.colluding,
-            coordinator_key=ours.coordinator_key,
-            entries=tuple(
-                RosterEntry(
-                    silo_id=silo.silo_id,
-                    spiffe_uri=silo.spiffe_uri,
-                    verification_key=silo.verification_key,
-                )
-                for silo in silos
-            ),
-        )
-        self._audit(AuditEvent.ROSTER_PROPOSED, epoch=roster.epoch, sha256=roster.sha256.hex())
+        roster = self._rosters.propose(request.colluding, admin=current_peer().name)
         return pb.ProposeRosterResponse(roster=roster_message(propose(roster)))
 
     async def PublishRoster(
         self, request: pb.PublishRosterRequest, context: Context
     ) -> pb.PublishRosterResponse:
-        """Make a signed roster the current one."""
+        """Make a signed roster the current one; without one, the proposal that members approved."""
         _ = context
-        ours = self._context
-        try:
-            signed = secagg_wire.roster_from_proto(request.roster)
-            current = ours.store.rosters.current()
-            roster = verify_roster(
-                signed,
-                ours.root_key,
-                0 if current is None else current.roster.epoch,
-                None if current is None else current.roster.sha256,
-            )
-        except SecAggError as error:
-            raise RosterError(str(error)) from error
-        self._require_ours(roster)
-        ours.store.rosters.publish(signed, at_unix_s=int(ours.clock()))
-        self._audit(
-            AuditEvent.ROSTER_PUBLISHED,
-            epoch=roster.epoch,
-            sha256=roster.sha256.hex(),
-            silos=roster.silo_ids,
+        given = request.roster if request.HasField("roster") else None
+        roster = self._rosters.publish(
+            None if given is None else secagg_wire.roster_from_proto(given),
+            admin=current_peer().name,
         )
-        return pb.PublishRosterResponse()
+        return pb.PublishRosterResponse(epoch=roster.epoch, silos=len(roster.entries))
 
     async def StartRun(
         self, request_iterator: AsyncIterator[pb.StartRunRequest], context: Context
@@ -226,25 +286,50 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 raise MalformedMessageError("the adapter is not as long as its opening says")
         if len(adapter) != opening.adapter_bytes:
             raise MalformedMessageError("the adapter is not as long as its opening says")
+        federation = require_federation(self._context.store, opening.federation)
+        require_plan_within(federation, Plan.parse(opening.plan))
         run_id = await self._context.conductor.start_run(
-            opening.plan, bytes(adapter), opening.submit_token or secrets.token_hex(16)
+            opening.plan,
+            bytes(adapter),
+            opening.submit_token or secrets.token_hex(16),
+            admin=current_peer().name,
         )
-        return pb.StartRunResponse(run_id=run_id)
+        behind = places_behind(self._context.store).get(run_id, "")
+        return pb.StartRunResponse(run_id=run_id, behind=behind)
 
     async def AbortRun(self, request: pb.AbortRunRequest, context: Context) -> pb.AbortRunResponse:
         """Stop a run for good."""
         _ = context
-        await self._context.conductor.abort_run(request.run_id)
+        await self._context.conductor.abort_run(request.run_id, admin=current_peer().name)
         return pb.AbortRunResponse()
+
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
+        """Let a run rest, and the next one begin."""
+        _ = context
+        conductor = self._context.conductor
+        state = await conductor.pause_run(request.run_id, admin=current_peer().name)
+        return pb.PauseRunResponse(state=str(state))
+
+    async def ResumeRun(
+        self, request: pb.ResumeRunRequest, context: Context
+    ) -> pb.ResumeRunResponse:
+        """Put a paused run before all that wait."""
+        _ = context
+        conductor = self._context.conductor
+        behind = await conductor.resume_run(request.run_id, admin=current_peer().name)
+        return pb.ResumeRunResponse(behind=behind)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """Every run, oldest first."""
         _ = (request, context)
         response = pb.ListRunsResponse()
+        behind = places_behind(self._context.store)
         for row in self._context.store.runs.list():
             records = self._context.store.records.list(row.run_id)
             head = records[-1] if records else None
-            response.runs.append(run_summary(row, Plan.parse(row.plan), head=head))
+            response.runs.append(
+                run_summary(row, Plan.parse(row.plan), head=head, behind=behind.get(row.run_id, ""))
+            )
         return response
 
     async def WatchRun(
@@ -274,7 +359,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncIterator[pb.GetAdapterResponse]:
         """Published bytes by digest, in chunks."""
         _ = context
-        for chunk in self._context.blobs.chunks(request.adapter_sha256):
+        async for chunk in in_threads(self._context.blobs.chunks(request.adapter_sha256)):
             yield pb.GetAdapterResponse(content=chunk)
 
     async def GetTranscript(
@@ -306,22 +391,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         """The newest audit records."""
         _ = context
         return pb.TailAuditResponse(records=self._context.audit.tail(min(request.lines, MAX_TAIL)))
-
-    def _require_ours(self, roster: Roster) -> None:
-        ours = self._context
-        if roster.federation != ours.config.federation:
-            raise RosterError(f"the roster is of federation {roster.federation!r}")
-        if roster.coordinator_key != ours.coordinator_key:
-            raise RosterError("the roster names another coordinator key")
-        for entry in roster.entries:
-            silo = ours.store.silos.get(entry.silo_id)
-            if (
-                silo is None
-                or silo.revoked
-                or silo.verification_key != entry.verification_key
-                or entry.spiffe_uri != silo_spiffe_uri(roster.federation, entry.silo_id)
-            ):
-                raise RosterError(f"{entry.silo_id} is not enrolled with the key in the roster")
 
     def _audit(self, event: AuditEvent, **details: str | int | tuple[str, ...]) -> None:
         self._context.audit.append(event, admin=current_peer().name, **details)

@@ -79,11 +79,12 @@ class Attempts:
 
     # Opening --------------------------------------------------------------------------------------
 
-    def open(
+    async def open(
         self, number: int, ready: dict[str, tuple[str, ...]], *, adapter_sha256: bytes
     ) -> Attempt:
         """Open R0 for the silos that are ready."""
         context, figures = self._context, self._progress.figures
+        adapter = await asyncio.to_thread(context.blobs.get, adapter_sha256)
         descriptor = sign_descriptor(
             build_descriptor(
                 identity=AggregationId(
@@ -97,7 +98,7 @@ class Attempts:
                 plan_sha256=self._row.plan_sha256,
                 roster=self._roster,
                 ready=ready,
-                adapter=context.blobs.get(adapter_sha256),
+                adapter=adapter,
                 adapter_sha256=adapter_sha256,
                 now_unix_s=int(context.clock()),
             ),
@@ -241,7 +242,9 @@ class Attempts:
             attempt.descriptor.descriptor.deadlines_unix_s,
         )
         self._progress.enter(step, deadline, attempt.identity.attempt)
-        while attempt.waiting_for and clock() < deadline:
+        barred = self._context.liveness.barred
+        # Who was suspended or revoked meanwhile can answer no more.
+        while clock() < deadline and not all(barred(s) for s in attempt.waiting_for):
             await self._context.changed.wait(min(1.0, deadline - clock()))
         async with attempt.lock:
             if step is STEPS[-1]:

@@ -1,6 +1,6 @@
-"""Published bytes, found by their SHA-256: adapters and integer sums.
+"""Published bytes in a directory, found by their SHA-256: adapters and integer sums.
 
-Invariants:
+Invariants, beside those of ``server/blob_storage.py``:
 
 1. A blob's name is its digest; what is read is checked against it.
 2. ``put`` returns after the bytes are on disk; writing the same bytes again changes nothing. A blob
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from federation.adapter import Buffer
+from server.blob_storage import BlobStorage
 from server.durable import private_directory, sync_directory
 from server.errors import BlobError
 
@@ -34,7 +35,7 @@ _MODE = 0o640
 _PARTIAL = ".partial"
 
 
-class BlobStore:
+class BlobStore(BlobStorage):
     """A content-addressed directory. One process writes it."""
 
     def __init__(self, directory: Path) -> None:
@@ -118,6 +119,8 @@ class BlobStore:
             file.seek(offset_bytes)
             digest = hashlib.sha256()
             chunk = file.read(CHUNK_BYTES)
+            if not chunk and not offset_bytes and digest.digest() != sha256:
+                raise _corrupt(sha256)
             while chunk:
                 digest.update(chunk)
                 following = file.read(CHUNK_BYTES)
@@ -125,6 +128,23 @@ class BlobStore:
                     raise _corrupt(sha256)
                 yield chunk
                 chunk = following
+
+    def size_bytes(self, sha256: bytes) -> int:
+        """Return how long a blob is, without reading it.
+
+        Args:
+            sha256: Its digest.
+
+        Returns:
+            Its length.
+
+        Raises:
+            BlobError: There is no such blob.
+        """
+        try:
+            return self.path(sha256).stat().st_size
+        except FileNotFoundError as error:
+            raise BlobError(f"no blob {sha256.hex()}") from error
 
     def path(self, sha256: bytes) -> Path:
         """Return where a blob is, or would be.

@@ -22,7 +22,12 @@ from typing import Final
 from grpc import StatusCode
 
 from dp.errors import PrivacyError
-from federation.errors import FederationError, PlanError
+from federation.errors import (
+    AuditHeadConflictError,
+    AuditHeadError,
+    FederationError,
+    PlanError,
+)
 from secagg.errors import MalformedMessageError, SecAggError, UnexpectedMessageError
 from server import errors
 
@@ -41,6 +46,10 @@ class Reason(StrEnum):
     UNAUTHENTICATED = "unauthenticated"
     CERTIFICATE_EXPIRED = "certificate_expired"
     CERTIFICATE_REVOKED = "certificate_revoked"
+    SILO_SUSPENDED = "silo_suspended"
+    SILO_STANDING = "silo_standing"
+    SILO_UNKNOWN = "silo_unknown"
+    CA_ROTATION = "ca_rotation"
     FOREIGN_FEDERATION = "foreign_federation"
     ROLE_DENIED = "role_denied"
     ENROLMENT_REFUSED = "enrolment_refused"
@@ -49,14 +58,22 @@ class Reason(StrEnum):
     INVITE_SPENT = "invite_spent"
     CSR_REFUSED = "csr_refused"
     POSSESSION_UNPROVEN = "possession_unproven"
+    FEDERATION_TERMS = "federation_terms"
+    FEDERATION_UNKNOWN = "federation_unknown"
+    FEDERATION_EXISTS = "federation_exists"
     ROSTER_REFUSED = "roster_refused"
     ROOT_KEY = "root_key"
     BLOB_UNAVAILABLE = "blob_unavailable"
+    BLOB_STORAGE_AWAY = "blob_storage_away"
     AUDIT_BROKEN = "audit_broken"
+    AUDIT_HEAD_REFUSED = "audit_head_refused"
+    AUDIT_HEAD_CONFLICT = "audit_head_conflict"
     STORE_REFUSED = "store_refused"
     STORAGE_FULL = "storage_full"
+    BACKUP_REFUSED = "backup_refused"
     RUN_UNKNOWN = "run_unknown"
     RUN_REFUSED = "run_refused"
+    SUBMIT_TOKEN = "submit_token"  # noqa: S105 - the name of a reason
     NOT_PUBLISHED = "not_published"
     ROUND_REFUSED = "round_refused"
     WRONG_ROUND = "wrong_round"
@@ -108,7 +125,7 @@ _INTERNAL: Final = _entry(
     public_text=False,
 )
 _LOG: Final = "the coordinator's log has the detail"
-_NEW_INVITE: Final = "ask the admin for a new invite: chorale invite <silo>"
+_NEW_INVITE: Final = "ask the admin for a new invite: chorale invite FEDERATION SILO"
 _RESUME: Final = "poll for the current instruction"
 _LEDGER: Final = "restore the newer ledger, or remove the silo: chorale budget shows the heads"
 
@@ -135,10 +152,28 @@ CATALOGUE: Final = MappingProxyType(
         errors.RevokedCertificateError: _entry(
             StatusCode.PERMISSION_DENIED, Reason.CERTIFICATE_REVOKED, _NEW_INVITE
         ),
+        errors.SuspendedSiloError: _entry(
+            StatusCode.PERMISSION_DENIED,
+            Reason.SILO_SUSPENDED,
+            "ask the admin: chorale silo reinstate SILO ends it",
+        ),
+        errors.StandingError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.SILO_STANDING,
+            "chorale silo show SILO says how it stands",
+        ),
+        errors.UnknownSiloError: _entry(
+            StatusCode.NOT_FOUND, Reason.SILO_UNKNOWN, "chorale silo list shows who joined"
+        ),
+        errors.CaRotationError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.CA_ROTATION,
+            "chorale ca show says which CAs are trusted, and until when",
+        ),
         errors.ForeignFederationError: _entry(
             StatusCode.PERMISSION_DENIED,
             Reason.FOREIGN_FEDERATION,
-            "check which federation this data directory joined",
+            "silo: check which federation this data directory joined; admin: chorale admin renew",
         ),
         errors.RoleDeniedError: _entry(
             StatusCode.PERMISSION_DENIED,
@@ -163,7 +198,22 @@ CATALOGUE: Final = MappingProxyType(
         errors.PossessionProofError: _entry(
             StatusCode.INVALID_ARGUMENT,
             Reason.POSSESSION_UNPROVEN,
-            "sign the join statement with the Ed25519 key of the request",
+            "sign the statement with the silo's own Ed25519 key",
+        ),
+        errors.FederationTermsError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.FEDERATION_TERMS,
+            "chorale federation show prints the terms",
+        ),
+        errors.NoFederationError: _entry(
+            StatusCode.NOT_FOUND,
+            Reason.FEDERATION_UNKNOWN,
+            "chorale federation show; chorale federation create NAME if there is none",
+        ),
+        errors.FederationExistsError: _entry(
+            StatusCode.ALREADY_EXISTS,
+            Reason.FEDERATION_EXISTS,
+            "chorale federation show prints its terms",
         ),
         errors.RosterError: _entry(
             StatusCode.FAILED_PRECONDITION,
@@ -176,6 +226,12 @@ CATALOGUE: Final = MappingProxyType(
         errors.BlobError: _entry(
             StatusCode.NOT_FOUND, Reason.BLOB_UNAVAILABLE, "ask for a published digest"
         ),
+        errors.BlobUnavailableError: _entry(
+            StatusCode.UNAVAILABLE,
+            Reason.BLOB_STORAGE_AWAY,
+            "try again; the coordinator's log says what its object storage answered",
+            public_text=False,
+        ),
         errors.AuditError: _entry(
             StatusCode.DATA_LOSS, Reason.AUDIT_BROKEN, "chorale audit verify"
         ),
@@ -185,11 +241,21 @@ CATALOGUE: Final = MappingProxyType(
         errors.StorageFullError: _entry(
             StatusCode.RESOURCE_EXHAUSTED, Reason.STORAGE_FULL, _LOG, public_text=False
         ),
+        errors.BackupError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.BACKUP_REFUSED,
+            "chorale backup --help, chorale restore --help",
+        ),
         errors.UnknownRunError: _entry(
             StatusCode.NOT_FOUND, Reason.RUN_UNKNOWN, "chorale run list shows the runs"
         ),
         errors.RunError: _entry(
             StatusCode.FAILED_PRECONDITION, Reason.RUN_REFUSED, "chorale run list shows the runs"
+        ),
+        errors.SubmitTokenError: _entry(
+            StatusCode.INVALID_ARGUMENT,
+            Reason.SUBMIT_TOKEN,
+            "one token stands for one plan and one initial adapter",
         ),
         errors.NotPublishedError: _entry(
             StatusCode.NOT_FOUND, Reason.NOT_PUBLISHED, "wait until the admin publishes it"
@@ -241,6 +307,16 @@ CATALOGUE: Final = MappingProxyType(
         ),
         FederationError: _entry(
             StatusCode.INVALID_ARGUMENT, Reason.FEDERATION_REFUSED, "correct the document"
+        ),
+        AuditHeadError: _entry(
+            StatusCode.INVALID_ARGUMENT,
+            Reason.AUDIT_HEAD_REFUSED,
+            "a head is signed by the silo that sends it",
+        ),
+        AuditHeadConflictError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.AUDIT_HEAD_CONFLICT,
+            "at the silo: chorale-silo audit verify",
         ),
         PlanError: _entry(
             StatusCode.INVALID_ARGUMENT, Reason.PLAN_REFUSED, "chorale run plan lists the problems"

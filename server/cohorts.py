@@ -15,6 +15,8 @@ Covered: deadlines, quorum, silos that refuse for good. Not covered: what a task
 
 from __future__ import annotations
 
+from typing import Final
+
 from federation.plan import Plan
 from federation.task import SURVIVORS_ALREADY_SIGNED
 from secagg.roster import SignedRoster
@@ -27,6 +29,14 @@ from server.progress import Progress
 from server.training import Training
 
 __all__ = ["Cohorts", "Ready"]
+
+CHAIN: Final = "chain"
+"""A silo's word for a published chain that is not the one it adopted."""
+AHEAD: Final = (
+    ". A silo that refuses with 'chain' holds records that this coordinator does not show it: it "
+    "was restored from an older backup, or lost records. Restore a newer backup, or start a new "
+    "run from the newest adapter"
+)
 
 Ready = dict[str, tuple[str, ...]]
 """Silo to the environment families that it declares, in ascending order of silo."""
@@ -89,20 +99,23 @@ class Cohorts:
             self._progress.enter(Phase.TRAINING, deadline, attempt_number)
             while self._context.clock() < deadline:
                 waiting = [s for s in self.unanswered if self._context.liveness.alive(s)]
-                if not waiting and len(training.ready) >= self._quorum:
+                if not waiting and len(self._ready(training)) >= self._quorum:
                     break
                 if training.out_of_reach(self._silos, self._quorum):
                     break
                 await self._context.changed.wait(1.0)
             self._progress.leave()
-            if len(training.ready) >= self._quorum:
-                return dict(sorted(training.ready.items()))
+            ready = self._ready(training)
+            if len(ready) >= self._quorum:
+                return ready
             if training.out_of_reach(self._silos, self._quorum):
                 if SURVIVORS_ALREADY_SIGNED in training.refused.values():
                     return None
                 reasons = ", ".join(f"{s}: {r}" for s, r in sorted(training.refused.items()))
+                ahead = CHAIN in training.refused.values()
                 raise RunError(
                     f"{self._chain.next_place} cannot reach its quorum of {self._quorum}: {reasons}"
+                    + (AHEAD if ahead else "")
                 )
             self._context.audit.append(
                 AuditEvent.ROUND_STALLED,
@@ -110,3 +123,8 @@ class Cohorts:
                 round=training.task.round,
                 step=training.task.step,
             )
+
+    def _ready(self, training: Training) -> Ready:
+        """Who said ready and may take part still: a silo may be suspended after its word."""
+        barred = self._context.liveness.barred
+        return {s: training.ready[s] for s in sorted(training.ready) if not barred(s)}

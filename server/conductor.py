@@ -1,65 +1,54 @@
-"""Starts, resumes and stops runs, and answers what each silo is to do now.
+"""Drives one run at a time, the next when one is over, and answers what each silo is to do now.
 
 Invariants:
 
-1. One run is active at a time; a second start is refused with the name of the first.
-2. A submit token starts a run once: the same token answers with the same run.
-3. After a restart every run that was active goes on from its last signed record, and in the attempt
-   that was open, before the first silo is answered.
+1. One run is driven; the others wait in the queue (``server/run_queue.py``) and begin by themselves
+   when the one before is finished, failed, aborted or paused.
+2. A run is paused between two releases. Before survivors were declared its open attempt is aborted
+   for that, what was charged stays charged, and its number is never used again; afterwards the
+   attempt is first finished or skipped (``pausing``).
+3. After a restart the run that was active goes on from its last signed record, and in the attempt
+   that was open, before the first silo is answered; queue and paused runs are as before.
+4. A change of an admin that cannot be noted has not happened: the run that was driven goes on.
 
-Covered: start, resume, abort, instructions, status. Not covered: several runs at once, pausing.
+Covered: start, queue, pause, resume, abort, instructions. Not covered: two runs at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 
 import structlog
 
 from chorale.v1 import admin_pb2, round_pb2
 from dp.errors import PrivacyError
-from federation.adapter import decode_adapter
-from federation.errors import FederationError, PlanError
-from federation.forecast import forecast_plan, shared_dimension
-from federation.layout import Layout
+from federation.errors import FederationError
 from federation.plan import Plan
-from federation.record import AdapterRecord
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.messages import KeyBundle
-from secagg.roster import SignedRoster
 from server.accumulator import clear_scratch
 from server.attempts import end_unfinished
 from server.audit import AuditEvent
 from server.context import RunContext
-from server.errors import (
-    CoordinatorError,
-    LedgerBehindError,
-    LedgerForkedError,
-    RunError,
-    UnknownRunError,
-)
+from server.errors import CoordinatorError, RunError, UnknownRunError
 from server.figures import RoundFigures
+from server.handover import Handover
 from server.instructions import Instructions
-from server.ledger_heads import require_newer_head
+from server.ledger_rollbacks import LedgerRollbacks
 from server.round import Attempt
 from server.run import RunDriver
-from server.status import watch_response
-from server.storage_faults import over_storage_faults
+from server.run_queue import RunQueue, places_behind
+from server.status import watch_run
+from server.storage_faults import STORAGE_FAULTS, over_storage_faults
 from server.store.aggregations import AggregationRow
-from server.store.runs import RunState
+from server.store.runs import ACTIVE, OVER, RunRow, RunState
 
 __all__ = ["Conductor"]
 
 log = structlog.get_logger(__name__)
-
-MAX_ADAPTER_BYTES = 1 << 30
-STATUS_EVERY_S = 2.0
-FINISHED_PER_STATUS = 64
-"""With a cohort and survivors of 200 silos, all in 4 MiB."""
 
 
 class Conductor:
@@ -69,27 +58,31 @@ class Conductor:
         self.context = context
         self.driver: RunDriver | None = None
         self._task: asyncio.Task[None] | None = None
+        self._queue = RunQueue(context)
+        self._changing = asyncio.Lock()
+        """Held by whoever changes which run is driven."""
         self.instructions = Instructions(context)
-        self._rolled_back: set[tuple[AggregationId, str]] = set()
-        """Whose old ledger was noted in which aggregation: a silo that asks again adds nothing."""
+        self._handover = Handover(context, self.instructions)
+        self._rollbacks = LedgerRollbacks(context)
 
     # Lifecycle ------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on with the run that was active when the coordinator stopped.
+        """Go on with the run that was active when the coordinator stopped, then with the queue.
 
         Without one the newest finished run is shown again, so that a silo which was away at its
         end still adopts the last adapter.
         """
-        rows = self.context.store.runs.list()
-        for row in rows:
-            if row.state is RunState.RUNNING:
-                self.context.audit.append(AuditEvent.RUN_RESUMED, run=row.run_id)
-                driver = self._load(row.run_id)
-                self._reopen(driver)
-                self._launch(driver)
-                return
+        active = self.context.store.runs.active()
+        if active is not None:
+            self.context.audit.append(AuditEvent.RUN_RESUMED, run=active.run_id)
+            driver = self._load(active.run_id)
+            driver.pausing = active.state is RunState.PAUSING
+            self._reopen(driver)
+            self._launch(driver)
+            return
         self._clear(keep=None)
+        rows = self.context.store.runs.list()
         finished = [row for row in rows if row.state is RunState.FINISHED]
         if finished:
             try:
@@ -97,6 +90,7 @@ class Conductor:
             except (CoordinatorError, FederationError) as error:
                 # What is over must not keep the coordinator from starting.
                 log.warning("finished_run_not_shown", reason=str(error))
+        self._wake()
 
     async def close(self) -> None:
         """Stop driving; the run stays active in the store."""
@@ -104,93 +98,119 @@ class Conductor:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def start_run(self, plan_toml: bytes, adapter: bytes, submit_token: str) -> str:
-        """Start a run; returns its id.
+    async def start_run(
+        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str = ""
+    ) -> str:
+        """Start a run, or queue it behind those before it; returns its id.
 
         Raises:
             FederationError: the plan or the adapter is refused, with the reason.
-            RunError: another run is active, or there is no roster yet.
+            RunError: there is no roster yet, or the token names another request.
         """
-        store = self.context.store
-        known = store.runs.by_submit_token(submit_token)
-        if known is not None:
-            return known.run_id
-        plan = Plan.parse(plan_toml)
-        active = [row for row in store.runs.list() if row.state is RunState.RUNNING]
-        if active:
-            raise RunError(f"run {active[0].run_id} is active: wait for it, or abort it")
-        roster = store.rosters.current()
-        if roster is None:
-            raise RunError("no roster is published: chorale roster propose, sign and publish")
-        self._require_feasible(plan, adapter, roster)
-        plan_sha256 = hashlib.sha256(plan_toml).digest()
-        run_id = f"{plan.name}-{secrets.token_hex(4)}"
-        record = AdapterRecord(
-            run_id=run_id,
-            round=0,
-            parent_sha256=b"",
-            adapter_sha256=self.context.blobs.put(adapter),
-            plan_sha256=plan_sha256,
-            base_model_sha256=bytes.fromhex(plan.model.base_sha256),
-            descriptor_sha256=b"",
-            sum_sha256=b"",
-            survivors=(),
-            kind="initial",
-            record_parent_sha256=b"",
-        ).sign(self.context.signing_key)
-        # A run without its first record could not be resumed.
-        with store.transaction():
-            store.runs.create(
-                run_id=run_id,
-                name=plan.name,
-                plan=plan_toml,
-                plan_sha256=plan_sha256,
-                submit_token=submit_token,
-                state=RunState.RUNNING,
+        async with self._changing:
+            # It stores the adapter, maybe over a network.
+            submit, at_once = self._queue.submit, self._idle
+            row, new = await asyncio.to_thread(
+                submit, plan_toml, adapter, submit_token, admin=admin, at_once=at_once
             )
-            store.records.append(record)
-        self.context.audit.append(
-            AuditEvent.RUN_STARTED,
-            run=run_id,
-            plan=plan_sha256.hex(),
-            adapter=record.adapter_sha256.hex(),
-        )
-        self._launch(self._load(run_id))
-        return run_id
+            if new and row.state is RunState.RUNNING:
+                self._launch(self._load(row.run_id))
+            self._wake()
+            return row.run_id
 
-    @staticmethod
-    def _require_feasible(plan: Plan, adapter: bytes, roster: SignedRoster) -> None:
-        """Refuse what ``chorale run plan`` refuses: a start must not be a way around the gate."""
-        members = roster.roster
-        plan.require_cohort(len(members.entries), members.colluding)
-        layout = Layout.from_tensors(decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES))
-        expected = forecast_plan(
-            plan,
-            silos=len(members.entries),
-            colluding=members.colluding,
-            dimension=shared_dimension(plan, layout),
-            adapter_dimension=layout.dimension,
-        )
-        if expected.refusals:
-            raise PlanError(list(expected.refusals))
+    async def pause_run(self, run_id: str, *, admin: str = "") -> RunState:
+        """Let a run rest, and the next one begin; paused or, for a moment, pausing.
 
-    async def abort_run(self, run_id: str) -> None:
+        What silos may have agreed on is first finished or skipped: it is not asked for twice.
+        """
+        async with self._changing:
+            row = self._not_over(run_id, "there is nothing to pause")
+            if row.state is RunState.QUEUED:
+                self._queue.pause(row, admin=admin)
+            elif row.state is RunState.RUNNING:
+                driver = self.require_run(run_id)
+                if driver.must_finish:
+                    driver.pausing = True
+                    self._note(run_id, RunState.PAUSING, AuditEvent.RUN_PAUSING, admin)
+                else:
+                    await self._give_up(driver, RunState.PAUSED, AuditEvent.RUN_PAUSED, admin)
+                    driver.halt()
+                self._wake()
+            self.context.changed.notify()
+            return self.context.store.runs.get(run_id).state
+
+    async def resume_run(self, run_id: str, *, admin: str = "") -> str:
+        """Put a paused run before all that wait; returns the run that it waits behind.
+
+        Raises:
+            FederationError: it does not fit the roster of now; it stays paused.
+            RunError: it is over.
+        """
+        async with self._changing:
+            row = self._not_over(run_id, "start a new one from its adapter")
+            if row.state is RunState.PAUSING:
+                self._note(run_id, RunState.RUNNING, AuditEvent.RUN_UNPAUSED, admin)
+                self.require_run(run_id).pausing = False
+            elif row.state is RunState.PAUSED:
+                await asyncio.to_thread(self._queue.require_feasible_now, row)
+                self._queue.unpause(row, admin=admin)
+                self._wake()
+            self.context.changed.notify()
+            return places_behind(self.context.store).get(run_id, "")
+
+    async def abort_run(self, run_id: str, *, admin: str = "") -> None:
         """Stop a run for good; its adapters stay."""
-        driver = self.driver
-        if driver is None or driver.row.run_id != run_id or self._task is None:
-            raise UnknownRunError(f"no active run {run_id!r}")
-        if self.context.store.runs.get(run_id).state is not RunState.RUNNING:
-            raise RunError(f"run {run_id} is over: there is nothing to abort")
-        await self.close()
-        self.context.store.runs.set_state(run_id, RunState.ABORTED, "aborted by the admin")
-        self.context.audit.append(AuditEvent.RUN_ABORTED, run=run_id)
-        self.driver = None
-        self._clear(keep=None)
-        self.context.changed.notify()
+        async with self._changing:
+            row = self._not_over(run_id, "there is nothing to abort")
+            if row.state in ACTIVE:
+                driver = self.require_run(run_id)
+                await self._give_up(driver, RunState.ABORTED, AuditEvent.RUN_ABORTED, admin)
+                self.driver = None
+                self._wake()
+            else:
+                self._queue.abort(row, admin=admin)
+            self.context.changed.notify()
+
+    def _not_over(self, run_id: str, hint: str) -> RunRow:
+        row = self.context.store.runs.get(run_id)
+        if row.state in OVER:
+            raise RunError(f"run {run_id} is over: {hint}")
+        return row
+
+    async def _give_up(
+        self, driver: RunDriver, state: RunState, event: AuditEvent, admin: str
+    ) -> None:
+        """Stop driving a run, and end the attempt that it had open."""
+        try:
+            await self.close()
+            # An upload that is being folded still writes to the files that go now.
+            async with driver.attempt.lock if driver.attempt else nullcontext():
+                self._note(driver.row.run_id, state, event, admin)
+        except BaseException:
+            # It could not be noted, so it is not so: the run goes on where it was.
+            self._launch(driver)
+            raise
+        self._clear_if_possible(driver.row.run_id)
+
+    def _note(self, run_id: str, state: RunState, event: AuditEvent, admin: str) -> None:
+        context = self.context
+        error = "aborted by the admin" if state is RunState.ABORTED else ""
+        with context.store.transaction():
+            context.store.runs.set_state(run_id, state, error, at_unix_s=context.clock())
+            context.audit.append(event, run=run_id, admin=admin)
+
+    @property
+    def _idle(self) -> bool:
+        return self._task is None or self._task.done()
 
     def _launch(self, driver: RunDriver) -> None:
         self.driver = driver
-        self._task = asyncio.create_task(self._drive(driver))
+        self._task = asyncio.create_task(self._serve(driver))
+
+    def _wake(self) -> None:
+        """See to the queue, unless a run is driven: then its end does."""
+        if self._idle and self._queue.head() is not None:
+            self._task = asyncio.create_task(self._serve(None))
 
     def _reopen(self, driver: RunDriver) -> None:
         """Let a run go on with the attempt that was open, and clear away all others."""
@@ -215,14 +235,67 @@ class Conductor:
     def _load(self, run_id: str) -> RunDriver:
         store = self.context.store
         row = store.runs.get(run_id)
-        roster = store.rosters.current()
-        if roster is None:
-            raise RunError("no roster is published")
-        driver = RunDriver(row=row, plan=Plan.parse(row.plan), roster=roster, context=self.context)
+        driver = RunDriver(
+            row=row, plan=Plan.parse(row.plan), roster=self._queue.roster(), context=self.context
+        )
         driver.finished = [
             RoundFigures.from_json(done.figures_json) for done in store.rounds.finished(run_id)
         ]
         return driver
+
+    # Driving --------------------------------------------------------------------------------------
+
+    async def _serve(self, driver: RunDriver | None) -> None:
+        """Drive a run to its end, then whatever waits, one after the other."""
+        while True:
+            if driver is not None:
+                await self._drive(driver)
+            found: list[RunDriver] = []
+
+            async def step(found: list[RunDriver] = found) -> None:
+                found[:] = await self._next()
+
+            await over_storage_faults(step, run_id="", metrics=self.context.metrics)
+            if not found:
+                return
+            self.driver = driver = found[0]
+            self.context.changed.notify()
+
+    async def _next(self) -> list[RunDriver]:
+        """The first of the queue that can begin; empty when none waits."""
+        begun = self.context.store.runs.active()
+        if begun is not None:
+            # Its beginning was noted, and only the answer of the database was lost.
+            return [self._load(begun.run_id)]
+        while (head := self._queue.head()) is not None:
+            if self.driver is not None and self.driver.row.run_id != head.run_id:
+                await self._handover.wait(self.driver)
+            async with self._changing:
+                # Meanwhile an admin may have changed the queue.
+                row = self._queue.head()
+                driver = None if row is None else await self._begin(row)
+            if driver is not None:
+                return [driver]
+        return []
+
+    async def _begin(self, row: RunRow) -> RunDriver | None:
+        """Take a run out of the queue; None if it cannot begin."""
+        try:
+            await asyncio.to_thread(self._queue.require_feasible_now, row)
+            driver = self._load(row.run_id)
+            driver.carries_over = False
+            self._queue.begin(row)
+        except STORAGE_FAULTS:
+            raise
+        except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
+            log.error("run_cannot_begin", run=row.run_id, reason=str(error))  # noqa: TRY400
+            self._queue.turn_away(row, str(error))
+        except Exception:
+            log.exception("run_crashed", run=row.run_id)
+            self._queue.turn_away(row, "internal error: see log")
+        else:
+            return driver
+        return None
 
     async def _drive(self, driver: RunDriver) -> None:
         run_id = driver.row.run_id
@@ -245,10 +318,16 @@ class Conductor:
         driver.halt()
 
         async def note() -> None:
-            self.context.store.runs.set_state(run_id, RunState.FAILED, reason)
-            self.context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=reason)
+            context = self.context
+            with context.store.transaction():
+                now = context.clock()
+                context.store.runs.set_state(run_id, RunState.FAILED, reason, at_unix_s=now)
+                context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=reason)
 
         await over_storage_faults(note, run_id=run_id, metrics=self.context.metrics)
+        self._clear_if_possible(run_id)
+
+    def _clear_if_possible(self, run_id: str) -> None:
         try:
             self._clear(keep=None)
         except (CoordinatorError, OSError) as error:
@@ -273,28 +352,9 @@ class Conductor:
         attempt = self.attempt()
         # A late repeat for another attempt says nothing about the ledger.
         if identity == attempt.identity:
-            try:
-                roster = self._require_driver().roster.roster
-                require_newer_head(self.context.store, roster, bundle)
-            except (LedgerBehindError, LedgerForkedError) as error:
-                self._note_rollback(identity, bundle.silo_id, str(error))
-                raise
+            roster = self._require_driver().roster.roster
+            self._rollbacks.require_none(identity, roster, bundle)
         attempt.receive_bundle(identity, bundle)
-
-    def _note_rollback(self, identity: AggregationId, silo_id: str, reason: str) -> None:
-        if (identity, silo_id) in self._rolled_back:
-            return
-        self._rolled_back.add((identity, silo_id))
-        self.context.metrics.ledger_rollbacks.inc()
-        self.context.audit.append(
-            AuditEvent.LEDGER_ROLLED_BACK,
-            run=identity.run_id,
-            round=identity.round,
-            step=identity.step,
-            attempt=identity.attempt,
-            silo=silo_id,
-            reason=reason,
-        )
 
     def released(self, identity: AggregationId) -> bool:
         """Whether the sum of this aggregation is out, so that nothing more is needed for it."""
@@ -319,6 +379,7 @@ class Conductor:
         Returns:
             A serialised ``PollResponse``; only its id is set when nothing changed in ``wait_s``.
         """
+        self._handover.note(silo_id, last_instruction_id)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + wait_s
         while True:
@@ -333,29 +394,6 @@ class Conductor:
 
     # What the admin sees --------------------------------------------------------------------------
 
-    async def watch(self, run_id: str) -> AsyncIterator[admin_pb2.WatchRunResponse]:
-        """A status at every change, and every few seconds; ends with the run.
-
-        What finished before the stream began comes in several statuses, without a pause.
-        """
-        sent = 0
-        while True:
-            row = self.context.store.runs.get(run_id)
-            driver = self.driver
-            if driver is not None and driver.row.run_id == run_id:
-                finished = driver.finished
-            else:
-                driver = None
-                finished = [
-                    RoundFigures.from_json(done.figures_json)
-                    for done in self.context.store.rounds.finished(run_id)
-                ]
-            # The driver's list may grow while the caller holds this response.
-            unsent = tuple(finished[sent : sent + FINISHED_PER_STATUS])
-            sent += len(unsent)
-            yield watch_response(row=row, driver=driver, finished=unsent, context=self.context)
-            if sent < len(finished):
-                continue
-            if row.state is not RunState.RUNNING:
-                return
-            await self.context.changed.wait(STATUS_EVERY_S)
+    def watch(self, run_id: str) -> AsyncIterator[admin_pb2.WatchRunResponse]:
+        """A status at every change, and every few seconds; ends with the run."""
+        return watch_run(self.context, run_id, lambda: self.driver)

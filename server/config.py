@@ -14,6 +14,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
 from pydantic_settings import (
@@ -104,6 +105,11 @@ class DataPaths:
         return self.data_dir / "audit.jsonl"
 
     @property
+    def adapters_cache(self) -> Path:
+        """The newest adapters and sums, where ``adapters_url`` keeps them all."""
+        return self.data_dir / "adapters-cache"
+
+    @property
     def scratch(self) -> Path:
         """Accumulators and upload spools of the open attempt."""
         return self.data_dir / "scratch"
@@ -119,10 +125,10 @@ class CoordinatorConfig(BaseSettings):
         nested_model_default_partial_update=False,
     )
 
-    federation: Annotated[str, AfterValidator(_federation)]
-    """Name and SPIFFE trust domain."""
     host_names: tuple[str, ...] = Field(min_length=1)
     """DNS names and IP addresses in the server certificate; silos dial the first."""
+    federation: Annotated[str, AfterValidator(_federation)] | None = None
+    """Created at the start with the default terms, if there is none yet."""
     listen: Address = "0.0.0.0:7443"
     """Mutual TLS: silos and admins."""
     enrol_listen: Address = "0.0.0.0:7444"
@@ -134,9 +140,12 @@ class CoordinatorConfig(BaseSettings):
     enrol_address: Address | None = None
     """The same for enrolment."""
     database_url: str | None = None
-    """SQLAlchemy URL; SQLite in the data directory if unset."""
+    """``postgresql://user@host/name``; SQLite in the data directory if unset. A password comes from
+    a file (``?passfile=/path``, ``PGPASSFILE``) or the environment, never from this file."""
     adapters_dir: Path | None = None
     """Adapters and sums; ``adapters`` in the data directory if unset."""
+    adapters_url: str | None = None
+    """Adapters and sums in S3-compatible storage instead: ``s3://bucket/prefix``."""
     _data_dir: Path = PrivateAttr(default=Path())
 
     @classmethod
@@ -172,6 +181,7 @@ class CoordinatorConfig(BaseSettings):
             raise ConfigurationError(f"{path} is absent: run chorale init first") from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigurationError(f"{path}: {error}") from error
+        _require_no_password(path, content.get("database_url"))
         known = {f"{ENV_PREFIX}{name}".upper() for name in cls.model_fields}
         strays = sorted(
             name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known
@@ -228,10 +238,24 @@ class CoordinatorConfig(BaseSettings):
         return f"{f'[{host}]' if bracketed else host}:{split_address(listen)[1]}"
 
 
+def _require_no_password(path: Path, database_url: object) -> None:
+    try:
+        parts = urlsplit(str(database_url or ""))
+        found = parts.password is not None or "password" in parse_qs(parts.query)
+    except ValueError:
+        # Nothing that could be connected to; the database says so.
+        return
+    if found:
+        raise ConfigurationError(
+            f"{path}: database_url holds a password: name a file in it (?passfile=/path), or set "
+            f"{ENV_PREFIX}DATABASE_URL in the environment"
+        )
+
+
 def write_config(
     data_dir: Path,
     *,
-    federation: str,
+    federation: str | None,
     host_names: tuple[str, ...],
     listen: str,
     enrol_listen: str,
@@ -241,7 +265,7 @@ def write_config(
 
     Args:
         data_dir: The data directory; it exists.
-        federation: Name and SPIFFE trust domain.
+        federation: What is created at the start; None leaves it to the admin.
         host_names: Names and addresses of the server certificate.
         listen: Mutual TLS address.
         enrol_listen: Enrolment address.
@@ -255,8 +279,8 @@ def write_config(
     """
     names = ", ".join(_quoted(name) for name in host_names)
     text = (
-        f"federation = {_quoted(federation)}\n"
-        f"# The server certificate's names; silos dial the first.\n"
+        ("" if federation is None else f"federation = {_quoted(federation)}\n")
+        + f"# The server certificate's names; silos dial the first.\n"
         f"host_names = [{names}]\n"
         f"# Mutual TLS for silos and admins, server TLS for enrolment, plain HTTP for probes.\n"
         f"listen = {_quoted(listen)}\n"

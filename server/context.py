@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from server.audit import AuditLog
-from server.blobs import BlobStore
+from server.blob_storage import BlobStorage
 from server.liveness import Liveness
 from server.metrics import CoordinatorMetrics
 from server.signal import Signal
@@ -27,7 +27,7 @@ class RunContext:
     """What every run of this coordinator shares."""
 
     store: Store
-    blobs: BlobStore
+    blobs: BlobStorage
     audit: AuditLog
     metrics: CoordinatorMetrics
     signing_key: Ed25519PrivateKey = field(repr=False)

@@ -1,37 +1,46 @@
 """The coordinator's process: two gRPC ports, one probe port, one conductor.
 
-Covered: start, resume of the active run, clean stop on SIGTERM and SIGINT. Not covered: several
-coordinators on one database.
+Covered: start, resume of the active run, certificates that are replaced while it serves, clean stop
+on SIGTERM and SIGINT. Not covered: several coordinators on one database.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from dataclasses import replace
 
 import grpc
 import structlog
 
-from chorale.v1 import admin_pb2_grpc, enrolment_pb2_grpc, round_pb2_grpc
+from chorale.v1 import admin_pb2_grpc, enrolment_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
 from secagg.suite import verification_key
 from server.access import AccessInterceptor, AccessPolicy
 from server.admin import AdminContext, AdminService
 from server.audit import AuditEvent, AuditLog
-from server.blobs import BlobStore
+from server.audit_heads import AuditHeadExchange
+from server.blob_storage import open_blobs
 from server.conductor import Conductor
-from server.config import CoordinatorConfig, DataPaths
+from server.config import CoordinatorConfig
 from server.context import RunContext
 from server.enrolment import EnrolmentService
 from server.errors import AuditError, ConfigurationError
+from server.founding import create_configured
 from server.keys import load_signing_key, read_public_key
 from server.liveness import Liveness
+from server.membership import MembershipContext, MembershipService
 from server.metrics import CoordinatorMetrics
-from server.pki import CertificateAuthority
 from server.probes import Probes
+from server.renewal import Renewals
+from server.roster_approvals import RosterApprovals
 from server.service import RoundService
 from server.signal import Signal
+from server.standing import Standing
 from server.store import Store
+from server.tls import ServerTls
+from server.trust import Trust
+from server.upkeep import Upkeep
 
 __all__ = ["serve"]
 
@@ -61,11 +70,17 @@ async def _serve(config: CoordinatorConfig) -> None:
     audit = AuditLog(paths.audit)
     metrics = CoordinatorMetrics()
     _verify_audit(audit, metrics)
-    authority = CertificateAuthority.load(paths.pki, config.federation)
+    create_configured(config, store, audit)
+    trust = Trust.load(paths.pki)
+    tls = ServerTls(paths.pki, trust, host_names=config.host_names)
+    upkeep = Upkeep(trust=trust, tls=tls, audit=audit, metrics=metrics)
+    upkeep.look()
     signing_key = load_signing_key(paths.protocol_key)
     root_key = read_public_key(paths.root_public_key)
     liveness = Liveness()
-    blobs = BlobStore(config.adapters)
+    blobs = open_blobs(config)
+    changed = Signal()
+    standing = Standing(store=store, audit=audit, liveness=liveness, changed=changed.notify)
     conductor = Conductor(
         RunContext(
             store=store,
@@ -74,14 +89,12 @@ async def _serve(config: CoordinatorConfig) -> None:
             metrics=metrics,
             signing_key=signing_key,
             liveness=liveness,
-            changed=Signal(),
+            changed=changed,
             scratch=paths.scratch,
         )
     )
     interceptor = AccessInterceptor(
-        policy=AccessPolicy(
-            federation=config.federation, ca=authority.certificate, find_silo=store.silos.get
-        ),
+        policy=AccessPolicy(trust=trust, federation=store.federation.current, silos=store.silos),
         metrics=metrics,
     )
     rounds = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
@@ -90,7 +103,9 @@ async def _serve(config: CoordinatorConfig) -> None:
         AdminService(
             AdminContext(
                 config=config,
-                authority=authority,
+                trust=trust,
+                upkeep=upkeep,
+                standing=standing,
                 root_key=root_key,
                 coordinator_key=verification_key(signing_key),
                 store=store,
@@ -102,15 +117,33 @@ async def _serve(config: CoordinatorConfig) -> None:
         ),
         rounds,
     )
+    membership_pb2_grpc.add_MembershipServiceServicer_to_server(
+        MembershipService(
+            MembershipContext(
+                renewals=Renewals(trust=trust, store=store, audit=audit, metrics=metrics),
+                standing=standing,
+                audit_heads=AuditHeadExchange(
+                    store=store, audit=audit, metrics=metrics, signing_key=signing_key
+                ),
+                rosters=RosterApprovals(store=store, audit=audit),
+            )
+        ),
+        rounds,
+    )
     enrolment = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
     enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(
-            authority=authority, root_key=root_key, store=store, audit=audit, metrics=metrics
+            trust=trust,
+            root_key=root_key,
+            store=store,
+            audit=audit,
+            metrics=metrics,
+            standing=standing,
         ),
         enrolment,
     )
-    _bind(rounds, config.listen, _credentials(paths, require_client=True))
-    _bind(enrolment, config.enrol_listen, _credentials(paths, require_client=False))
+    _bind(rounds, config.listen, tls.credentials(require_client=True))
+    _bind(enrolment, config.enrol_listen, tls.credentials(require_client=False))
     probes = Probes(
         listen=config.probes_listen,
         registry=metrics.registry,
@@ -124,7 +157,11 @@ async def _serve(config: CoordinatorConfig) -> None:
     await enrolment.start()
     probes.start()
     log.info("coordinator_started", listen=config.listen, enrol_listen=config.enrol_listen)
+    looking = asyncio.create_task(upkeep.keep_looking())
     await _until_signalled()
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
     await conductor.close()
     await asyncio.gather(rounds.stop(GRACE_S), enrolment.stop(GRACE_S))
     audit.append(AuditEvent.COORDINATOR_STOPPED)
@@ -137,15 +174,6 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
         server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ConfigurationError(f"cannot listen on {address}: {error}") from error
-
-
-def _credentials(paths: DataPaths, *, require_client: bool) -> grpc.ServerCredentials:
-    key, chain, ca = (
-        (paths.pki / name).read_bytes() for name in ("server.key", "server.pem", "ca.pem")
-    )
-    return grpc.ssl_server_credentials(
-        [(key, chain)], root_certificates=ca, require_client_auth=require_client
-    )
 
 
 def _verify_audit(audit: AuditLog, metrics: CoordinatorMetrics) -> None:

@@ -26,7 +26,6 @@ import grpc
 import structlog
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from chorale.v1 import enrolment_pb2 as pb
 from chorale.v1 import enrolment_pb2_grpc
@@ -41,9 +40,11 @@ from server.errors import (
     UnknownInviteError,
 )
 from server.metrics import ENROLMENT_REASONS, CoordinatorMetrics
-from server.pki import CertificateAuthority, certificate_sha256, not_after_unix_s
+from server.pki import certificate_sha256, der, not_after_unix_s
+from server.standing import Standing
 from server.store import Store
 from server.store.silos import SiloRow
+from server.trust import Trust
 
 __all__ = ["EnrolmentService"]
 
@@ -60,18 +61,20 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServiceServicer):
     def __init__(
         self,
         *,
-        authority: CertificateAuthority,
+        trust: Trust,
         root_key: bytes,
         store: Store,
         audit: AuditLog,
         metrics: CoordinatorMetrics,
+        standing: Standing,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._authority = authority
+        self._trust = trust
         self._root_key = root_key
         self._store = store
         self._audit = audit
         self._metrics = metrics
+        self._standing = standing
         self._clock = clock
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
@@ -94,6 +97,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServiceServicer):
             silo = request.silo_id if SILO_ID.fullmatch(request.silo_id) else "malformed"
             log.warning("join_refused", silo=silo, reason=outcome.value)
             raise
+        self._standing.tell_joined(request.silo_id)
         self._metrics.enrolments.labels(outcome="joined").inc()
         log.info("silo_joined", silo=request.silo_id)
         return response
@@ -101,10 +105,12 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServiceServicer):
     def _join(self, request: pb.JoinRequest) -> pb.JoinResponse:
         now = int(self._clock())
         silo_id = request.silo_id
+        authority = self._trust.issuing
         with self._store.transaction():
-            invite = None
+            invite, federation = None, self._store.federation.current()
             if (
-                request.federation == self._authority.federation
+                federation is not None
+                and request.federation == federation.name
                 and FEDERATION_NAME.fullmatch(request.federation)
                 and SILO_ID.fullmatch(silo_id)
             ):
@@ -116,13 +122,13 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServiceServicer):
             if now >= invite.expires_unix_s:
                 raise ExpiredInviteError("this invite has expired")
             _verify_possession(request)
-            certificate = self._authority.issue_silo(request.csr, silo_id)
+            certificate = authority.issue_silo(request.csr, silo_id, federation=request.federation)
             if not self._store.invites.spend(invite, at_unix_s=now):
                 raise SpentInviteError("this invite was used before")
             self._store.silos.enrol(
                 SiloRow(
                     silo_id=silo_id,
-                    spiffe_uri=silo_spiffe_uri(self._authority.federation, silo_id),
+                    spiffe_uri=silo_spiffe_uri(request.federation, silo_id),
                     verification_key=request.verification_key,
                     certificate_sha256=certificate_sha256(certificate),
                     certificate_expiry_unix_s=not_after_unix_s(certificate),
@@ -137,8 +143,8 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServiceServicer):
                 verification_key=request.verification_key.hex(),
             )
         return pb.JoinResponse(
-            certificate=certificate.public_bytes(Encoding.DER),
-            ca_certificate=self._authority.certificate.public_bytes(Encoding.DER),
+            certificate=der(certificate),
+            ca_certificate=der(authority.certificate),
             root_key=self._root_key,
         )
 

@@ -5,10 +5,12 @@
     CoordinatorError
     ├── ConfigurationError         coordinator.toml or the data directory cannot be used
     ├── PkiError                   a certificate or key cannot be made, read or trusted
+    ├── CaRotationError            the overlap is out of bounds, or another rotation is not over
     ├── AccessError                who calls, and whether they may
     │   ├── UnauthenticatedError       no usable client certificate
     │   ├── ExpiredCertificateError    it was valid when the connection was made, and is no longer
     │   ├── RevokedCertificateError    revoked, replaced, or never issued to this silo
+    │   ├── SuspendedSiloError         its silo is suspended
     │   ├── ForeignFederationError     of another federation
     │   └── RoleDeniedError            this role may not call this method
     ├── EnrolmentError
@@ -17,14 +19,22 @@
     │   ├── SpentInviteError
     │   ├── CertificateRequestError    the CSR is malformed, unsigned, or not for a P-256 key
     │   └── PossessionProofError       the Ed25519 signature does not verify
+    ├── FederationTermsError       a roster or a run passes the terms of the federation
+    │   ├── NoFederationError          none was created yet, or another one is named
+    │   └── FederationExistsError      a coordinator has one
+    ├── StandingError              a silo's standing does not allow the change
+    │   └── UnknownSiloError           no silo of this id has joined
     ├── RosterError                nobody to propose, or a published roster that is refused
     ├── RootKeyError               the consortium root's directory or confirmation
     ├── BlobError                  a blob is absent, or its bytes are not those of its digest
+    │   └── BlobUnavailableError       the storage of blobs cannot be reached, or refuses us
     ├── AuditError                 the audit chain is broken; says at which record
     ├── StoreError                 the database is unusable or refuses a change
     ├── StorageFullError           the disk for uploads and sums is full
+    ├── BackupError                a backup cannot be taken, or a file is refused at restoring
     ├── UnknownRunError            no such run
     ├── RunError                   a run cannot be started or cannot go on
+    │   └── SubmitTokenError           the token is malformed, or started another run
     ├── NotPublishedError          asked for something that is not published
     ├── QuarantinedSumError        a sum that honest silos cannot have made; it is not applied
     └── RoundError                 a message that does not fit the round
@@ -48,18 +58,24 @@ from __future__ import annotations
 __all__ = [
     "AccessError",
     "AuditError",
+    "BackupError",
     "BlobError",
+    "BlobUnavailableError",
+    "CaRotationError",
     "CertificateRequestError",
     "ConfigurationError",
     "CoordinatorError",
     "EnrolmentError",
     "ExpiredCertificateError",
     "ExpiredInviteError",
+    "FederationExistsError",
+    "FederationTermsError",
     "ForeignFederationError",
     "ForeignMessageError",
     "LedgerBehindError",
     "LedgerForkedError",
     "LostAttemptError",
+    "NoFederationError",
     "NotPublishedError",
     "PkiError",
     "PossessionProofError",
@@ -71,12 +87,16 @@ __all__ = [
     "RoundError",
     "RunError",
     "SpentInviteError",
+    "StandingError",
     "StorageFullError",
     "StoreError",
+    "SubmitTokenError",
+    "SuspendedSiloError",
     "TooFewSilosError",
     "UnauthenticatedError",
     "UnknownInviteError",
     "UnknownRunError",
+    "UnknownSiloError",
     "UploadError",
     "WrongPhaseError",
     "WrongRoundError",
@@ -95,6 +115,10 @@ class PkiError(CoordinatorError):
     """A certificate or key cannot be made, read or trusted."""
 
 
+class CaRotationError(CoordinatorError):
+    """The overlap is out of bounds, or another rotation is not over."""
+
+
 class AccessError(CoordinatorError):
     """The caller may not do this."""
 
@@ -109,6 +133,10 @@ class ExpiredCertificateError(AccessError):
 
 class RevokedCertificateError(AccessError):
     """The certificate is revoked, replaced, or was never issued to this silo."""
+
+
+class SuspendedSiloError(AccessError):
+    """The silo is suspended until the admin reinstates it."""
 
 
 class ForeignFederationError(AccessError):
@@ -143,6 +171,26 @@ class PossessionProofError(EnrolmentError):
     """The join request is not signed by the verification key it names."""
 
 
+class FederationTermsError(CoordinatorError):
+    """A roster or a run passes the terms of the federation."""
+
+
+class NoFederationError(FederationTermsError):
+    """No federation was created yet, or another one is named than this coordinator's."""
+
+
+class FederationExistsError(FederationTermsError):
+    """This coordinator has a federation already."""
+
+
+class StandingError(CoordinatorError):
+    """A silo's standing does not allow the change."""
+
+
+class UnknownSiloError(StandingError):
+    """No silo of this id has joined."""
+
+
 class RosterError(CoordinatorError):
     """There is nobody to propose, or the published roster is refused."""
 
@@ -155,8 +203,20 @@ class BlobError(CoordinatorError):
     """A blob is absent, or its bytes are not those of its digest."""
 
 
+class BlobUnavailableError(BlobError):
+    """The storage of blobs cannot be reached or refuses the coordinator; it may be tried again."""
+
+
 class AuditError(CoordinatorError):
-    """The audit chain is broken or unreadable."""
+    """The audit chain is broken or unreadable.
+
+    Attributes:
+        index: The first bad record, where it is known.
+    """
+
+    def __init__(self, text: str, *, index: int | None = None) -> None:
+        self.index = index
+        super().__init__(text)
 
 
 class StoreError(CoordinatorError):
@@ -167,12 +227,20 @@ class StorageFullError(CoordinatorError):
     """The disk for uploads and sums is full."""
 
 
+class BackupError(CoordinatorError):
+    """A backup cannot be taken, or what is to be restored is refused."""
+
+
 class UnknownRunError(CoordinatorError):
     """There is no such run."""
 
 
 class RunError(CoordinatorError):
     """A run cannot be started or cannot go on."""
+
+
+class SubmitTokenError(RunError):
+    """The submit token is malformed, or started a run with another plan or adapter."""
 
 
 class NotPublishedError(CoordinatorError):

@@ -12,10 +12,11 @@ moving a directory to another host; the server certificate names its hosts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from federation.invite import FEDERATION_NAME, SILO_ID
+from federation.invite import SILO_ID
 from server.audit import AuditEvent, AuditLog
 from server.config import CoordinatorConfig, DataPaths, write_config
 from server.durable import private_directory, write_durably
@@ -23,8 +24,11 @@ from server.errors import ConfigurationError, PkiError
 from server.keys import create_signing_key, public_key_pem, read_public_key
 from server.pki import CertificateAuthority, not_after_unix_s
 from server.store import Store
+from server.store.federation import FederationRow
+from server.terms import checked_terms, described
+from server.trust import Trust
 
-__all__ = ["Founding", "found", "renew_admin"]
+__all__ = ["Founding", "create_configured", "found", "renew_admin"]
 
 LOOPBACK = ("localhost", "127.0.0.1")
 """Always in the server certificate: the admin CLI runs beside the coordinator."""
@@ -34,11 +38,12 @@ LOOPBACK = ("localhost", "127.0.0.1")
 class Founding:
     """What a new coordinator is made of."""
 
-    federation: str
     hosts: tuple[str, ...]
     """What silos dial, the first by default."""
     root_public_key: Path
     """``root.pub``, from ``chorale root init``."""
+    federation: str | None = None
+    """Created at once with the default terms; None leaves it to ``chorale federation create``."""
     listen: str = "0.0.0.0:7443"
     enrol_listen: str = "0.0.0.0:7444"
     probes_listen: str = "127.0.0.1:7445"
@@ -61,13 +66,11 @@ def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
     paths = DataPaths(data_dir=data_dir)
     if data_dir.exists() and any(data_dir.iterdir()):
         raise ConfigurationError(f"{data_dir} is not empty: choose a new directory")
-    if FEDERATION_NAME.fullmatch(founding.federation) is None:
-        raise ConfigurationError(
-            "a federation's name has lower-case letters, digits, dots and dashes, at most 63"
-        )
+    if founding.federation is not None:
+        checked_terms(FederationRow(name=founding.federation))
     root_key = read_public_key(founding.root_public_key)
     hosts = tuple(dict.fromkeys((*founding.hosts, *LOOPBACK)))
-    authority = CertificateAuthority.create(founding.federation)
+    authority = CertificateAuthority.create(founding.federation or hosts[0])
     server = authority.issue_server(hosts)
     private_directory(data_dir)
     authority.save(paths.pki)
@@ -83,23 +86,52 @@ def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
         enrol_listen=founding.enrol_listen,
         probes_listen=founding.probes_listen,
     )
-    Store(config.database).close()
-    AuditLog(paths.audit).append(
+    audit = AuditLog(paths.audit)
+    audit.append(
         AuditEvent.GENESIS,
-        federation=founding.federation,
+        hosts=hosts,
         ca_sha256=authority.sha256.hex(),
         root_key=root_key.hex(),
         coordinator_key=signing_key.public_key().public_bytes_raw().hex(),
     )
+    store = Store(config.database)
+    create_configured(config, store, audit)
+    store.close()
     return config
 
 
-def renew_admin(config: CoordinatorConfig, name: str) -> int:
-    """Issue a new admin certificate for a day.
+def create_configured(config: CoordinatorConfig, store: Store, audit: AuditLog) -> None:
+    """Create the federation that ``coordinator.toml`` names, unless there is one.
+
+    Args:
+        config: The coordinator's configuration.
+        store: Its database.
+        audit: Its log.
+
+    Raises:
+        FederationExistsError: There is one of another name.
+    """
+    if config.federation is None:
+        return
+    known = store.federation.current()
+    if known is not None and known.name == config.federation:
+        return
+    terms = FederationRow(name=config.federation, created_unix_s=int(time.time()))
+    store.federation.create(terms)
+    audit.append(AuditEvent.FEDERATION_CREATED, **described(terms))
+
+
+def renew_admin(
+    config: CoordinatorConfig, name: str, *, role: str = "admin", out: Path | None = None
+) -> int:
+    """Issue a new operator's certificate for a day.
 
     Args:
         config: The coordinator's configuration; its CA key must be readable.
         name: Who it is for.
+        role: ``admin``, or ``viewer`` for reading only.
+        out: A directory for somebody else to carry away, with the certificate and where to dial;
+            this data directory's own ``admin`` if None.
 
     Returns:
         When it ends, Unix time.
@@ -109,8 +141,13 @@ def renew_admin(config: CoordinatorConfig, name: str) -> int:
     """
     if SILO_ID.fullmatch(name) is None:
         raise PkiError("an admin's name has lower-case letters, digits and dashes, at most 63")
-    authority = CertificateAuthority.load(config.paths.pki, config.federation)
-    leaf = authority.issue_admin(name)
-    leaf.save(config.paths.admin, "admin")
-    AuditLog(config.paths.audit).append(AuditEvent.ADMIN_CERTIFICATE_ISSUED, admin=name)
+    trust = Trust.load(config.paths.pki)
+    leaf = trust.issuing.issue_admin(name, role=role)
+    leaf = replace(leaf, also_trusted=trust.certificates()[1:])
+    paths = config.paths
+    if out is not None:
+        paths = DataPaths(data_dir=private_directory(out))
+        write_durably(paths.config, config.paths.config.read_bytes(), mode=0o640)
+    leaf.save(paths.admin, "admin")
+    AuditLog(config.paths.audit).append(AuditEvent.ADMIN_CERTIFICATE_ISSUED, admin=name, role=role)
     return not_after_unix_s(leaf.certificate)

@@ -1,5 +1,7 @@
 """Which silos are there: every call of a silo counts as a sign of life.
 
+A silo that is suspended, revoked or gone for good is not there, however lately it called.
+
 Covered: telling a dead silo from a slow one while it polls beside its local work. Not covered: a
 silo that polls and never finishes; the round's deadline is for that.
 """
@@ -22,6 +24,7 @@ class Liveness:
         self._clock = clock
         self._seen: dict[str, float] = {}
         self._started = clock()
+        self._barred: set[str] = set()
 
     def touch(self, silo_id: str) -> None:
         """Note a call."""
@@ -31,7 +34,17 @@ class Liveness:
         """Unix time of the last call, 0 if there was none since the coordinator started."""
         return self._seen.get(silo_id, 0.0)
 
+    def bar(self, silo_id: str, *, barred: bool) -> None:
+        """Count on a silo no more, or again; ``server/standing.py`` decides."""
+        (self._barred.add if barred else self._barred.discard)(silo_id)
+
+    def barred(self, silo_id: str) -> bool:
+        """Whether this silo may take no part now."""
+        return silo_id in self._barred
+
     def alive(self, silo_id: str) -> bool:
         """Heard of recently; everyone gets that long to show up after a restart."""
+        if silo_id in self._barred:
+            return False
         last = max(self.last_seen(silo_id), self._started)
         return self._clock() - last < SILENT_AFTER_S

@@ -26,7 +26,7 @@ from server.figures import RoundFigures
 from server.round import STEPS, Phase
 from server.store.silos import SiloRow
 
-__all__ = ["CoordinatorMetrics", "RoundOutcome", "SiloState"]
+__all__ = ["CoordinatorMetrics", "RoundOutcome", "SiloState", "state_of"]
 
 PHASE_BUCKETS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 ENROLMENT_REASONS: Final = (
@@ -45,7 +45,25 @@ class SiloState(StrEnum):
     INVITED = "invited"
     ENROLLED = "enrolled"
     ROSTERED = "rostered"
+    SUSPENDED = "suspended"
+    LEFT = "left"
     REVOKED = "revoked"
+
+
+def state_of(silo: SiloRow, rostered: frozenset[str]) -> SiloState:
+    """Where a silo is; what keeps it out of rounds comes first.
+
+    Args:
+        silo: Enrolled.
+        rostered: Members of the current roster.
+    """
+    if silo.revoked:
+        return SiloState.REVOKED
+    if silo.left:
+        return SiloState.LEFT
+    if silo.suspended:
+        return SiloState.SUSPENDED
+    return SiloState.ROSTERED if silo.silo_id in rostered else SiloState.ENROLLED
 
 
 class RoundOutcome(StrEnum):
@@ -136,11 +154,24 @@ class CoordinatorMetrics:
         self.audit_failures = Counter(
             "chorale_audit_verify_failures", "Failed checks of the audit chain.", registry=reg
         )
+        self.audit_head_conflicts = Counter(
+            "chorale_audit_head_conflicts",
+            "Heads of a silo's audit log that went back or forked.",
+            registry=reg,
+        )
         self.rejected = Counter(
             "chorale_rejected_messages", "Refused calls by reason.", ["reason"], registry=reg
         )
         self.enrolments = Counter(
             "chorale_enrolments", "Join requests by outcome.", ["outcome"], registry=reg
+        )
+        self.certificate_renewals = Counter(
+            "chorale_certificate_renewals", "Silo certificates renewed.", registry=reg
+        )
+        self.server_certificate_expiry = Gauge(
+            "chorale_server_certificate_expiry_timestamp_seconds",
+            "When the server's certificate ends.",
+            registry=reg,
         )
         rpc = ["grpc_type", "grpc_service", "grpc_method"]
         self.rpc_handled = Counter(
@@ -242,12 +273,7 @@ class CoordinatorMetrics:
         counts = dict.fromkeys(SiloState, 0)
         counts[SiloState.INVITED] = invited
         for silo in silos:
-            if silo.revoked:
-                counts[SiloState.REVOKED] += 1
-            elif silo.silo_id in rostered:
-                counts[SiloState.ROSTERED] += 1
-            else:
-                counts[SiloState.ENROLLED] += 1
+            counts[state_of(silo, rostered)] += 1
             self.silo_last_seen.labels(silo=silo.silo_id).set(silo.last_seen_unix_s)
             self.certificate_expiry.labels(silo=silo.silo_id).set(silo.certificate_expiry_unix_s)
         for state, count in counts.items():

@@ -18,7 +18,7 @@ from federation.aggregate.optimiser import Optimiser
 from federation.plan import Plan
 from federation.record import AdapterRecord, Place, position_of
 from federation.replay import replay, replay_start
-from server.blobs import BlobStore
+from server.blob_storage import BlobStorage
 from server.chain import Chain
 
 __all__ = ["RunOptimiser"]
@@ -27,7 +27,7 @@ __all__ = ["RunOptimiser"]
 class RunOptimiser:
     """One run's optimiser, brought to where the chain is whenever it is asked for."""
 
-    def __init__(self, plan: Plan, chain: Chain, blobs: BlobStore) -> None:
+    def __init__(self, plan: Plan, chain: Chain, blobs: BlobStorage) -> None:
         self._plan = plan
         self._chain = chain
         self._blobs = blobs

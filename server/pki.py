@@ -5,11 +5,14 @@ Invariants:
 1. Every key is P-256; a request for any other key is refused.
 2. A subject's name comes from the coordinator's records, never from the request: a CSR gives its
    public key and the proof that it is held, nothing else.
-3. A silo's or admin's certificate carries exactly one URI, ``spiffe://<federation>/<role>/<name>``,
-   and the client usage alone; the server's carries its host names and the server usage alone.
+3. A silo's certificate carries exactly one URI, ``spiffe://<federation>/silo/<id>``, an operator's
+   ``spiffe://coordinator/<role>/<name>``, each with the client usage alone; the server's carries
+   its host names and the server usage alone.
 4. Private keys are written 0600 into 0700 directories, and are never part of a ``repr``.
+5. No two CAs have the same name, so a verifier never has to guess which one signed.
 
-Covered: issuing, storing, reading back. Not covered: renewal, rotation of the CA, hardware keys.
+Covered: issuing, storing, reading back, one CA vouching for the one before it. Not covered: which
+CAs are trusted when (``server/trust.py``), hardware keys.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import ipaddress
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,7 +35,17 @@ from federation.invite import silo_spiffe_uri
 from server.durable import private_directory, write_durably
 from server.errors import CertificateRequestError, PkiError
 
-__all__ = ["CertificateAuthority", "Leaf", "certificate_sha256", "not_after_unix_s"]
+__all__ = [
+    "OPERATOR_DOMAIN",
+    "CertificateAuthority",
+    "Leaf",
+    "certificate_sha256",
+    "der",
+    "not_after_unix_s",
+]
+
+OPERATOR_DOMAIN: Final = "coordinator"
+"""The trust domain of admins and viewers: they are there before the federation has a name."""
 
 CA_LIFE: Final = dt.timedelta(days=3650)
 SERVER_LIFE: Final = dt.timedelta(days=397)
@@ -39,6 +53,8 @@ ADMIN_LIFE: Final = dt.timedelta(hours=24)
 SILO_LIFE: Final = dt.timedelta(days=30)
 CLOCK_SKEW: Final = dt.timedelta(minutes=5)
 MAX_CSR_BYTES: Final = 8192
+MAX_NAME_CHARS: Final = 40
+"""Of the name in a CA's common name, which X.509 bounds at 64."""
 
 
 def certificate_sha256(certificate: x509.Certificate) -> bytes:
@@ -50,7 +66,12 @@ def certificate_sha256(certificate: x509.Certificate) -> bytes:
     Returns:
         SHA-256 of its DER form.
     """
-    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
+    return hashlib.sha256(der(certificate)).digest()
+
+
+def der(certificate: x509.Certificate) -> bytes:
+    """Return a certificate as it travels in messages."""
+    return certificate.public_bytes(serialization.Encoding.DER)
 
 
 def not_after_unix_s(certificate: x509.Certificate) -> int:
@@ -72,6 +93,8 @@ class Leaf:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     ca: x509.Certificate
+    also_trusted: tuple[x509.Certificate, ...] = ()
+    """Other CAs that the holder trusts, while a rotation lasts."""
 
     @property
     def chain_pem(self) -> bytes:
@@ -85,8 +108,8 @@ class Leaf:
 
     @property
     def ca_pem(self) -> bytes:
-        """The CA alone."""
-        return _pem(self.ca)
+        """Every CA that the holder trusts, the issuer first."""
+        return b"".join(_pem(ca) for ca in (self.ca, *self.also_trusted))
 
     def save(self, directory: Path, name: str) -> None:
         """Write ``<name>.pem``, ``<name>.key`` and ``ca.pem``.
@@ -95,47 +118,56 @@ class Leaf:
             directory: Created with mode 0700.
             name: First part of the file names.
         """
+        self.save_pair(directory, name)
+        write_durably(directory / "ca.pem", self.ca_pem, mode=0o644)
+
+    def save_pair(self, directory: Path, name: str) -> None:
+        """Write ``<name>.key``, then ``<name>.pem``; a crash between them leaves no pair.
+
+        Args:
+            directory: Created with mode 0700.
+            name: First part of the file names.
+        """
         private_directory(directory)
         write_durably(directory / f"{name}.key", self.key_pem)
         write_durably(directory / f"{name}.pem", self.chain_pem, mode=0o644)
-        write_durably(directory / "ca.pem", self.ca_pem, mode=0o644)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateAuthority:
-    """The issuing CA of one federation."""
+    """An issuing CA of one coordinator."""
 
-    federation: str
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
 
     @classmethod
-    def create(cls, federation: str) -> CertificateAuthority:
+    def create(cls, name: str) -> CertificateAuthority:
         """Make a new CA with a key of its own.
 
         Args:
-            federation: Whose CA it is.
+            name: Shown in its subject, beside a random part.
 
         Returns:
             The CA, in memory only.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{federation} issuing CA")])
+        common_name = f"{name[:MAX_NAME_CHARS]} issuing CA {secrets.token_hex(4)}"
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         certificate = (
-            _builder(name, name, key.public_key(), CA_LIFE)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            _builder(subject, subject, key.public_key(), CA_LIFE)
+            # One level below it: the CA before it, which it vouches for during a rotation.
+            .add_extension(x509.BasicConstraints(ca=True, path_length=1), critical=True)
             .add_extension(_key_usage(signs_certificates=True), critical=True)
             .sign(key, hashes.SHA256())
         )
-        return cls(federation=federation, certificate=certificate, key=key)
+        return cls(certificate=certificate, key=key)
 
     @classmethod
-    def load(cls, directory: Path, federation: str) -> CertificateAuthority:
+    def load(cls, directory: Path) -> CertificateAuthority:
         """Read a saved CA.
 
         Args:
             directory: Where :meth:`save` put it.
-            federation: Whose CA it is.
 
         Returns:
             The CA.
@@ -152,7 +184,7 @@ class CertificateAuthority:
             key.public_key() != certificate.public_key()
         ):
             raise PkiError(f"ca.key and ca.pem in {directory} do not belong together")
-        return cls(federation=federation, certificate=certificate, key=key)
+        return cls(certificate=certificate, key=key)
 
     def save(self, directory: Path) -> None:
         """Write ``ca.pem`` and ``ca.key``.
@@ -206,18 +238,19 @@ class CertificateAuthority:
         certificate = self._sign(
             key.public_key(),
             common_name=name,
-            names=_uri(f"spiffe://{self.federation}/{role}/{name}"),
+            names=_uri(f"spiffe://{OPERATOR_DOMAIN}/{role}/{name}"),
             usage=ExtendedKeyUsageOID.CLIENT_AUTH,
             life=ADMIN_LIFE,
         )
         return Leaf(certificate=certificate, key=key, ca=self.certificate)
 
-    def issue_silo(self, csr_der: bytes, silo_id: str) -> x509.Certificate:
+    def issue_silo(self, csr_der: bytes, silo_id: str, *, federation: str) -> x509.Certificate:
         """Sign a silo's request.
 
         Args:
             csr_der: PKCS#10; only its key is used.
             silo_id: Whose certificate it becomes.
+            federation: The silo's trust domain.
 
         Returns:
             The certificate.
@@ -242,10 +275,40 @@ class CertificateAuthority:
         return self._sign(
             public_key,
             common_name=silo_id,
-            names=_uri(silo_spiffe_uri(self.federation, silo_id)),
+            names=_uri(silo_spiffe_uri(federation, silo_id)),
             usage=ExtendedKeyUsageOID.CLIENT_AUTH,
             life=SILO_LIFE,
         )
+
+    def vouch_for(self, older: x509.Certificate) -> x509.Certificate:
+        """Certify the CA before this one.
+
+        A server certificate of the older CA is then good for those who know this one alone: who
+        joined during a rotation with an invite that pins the newer CA.
+
+        Args:
+            older: Its self-signed certificate.
+
+        Returns:
+            A certificate for the same name and key, signed by this CA, no longer valid than it.
+
+        Raises:
+            PkiError: It has another kind of key.
+        """
+        public_key = older.public_key()
+        if not isinstance(public_key, ec.EllipticCurvePublicKey):
+            raise PkiError("a CA's key is not on an elliptic curve")
+        left = older.not_valid_after_utc - dt.datetime.now(dt.UTC)
+        return (
+            _builder(older.subject, self.certificate.subject, public_key, min(left, CA_LIFE))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .add_extension(self._authority_key(), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def _authority_key(self) -> x509.AuthorityKeyIdentifier:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
 
     def _sign(
         self,
@@ -263,10 +326,7 @@ class CertificateAuthority:
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
             .add_extension(names, critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
-                critical=False,
-            )
+            .add_extension(self._authority_key(), critical=False)
             .sign(self.key, hashes.SHA256())
         )
 

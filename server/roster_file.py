@@ -6,7 +6,6 @@ verification, which belongs to whoever acts on the roster.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +13,7 @@ from google.protobuf import json_format
 
 import secagg.wire as secagg_wire
 from chorale.v1 import secagg_pb2
+from federation.roster_approval import fingerprint
 from secagg.errors import SecAggError
 from secagg.roster import Roster, SignedRoster
 from server.durable import write_durably
@@ -80,7 +80,7 @@ def read_roster(path: Path) -> SignedRoster:
         if path.stat().st_size > MAX_ROSTER_BYTES:
             raise RosterError(f"{path} is too big for a roster")
         message = json_format.Parse(path.read_text(), secagg_pb2.Roster())
-        if not message.signature:
+        if not message.signature and not message.approvals:
             message.signature = _UNSIGNED
         return secagg_wire.roster_from_proto(message)
     except (OSError, UnicodeDecodeError, json_format.ParseError, SecAggError) as error:
@@ -98,17 +98,12 @@ def describe_roster(roster: Roster) -> str:
     """
     lines = [
         f"federation {roster.federation}, epoch {roster.epoch}",
-        f"coordinator key {_fingerprint(roster.coordinator_key)}",
+        f"coordinator key {fingerprint(roster.coordinator_key)}",
         f"up to {roster.colluding} of {len(roster.entries)} silos may collude with it",
     ]
     lines += [
-        f"  {entry.silo_id}: key {_fingerprint(entry.verification_key)}, {entry.spiffe_uri}"
+        f"  {entry.silo_id}: key {fingerprint(entry.verification_key)}, {entry.spiffe_uri}"
         for entry in roster.entries
     ]
     lines.append(f"roster SHA-256 {roster.sha256.hex()}")
     return "\n".join(lines)
-
-
-def _fingerprint(key: bytes) -> str:
-    digest = hashlib.sha256(key).hexdigest()
-    return ":".join(digest[start : start + 4] for start in range(0, 32, 4))

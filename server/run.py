@@ -13,10 +13,11 @@ Ordered invariants of a release:
    transaction that ends its attempt.
 4. What is in memory follows what is durable. A fault of the storage leaves ``drive`` with nothing
    ended and nothing counted twice, and ``drive`` may be called again: it goes on in the same phase.
+5. A run is paused between two releases; from declared survivors on (``must_finish``) the open one
+   is first finished or skipped.
 
-Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts between
-releases, or in the middle of one: the attempt that was open goes on (``server/attempts.py``). Not
-covered: several sums for one release.
+Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts at any
+point: an open attempt goes on (``server/attempts.py``). Not covered: several sums for one release.
 """
 
 from __future__ import annotations
@@ -86,6 +87,9 @@ class RunDriver:
         self._cohorts = Cohorts(
             plan=plan, roster=roster, context=context, chain=self._chain, progress=self._progress
         )
+        self.pausing = False
+        self.carries_over = True
+        """Whether survivors of a step need no task; after a pause they worked for another run."""
         self._lost: AggregationId | None = None
         """An attempt that a restart found beyond retry and beyond finishing."""
         self._reopened = False
@@ -119,6 +123,12 @@ class RunDriver:
         if self.attempt is not None:
             return tuple(sorted(self.attempt.waiting_for))
         return self._cohorts.unanswered
+
+    @property
+    def must_finish(self) -> bool:
+        """Whether silos may have agreed on survivors, so that the release has to be closed."""
+        lost = self.current.outcome == "skipped" and self.current.phase is not Phase.FINISHED
+        return lost or (self.attempt is not None and not self.attempt.may_retry)
 
     # Messages of silos --------------------------------------------------------------------------
 
@@ -169,14 +179,13 @@ class RunDriver:
     # Driving ------------------------------------------------------------------------------------
 
     async def drive(self) -> None:
-        """Run the remaining releases; after a fault of the storage this may be called again.
+        """Run the remaining releases, or pause; after a fault of the storage it is called again.
 
         Raises:
             RunError: the run cannot go on; the reason says why and what to do.
             StoreError: the database failed.
             StorageFullError: the disk is full.
         """
-        self._set_run(RunState.RUNNING)
         if self._chain.reload():
             # The commit that closed the release was made, and only its answer was lost.
             row = self._context.store.rounds.finished(self.row.run_id)[-1]
@@ -184,10 +193,11 @@ class RunDriver:
             self._closed()
         self._show_epsilon()
         while self.next_place.round <= self.plan.rounds.count:
+            if self.pausing and not self.must_finish:
+                self._set_run(RunState.PAUSED, AuditEvent.RUN_PAUSED)
+                return
             await self._release()
-        self._set_run(RunState.FINISHED)
-        self._context.audit.append(AuditEvent.RUN_FINISHED, run=self.row.run_id)
-        self._context.changed.notify()
+        self._set_run(RunState.FINISHED, AuditEvent.RUN_FINISHED)
 
     def reopen(self, row: AggregationRow) -> None:
         """Go on with the attempt that was open when the coordinator stopped.
@@ -212,7 +222,7 @@ class RunDriver:
         self._progress.recall(attempt.phase)
 
     def halt(self) -> None:
-        """Show no task and no attempt any more: the run has failed."""
+        """Show no task and no attempt any more: the run has failed or is paused."""
         self.attempt = self._cohorts.training = None
 
     def _begin(self, attempt: int) -> None:
@@ -243,7 +253,8 @@ class RunDriver:
         """Open attempts until one yields a sum, or the release is over without."""
         tasks_left = 1 + self.plan.charged_releases - self.plan.releases
         number = self.current.attempt
-        ready = None if number else self._cohorts.carried_over()
+        ready = None if number or not self.carries_over else self._cohorts.carried_over()
+        self.carries_over = True
         while tasks_left and self._affordable():
             number += 1
             self.current.attempt = number
@@ -254,7 +265,9 @@ class RunDriver:
                 self._show_epsilon()
                 if ready is None:
                     break
-            attempt = self._attempts.open(number, ready, adapter_sha256=self.head.adapter_sha256)
+            attempt = await self._attempts.open(
+                number, ready, adapter_sha256=self.head.adapter_sha256
+            )
             aggregated = await self._drive(attempt)
             if aggregated is not None or self.current.outcome == "skipped":
                 return aggregated
@@ -361,8 +374,7 @@ class RunDriver:
     def _closed(self) -> None:
         """Show what the store says: the release is over, and with its last one the round."""
         figures = self.current
-        self._lost = None
-        self._cohorts.training = None
+        self._lost = self._cohorts.training = None
         self._context.metrics.observe_step(figures)
         if figures.outcome == "skipped":
             self._optimiser.forget()
@@ -376,11 +388,13 @@ class RunDriver:
         self._leave_attempt()
         self._context.changed.notify()
 
-    # Durable steps --------------------------------------------------------------------------------
-
     def _show_epsilon(self) -> None:
         spent = shown_epsilon(self.plan, self._context.store.rounds.charged(self.row.run_id))
         self._context.metrics.set_epsilon(spent=spent, cap=self.plan.privacy.epsilon_cap)
 
-    def _set_run(self, state: RunState, error: str = "") -> None:
-        self._context.store.runs.set_state(self.row.run_id, state, error)
+    def _set_run(self, state: RunState, event: AuditEvent) -> None:
+        store, run_id = self._context.store, self.row.run_id
+        with store.transaction():
+            store.runs.set_state(run_id, state, at_unix_s=self._context.clock())
+            self._context.audit.append(event, run=run_id)
+        self._context.changed.notify()

@@ -32,6 +32,7 @@ from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
 from server.access import current_peer
 from server.accumulator import Upload
+from server.blob_storage import in_threads
 from server.conductor import Conductor
 from server.errors import (
     ForeignMessageError,
@@ -59,12 +60,16 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
     async def GetRoster(
         self, request: pb.GetRosterRequest, context: Context
     ) -> pb.GetRosterResponse:
-        """The published roster."""
+        """The published roster, and where members approved it how it came about."""
         self._silo()
         roster = self._context.store.rosters.current()
         if roster is None:
             raise NotPublishedError("no roster is published yet")
-        return pb.GetRosterResponse(roster=secagg_wire.roster_to_proto(roster))
+        earlier = self._context.store.rosters.before(roster, from_epoch=request.from_epoch)
+        return pb.GetRosterResponse(
+            roster=secagg_wire.roster_to_proto(roster),
+            earlier=[secagg_wire.roster_to_proto(one) for one in earlier],
+        )
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
         """A plan by its digest."""
@@ -225,7 +230,8 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
     ) -> AsyncIterator[pb.FetchBlobResponse]:
         """Published bytes by digest, in chunks."""
         self._silo()
-        for chunk in self._context.blobs.chunks(request.sha256, request.offset_bytes):
+        chunks = self._context.blobs.chunks(request.sha256, request.offset_bytes)
+        async for chunk in in_threads(chunks):
             yield pb.FetchBlobResponse(content=chunk)
 
     async def ListRecords(

@@ -1,4 +1,11 @@
-"""What `chorale run watch` shows: public facts about a run, as one message.
+"""What `chorale run watch` shows: public facts about a run, as a stream of messages.
+
+Invariants:
+
+1. Whatever its state, a run's status says who or what is waited for, since when, and until when if
+   there is an end: silos in a phase, the run before it in the queue, an admin while it is paused.
+2. Since when is counted from the first time: neither a restart of the coordinator nor a deadline
+   that passed without a quorum sets it back.
 
 Covered: phase, who is waited for and since when, deadlines, figures of the sum, ε. Not covered:
 anything of a single silo beyond whether it was heard of.
@@ -6,7 +13,8 @@ anything of a single silo beyond whether it was heard of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
 
 from chorale.v1 import admin_pb2 as pb
 from federation.plan import Plan
@@ -14,19 +22,69 @@ from federation.record import AdapterRecord
 from server.budget import own_unit, shown_epsilon
 from server.context import RunContext
 from server.figures import RoundFigures
+from server.phase import Phase
 from server.run import RunDriver
-from server.store.runs import RunRow
+from server.run_queue import places_behind
+from server.store.runs import ACTIVE, OVER, RunRow, RunState
 
-__all__ = ["run_summary", "watch_response"]
+__all__ = ["run_summary", "watch_response", "watch_run"]
+
+STATUS_EVERY_S: Final = 2.0
+FINISHED_PER_STATUS = 64
+"""With a cohort and survivors of 200 silos, all in 4 MiB."""
 
 
-def run_summary(row: RunRow, plan: Plan, *, head: AdapterRecord | None) -> pb.RunSummary:
+async def watch_run(
+    context: RunContext, run_id: str, shown: Callable[[], RunDriver | None]
+) -> AsyncIterator[pb.WatchRunResponse]:
+    """Report a run at every change, and every few seconds; ends with the run.
+
+    What finished before the stream began comes in several statuses, without a pause.
+
+    Args:
+        context: What the coordinator works with.
+        run_id: The run.
+        shown: The run that silos are told of now.
+
+    Yields:
+        Statuses.
+
+    Raises:
+        UnknownRunError: There is no such run.
+    """
+    sent = 0
+    while True:
+        row = context.store.runs.get(run_id)
+        driver = shown()
+        if driver is not None and driver.row.run_id == run_id:
+            finished = driver.finished
+        else:
+            driver = None
+            finished = [
+                RoundFigures.from_json(done.figures_json)
+                for done in context.store.rounds.finished(run_id)
+            ]
+        # The driver's list may grow while the caller holds this response.
+        unsent = tuple(finished[sent : sent + FINISHED_PER_STATUS])
+        sent += len(unsent)
+        yield watch_response(row=row, driver=driver, finished=unsent, context=context)
+        if sent < len(finished):
+            continue
+        if row.state in OVER:
+            return
+        await context.changed.wait(STATUS_EVERY_S)
+
+
+def run_summary(
+    row: RunRow, plan: Plan, *, head: AdapterRecord | None, behind: str = ""
+) -> pb.RunSummary:
     """One line of `chorale run list`.
 
     Args:
         row: The run.
         plan: Its plan.
         head: Its newest record; None if it has none.
+        behind: Of a queued run: the one that it waits behind.
     """
     return pb.RunSummary(
         run_id=row.run_id,
@@ -37,6 +95,8 @@ def run_summary(row: RunRow, plan: Plan, *, head: AdapterRecord | None) -> pb.Ru
         adapter_sha256=b"" if head is None else head.adapter_sha256,
         step=0 if head is None else head.step,
         steps=plan.sums_per_round,
+        behind=behind,
+        state_since_unix_s=int(row.state_since_unix_s),
     )
 
 
@@ -52,7 +112,12 @@ def watch_response(
     records = context.store.records.list(row.run_id)
     spec = plan.privacy_spec()
     response = pb.WatchRunResponse(
-        run=run_summary(row, plan, head=records[-1]),
+        run=run_summary(
+            row,
+            plan,
+            head=records[-1],
+            behind=places_behind(context.store).get(row.run_id, ""),
+        ),
         finished=[_round_status(figures) for figures in finished],
         epsilon_spent=shown_epsilon(plan, context.store.rounds.charged(row.run_id)),
         epsilon_unit=own_unit(plan),
@@ -60,16 +125,37 @@ def watch_response(
         delta=spec.delta,
         error=row.error,
     )
-    if driver is not None:
+    # A run that waits for its turn or for the admin waits for no silo.
+    if driver is not None and row.state in ACTIVE | OVER:
         current = _round_status(driver.current)
-        for silo_id in driver.waiting_for:
-            current.waiting_for.add(
-                silo_id=silo_id,
-                since_unix_s=int(driver.current.phase_since_unix_s),
-                last_byte_unix_s=int(context.liveness.last_seen(silo_id)),
-            )
+        if row.state in ACTIVE:
+            since = _since_unix_s(driver.current, row, context)
+            current.phase_since_unix_s = int(since)
+            stalled = since + plan.rounds.ready_deadline_s
+            if current.phase == Phase.TRAINING.value and context.clock() >= stalled:
+                current.stalled_since_unix_s = int(stalled)
+            for silo_id in driver.waiting_for:
+                current.waiting_for.add(
+                    silo_id=silo_id,
+                    since_unix_s=int(since),
+                    last_byte_unix_s=int(context.liveness.last_seen(silo_id)),
+                )
         response.current.CopyFrom(current)
     return response
+
+
+def _since_unix_s(figures: RoundFigures, row: RunRow, context: RunContext) -> float:
+    """When the phase was entered first, but not before the run was last taken up."""
+    first = [
+        time.at_unix_s
+        for attempt in context.store.rounds.list(row.run_id)
+        if (attempt.round, attempt.step, attempt.attempt)
+        == (figures.round, figures.step, figures.attempt)
+        for time in attempt.phases
+        if time.phase == figures.phase.value
+    ]
+    since = first[0] if first else figures.phase_since_unix_s
+    return max(since, row.state_since_unix_s) if row.state is RunState.RUNNING else since
 
 
 def _round_status(figures: RoundFigures) -> pb.RoundStatus:

@@ -1,4 +1,4 @@
-"""Waiting out a disk that is full or a database that is away: neither ends a run.
+"""Waiting out a full disk, or a database or object storage that is away: none ends a run.
 
 Invariant: what is tried again is repeatable, because each durable step is one transaction and
 what is in memory follows it; nothing is cleared meanwhile, and the run stays as it is shown.
@@ -16,17 +16,17 @@ from typing import Final
 
 import structlog
 
-from server.errors import StorageFullError, StoreError
+from server.errors import BlobUnavailableError, StorageFullError, StoreError
 from server.metrics import CoordinatorMetrics
 
 __all__ = ["STORAGE_FAULTS", "over_storage_faults"]
 
 log = structlog.get_logger(__name__)
 
-STORAGE_FAULTS: Final = (StoreError, StorageFullError, OSError)
+STORAGE_FAULTS: Final = (StoreError, StorageFullError, BlobUnavailableError, OSError)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
-HINT: Final = "free disk space or bring the database back: the run goes on by itself"
+HINT: Final = "free disk space, or bring database or object storage back: the run goes on by itself"
 
 
 async def over_storage_faults(

@@ -74,6 +74,7 @@ def build_transcript(
         outcome=outcome,
         phases=phases,
         roster=roster,
+        earlier_rosters=store.rosters.before(roster),
         descriptor=descriptor,
         bundles=tuple(item for item in messages if isinstance(item, KeyBundle)),
         share_headers=tuple(item for item in messages if isinstance(item, ShareBoxHeader)),

@@ -1,10 +1,10 @@
 """What must hold before this silo works or shows a key: roster, verdict, budget, adopted head.
 
-Invariants: a roster is believed only under the pinned root key, never at an older epoch, and only
-as the one that the message at hand names; no work begins and no key is made that the ledger could
-not charge, unit kind by unit kind, beyond what the site allows in a day, or beyond the attempts and
-trainings that the run's plan states ε for; no attempt is joined but of the step after the adopted
-head.
+Invariants: a roster is believed only under the pinned root key or by the approvals of members of
+one that was, never at an older epoch, and only as the one that the message at hand names; no work
+begins and no key is made that the ledger could not charge, unit kind by unit kind, beyond what the
+site allows in a day, or beyond the attempts and trainings that the run's plan states ε for; no
+attempt is joined but of the step after the adopted head.
 
 Covered: the checks around the guardian's rules. Not covered: the rules (``policy.py``).
 """
@@ -20,7 +20,7 @@ from federation.record import AdapterRecord, next_place
 from federation.task import SURVIVORS_ALREADY_SIGNED, RoundTask
 from secagg.descriptor import AggregationId, Descriptor
 from secagg.errors import Check
-from secagg.roster import SignedRoster, verify_roster
+from secagg.roster import SignedRoster, follow_rosters
 from silo_agent.errors import PolicyRefusalError, SessionError
 from silo_agent.identity import Identity
 from silo_agent.local_store import LocalStore
@@ -44,17 +44,19 @@ def fetch_roster(
 ) -> SignedRoster:
     """The roster with this digest, verified under the pinned root and not older than known.
 
+    One that members approved is followed from the newest one accepted here, or from one that the
+    root signed since.
+
     Raises:
-        VerificationError: the signature or the epoch.
+        VerificationError: the signature, the approvals or the epoch.
         SessionError: another roster is published, or it is another federation's.
     """
-    roster = coordinator.roster()
-    verify_roster(
-        roster,
-        identity.root_key,
-        last_epoch=store.newest_roster_epoch(),
-        last_sha256=store.newest_roster_sha256(),
-    )
+    last_epoch, last_sha256 = store.newest_roster_epoch(), store.newest_roster_sha256()
+    rosters: tuple[SignedRoster, ...] = (coordinator.roster(),)
+    if rosters[-1].approvals and rosters[-1].roster.sha256 != last_sha256:
+        rosters = coordinator.rosters(last_epoch)
+    roster = rosters[-1]
+    follow_rosters(rosters, identity.root_key, last_epoch=last_epoch, last_sha256=last_sha256)
     if roster.roster.sha256 != roster_sha256:
         raise SessionError(
             "the published roster is not the one the message names", check=Check.DESCRIPTOR_ROSTER

@@ -82,6 +82,7 @@ class ChainFollower:
         coordinator: Coordinator,
         store: LocalStore,
         max_dimension: int = MAX_DIMENSION,
+        adopting: Callable[[AdapterRecord], None] = lambda _record: None,
     ) -> None:
         """Delete what a crash left half-fetched.
 
@@ -89,7 +90,9 @@ class ChainFollower:
             coordinator: Publishes.
             store: Keeps.
             max_dimension: The longest vector that this site uploads.
+            adopting: Told of each record before it becomes the head.
         """
+        self._adopting = adopting
         self._max_dimension = max_dimension
         self._coordinator = coordinator
         self._store = store
@@ -244,6 +247,8 @@ class ChainFollower:
                 published = incoming.content()
                 self._check(record, plan, previous, published, optimiser)
                 incoming.keep()
+        # Before the head moves: a crash between the two says it twice, never not at all.
+        self._adopting(record)
         self._store.set_chain_head(
             record.run_id,
             ChainHead(

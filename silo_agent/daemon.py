@@ -22,15 +22,13 @@ if this process accepted a task of its round, after the chain was followed to th
 
 Covered: restarts at any point (the silo finishes an upload it had spooled, and takes part again
 from the next task), lost connections, a coordinator that restarts in the middle of an attempt,
-hostile messages. Not covered: two runs at once.
+hostile messages, runs that rest while others go on. Not covered: two rounds at once.
 """
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from types import FrameType
 
 import structlog
 
@@ -42,13 +40,13 @@ from federation.task import RoundTask
 from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_descriptor
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
 from silo_agent.admission import (
-    require_accepted,
     require_attempt_budget,
     require_budget,
     require_head,
     require_next,
 )
 from silo_agent.attempt import identity_name, ledger_identity
+from silo_agent.audited import open_audit
 from silo_agent.config import SiloConfig
 from silo_agent.errors import (
     ChainMismatchError,
@@ -58,22 +56,24 @@ from silo_agent.errors import (
     TransportError,
 )
 from silo_agent.failure import check_of, describe
+from silo_agent.gate import Gate
 from silo_agent.identity import Identity
 from silo_agent.ledger_echo import LedgerEcho, require_echoed
 from silo_agent.ledger_file import open_ledger
+from silo_agent.limits import restrict_gpus
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
 from silo_agent.peer_heads import PeerHeads
-from silo_agent.policy import Decision, Policy, check_descriptor, check_plan, check_task
+from silo_agent.policy import Policy
 from silo_agent.polling import Polling
-from silo_agent.probes import Probes
 from silo_agent.published import Published
+from silo_agent.renewal import Renewal
 from silo_agent.session import Session
 from silo_agent.transport import Coordinator, Idle, Instruction, RoundAborted, RoundClosed
 from silo_agent.unfinished import UnfinishedUploads
 from silo_agent.work import LocalWork
 
-__all__ = ["Daemon", "run"]
+__all__ = ["Daemon"]
 
 _STEP_OF = dict(
     zip((KeyBundles, BoxDelivery, Survivors, ConsistencySignatures), STEPS[1:], strict=True)
@@ -92,8 +92,11 @@ class Daemon:
         self.stopping = threading.Event()
         self.identity = Identity.load(config.data_dir)
         self.policy = Policy.load(config.policy_file)
+        restrict_gpus(self.policy.limits)
         self.store = LocalStore(config.data_dir)
         self.metrics = SiloMetrics(families=config.families())
+        self.gate = Gate(config.data_dir, self.policy, self.metrics)
+        self.audit = open_audit(config.data_dir, lambda: self.identity, self.metrics)
         self.ledger = open_ledger(config, self.policy, self.store)
         self.unfinished = UnfinishedUploads(
             config.data_dir / "spool",
@@ -106,14 +109,25 @@ class Daemon:
             credentials=self.identity.channel_credentials(),
             stopping=self.stopping,
         )
+        self.renewal = Renewal(
+            identity=self.identity,
+            data_dir=config.data_dir,
+            coordinator=self.coordinator,
+            metrics=self.metrics,
+            stopping=self.stopping,
+            renewed=self.audit.renewed,
+        )
+        self.coordinator.watch_trust(self.renewal.hear)
         self.peers = PeerHeads(self.store)
         self.work = LocalWork(
             config=config,
             coordinator=self.coordinator,
             store=self.store,
             metrics=self.metrics,
+            audit=self.audit.log,
             ledger_of=lambda: self.ledger,
             seed_of=self.identity.work_seed,
+            limits=self.policy.limits,
         )
         self.published = Published(
             coordinator=self.coordinator,
@@ -121,6 +135,7 @@ class Daemon:
             store=self.store,
             max_dimension=self.policy.limits.max_dimension,
             adopted=self.work.adopted,
+            adopting=self.audit.adopting,
         )
         self._session: Session | None = None
         self._task: RoundTask | None = None
@@ -130,13 +145,14 @@ class Daemon:
     def serve(self) -> None:
         """Poll until told to stop."""
         log.info("silo_started", silo=self.identity.silo_id)
+        self.audit.started(self.config.policy_file)
         Polling(
             self.coordinator,
             stopping=self.stopping,
             obey=self._obey,
             refuse=self._refuse,
             survive=self._survive,
-            settle=lambda: self.metrics.observe_ledger(self.ledger),
+            settle=self._settle,
         ).serve()
 
     def close(self) -> None:
@@ -147,12 +163,20 @@ class Daemon:
         self.work.close()
         self.coordinator.close()
         self.ledger.close()
+        self.audit.stopped()
+
+    @property
+    def attempt_open(self) -> bool:
+        """Whether there is an attempt that this silo has not finished."""
+        session = self._session
+        return session is not None and not session.finished
 
     # Instructions ---------------------------------------------------------------------------------
 
     def _obey(self, instruction: Instruction) -> bool:
         """Act on an instruction; whether there was anything to do that this silo had not done."""
         message = instruction.payload
+        self.gate.stop_waiting()
         match message:
             case Idle():
                 self._end_aggregations()
@@ -160,6 +184,7 @@ class Daemon:
                 self._end_aggregations()
                 repeated = message == self._task
                 self._take_task(message, instruction.ledger_echo)
+                self.audit.exchange(self.coordinator, self.published)
                 return not repeated
             case SignedDescriptor():
                 self._take_descriptor(message)
@@ -167,7 +192,9 @@ class Daemon:
                 self._take_message(message, instruction.identity)
             case RoundClosed():
                 self._end_aggregations()
-                return self._close_round(message)
+                moved = self._close_round(message)
+                self.audit.exchange(self.coordinator, self.published)
+                return moved
             case RoundAborted():
                 log.warning("round_aborted", reason=message.reason)
                 self.metrics.rounds.labels(outcome="aborted").inc()
@@ -206,6 +233,7 @@ class Daemon:
                 and isinstance(message, BoxDelivery)
                 and self.unfinished.finish(identity, self.coordinator)
             ):
+                self.audit.uploaded(identity)
                 return
             # A restarted silo sees the middle of a round it is no longer part of.
             name = "" if identity is None else identity_name(identity)
@@ -219,6 +247,7 @@ class Daemon:
         self.metrics.observe_phase(_STEP_OF[type(message)], time.monotonic() - started)
         if session.finished and self._contributed != identity:
             self._contributed = identity
+            self.gate.took_part(identity)
             self.metrics.rounds.labels(outcome="contributed").inc()
 
     def _take_task(self, task: RoundTask, echo: LedgerEcho | None) -> None:
@@ -228,18 +257,12 @@ class Daemon:
         self._task, self._asked = task, (task.run_id, Place(task.round, task.step))
         mine = self.identity
         require_echoed(self.ledger, echo, silo_id=mine.silo_id, signing_key=mine.signing_key)
-        decision = check_task(
-            self.policy,
-            task=task,
-            plan=plan,
-            base_sha256=self.work.base_sha256,
-            now_unix_s=int(time.time()),
-        )
-        self._admit(decision)
+        self.gate.judge_task(task, plan, work=self.work, echo=echo, fetch=self.coordinator.plan)
         require_budget(self.ledger, plan, self.policy.limits, task)
         head = self.published.follow(task.run_id)
         require_next(self.ledger, task, plan, head.record)
         self.work.start(task=task, plan=plan, head=head)
+        self.audit.accepted(task)
 
     def _close_round(self, closed: RoundClosed) -> bool:
         """Follow a run to its end, if it is one that this site allows; whether it moved the head.
@@ -247,7 +270,7 @@ class Daemon:
         A coordinator may say the same record any number of times.
         """
         plan = self.published.plan(closed.record.plan_sha256)
-        decision = check_plan(self.policy, plan=plan, base_sha256=self.work.base_sha256)
+        decision = self.gate.judge_closed(closed.record, plan, base_sha256=self.work.base_sha256)
         if not decision.accepted:
             log.info("not_followed", run=closed.record.run_id, rule=decision.rule)
             return False
@@ -267,16 +290,8 @@ class Daemon:
         head = self.published.head_before(identity, finished.plan)
         require_head(descriptor, finished.plan, head.record)
         plan = self.published.plan(descriptor.plan_sha256)
-        decision = check_descriptor(
-            self.policy,
-            descriptor=descriptor,
-            silo_id=self.identity.silo_id,
-            plan=plan,
-            base_sha256=self.work.base_sha256,
-            layout=finished.layout,
-            now_unix_s=int(time.time()),
-        )
-        self._admit(decision)
+        me, layout = self.identity.silo_id, finished.layout
+        self.gate.judge_descriptor(signed, plan, silo_id=me, work=self.work, layout=layout)
         require_attempt_budget(self.ledger, plan, self.policy.limits, identity)
         spec = plan.privacy_spec()
         stepped = spec.mode is Mode.RECORD_DISTRIBUTED
@@ -302,6 +317,7 @@ class Daemon:
                 spool_directory=self.config.data_dir / "spool",
                 coordinator=self.coordinator,
                 metrics=self.metrics,
+                audit=self.audit.log,
                 advertise=False,
             )
         except Exception:
@@ -329,17 +345,21 @@ class Daemon:
         self._end_session()
         self.unfinished.keep_only(None)
 
-    # Refusals and errors --------------------------------------------------------------------------
+    def _settle(self) -> None:
+        """Show the budget, and hear what the operator has said meanwhile."""
+        self.metrics.observe_ledger(self.ledger)
+        self.gate.take_up(self._take_task, refuse=self._refuse, survive=self._survive)
+        if self.gate.over(attempt_open=self.attempt_open):
+            self.stopping.set()
 
-    def _admit(self, decision: Decision) -> None:
-        """Count a favourable verdict of the guardian; any other is counted by ``_refuse``."""
-        require_accepted(decision)
-        self.metrics.count_decision(accepted=True, rule=decision.rule)
+    # Refusals and errors --------------------------------------------------------------------------
 
     def _refuse(self, refusal: PolicyRefusalError) -> None:
         self._give_up_session()
         self.metrics.count_decision(accepted=False, rule=refusal.rule)
         log.warning("refused", rule=refusal.rule, detail=refusal.detail)
+        self.audit.refused(self._asked, refusal.rule)
+        self.gate.refused(self._asked, refusal.rule)
         self.metrics.rounds.labels(outcome="refused").inc()
         self._tell_refusal(refusal.public_reason)
 
@@ -377,23 +397,3 @@ class Daemon:
         if isinstance(error, LedgerCorruptError):
             self.ledger.close()
             self.ledger = open_ledger(self.config, self.policy, self.store)
-
-
-def run(config: SiloConfig) -> None:
-    """Run the daemon until SIGTERM or SIGINT."""
-    daemon = Daemon(config)
-    probes = Probes(
-        listen=config.probes_listen, registry=daemon.metrics.registry, data_dir=config.data_dir
-    )
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        daemon.stopping.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    probes.start()
-    try:
-        daemon.serve()
-    finally:
-        daemon.close()
-        probes.stop()

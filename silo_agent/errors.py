@@ -13,6 +13,9 @@
     ├── ChainMismatchError     the published chain contradicts what this silo adopted
     ├── SpoolError             a masked upload cannot be kept, or is not what was written
     ├── LocalStoreError        the silo's own state on disk cannot be used
+    │   └── AuditLogError      its audit log cannot be read or written
+    ├── LocalTimeError         local work took longer than the site allows
+    ├── DiskLimitError         the data directory holds more than the site allows
     └── ProbeError             the port for probes and metrics cannot be opened
 
 Texts may name local facts; only ``PolicyRefusalError.public_reason`` is ever sent anywhere.
@@ -23,10 +26,13 @@ from __future__ import annotations
 from secagg.errors import Check
 
 __all__ = [
+    "AuditLogError",
     "ChainMismatchError",
     "ConfigError",
+    "DiskLimitError",
     "IdentityError",
     "LocalStoreError",
+    "LocalTimeError",
     "NotReadyError",
     "PolicyFileError",
     "PolicyRefusalError",
@@ -111,6 +117,18 @@ class SpoolError(SiloError):
 
 class LocalStoreError(SiloError):
     """The silo's own state on disk cannot be used."""
+
+
+class AuditLogError(LocalStoreError):
+    """The audit log cannot be read or written."""
+
+
+class LocalTimeError(SiloError):
+    """Local work took longer than the site allows."""
+
+
+class DiskLimitError(SiloError):
+    """The data directory holds more than the site allows."""
 
 
 class ProbeError(SiloError):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -31,7 +31,10 @@ from secagg.descriptor import OTHER_FAMILY, MetricsLayout
 from silo_agent.contribution import Contribution
 from silo_agent.evolve.evolver import Evolution
 
-__all__ = ["FinishedWork"]
+__all__ = ["FinishedWork", "KeptWork"]
+
+KEPT_RUNS: Final = 4
+"""Deltas of several runs are in memory at once: of those paused most recently, and the newest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,3 +117,31 @@ class FinishedWork:
     def __repr__(self) -> str:
         """Redacted: these numbers must not reach a log."""
         return f"FinishedWork(run_id={self.run_id!r}, round={self.round}, values redacted)"
+
+
+class KeptWork:
+    """The newest result of each of the last runs; not safe for threads by itself."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, FinishedWork] = {}
+
+    def find(self, run_id: str, round_number: int) -> FinishedWork | None:
+        """Return the result of a round, if it is kept."""
+        done = self._newest.get(run_id)
+        return done if done is not None and done.round == round_number else None
+
+    def keep(self, finished: FinishedWork) -> tuple[str, int] | None:
+        """Keep a result in the place of its run's older one.
+
+        Args:
+            finished: The result.
+
+        Returns:
+            Run and round of the result that had to go to make room, if one had to.
+        """
+        self._newest.pop(finished.run_id, None)
+        self._newest[finished.run_id] = finished
+        if len(self._newest) <= KEPT_RUNS:
+            return None
+        gone = self._newest.pop(next(iter(self._newest)))
+        return gone.run_id, gone.round

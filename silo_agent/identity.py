@@ -6,12 +6,13 @@ Joining, in order:
    same federation again keeps the Ed25519 key, so that the roster stays as it is.
 2. The enrolment port's certificate chain is fetched without trusting it; the CA in it must have the
    SHA-256 of the invite. Only then is the secret sent, over TLS verified by that CA.
-3. The answer must hold a certificate for our key and our SPIFFE URI from that CA, and a root key
-   with the SHA-256 of the invite.
+3. The answer must hold a certificate for our key and our SPIFFE URI, and a root key with the
+   SHA-256 of the invite. It is from the pinned CA or, while that one is replaced, from another one
+   that the answer names: the answer itself came over TLS under the pinned CA.
 4. ``identity/`` appears complete, mode 0700, or not at all.
 
 Covered: altered or stale invites, a coordinator with another CA or root, a wrong answer, a crash
-while joining. Not covered: keys in hardware, renewal before the certificate ends.
+while joining or renewing. Not covered: keys in hardware; when to renew (``silo_agent/renewal.py``).
 
 Errors::
 
@@ -25,7 +26,6 @@ Errors::
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
 import shutil
@@ -36,26 +36,23 @@ from typing import Any, Final
 
 import grpc
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.x509.oid import NameOID
 
 from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc
-from federation.invite import (
-    Invite,
-    InviteFormatError,
-    join_statement,
-    parse_invite,
-    silo_spiffe_uri,
-)
+from federation.invite import Invite, InviteFormatError, join_statement, parse_invite
+from federation.renewal import trust_sha256
 from silo_agent.durable import replace_file, sync_directory
 from silo_agent.errors import IdentityError, TransportError
+from silo_agent.identity_files import DIRECTORY, PARTIAL, PREVIOUS, forget_previous
+from silo_agent.leaf import UntrustedCoordinatorError, certificate_request, read_ca, read_leaf
 from silo_agent.tls_chain import fetch_chain
 
 __all__ = [
+    "DIRECTORY",
     "AlreadyJoinedError",
     "Identity",
     "InviteRefusedError",
@@ -64,9 +61,6 @@ __all__ = [
     "join",
 ]
 
-DIRECTORY: Final = "identity"
-PREVIOUS: Final = "identity.previous"
-PARTIAL: Final = "identity.partial"
 TIMEOUT_S: Final = 20.0
 _PEM: Final = serialization.Encoding.PEM
 _DER: Final = serialization.Encoding.DER
@@ -78,10 +72,6 @@ class NotJoinedError(IdentityError):
 
 class AlreadyJoinedError(IdentityError):
     """Another federation, silo or root lives in this data directory."""
-
-
-class UntrustedCoordinatorError(IdentityError):
-    """The coordinator is not the one that the invite pins."""
 
 
 class InviteRefusedError(IdentityError):
@@ -107,6 +97,9 @@ class Identity:
     """The consortium root's 32-byte Ed25519 key."""
     leaf: x509.Certificate
     ca: x509.Certificate
+    """The leaf's issuer."""
+    also_trusted: tuple[x509.Certificate, ...] = ()
+    """Other CAs that the coordinator's certificate may be of, while one replaces another."""
     signing_key: Ed25519PrivateKey = field(repr=False)
     leaf_key: ec.EllipticCurvePrivateKey = field(repr=False)
 
@@ -114,6 +107,16 @@ class Identity:
     def certificate_expiry_unix_s(self) -> int:
         """When the certificate ends."""
         return int(self.leaf.not_valid_after_utc.timestamp())
+
+    @property
+    def certificate_sha256(self) -> bytes:
+        """Names the certificate."""
+        return hashlib.sha256(self.leaf.public_bytes(_DER)).digest()
+
+    @property
+    def trust_sha256(self) -> bytes:
+        """Names the set of CAs, as the coordinator does."""
+        return trust_sha256([ca.public_bytes(_DER) for ca in (self.ca, *self.also_trusted)])
 
     def work_seed(self, run_id: str) -> int:
         """A seed for local work that nobody outside can predict, another one for each run.
@@ -124,12 +127,15 @@ class Identity:
         return int.from_bytes(derived.derive(self.signing_key.private_bytes_raw()), "big") >> 1
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return mutual TLS credentials that trust the federation's CA alone."""
+        """Return mutual TLS credentials that trust the federation's CAs alone."""
         return grpc.ssl_channel_credentials(
-            root_certificates=self.ca.public_bytes(_PEM),
+            root_certificates=self._roots_pem(),
             private_key=_private_pem(self.leaf_key),
             certificate_chain=self.leaf.public_bytes(_PEM) + self.ca.public_bytes(_PEM),
         )
+
+    def _roots_pem(self) -> bytes:
+        return b"".join(ca.public_bytes(_PEM) for ca in (self.ca, *self.also_trusted))
 
     @classmethod
     def load(cls, data_dir: Path) -> Identity:
@@ -148,7 +154,7 @@ class Identity:
         directory = data_dir / DIRECTORY
         previous = data_dir / PREVIOUS
         if not directory.exists() and previous.exists():
-            # A crash came between the two renames of a second join.
+            # A crash came between two renames.
             previous.rename(directory)
         if not directory.exists():
             raise NotJoinedError(
@@ -160,7 +166,7 @@ class Identity:
             signing = _read_private(directory / "protocol.key")
             leaf_key = _read_private(directory / "leaf.key")
             leaf = x509.load_pem_x509_certificate((directory / "leaf.pem").read_bytes())
-            ca = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
+            ca, *others = x509.load_pem_x509_certificates((directory / "ca.pem").read_bytes())
             federation, silo_id = str(facts["federation"]), str(facts["silo_id"])
             address = str(facts["coordinator_address"])
         except (OSError, ValueError, TypeError, KeyError, UnsupportedAlgorithm) as error:
@@ -178,11 +184,17 @@ class Identity:
             root_key=root.public_bytes_raw(),
             leaf=leaf,
             ca=ca,
+            also_trusted=tuple(others),
             signing_key=signing,
             leaf_key=leaf_key,
         )
 
-    def _store(self, data_dir: Path) -> None:
+    def store(self, data_dir: Path) -> None:
+        """Put this identity in the place of the one before, which stays beside it.
+
+        Args:
+            data_dir: The silo's data directory.
+        """
         partial = data_dir / PARTIAL
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
@@ -196,7 +208,7 @@ class Identity:
             ("leaf.key", _private_pem(self.leaf_key)),
             ("protocol.key", _private_pem(self.signing_key)),
             ("leaf.pem", self.leaf.public_bytes(_PEM)),
-            ("ca.pem", self.ca.public_bytes(_PEM)),
+            ("ca.pem", self._roots_pem()),
             (
                 "root.pub",
                 root.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo),
@@ -210,7 +222,6 @@ class Identity:
             directory.rename(previous)
         partial.rename(directory)
         sync_directory(data_dir)
-        shutil.rmtree(previous, ignore_errors=True)
 
 
 def join(invite: Invite | str, data_dir: Path) -> Identity:
@@ -247,17 +258,29 @@ def join(invite: Invite | str, data_dir: Path) -> Identity:
     leaf_key = ec.generate_private_key(ec.SECP256R1())
     ca = _fetch_ca(parsed)
     response = _redeem(parsed, ca, leaf_key, signing_key)
+    if hashlib.sha256(response.root_key).digest() != parsed.root_sha256:
+        raise UntrustedCoordinatorError("the answer names another consortium root than the invite")
+    issuer = read_ca(response.ca_certificate)
     identity = Identity(
         federation=parsed.federation,
         silo_id=parsed.silo_id,
         coordinator_address=parsed.coordinator_address,
         root_key=response.root_key,
-        leaf=_verified_leaf(parsed, ca, leaf_key, response),
-        ca=ca,
+        leaf=read_leaf(
+            response.certificate,
+            issuer=issuer,
+            key=leaf_key,
+            federation=parsed.federation,
+            silo_id=parsed.silo_id,
+        ),
+        ca=issuer,
+        also_trusted=() if issuer == ca else (ca,),
         signing_key=signing_key,
         leaf_key=leaf_key,
     )
-    identity._store(data_dir)  # noqa: SLF001 - the second half of this function, kept with load()
+    identity.store(data_dir)
+    # Joining replaced the certificate before at the coordinator too.
+    forget_previous(data_dir)
     return identity
 
 
@@ -283,7 +306,8 @@ def _fetch_ca(invite: Invite) -> x509.Certificate:
             return certificate
     raise UntrustedCoordinatorError(
         f"{invite.enrol_address} does not present the CA that the invite pins: the invite is of "
-        "another coordinator, or somebody is in between. Nothing was sent."
+        "another coordinator, or from before its CA was replaced, or somebody is in between. "
+        "Nothing was sent; ask the admin for a new invite."
     )
 
 
@@ -293,13 +317,7 @@ def _redeem(
     leaf_key: ec.EllipticCurvePrivateKey,
     signing_key: Ed25519PrivateKey,
 ) -> enrolment_pb2.JoinResponse:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, invite.silo_id)])
-    csr = (
-        x509.CertificateSigningRequestBuilder()
-        .subject_name(subject)
-        .sign(leaf_key, hashes.SHA256())
-        .public_bytes(_DER)
-    )
+    csr = certificate_request(invite.silo_id, leaf_key)
     request = enrolment_pb2.JoinRequest(
         federation=invite.federation,
         silo_id=invite.silo_id,
@@ -331,43 +349,6 @@ def _refusal(error: Any, invite: Invite) -> IdentityError | TransportError:
         f"({trailers.get('chorale-hint', '')})",
         reason=reason,
     )
-
-
-def _verified_leaf(
-    invite: Invite,
-    ca: x509.Certificate,
-    leaf_key: ec.EllipticCurvePrivateKey,
-    response: enrolment_pb2.JoinResponse,
-) -> x509.Certificate:
-    if hashlib.sha256(response.root_key).digest() != invite.root_sha256:
-        raise UntrustedCoordinatorError("the answer names another consortium root than the invite")
-    if response.ca_certificate != ca.public_bytes(_DER):
-        raise UntrustedCoordinatorError("the answer names another CA than the invite")
-    try:
-        leaf = x509.load_der_x509_certificate(response.certificate)
-        leaf.verify_directly_issued_by(ca)
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-        key = leaf.public_key()
-    except (
-        ValueError,
-        TypeError,
-        InvalidSignature,
-        UnsupportedAlgorithm,
-        x509.ExtensionNotFound,
-    ) as error:
-        raise UntrustedCoordinatorError("the answer's certificate is not from its CA") from error
-    if key != leaf_key.public_key():
-        raise UntrustedCoordinatorError("the answer's certificate is for another key")
-    if uris != [silo_spiffe_uri(invite.federation, invite.silo_id)]:
-        raise UntrustedCoordinatorError("the answer's certificate names another silo")
-    now = dt.datetime.now(dt.UTC)
-    if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
-        raise UntrustedCoordinatorError(
-            "the answer's certificate is not valid now: compare this machine's clock with the "
-            "coordinator's"
-        )
-    return leaf
 
 
 def _read_private(path: Path) -> object:

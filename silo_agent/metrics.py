@@ -32,6 +32,7 @@ __all__ = ["OTHER", "PHASES", "SiloMetrics"]
 
 OTHER = "other"
 OUTCOMES = ("contributed", "refused", "aborted")
+RENEWALS = ("renewed", "failed")
 PHASES = ("explore", "train", "gradients", "evaluate", *STEPS)
 FAMILIES = (*sorted(ENVIRONMENTS), "constant", OTHER)
 _DURATION_BUCKETS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
@@ -63,6 +64,15 @@ class SiloMetrics:
         )
         self.resumed_uploads = self._counter(
             "resumed_uploads", "Uploads of an earlier process that were finished from its spool"
+        )
+        self.audit_head_conflicts = self._counter(
+            "audit_head_conflicts", "Signed audit heads that went back or forked, on either side"
+        )
+        self.certificate_renewals = self._counter(
+            "certificate_renewals", "Tries to renew this silo's certificate", "outcome"
+        )
+        self.certificate_expiry = self._gauge(
+            "certificate_expiry_timestamp_seconds", "When this silo's certificate ends"
         )
         self.nonfinite_deltas = self._counter(
             "nonfinite_deltas", "Deltas that were not finite, for which zeros went up"
@@ -157,6 +167,8 @@ class SiloMetrics:
     def _initialise(self) -> None:
         for outcome in OUTCOMES:
             self.rounds.labels(outcome=outcome)
+        for outcome in RENEWALS:
+            self.certificate_renewals.labels(outcome=outcome)
         self.policy_decisions.labels(decision="accept", rule=ACCEPTED)
         for rule in RULE_NAMES:
             self.policy_decisions.labels(decision="refuse", rule=rule)

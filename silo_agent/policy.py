@@ -6,13 +6,15 @@ another plan than the one that was trained under.
 
 Invariants:
 
-1. Rules read the policy, the plan, signed documents and the clock. None of them can see data, so a
-   refusal tells nothing about data.
+1. Rules read the policy, the plan, signed documents, the clock, the machine and what the operator
+   said. None of them can see data, so a refusal tells nothing about data.
 2. Public reasons are fixed texts. What was compared goes into ``detail``, which stays here.
 3. A rule that cannot be evaluated refuses.
+4. A departure and a refusal by hand come first; that somebody has to approve comes last, so nobody
+   is asked about what the file refuses anyway.
 
 Covered: verdicts on plans, tasks and descriptors. Not covered: the budget, which the ledger
-enforces before every upload, and approval by hand.
+enforces before every upload (``silo_agent/admission.py``).
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from dataclasses import dataclass
 from federation.plan import Plan
 from federation.task import RoundTask
 from secagg.descriptor import Descriptor
+from silo_agent.approvals import Standing
 from silo_agent.policy_descriptor import DESCRIPTOR_RULES, DescriptorCase, SharedLayout
 from silo_agent.policy_document import Policy
-from silo_agent.policy_plan import PLAN_RULES, TASK_RULES, CaseT_contra, PlanCase, Rule, TaskCase
+from silo_agent.policy_operator import APPROVAL_RULE, FIRST_WORD, LAST_WORD
+from silo_agent.policy_plan import PLAN_RULES, TASK_RULES, TaskCase
 from silo_agent.policy_proposal import write_default, write_for_plan
+from silo_agent.policy_rule import CaseT_contra, PlanCase, Rule
 
 __all__ = [
     "ACCEPTED",
+    "APPROVAL_RULE",
     "RULE_NAMES",
     "Decision",
     "Policy",
@@ -45,9 +51,11 @@ ACCEPTED = "accepted"
 RULE_NAMES: tuple[str, ...] = tuple(
     dict.fromkeys(
         (
+            *(rule.name for rule in FIRST_WORD),
             *(rule.name for rule in PLAN_RULES),
             *(rule.name for rule in TASK_RULES),
             *(rule.name for rule in DESCRIPTOR_RULES),
+            *(rule.name for rule in LAST_WORD),
         )
     )
 )
@@ -68,19 +76,38 @@ class Decision:
     """What was compared, for the silo's own log."""
 
 
-def check_plan(policy: Policy, *, plan: Plan, base_sha256: bytes) -> Decision:
+def check_plan(
+    policy: Policy,
+    *,
+    plan: Plan,
+    base_sha256: bytes,
+    standing: Standing = Standing.OPEN,
+    unfit: str = "",
+) -> Decision:
     """The verdict on a plan alone, before anything was signed.
 
     Args:
         policy: The site's.
         plan: What is asked for.
         base_sha256: Digest of the base model that this silo holds.
+        standing: What the operator said about the run.
+        unfit: Why this machine cannot hold the plan's work; empty where it can.
     """
-    return _decide(PLAN_RULES, PlanCase(policy=policy, plan=plan, base_sha256=base_sha256))
+    return _decide(
+        PLAN_RULES,
+        PlanCase(policy=policy, plan=plan, base_sha256=base_sha256, standing=standing, unfit=unfit),
+    )
 
 
 def check_task(
-    policy: Policy, *, task: RoundTask, plan: Plan, base_sha256: bytes, now_unix_s: int
+    policy: Policy,
+    *,
+    task: RoundTask,
+    plan: Plan,
+    base_sha256: bytes,
+    now_unix_s: int,
+    standing: Standing = Standing.OPEN,
+    unfit: str = "",
 ) -> Decision:
     """The verdict on a round task.
 
@@ -90,11 +117,19 @@ def check_task(
         plan: The plan that the task names by digest.
         base_sha256: Digest of the base model that this silo holds.
         now_unix_s: This silo's clock.
+        standing: What the operator said about the run.
+        unfit: Why this machine cannot hold the plan's work; empty where it can.
     """
     return _decide(
         TASK_RULES,
         TaskCase(
-            policy=policy, task=task, plan=plan, base_sha256=base_sha256, now_unix_s=now_unix_s
+            policy=policy,
+            task=task,
+            plan=plan,
+            base_sha256=base_sha256,
+            now_unix_s=now_unix_s,
+            standing=standing,
+            unfit=unfit,
         ),
     )
 
@@ -108,6 +143,7 @@ def check_descriptor(
     base_sha256: bytes,
     layout: SharedLayout,
     now_unix_s: int,
+    standing: Standing = Standing.OPEN,
 ) -> Decision:
     """The verdict on a descriptor.
 
@@ -119,6 +155,7 @@ def check_descriptor(
         base_sha256: Digest of the base model that this silo holds.
         layout: Of the vector that this silo trained.
         now_unix_s: This silo's clock.
+        standing: What the operator said about the run.
     """
     return _decide(
         DESCRIPTOR_RULES,
@@ -130,12 +167,15 @@ def check_descriptor(
             silo_id=silo_id,
             layout=layout,
             now_unix_s=now_unix_s,
+            standing=standing,
         ),
     )
 
 
 def _decide(rules: tuple[Rule[CaseT_contra], ...], case: CaseT_contra) -> Decision:
-    for rule in rules:
+    # A rule about any plan is one about every case of a plan.
+    ordered: tuple[Rule[CaseT_contra], ...] = (*FIRST_WORD, *rules, *LAST_WORD)
+    for rule in ordered:
         detail = rule.fires(case)
         if detail is not None:
             return Decision(

@@ -23,11 +23,11 @@ from dp.share import metrics_sigma, per_silo_sigma
 from federation.errors import LayoutError
 from federation.sums import metrics_layout
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, STEPS, Descriptor
-from silo_agent.policy_plan import CLOCK_SKEW_S, PLAN_RULES, PlanCase, Rule
+from silo_agent.policy_plan import CLOCK_SKEW_S, PLAN_RULES
+from silo_agent.policy_rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 
 __all__ = ["DESCRIPTOR_RULES", "DescriptorCase", "SharedLayout"]
 
-_POLICY = "the site's policy does not allow"
 _DIFFERS = "the descriptor differs from its plan in"
 
 
@@ -240,19 +240,43 @@ DESCRIPTOR_RULES: tuple[Rule[DescriptorCase], ...] = (
     ),
     Rule(name="descriptor_round", public_reason=f"{_DIFFERS} the round", fires=_descriptor_round),
     Rule(name="sums", public_reason=f"{_DIFFERS} the number of sums", fires=_sums),
-    Rule(name="attempts", public_reason=f"{_POLICY} so many attempts at one sum", fires=_attempts),
+    Rule(
+        name="attempts",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so many attempts at one sum",
+        fires=_attempts,
+    ),
     Rule(name="membership", public_reason="this silo is not in the cohort", fires=_membership),
-    Rule(name="partners", public_reason=f"{_POLICY} a silo of the cohort", fires=_partners),
-    Rule(name="cohort_size", public_reason=f"{_POLICY} so small a cohort", fires=_cohort_size),
-    Rule(name="colluding", public_reason=f"{_POLICY} so few colluders", fires=_colluding),
-    Rule(name="threshold", public_reason=f"{_POLICY} so low a threshold", fires=_threshold),
+    Rule(
+        name="partners",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} a silo of the cohort",
+        fires=_partners,
+    ),
+    Rule(
+        name="cohort_size",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so small a cohort",
+        fires=_cohort_size,
+    ),
+    Rule(
+        name="colluding",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so few colluders",
+        fires=_colluding,
+    ),
+    Rule(
+        name="threshold",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so low a threshold",
+        fires=_threshold,
+    ),
     Rule(
         name="descriptor_survivors",
         public_reason=f"{_DIFFERS} the least number of survivors",
         fires=_descriptor_survivors,
     ),
     Rule(name="layout", public_reason=f"{_DIFFERS} the layout", fires=_layout),
-    Rule(name="dimension", public_reason=f"{_POLICY} so many coordinates", fires=_dimension),
+    Rule(
+        name="dimension",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so many coordinates",
+        fires=_dimension,
+    ),
     Rule(name="privacy_spec", public_reason=f"{_DIFFERS} the privacy spec", fires=_privacy_spec),
     Rule(name="descriptor_clip", public_reason=f"{_DIFFERS} the clip", fires=_descriptor_clip),
     Rule(name="scale", public_reason=f"{_DIFFERS} the scale", fires=_scale),

@@ -10,7 +10,7 @@ Invariants:
 4. ``epsilon_caps`` and ``delta`` are the silo's own; a plan cannot change them.
 
 Covered: reading. Not covered: the verdicts (``policy.py``), the files that are written for a site
-to edit (``policy_proposal.py``), approval by hand.
+to edit (``policy_proposal.py``), what an operator says about one run (``approvals.py``).
 """
 
 from __future__ import annotations
@@ -49,17 +49,8 @@ class _Section(BaseModel):
 class PolicySection(_Section):
     """``[policy]``: how tasks are approved."""
 
-    approval: str = "auto"
-    """``auto`` accepts what every rule allows."""
-
-    @field_validator("approval")
-    @classmethod
-    def _available(cls, value: str) -> str:
-        if value == "manual":
-            raise ValueError("approval by hand is not available yet: use 'auto'")
-        if value != "auto":
-            raise ValueError(f"unknown approval {value!r}: use 'auto'")
-        return value
+    approval: Literal["auto", "manual"] = "auto"
+    """``auto`` accepts what every rule allows; ``manual`` asks the operator about each run too."""
 
 
 class ModelsSection(_Section):
@@ -210,6 +201,20 @@ class LimitsSection(_Section):
     long local work took."""
     max_attempts_per_day: Count = 0
     """Attempts that reach the upload, and local trainings, in one UTC day; each is charged."""
+    max_local_hours_per_round: Annotated[float, Field(gt=0)] | None = None
+    """Most wall time of one round's local work, and of what a plan may give it; no limit when
+    absent."""
+    max_disk_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Most that the data directory may hold when local work begins; no limit when absent."""
+    gpus: Annotated[tuple[Count, ...], Field(max_length=64)] | None = None
+    """GPUs that may be used, by index; none when empty, all when absent."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _distinct(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and len(set(value)) != len(value):
+            raise ValueError("name each GPU once")
+        return value
 
 
 class Policy(_Section):

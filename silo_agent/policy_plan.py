@@ -5,17 +5,16 @@ cannot say anything about data.
 
 ε here is that of the run alone, all its spare attempts made, from the plan and the site's δ.
 
-Covered: which models, environments, methods and privacy a site accepts, how much and when.
-Not covered: descriptors (``policy_descriptor.py``), the order of everything (``policy.py``), what
-other runs have spent (``dp.ledger``).
+Covered: which models, environments, methods and privacy a site accepts, and when.
+Not covered: how much (``policy_limits.py``), descriptors (``policy_descriptor.py``), the operator's
+own word (``policy_operator.py``), the order of everything (``policy.py``), what other runs have
+spent (``dp.ledger``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Generic, TypeVar
 
 from dp.charge import Charge, UnitKind, epsilon_of, run_charges
 from dp.config import Mode, PrivacySpec
@@ -23,14 +22,13 @@ from federation.plan import Plan
 from federation.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
 from silo_agent.evolve.evolver import UnknownEvolverError
 from silo_agent.evolve.registry import dp_compat_of
-from silo_agent.policy_document import Policy
+from silo_agent.policy_limits import LIMIT_RULES
+from silo_agent.policy_rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 
 __all__ = [
     "CLOCK_SKEW_S",
     "PLAN_RULES",
     "TASK_RULES",
-    "PlanCase",
-    "Rule",
     "TaskCase",
     "charged_steps",
     "charges_of_run",
@@ -42,19 +40,6 @@ __all__ = [
 
 CLOCK_SKEW_S = 120
 """Clocks of silo and coordinator may differ by this much."""
-_POLICY = "the site's policy does not allow"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanCase:
-    """A plan before the site's policy."""
-
-    policy: Policy
-    """The site's."""
-    plan: Plan
-    """What is asked for."""
-    base_sha256: bytes
-    """Digest of the base model that this silo holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,21 +50,6 @@ class TaskCase(PlanCase):
     """Verified: the coordinator signed it."""
     now_unix_s: int
     """This silo's clock."""
-
-
-CaseT_contra = TypeVar("CaseT_contra", bound=PlanCase, contravariant=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule(Generic[CaseT_contra]):
-    """One reason to refuse."""
-
-    name: str
-    """What logs and metrics call it."""
-    public_reason: str
-    """A fixed text: all that a refusal says outside."""
-    fires: Callable[[CaseT_contra], str | None]
-    """What is wrong, for the silo's own log, or None."""
 
 
 def protected_unit(spec: PrivacySpec) -> UnitKind | None:
@@ -246,25 +216,6 @@ def _survivors(case: PlanCase) -> str | None:
     return f"n_min {n_min} is below cohort.min_survivors {least}" if n_min < least else None
 
 
-def _rounds(case: PlanCase) -> str | None:
-    count, most = case.plan.rounds.count, case.policy.limits.max_rounds
-    return f"{count} rounds are above limits.max_rounds {most}" if count > most else None
-
-
-def _ready_after(case: PlanCase) -> str | None:
-    after_s, least_s = case.plan.rounds.ready_after_s, case.policy.limits.min_ready_after_s
-    if after_s < least_s:
-        return f"ready_after_s {after_s} is below limits.min_ready_after_s {least_s}"
-    return None
-
-
-def _episodes(case: PlanCase) -> str | None:
-    count, most = case.plan.evolve.episodes_per_round, case.policy.limits.max_episodes_per_round
-    if count > most:
-        return f"{count} episodes are above limits.max_episodes_per_round {most}"
-    return None
-
-
 def _task_base_model(case: TaskCase) -> str | None:
     if case.task.base_model_sha256 != case.base_sha256:
         return f"the task names base model {case.task.base_model_sha256.hex()}"
@@ -303,27 +254,27 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
     ),
     Rule(
         name="base_model_allowed",
-        public_reason=f"{_POLICY} this base model",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this base model",
         fires=_base_model_allowed,
     ),
     Rule(
         name="environments_allowed",
-        public_reason=f"{_POLICY} an environment of the plan",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} an environment of the plan",
         fires=_environments_allowed,
     ),
     Rule(
         name="evolver_allowed",
-        public_reason=f"{_POLICY} this evolution method",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this evolution method",
         fires=_evolver_allowed,
     ),
     Rule(
         name="aggregation_allowed",
-        public_reason=f"{_POLICY} this aggregation method",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this aggregation method",
         fires=_aggregation_allowed,
     ),
     Rule(
         name="privacy_mode_allowed",
-        public_reason=f"{_POLICY} this privacy mode",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this privacy mode",
         fires=_privacy_mode_allowed,
     ),
     Rule(
@@ -333,39 +284,35 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
     ),
     Rule(
         name="record_units",
-        public_reason=f"{_POLICY} this unit of privacy",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this unit of privacy",
         fires=_record_units,
     ),
     Rule(
         name="noise_multiplier",
-        public_reason=f"{_POLICY} so little noise",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so little noise",
         fires=_noise_multiplier,
     ),
-    Rule(name="clip", public_reason=f"{_POLICY} so large a clip", fires=_clip),
+    Rule(name="clip", public_reason=f"{POLICY_DOES_NOT_ALLOW} so large a clip", fires=_clip),
     Rule(
         name="sampling_rate",
-        public_reason=f"{_POLICY} so large a sampling rate",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so large a sampling rate",
         fires=_sampling_rate,
     ),
-    Rule(name="steps", public_reason=f"{_POLICY} so many noisy steps", fires=_steps),
+    Rule(name="steps", public_reason=f"{POLICY_DOES_NOT_ALLOW} so many noisy steps", fires=_steps),
     Rule(
         name="epsilon_per_run",
-        public_reason=f"{_POLICY} so large an epsilon for one run",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so large an epsilon for one run",
         fires=_epsilon_per_run,
     ),
     Rule(
         name="run_above_cap",
-        public_reason=f"{_POLICY} an epsilon that this run alone would pass",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} an epsilon that this run alone would pass",
         fires=_run_above_cap,
     ),
-    Rule(name="survivors", public_reason=f"{_POLICY} so small a sum", fires=_survivors),
-    Rule(name="rounds", public_reason=f"{_POLICY} so many rounds", fires=_rounds),
-    Rule(name="episodes", public_reason=f"{_POLICY} so many episodes", fires=_episodes),
     Rule(
-        name="ready_after",
-        public_reason=f"{_POLICY} so early a ready report",
-        fires=_ready_after,
+        name="survivors", public_reason=f"{POLICY_DOES_NOT_ALLOW} so small a sum", fires=_survivors
     ),
+    *LIMIT_RULES,
 )
 
 TASK_RULES: tuple[Rule[TaskCase], ...] = (

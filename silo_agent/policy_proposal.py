@@ -81,6 +81,7 @@ def write_for_plan(path: Path, plan: Plan) -> None:
             "max_attempts": 1 + plan.charged_releases - plan.releases,
             "min_ready_after": plan.rounds.ready_after_s,
             "max_per_day": most_debits(plan),
+            "local_hours": plan.rounds.ready_deadline_s / 3600.0,
         },
     )
 
@@ -123,7 +124,10 @@ def _write(path: Path, values: Mapping[str, object]) -> None:
 def _text(values: Mapping[str, object]) -> str:
     # Every value is a number, a plain name, or a list or table of those, which TOML and Python
     # spell alike but for the table; the result is parsed before it is written all the same.
-    return _TEMPLATE.format_map({key: _toml(value) for key, value in values.items()})
+    shown = {key: _toml(value) for key, value in values.items()}
+    limited = values["local_hours"] is not None
+    line = f"max_local_hours_per_round = {shown['local_hours'] if limited else 1.0}"
+    return _TEMPLATE.format_map({**shown, "local_hours": line if limited else f"# {line}"})
 
 
 def _toml(value: object) -> str:
@@ -156,6 +160,7 @@ _NOTHING: Mapping[str, object] = {
     "max_attempts": 0,
     "min_ready_after": 0,
     "max_per_day": 0,
+    "local_hours": None,
 }
 
 _TEMPLATE = """\
@@ -164,7 +169,9 @@ _TEMPLATE = """\
 # `chorale-silo policy check PLAN.toml` gives the daemon's verdict on a plan, with the rule.
 
 [policy]
-# Accept whatever every rule below allows.
+# "auto" takes part in whatever every rule below allows. With "manual" each run waits as well, until
+# `chorale-silo approve RUN` was called for the very plan it asks for; `chorale-silo runs` shows
+# what waits and what it would cost. `chorale-silo refuse RUN` holds under both.
 approval = "auto"
 
 [models]
@@ -232,4 +239,12 @@ min_ready_after_s = {min_ready_after}
 # Attempts that reach the upload, and local trainings, in one UTC day. Each is charged, and attempts
 # that others make fail are charged too: a lower figure makes them last longer.
 max_attempts_per_day = {max_per_day}
+# Most hours of one round's local work. A plan that gives it more (ready_deadline_s) is refused;
+# work that still runs then is ended and counts as failed, which nobody outside can see. Without
+# this line there is no limit.
+{local_hours}
+# Most bytes in this silo's data directory when local work begins, and of what a plan needs there.
+# max_disk_bytes = 50000000000
+# GPUs that may be used, by index; [] is none. Without this line all that are visible.
+# gpus = [0]
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from federation.plan import Plan
-from federation.record import next_place
+from federation.record import AdapterRecord, next_place
 from secagg.descriptor import AggregationId
 from secagg.roster import SignedRoster
 from silo_agent.admission import fetch_roster
@@ -34,6 +34,7 @@ class Published:
         store: LocalStore,
         max_dimension: int,
         adopted: Callable[[Head, Plan], None],
+        adopting: Callable[[AdapterRecord], None],
     ) -> None:
         """Begin with nothing at hand.
 
@@ -43,18 +44,27 @@ class Published:
             store: Remembers epochs and heads.
             max_dimension: The longest vector that this site uploads.
             adopted: Told of the head each time a chain was followed to its end.
+            adopting: Told of each record before it becomes its run's head.
         """
         self._coordinator = coordinator
         self._identity = identity
         self._store = store
         self._adopted = adopted
         self._chain = ChainFollower(
-            coordinator=coordinator, store=store, max_dimension=max_dimension
+            coordinator=coordinator,
+            store=store,
+            max_dimension=max_dimension,
+            adopting=adopting,
         )
         self._roster: SignedRoster | None = None
         self._plan: tuple[bytes, Plan] | None = None
         self.head: Head | None = None
         """The head of the chain that was followed last."""
+
+    @property
+    def coordinator_key(self) -> bytes | None:
+        """The key that the roster at hand names; None before the first."""
+        return None if self._roster is None else self._roster.roster.coordinator_key
 
     def roster(self, roster_sha256: bytes) -> SignedRoster:
         """The roster with this digest, verified; fetched if it is not the one at hand.

@@ -4,9 +4,9 @@ Ordered invariants:
 
 1. The ledger is charged once for each round of work, whatever the work comes to: also where it
    failed before it asked, for the ledger's length is public and must not tell why.
-2. The charge, and the ledger's head in the silo's own memory, are durable before the training may
-   begin. A crash after that costs the charge: the round is trained again and charged again, so
-   what was trained is never more than what was charged.
+2. The charge, the ledger's head in the silo's own memory, and a record in its audit log are
+   durable before the training may begin. A crash after that costs the charge: the round is trained
+   again and charged again, so what was trained is never more than what was charged.
 3. What the ledger refuses is kept for the one who answers for the round. Nothing is trained then,
    and nothing released.
 
@@ -21,6 +21,7 @@ from dp.ledger import Ledger
 from dp.receipt import TrainingReceipt
 from federation.plan import Plan
 from federation.task import RoundTask
+from silo_agent.audit import AuditLog, SiloEvent
 from silo_agent.errors import LocalStoreError
 from silo_agent.local_store import LocalStore
 
@@ -30,9 +31,18 @@ __all__ = ["Reservation"]
 class Reservation:
     """One round's; called by the method when it has explored."""
 
-    def __init__(self, *, ledger: Ledger, store: LocalStore, task: RoundTask, plan: Plan) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        store: LocalStore,
+        audit: AuditLog,
+        task: RoundTask,
+        plan: Plan,
+    ) -> None:
         self._ledger = ledger
         self._store = store
+        self._audit = audit
         self._task = task
         self._plan = plan
         self._asked = False
@@ -48,7 +58,7 @@ class Reservation:
                 are used up; both are counted here, for tasks may have come faster than work.
             BudgetExceededError: A cap would be passed.
             PrivacyError: The ledger cannot be written.
-            LocalStoreError: Its head cannot be remembered.
+            LocalStoreError: Its head cannot be remembered, or the charge not be audited.
         """
         if self._asked:
             raise ReceiptError("the training of this round was already charged")
@@ -62,6 +72,9 @@ class Reservation:
                 max_in_run=self._plan.charged_releases,
             )
             self._store.set_ledger_head(*self._ledger.head())
+            self._audit.append(
+                SiloEvent.TRAINING_CHARGED, run=self._task.run_id, round=self._task.round
+            )
         except (PrivacyError, LocalStoreError) as error:
             self.failure = error
             raise

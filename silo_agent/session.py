@@ -9,13 +9,14 @@ Ordered invariants:
    bundle carries the ledger's head with that record in it.
    R1: no share leaves before every peer's ledger head was compared with those seen before, and
    remembered durably.
-3. R2: one durable ledger record (debit and "spent" mark), then noise, data and masks in memory,
-   then the spool, then the first byte. A delta that is not finite, or none at all, goes up as
-   zeros with full noise; nobody outside can tell. A sum of unit gradients may still be under way
-   when the boxes arrive: nothing is changed then, and the boxes are to be shown again. A sample
-   of more units than may be summed ends the session before anything is charged or sent.
-4. R3: the mark "survivors signed" is durable before the signature leaves. After it every later
-   attempt of the same step is refused.
+3. R2: one durable ledger record (debit and "spent" mark) and one in the audit log, then noise,
+   data and masks in memory, then the spool, then the first byte. A delta that is not finite, or
+   none at all, goes up as zeros with full noise; nobody outside can tell. A sum of unit gradients
+   may still be under way when the boxes arrive: nothing is changed then, and the boxes are to be
+   shown again. A sample of more units than may be summed ends the session before anything is
+   charged or sent.
+4. R3: the mark "survivors signed" is durable, and audited, before the signature leaves. After it
+   every later attempt of the same step is refused.
 5. Each step is answered once. The very same message again gets the byte-identical answer and
    changes nothing, so a coordinator that restarts may repeat itself; a different message of an
    answered step, or one out of order, closes the session.
@@ -61,6 +62,7 @@ from secagg.messages import (
 )
 from secagg.roster import SignedRoster
 from silo_agent.attempt import identity_name, ledger_identity, newest_identity, round_entry
+from silo_agent.audit import AuditLog, SiloEvent, place
 from silo_agent.contribution import Contribution
 from silo_agent.errors import NotReadyError, SessionError, TransportError
 from silo_agent.metrics import SiloMetrics
@@ -131,6 +133,7 @@ class Session:
         spool_directory: Path,
         coordinator: Coordinator,
         metrics: SiloMetrics,
+        audit: AuditLog,
         advertise: bool = True,
     ) -> None:
         """Join the attempt that the descriptor opens, and send the keys of R0.
@@ -150,6 +153,8 @@ class Session:
         self._spool: Spool | None = None
         self._coordinator = coordinator
         self._metrics = metrics
+        self._audit = audit
+        self._uploaded = False
         self._answers: dict[type[Message], _Answer] = {}
         self._noise: NoiseShare | None = None
         self._refuse_if_agreed()
@@ -241,11 +246,12 @@ class Session:
                 self._state = masked_input
                 self._name_corrupt(masked_input)
                 spool = self._spool = self._masked_spool(masked_input)
-                self._answer(message, lambda: wire.upload(identity, spool.header, spool))
+                self._answer(message, lambda: self._upload(spool))
             case protocol.ConsistencyCheck(), Survivors():
                 self._state, signature = state.handle(message)
                 # Durable before the signature leaves: from here on no later attempt can be joined.
                 self._ledger.mark_agreed(ledger_identity(identity))
+                self._audit.append(SiloEvent.SURVIVORS_SIGNED, **place(identity))
                 self._answer(message, lambda: wire.check_consistency(identity, signature))
             case protocol.Unmask(), ConsistencySignatures():
                 self._state, shares = state.handle(message)
@@ -261,6 +267,12 @@ class Session:
         # Noted first: if the sending fails, the same message gets the same answer again.
         self._answers[type(message)] = _Answer(message=message, send=send)
         send()
+
+    def _upload(self, spool: Spool) -> None:
+        self._coordinator.upload(self.identity, spool.header, spool)
+        if not self._uploaded:
+            self._uploaded = True
+            self._audit.note(SiloEvent.ATTEMPT_UPLOADED, **place(self.identity))
 
     def _advertise(self, bundle: KeyBundle) -> None:
         self._coordinator.advertise_keys(self.identity, bundle)
@@ -310,6 +322,7 @@ class Session:
                 descriptor_sha256=digest,
             )
         )
+        self._audit.append(SiloEvent.ATTEMPT_CHARGED, **place(self.identity))
         try:
             return noise.encode(
                 delta=vector,

@@ -10,7 +10,9 @@ Invariants:
    (``silo_agent/download.py``).
 4. A failed call is a refusal only if the coordinator itself says so by a reason, with a code that
    is a verdict on the message; being away, full or broken is none.
-5. What arrives is parsed by the ``wire`` modules only; a malformed message is a typed error.
+5. Credentials can be exchanged at any time: a call that runs finishes, and everything that begins
+   after it, repeats and resumed legs included, goes over the new channel (``silo_agent/line.py``).
+6. What arrives is parsed by the ``wire`` modules only; a malformed message is a typed error.
 
 Covered: lost connections, a restarted coordinator, oversize and corrupt answers. Not covered:
 proxies (the channel honours the usual environment variables, untested).
@@ -23,35 +25,32 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import grpc
 
 import federation.wire as federation_wire
 import secagg.wire as secagg_wire
+from chorale.v1 import membership_pb2, membership_pb2_grpc, round_pb2_grpc
 from chorale.v1 import round_pb2 as pb
-from chorale.v1 import round_pb2_grpc
+from federation.audit_head import COORDINATOR, AuditHead
 from federation.record import AdapterRecord
-from federation.task import RoundTask
-from secagg.bounds import DIGEST_BYTES, require_bytes
-from secagg.descriptor import AggregationId, SignedDescriptor
+from federation.roster_approval import RosterProposal, roster_proposal_from_proto
+from federation.wire import audit_head_from_proto, audit_head_to_proto
+from secagg.descriptor import AggregationId
 from secagg.messages import (
-    BoxDelivery,
     ConsistencySignature,
-    ConsistencySignatures,
     KeyBundle,
-    KeyBundles,
     MaskedInputHeader,
     ShareBoxes,
-    Survivors,
     UnmaskingShares,
 )
-from secagg.roster import SignedRoster
+from secagg.roster import Roster, RosterApproval, SignedRoster
 from silo_agent.deadline import CALL_TIMEOUT_S
 from silo_agent.download import DownloadStream
 from silo_agent.errors import TransportError
-from silo_agent.ledger_echo import LedgerEcho
+from silo_agent.instruction import Idle, Instruction, RoundAborted, RoundClosed, read_instruction
+from silo_agent.line import Line
 from silo_agent.upload import Chunks, UploadStream
 
 __all__ = ["Coordinator", "Idle", "Instruction", "RoundAborted", "RoundClosed"]
@@ -59,6 +58,8 @@ __all__ = ["Coordinator", "Idle", "Instruction", "RoundAborted", "RoundClosed"]
 MAX_MESSAGE_BYTES = 8 << 20
 """The headers of R1 are the largest message: 6.9 MB for 200 silos with ids of 63 characters."""
 MAX_PLAN_BYTES = 64 << 10
+EXCHANGE_TIMEOUT_S = 5.0
+CODE_DENIED = grpc.StatusCode.PERMISSION_DENIED
 RETRYABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 PASSING = RETRYABLE | {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -79,49 +80,6 @@ CHANNEL_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Idle:
-    """Nothing to do for this silo."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundAborted:
-    """The attempt, or this silo's part in it, ended without a release."""
-
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundClosed:
-    """A release ended; its record is the newest of the chain."""
-
-    record: AdapterRecord
-
-
-Payload = (
-    Idle
-    | RoundTask
-    | SignedDescriptor
-    | KeyBundles
-    | BoxDelivery
-    | Survivors
-    | ConsistencySignatures
-    | RoundClosed
-    | RoundAborted
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Instruction:
-    """One answer of the coordinator to a poll."""
-
-    instruction_id: str
-    identity: AggregationId | None
-    payload: Payload
-    ledger_echo: LedgerEcho | None = None
-    """Beside a round task, if the coordinator ever saw a bundle of this silo."""
-
-
 class Coordinator:
     """The coordinator as this silo reaches it."""
 
@@ -139,17 +97,64 @@ class Coordinator:
         options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
         if server_name:
             options.append(("grpc.ssl_target_name_override", server_name))
-        self._channel = grpc.secure_channel(address, credentials, options=options)
-        self._stub = round_pb2_grpc.RoundServiceStub(self._channel)
+        self._line = Line(address, credentials, options=options)
+        self._stub = self._line.stub(round_pb2_grpc.RoundServiceStub)
+        self._membership = self._line.stub(membership_pb2_grpc.MembershipServiceStub)
 
     def close(self) -> None:
         """Close the channel."""
-        self._channel.close()
+        self._line.close()
+
+    def use(self, credentials: grpc.ChannelCredentials) -> None:
+        """Let everything that begins from now on go over these credentials."""
+        self._line.replace(credentials)
+
+    def sweep(self) -> None:
+        """Close replaced channels that have run out."""
+        self._line.sweep()
+
+    def watch_trust(self, notice: Callable[[str], None]) -> None:
+        """Say who is told the digest of the CAs that the coordinator trusts."""
+        self._line.watch_trust(notice)
+
+    def ping(self) -> None:
+        """Make one call that changes nothing; a failure is not tried again."""
+        self._once(self._stub.Poll, pb.PollRequest())
+
+    def renew(self, csr_der: bytes, signature: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+        """Ask once for the next certificate; it and the trusted CAs are the caller's to check."""
+        answer = self._once(
+            self._membership.RenewCertificate,
+            membership_pb2.RenewCertificateRequest(csr=csr_der, signature=signature),
+        )
+        return answer.certificate, tuple(answer.ca_certificates)
 
     def roster(self) -> SignedRoster:
         """The roster the coordinator publishes; its signature is for the caller to check."""
         response = self._call(self._stub.GetRoster, pb.GetRosterRequest())
         return secagg_wire.roster_from_proto(response.roster)
+
+    def rosters(self, from_epoch: int) -> tuple[SignedRoster, ...]:
+        """What leads to the published roster from one accepted before; not checked here."""
+        response = self._call(self._stub.GetRoster, pb.GetRosterRequest(from_epoch=from_epoch))
+        earlier = federation_wire.earlier_rosters_from_proto(response.earlier)
+        return (*earlier, secagg_wire.roster_from_proto(response.roster))
+
+    def roster_proposal(self) -> RosterProposal | None:
+        """The roster that is proposed to the members, if there is one; not checked here."""
+        response = self._once(
+            self._membership.GetRosterProposal, membership_pb2.GetRosterProposalRequest()
+        )
+        return roster_proposal_from_proto(response)
+
+    def approve_roster(self, roster: Roster, approval: RosterApproval) -> None:
+        """Leave this silo's approval of a proposed roster."""
+        self._once(
+            self._membership.ApproveRoster,
+            membership_pb2.ApproveRosterRequest(
+                epoch=roster.epoch, roster_sha256=roster.sha256, signature=approval.signature
+            ),
+        )
 
     def plan(self, plan_sha256: bytes) -> bytes:
         """The TOML bytes with this SHA-256."""
@@ -168,17 +173,7 @@ class Coordinator:
         )
         if response.instruction_id == last_instruction_id:
             return None
-        identity = (
-            secagg_wire.identity_from_proto(response.identity)
-            if response.HasField("identity")
-            else None
-        )
-        return Instruction(
-            instruction_id=response.instruction_id[:256],
-            identity=identity,
-            payload=_payload(response),
-            ledger_echo=_ledger_echo(response),
-        )
+        return read_instruction(response)
 
     def report_ready(
         self,
@@ -281,6 +276,30 @@ class Coordinator:
         self._retry(stream.receive, stream=stream)
         stream.require_digest()
 
+    def exchange_audit_heads(self, ours: AuditHead) -> AuditHead:
+        """Leave this silo's audit head and take the coordinator's, whose signature is not checked.
+
+        One attempt with a short deadline: nothing waits for it.
+
+        Raises:
+            TransportError: The coordinator is away, slow, or refuses the head.
+            AuditHeadError: What it answers is malformed.
+        """
+        request = membership_pb2.ExchangeAuditHeadsRequest(silo=audit_head_to_proto(ours))
+        response = self._once(
+            self._membership.ExchangeAuditHeads, request, timeout_s=EXCHANGE_TIMEOUT_S
+        )
+        return audit_head_from_proto(
+            response.coordinator, federation=ours.federation, writer=COORDINATOR
+        )
+
+    @staticmethod
+    def _once(method: Any, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        try:
+            return method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise _failure(error) from error
+
     def _call(self, method: Any, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         return self._retry(lambda: method(request, timeout=timeout_s))
 
@@ -293,58 +312,31 @@ class Coordinator:
         give_up_at = time.monotonic() + self._patience_s
         pause_s = 0.2
         while True:
+            generation = self._line.generation
             try:
                 return attempt()
             except grpc.RpcError as error:
                 code = error.code()
+                if code is CODE_DENIED and generation != self._line.generation:
+                    # It began with a certificate that was replaced while it was on its way.
+                    continue
                 if stream is not None and stream.progress_at + self._patience_s > give_up_at:
                     give_up_at, pause_s = stream.progress_at + self._patience_s, 0.2
                 again = code in RETRYABLE or (stream is not None and stream.overtaken)
                 if not again or time.monotonic() > give_up_at:
-                    reason = _trailer(error, "chorale-reason")
-                    raise TransportError(
-                        f"{code.name}: {_hint(error)}",
-                        reason=reason,
-                        refused=bool(reason) and code not in PASSING,
-                    ) from error
+                    raise _failure(error) from error
             if self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):  # noqa: S311  # jitter only
                 raise TransportError("the daemon is stopping", reason="stopping")
             pause_s = min(pause_s * 2, 5.0)
 
 
-def _payload(response: pb.PollResponse) -> Payload:  # noqa: PLR0911  # one line per message kind
-    match response.WhichOneof("instruction"):
-        case "round_task":
-            return federation_wire.round_task_from_proto(response.round_task)
-        case "descriptor":
-            return secagg_wire.descriptor_from_proto(response.descriptor)
-        case "key_bundles":
-            return secagg_wire.key_bundles_from_proto(response.key_bundles)
-        case "box_delivery":
-            return secagg_wire.box_delivery_from_proto(response.box_delivery)
-        case "survivors":
-            return secagg_wire.survivors_from_proto(response.survivors)
-        case "consistency_signatures":
-            return secagg_wire.consistency_signatures_from_proto(response.consistency_signatures)
-        case "round_result":
-            record = federation_wire.record_from_proto(response.round_result.record)
-            return RoundClosed(record=record)
-        case "aborted":
-            return RoundAborted(reason=response.aborted.reason[:200])
-        case _:
-            return Idle()
-
-
-def _ledger_echo(response: pb.PollResponse) -> LedgerEcho | None:
-    if not response.HasField("ledger_echo"):
-        return None
-    echo = response.ledger_echo
-    digest: bytes = echo.descriptor_sha256
-    require_bytes(digest, DIGEST_BYTES, "ledger echo descriptor_sha256")
-    return LedgerEcho(
-        identity=secagg_wire.identity_from_proto(echo.identity),
-        bundle=secagg_wire.key_bundle_from_proto(echo.bundle),
-        descriptor_sha256=digest,
+def _failure(error: grpc.RpcError) -> TransportError:
+    code, reason = error.code(), _trailer(error, "chorale-reason")
+    named = f"{code.name} ({reason})" if reason else code.name
+    return TransportError(
+        f"{named}: {_hint(error)}",
+        reason=reason,
+        refused=bool(reason) and code not in PASSING,
     )
 
 

@@ -15,8 +15,11 @@ Invariants:
 6. Nobody explores twice in a round, nor trains one (run, round, adapter) twice in a process,
    whatever the order of tasks: a task for a later step is answered at once, and each sum of unit
    gradients is computed anew, for one attempt, from what step 0 stored. Work that another task
-   overtook before it began is not begun, and its result never replaces that of a newer task.
+   overtook before it began is not begun, and its result never replaces that of a newer task. Of
+   ``KEPT_RUNS`` runs the newest result is kept, for a run may be paused while others go on; what
+   is not kept any more is worked on, and charged, again if it is asked for.
 7. After ``close`` no queued job explores, trains or charges.
+8. What the site limits is ended, or not begun, as failed work (``local_time.py``, ``limits.py``).
 
 Covered: slow, failing and repeated work. A crash between charge and upload costs the charge
 (``silo_agent/reservation.py``). Not covered: what judging is (``silo_agent/judge.py``); cancelling
@@ -41,29 +44,31 @@ from dp.grid import l2_norm
 from dp.ledger import Ledger
 from dp.unit_sum import UnitSum
 from federation.plan import Plan
+from federation.record import Place
 from federation.task import RoundTask
 from secagg.descriptor import Descriptor
+from silo_agent.audit import AuditLog, SiloEvent, asked
 from silo_agent.chain import Head
 from silo_agent.config import SiloConfig
-from silo_agent.errors import LocalStoreError, PolicyRefusalError
-from silo_agent.evolve.evolver import Evolution, Evolver
+from silo_agent.errors import LocalStoreError, PolicyRefusalError, TransportError
+from silo_agent.evolve.evolver import Evolution, Evolver, Work
 from silo_agent.evolve.registry import make_evolver
-from silo_agent.finished_work import FinishedWork
+from silo_agent.finished_work import FinishedWork, KeptWork
+from silo_agent.fitting import Fitting
 from silo_agent.judge import Judge
+from silo_agent.limits import require_disk
 from silo_agent.local_store import LocalStore
+from silo_agent.local_time import local_time
 from silo_agent.metrics import SiloMetrics
-from silo_agent.plan_terms import (
-    evolver_setup,
-    shared_layout_of,
-    step_work_of,
-    work_of,
-)
+from silo_agent.plan_terms import evolver_setup, shared_layout_of, step_work_of, work_of
+from silo_agent.policy_document import LimitsSection
 from silo_agent.reservation import Reservation
 from silo_agent.round_outcome import NOTHING, outcome_of
 from silo_agent.step_sum import empty_sum, fulfil
 from silo_agent.transport import Coordinator
 
 __all__ = ["LocalWork"]
+_NO_LIMITS = LimitsSection()
 _LAWFUL = (BudgetExceededError, TooManyDebitsError)  # The ledger works: it refuses.
 log = structlog.get_logger(__name__)
 
@@ -78,8 +83,10 @@ class LocalWork:
         coordinator: Coordinator,
         store: LocalStore,
         metrics: SiloMetrics,
+        audit: AuditLog,
         ledger_of: Callable[[], Ledger],
         seed_of: Callable[[str], int],
+        limits: LimitsSection = _NO_LIMITS,
     ) -> None:
         """Start the thread.
 
@@ -88,20 +95,25 @@ class LocalWork:
             coordinator: Told when a round is ready.
             store: The silo's own reports.
             metrics: The silo's own metrics.
+            audit: The silo's own audit log; takes charges and refusals.
             ledger_of: The ledger that is open now; local training is charged to it.
             seed_of: A secret seed for a run id. Without it a second run of one plan would make the
                 very same deltas, and the difference of two sums would be one silo's.
+            limits: Of the site's policy; those on time and disk are kept here.
         """
         self._config = config
+        self._limits = limits
+        self.fitting = Fitting(config)
         self._ledger_of = ledger_of
         self._seed_of = seed_of
         self._coordinator = coordinator
         self._store = store
         self._metrics = metrics
+        self._audit = audit
         self.base_sha256 = config.base_sha256()
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._lock = threading.Lock()
-        self._finished: FinishedWork | None = None
+        self._finished = KeptWork()
         self._started: tuple[str, int, bytes] | None = None
         self._begun: set[tuple[str, int, bytes]] = set()
         self._asked: RoundTask | None = None
@@ -123,10 +135,7 @@ class LocalWork:
     def finished(self, run_id: str, round_number: int) -> FinishedWork | None:
         """The result of a round, if it is done."""
         with self._lock:
-            done = self._finished
-        if done is None or (done.run_id, done.round) != (run_id, round_number):
-            return None
-        return done
+            return self._finished.find(run_id, round_number)
 
     def adopted(self, head: Head, plan: Plan) -> None:
         """Judge the adapter that a round ended with on held-out tasks, if the plan says so."""
@@ -190,6 +199,9 @@ class LocalWork:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
+            except TransportError as error:  # What was done is kept: the next task asks for it.
+                self._metrics.count_error("TransportError")
+                log.warning("ready_not_taken", reason=error.reason or str(error))
             except Exception:
                 # A failed job is data, not a crash; the daemon must stay to be asked again.
                 self._metrics.errors.labels(kind="local_work").inc()
@@ -202,23 +214,35 @@ class LocalWork:
                 return
             self._begun.add(key)
         layout = shared_layout_of(plan, head.tensors, task.round)
-        reservation = Reservation(ledger=self._ledger_of(), store=self._store, task=task, plan=plan)
+        reservation = Reservation(
+            ledger=self._ledger_of(), store=self._store, audit=self._audit, task=task, plan=plan
+        )
         started = time.monotonic()
-        outcome = outcome_of(
-            lambda: self._method(plan, task.run_id),
-            lambda: work_of(
+
+        def method() -> Evolver:
+            require_disk(self._config.data_dir, self._limits)
+            return self._method(plan, task.run_id)
+
+        def work() -> Work:
+            asked = work_of(
                 plan,
                 layout,
                 task=task,
                 adapter=head.tensors,
                 seed=self._seed(task.run_id),
                 reserve=reservation,
-            ),
-            spec=plan.privacy_spec(),
-            layout=layout,
-            reservation=reservation,
-            on_failure=self._metrics.errors.labels(kind="local_work").inc,
-        )
+            )
+            return self.fitting.work(plan, asked)
+
+        with local_time(self._limits.max_local_hours_per_round):
+            outcome = outcome_of(
+                method,
+                work,
+                spec=plan.privacy_spec(),
+                layout=layout,
+                reservation=reservation,
+                on_failure=self._metrics.errors.labels(kind="local_work").inc,
+            )
         evolution, delta = outcome.evolution, outcome.delta
         try:
             if evolution is not None and delta is not None:
@@ -283,6 +307,8 @@ class LocalWork:
         self._metrics.count_decision(accepted=False, rule=refusal.rule)
         self._metrics.rounds.labels(outcome="refused").inc()
         log.warning("refused", rule=refusal.rule, detail=refusal.detail)
+        where = Place(task.round, task.step)
+        self._audit.note(SiloEvent.TASK_REFUSED, **asked(task.run_id, where), rule=refusal.rule)
         self._coordinator.refuse(
             run_id=task.run_id,
             round_number=task.round,
@@ -291,15 +317,16 @@ class LocalWork:
         )
 
     def _finish(self, finished: FinishedWork) -> bool:
-        """Keep a result, unless the newest task is of another round; whether it was kept."""
+        """Keep a result, unless its run has gone on; whether it is what is asked for now."""
         with self._lock:
             asked, mine = self._asked, (finished.run_id, finished.round)
-            if asked is not None and (asked.run_id, asked.round) != mine:
-                if self._started and self._started[:2] == mine:
-                    self._started = None
-                return False
-            self._finished = finished
-        return True
+            wanted = asked is None or (asked.run_id, asked.round) == mine
+            if not wanted and self._started and self._started[:2] == mine:
+                self._started = None
+            if asked is None or asked.run_id != finished.run_id or wanted:
+                forgotten = self._finished.keep(finished)
+                self._begun -= {key for key in self._begun if key[:2] == forgotten}
+        return wanted
 
     def _newest(self, task: RoundTask) -> RoundTask:
         """The newest task of the round: its steps may have gone on meanwhile."""
@@ -342,7 +369,9 @@ class LocalWork:
         )
 
     def _evaluate(self, head: Head, plan: Plan) -> None:
-        if not self._stopping.is_set():
+        if self._stopping.is_set():
+            return
+        with local_time(self._limits.max_local_hours_per_round):
             self._judge.judge(self._method(plan, head.record.run_id), head, plan)
 
     def _method(self, plan: Plan, run_id: str) -> Evolver:
@@ -351,15 +380,13 @@ class LocalWork:
         if self._evolver is not None:
             self._evolver[1].close()
         config = self._config
-        evolver = make_evolver(
-            plan.evolve.method,
-            evolver_setup(
-                config,
-                plan,
-                state_dir=config.data_dir / "evolve" / _directory_of(run_id),
-                privacy=plan.privacy_spec(),
-            ),
+        setup = evolver_setup(
+            config,
+            plan,
+            state_dir=config.data_dir / "evolve" / _directory_of(run_id),
+            privacy=plan.privacy_spec(),
         )
+        evolver = make_evolver(plan.evolve.method, self.fitting.setup(plan, setup))
         self._evolver = (run_id, evolver)
         return evolver
 

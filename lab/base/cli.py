@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from server.cli.envelope import Format, Output, answering, succeed
+
 if TYPE_CHECKING:
     from lab.base.build import BuildProgress
 
@@ -37,30 +39,34 @@ def build(
     evaluation_tasks: Annotated[
         int, typer.Option(help="Held-out tasks per environment to measure success on.", min=0)
     ] = 200,
+    output: Output = Format.TEXT,
 ) -> None:
     """Build the model from a seed; the same seed gives the same weights on the same machine."""
-    from lab.base.build import DEFAULT_STEPS, build_base
+    with answering(output):
+        from lab.base.build import DEFAULT_STEPS, build_base
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
-        shown = {
-            phase: bars.add_task(phase, total=1.0, start=False)
-            for phase in ("demonstrations", "training", "measuring")
-        }
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console) as bars:
+            shown = {
+                phase: bars.add_task(phase, total=1.0, start=False)
+                for phase in ("demonstrations", "training", "measuring")
+            }
 
-        def report(state: BuildProgress) -> None:
-            loss = "" if state.loss is None else f"  loss {state.loss:.3f}"
-            bars.start_task(shown[state.phase])
-            bars.update(
-                shown[state.phase], completed=state.done, description=f"{state.phase}{loss}"
+            def report(state: BuildProgress) -> None:
+                loss = "" if state.loss is None else f"  loss {state.loss:.3f}"
+                bars.start_task(shown[state.phase])
+                bars.update(
+                    shown[state.phase], completed=state.done, description=f"{state.phase}{loss}"
+                )
+
+            record = build_base(
+                out,
+                seed=seed,
+                steps=DEFAULT_STEPS if steps is None else steps,
+                evaluation_tasks=evaluation_tasks,
+                progress=report,
             )
-
-        record = build_base(
-            out,
-            seed=seed,
-            steps=DEFAULT_STEPS if steps is None else steps,
-            evaluation_tasks=evaluation_tasks,
-            progress=report,
-        )
-    typer.echo(json.dumps(record, indent=2, sort_keys=True))
+        if output is Format.TEXT:
+            typer.echo(json.dumps(record, indent=2, sort_keys=True))
+        succeed(output, record)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from server.cli.envelope import CommandError, Exit, Format, Output, answering, say, succeed
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Initial adapters and merged models.", no_args_is_help=True)
@@ -24,13 +26,23 @@ def init(
     rank: Annotated[int, typer.Option(help="LoRA rank.", min=1)] = 8,
     alpha: Annotated[float, typer.Option(help="LoRA alpha.", min=0.0)] = 16.0,
     seed: Annotated[int, typer.Option(help="Decides every entry.", min=0)] = 0,
+    output: Output = Format.TEXT,
 ) -> None:
     """Write φ_0, the adapter a run starts from: A random, B zero."""
-    from federation.adapter import encode_adapter
-    from silo_agent.adapter.lora import initial_adapter
+    with answering(output):
+        from federation.adapter import encode_adapter
+        from silo_agent.adapter.lora import initial_adapter
 
-    out.write_bytes(encode_adapter(initial_adapter(base, rank, alpha, seed)))
-    typer.echo(f"wrote {out}: chorale run start PLAN --adapter {out}", err=True)
+        if not (base / "config.json").is_file():
+            raise CommandError(
+                f"{base} holds no config.json",
+                code="base_model",
+                exit_code=Exit.ARGUMENTS,
+                next_step="name a model directory, or make one: chorale-lab base build --out DIR",
+            )
+        out.write_bytes(encode_adapter(initial_adapter(base, rank, alpha, seed)))
+        say(f"wrote {out}: chorale run start PLAN --adapter {out}")
+        succeed(output, {"adapter": str(out), "rank": rank})
 
 
 @app.command()
@@ -46,14 +58,21 @@ def merge(
     alpha: Annotated[
         float | None, typer.Option(help="LoRA alpha, for a file; a directory says it.", min=0.0)
     ] = None,
+    output: Output = Format.TEXT,
 ) -> None:
     """Write a whole model, W + (alpha/r) B A, with the base's tokenizer and dtype."""
-    from lab.serving.merge import MergeError, read_adapter_at
-    from lab.serving.merge import merge as merge_into
+    with answering(output):
+        from lab.serving.merge import MergeError, read_adapter_at
+        from lab.serving.merge import merge as merge_into
 
-    try:
-        written = merge_into(read_adapter_at(adapter_path, alpha=alpha), base, out)
-    except MergeError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
-    typer.echo(f"wrote {written}", err=True)
+        try:
+            written = merge_into(read_adapter_at(adapter_path, alpha=alpha), base, out)
+        except MergeError as error:
+            raise CommandError(
+                str(error),
+                code="merge",
+                exit_code=Exit.SERVER,
+                hint="the adapter must fit the base: chorale adapter export writes both names",
+            ) from error
+        say(f"wrote {written}")
+        succeed(output, {"model": str(written)})

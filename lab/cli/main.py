@@ -8,6 +8,7 @@ from lab.base.cli import app as base_app
 from lab.cli.adapter import app as adapter_app
 from lab.cli.report import report
 from lab.cli.run import run
+from server.cli.envelope import run_app
 
 __all__ = ["app", "main"]
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.add_typer(base_app, name="base")
 app.add_typer(adapter_app, name="adapter")
@@ -25,8 +27,8 @@ app.command()(report)
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; wrong arguments exit with code 4."""
+    run_app(app)
 
 
 if __name__ == "__main__":

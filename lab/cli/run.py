@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from server.cli.envelope import CommandError, Exit, Format, Output, answering, say, succeed
+
 if TYPE_CHECKING:
     from lab.experiment.config import Run
 
@@ -37,6 +39,7 @@ def run(
         bool,
         typer.Option("--force-new", help="Set existing results aside and start again."),
     ] = False,
+    output: Output = Format.TEXT,
 ) -> None:
     """Run whole federations in one process, for every setting and every seed of a file.
 
@@ -68,29 +71,39 @@ def run(
 
     Exit code 1 if a run failed or the file is wrong.
     """  # noqa: D301  # click reads the backspace: leave the block as it is
-    from lab.experiment.errors import ExperimentError
+    with answering(output):
+        from lab.experiment.errors import ExperimentError
 
-    try:
-        failed = _run(
-            experiment,
-            out,
-            workers=workers,
-            only=only or [],
-            seeds=seed or [],
-            check=check,
-            force_new=force_new,
-        )
-    except ExperimentError as error:
-        for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        typer.echo("interrupted: the same command goes on with what is not finished", err=True)
-        raise typer.Exit(130) from error
-    if failed:
+        try:
+            failed = _run(
+                experiment,
+                out,
+                workers=workers,
+                only=only or [],
+                seeds=seed or [],
+                check=check,
+                force_new=force_new,
+            )
+        except ExperimentError as error:
+            raise CommandError(
+                str(error),
+                code="experiment",
+                exit_code=Exit.SERVER,
+                hint="the text names what to correct; --check says what would run",
+            ) from error
+        except KeyboardInterrupt:
+            say("interrupted: the same command goes on with what is not finished")
+            raise
         for line in failed:
-            typer.echo(f"failed: {line}", err=True)
-        raise typer.Exit(1)
+            say(f"failed: {line}")
+        if failed:
+            raise CommandError(
+                f"{len(failed)} runs failed",
+                code="runs_failed",
+                exit_code=Exit.SERVER,
+                next_step="the same command starts the failed ones again",
+            )
+        succeed(output, {"results": str(out)})
 
 
 def _run(
@@ -119,17 +132,15 @@ def _run(
     require_aggregations(chosen)
     if check:
         for one in chosen:
-            typer.echo(f"{one.setting} seed {one.seed}: {one.method}, {one.rounds} rounds")
+            say(f"{one.setting} seed {one.seed}: {one.method}, {one.rounds} rounds")
         return ()
     with Results(out) as results:
         if force_new and (aside := results.set_aside()):
-            typer.echo(f"set aside: {aside}", err=True)
+            say(f"set aside: {aside}")
         results.require_same(runs)
         results.keep_file(experiment.read_bytes())
-        outcome = run_all(
-            chosen, results, workers=workers, say=lambda line: typer.echo(line, err=True)
-        )
-    typer.echo(
+        outcome = run_all(chosen, results, workers=workers, say=say)
+    say(
         f"{outcome.finished} runs finished, {outcome.skipped} were finished before, "
         f"{len(outcome.failed)} failed: {out / 'results.jsonl'}"
     )

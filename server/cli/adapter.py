@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -28,6 +29,7 @@ __all__ = ["app"]
 app = typer.Typer(help="What runs made.", no_args_is_help=True)
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
+BEST: Final = "best"
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]
 
 
@@ -54,8 +56,12 @@ def export(
     *,
     run_id: Run,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory to write.")],
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="Which round's; the newest if not given.", min=0)
+    which: Annotated[
+        str | None,
+        typer.Option(
+            "--round",
+            help="Which round's; the newest if not given. best: with the highest success.",
+        ),
     ] = None,
     step: Annotated[
         int | None, typer.Option("--step", help="Which step's of it; the last if not given.", min=0)
@@ -64,6 +70,9 @@ def export(
     output: Output = Format.TEXT,
 ) -> None:
     """Write an adapter as a PEFT directory, with a model card that says where it comes from.
+
+    --round best is the adapter with which the silos explored the round of the highest success, in
+    the mean over the environments: a round's figures are about the adapter that it began with.
 
     Load it with peft.PeftModel.from_pretrained(base, DIRECTORY), or serve it with vllm serve BASE
     --enable-lora --lora-modules NAME=DIRECTORY. The chain is verified first: every record's
@@ -77,9 +86,13 @@ def export(
         from server.cli.card import model_card
         from server.cli.client import connect
 
+        number, success = _round(which), None
         with connect(data) as stub:
             plan, chain = _verified(data, run_id, _records(stub, run_id))
-            record = _chosen(run_id, chain, round_number, step)
+            if which == BEST:
+                explored, success = _best_round(data, run_id)
+                number = explored - 1
+            record = _chosen(run_id, chain, number, step)
             content = _fetch(stub, record.adapter_sha256)
         written = write_peft_adapter(
             decode_adapter(content, max_bytes=MAX_ADAPTER_BYTES),
@@ -101,6 +114,11 @@ def export(
             },
             card=render_card(model_card(data, plan, chain, record)),
         )
+        if success is not None:
+            say(
+                f"round {record.round}: with this adapter {success:.1%} of the episodes of round "
+                f"{record.round + 1} succeeded, more than in any other"
+            )
         say(f"wrote {written}: peft.PeftModel.from_pretrained(base, {str(written)!r})")
         adapter_note = INCOMPLETE_ADAPTERS.get(plan.aggregation.method)
         if adapter_note is not None:
@@ -113,8 +131,54 @@ def export(
                 "step": record.step,
                 "adapter_sha256": record.adapter_sha256.hex(),
                 "adapter_note": adapter_note,
+                "success_ratio": success,
             },
         )
+
+
+def _round(which: str | None) -> int | None:
+    """The number that was asked for; None for the newest, and for the best, which is looked up."""
+    if which is None or which == BEST:
+        return None
+    if which.isascii() and which.isdecimal() and len(which) <= 9:
+        return int(which)
+    raise CommandError(
+        f"--round is a number from 0 on or {BEST!r}, not {which[:32]!r}",
+        code="arguments",
+        exit_code=Exit.ARGUMENTS,
+        next_step="chorale adapter list RUN shows the rounds",
+    )
+
+
+def _best_round(data: Path, run_id: str) -> tuple[int, float]:
+    """The round that was explored with the highest success, and the ratio; of two the newer one."""
+    from server.config import CoordinatorConfig
+    from server.figures import RoundFigures
+    from server.store import Store
+
+    store = Store(CoordinatorConfig.load(data).database)
+    try:
+        rows = store.rounds.finished(run_id)
+    finally:
+        store.close()
+    best: tuple[float, int] | None = None
+    for row in rows:
+        ratios = [
+            ratio
+            for ratio, _ in RoundFigures.from_json(row.figures_json).success.values()
+            if not math.isnan(ratio)
+        ]
+        if ratios:
+            found = sum(ratios) / len(ratios), row.round
+            best = found if best is None else max(best, found)
+    if best is None:
+        raise CommandError(
+            f"no round of {run_id} has success figures yet, so none is the best",
+            code="no_figures",
+            exit_code=Exit.ARGUMENTS,
+            next_step="leave --round out for the newest adapter, or name a round",
+        )
+    return best[1], best[0]
 
 
 def _chosen(

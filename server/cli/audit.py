@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.cli.envelope import DEFAULT_DATA, Data, Format, Output, answering, say, succeed
+from server.cli.envelope import (
+    DEFAULT_DATA,
+    CommandError,
+    Data,
+    Exit,
+    Format,
+    Output,
+    answering,
+    say,
+    succeed,
+)
+
+if TYPE_CHECKING:
+    from federation.audit_head import AuditHead
+    from server.config import CoordinatorConfig
 
 __all__ = ["app"]
 
@@ -27,7 +42,15 @@ def tail(
 
         with connect(data) as stub:
             answer = stub.TailAudit(admin_pb2.TailAuditRequest(lines=lines), timeout=CALL_TIMEOUT_S)
-        records = [json.loads(record) for record in answer.records]
+        try:
+            records = [json.loads(record) for record in answer.records]
+        except ValueError as error:
+            raise CommandError(
+                "a record is no JSON object",
+                code="audit_broken",
+                exit_code=Exit.SERVER,
+                next_step="chorale audit verify",
+            ) from error
         for record in records:
             facts = "  ".join(f"{key}={value}" for key, value in record["details"].items())
             say(f"{record['index']:>5}  {record['at']}  {record['event']:<20} {facts}")
@@ -35,12 +58,136 @@ def tail(
 
 
 @app.command("verify")
-def verify(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
-    """Check the whole chain of the data directory's log; names the first bad record."""
+def verify(
+    heads: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--heads",
+            help="From chorale-silo audit heads: what a silo saw of this log. May be repeated.",
+        ),
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Check the whole chain of the data directory's log; names the first bad record.
+
+    Without --heads a cut of whole records at the end is not seen, nor a chain that was computed
+    anew. With them both are: silos keep what this coordinator signed.
+    """
+    with answering(output):
+        from server.config import CoordinatorConfig
+
+        config = CoordinatorConfig.load(data)
+        seen = [head for path in heads or () for head in _ours(path, config)]
+        records = _verified(config.paths.audit, seen)
+        say(f"{records} records, every one in place")
+        if seen:
+            say(f"{len(seen)} heads that silos kept are all in it")
+        succeed(output, {"records": records, "heads": len(seen)})
+
+
+@app.command("export")
+def export(
+    out: Annotated[Path, typer.Option("--out", help="Where the copy goes.")],
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Copy the whole log, byte for byte, for an auditor; a broken one is copied too, and said so.
+
+    Every line is a JSON object, and the chain can be checked without this program: sha256 is over
+    the other fields in canonical JSON.
+    """
     with answering(output):
         from server.audit import AuditLog
         from server.config import CoordinatorConfig
+        from server.durable import write_durably
 
-        records = AuditLog.verify_file(CoordinatorConfig.load(data).paths.audit)
+        config = CoordinatorConfig.load(data)
+        write_durably(out, AuditLog.read_file(config.paths.audit))
+        say(f"wrote {out}")
+        records = _verified(out, [])
         say(f"{records} records, every one in place")
-        succeed(output, {"records": records})
+        succeed(output, {"file": str(out), "records": records})
+
+
+@app.command("heads")
+def heads(
+    out: Annotated[Path, typer.Option("--out", help="Where they go.")],
+    silo: Annotated[str | None, typer.Option(help="Of this silo alone.")] = None,
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Write the silos' newest signed audit heads, for chorale-silo audit verify --heads.
+
+    A head says how many records a silo's log had and the digest of the newest, under the silo's
+    own signature; nothing of what they hold.
+    """
+    with answering(output):
+        from federation.audit_head import encode_heads
+        from server.audit_heads import head_of_row
+        from server.config import CoordinatorConfig
+        from server.durable import write_durably
+        from server.store import Store
+        from server.terms import require_federation
+
+        store = Store(CoordinatorConfig.load(data).database)
+        try:
+            federation = require_federation(store).name
+            rows = store.audit_heads.list()
+        finally:
+            store.close()
+        kept = [head_of_row(row, federation) for row in rows if silo in {None, row.silo_id}]
+        if not kept:
+            raise CommandError(
+                f"no audit head of {silo or 'any silo'} is kept here",
+                code="audit_head_absent",
+                exit_code=Exit.ARGUMENTS,
+                hint="a silo leaves its head once a round, after it adopted the round's record",
+            )
+        write_durably(out, encode_heads(kept), mode=0o644)
+        for head in kept:
+            say(f"{head.writer:<40} record {head.index}  {head.sha256.hex()}")
+        say(f"wrote {out}; at the silo: chorale-silo audit verify --heads {out.name}")
+        succeed(
+            output,
+            {
+                "file": str(out),
+                "heads": [
+                    {"writer": head.writer, "index": head.index, "sha256": head.sha256.hex()}
+                    for head in kept
+                ],
+            },
+        )
+
+
+def _verified(path: Path, seen: list[AuditHead]) -> int:
+    from server.audit import AuditLog
+    from server.errors import AuditError
+
+    try:
+        return AuditLog.verify_file(path, [head.chain_head() for head in seen])
+    except AuditError as error:
+        raise CommandError(
+            str(error),
+            code="audit_broken",
+            exit_code=Exit.SERVER,
+            hint="keep the file as it is for your auditor; compare it with a backup",
+            data={"first_bad_record": error.index},
+        ) from error
+
+
+def _ours(path: Path, config: CoordinatorConfig) -> tuple[AuditHead, ...]:
+    """The heads of a file, if this coordinator signed every one of them."""
+    from federation.audit_head import COORDINATOR, MAX_FILE_BYTES, decode_heads
+    from federation.errors import AuditHeadError
+    from secagg.suite import verification_key
+    from server.keys import load_signing_key
+
+    key = verification_key(load_signing_key(config.paths.protocol_key))
+    with path.open("rb") as file:
+        heads = decode_heads(file.read(MAX_FILE_BYTES + 1))
+    for head in heads:
+        if head.writer != COORDINATOR:
+            raise AuditHeadError(f"{path} holds a head of {head.writer}, not of this coordinator")
+        head.verify(key)
+    return heads

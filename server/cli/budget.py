@@ -37,7 +37,7 @@ def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         for run in answer.runs:
             _describe(run)
         if not answer.runs:
-            say("no runs yet: chorale run start PLAN --adapter FILE")
+            say("no runs yet: chorale run start PLAN")
         if answer.heads:
             say("")
             say(f"{'silo':<24} {'ledger entry':>12}  {'digest':<16}  signed in")

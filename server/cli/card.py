@@ -34,16 +34,18 @@ def model_card(
     from server.config import CoordinatorConfig
     from server.epsilon import epsilon_spent
     from server.store import Store
+    from server.terms import require_federation
 
     config = CoordinatorConfig.load(data)
     store = Store(config.database)
     try:
         charged = store.rounds.charged(record.run_id)
         finished = store.rounds.finished(record.run_id)
+        federation = require_federation(store)
     finally:
         store.close()
     return ModelCard(
-        federation=config.federation,
+        federation=federation.name,
         run_id=record.run_id,
         run_name=plan.name,
         round=record.round,

@@ -31,7 +31,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 
 def start_parts(
-    *, plan: bytes, adapter: bytes, submit_token: str
+    *, plan: bytes, adapter: bytes, submit_token: str, federation: str = ""
 ) -> Iterator[admin_pb2.StartRunRequest]:
     """The messages of StartRun: an opening, then the adapter in chunks.
 
@@ -39,12 +39,16 @@ def start_parts(
         plan: The TOML document.
         adapter: The initial adapter's bytes.
         submit_token: The same token starts the same run once.
+        federation: Whose run it is; empty stands for the coordinator's only one.
 
     Yields:
         The messages in order.
     """
     opening = admin_pb2.StartRunOpening(
-        plan=plan, submit_token=submit_token, adapter_bytes=len(adapter)
+        plan=plan,
+        submit_token=submit_token,
+        adapter_bytes=len(adapter),
+        federation=federation,
     )
     yield admin_pb2.StartRunRequest(opening=opening)
     for start in range(0, len(adapter), CHUNK_BYTES):

@@ -35,7 +35,7 @@ def serve(data: Data = DEFAULT_DATA) -> None:
         from server.logs import configure_logs
 
         config = CoordinatorConfig.load(data)
-        say(f"serving {config.federation} on {config.listen}, joining on {config.enrol_listen}")
+        say(f"serving on {config.listen}, joining on {config.enrol_listen}")
         configure_logs()
         serve_daemon(config)
 

@@ -1,7 +1,8 @@
 """What every command answers with: prose on stderr, one JSON envelope on stdout when asked.
 
 Envelope: ``{schema_version, status: "ok", data}`` or
-``{schema_version, status: "error", error_code, message, hint, next_step}``.
+``{schema_version, status: "error", error_code, message, hint, next_step}``, with ``data`` where a
+failure has findings of its own (``chorale doctor``).
 Exit codes: 0 ok, 1 the coordinator, 2 connection or authentication, 3 timeout, 4 arguments or
 files, 5 a bug.
 
@@ -10,6 +11,7 @@ Invariants:
 1. stdout carries the envelope, or nothing.
 2. Every typed failure becomes one envelope with a stable code; anything else is a bug, says so,
    and shows its traceback on stderr.
+3. Every failure says what to do, as a hint or as a next step.
 """
 
 from __future__ import annotations
@@ -86,12 +88,21 @@ class CommandError(Exception):
         exit_code: Exit,
         hint: str = "",
         next_step: str = "",
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.exit_code = exit_code
         self.hint = hint
-        self.next_step = next_step
+        self.next_step = next_step or ("" if hint else _usual_step(exit_code))
+        self.data = data
+
+
+def _usual_step(exit_code: Exit) -> str:
+    """What to do about an error that says nothing of its own about it."""
+    if exit_code is Exit.ARGUMENTS:
+        return "chorale COMMAND --help says what the command takes"
+    return "chorale doctor examines everything step by step"
 
 
 class Answered(SystemExit):
@@ -153,15 +164,15 @@ def run_app(app: typer.Typer) -> None:
         # The parser of arguments exits with 2, which here means connection or authentication.
         if stop.code != _PARSER_EXIT:
             raise
-        _refuse_arguments(sys.argv[1:])
+        _refuse_arguments(app.info.name or "chorale", sys.argv[1:])
 
 
-def _refuse_arguments(arguments: Sequence[str]) -> NoReturn:
+def _refuse_arguments(program: str, arguments: Sequence[str]) -> NoReturn:
     error = CommandError(
         "the arguments are wrong; the reason is on stderr",
         code="arguments",
         exit_code=Exit.ARGUMENTS,
-        next_step="chorale COMMAND --help",
+        next_step=f"{program} COMMAND --help",
     )
     if "--format=json" in arguments or ("--format", "json") in pairwise(arguments):
         _print(_envelope(error))
@@ -185,10 +196,15 @@ def _known(error: Exception) -> CommandError:
             str(error),
             code=described.reason.value,
             exit_code=Exit.ARGUMENTS,
-            hint=described.hint if described.public else "",
+            hint=described.hint if described.public else "chorale doctor examines this coordinator",
         )
     if isinstance(error, OSError):
-        return CommandError(str(error), code="file", exit_code=Exit.ARGUMENTS)
+        return CommandError(
+            str(error),
+            code="file",
+            exit_code=Exit.ARGUMENTS,
+            hint="the file or directory cannot be used: check its path, its owner and the disk",
+        )
     traceback.print_exception(error, file=sys.stderr)
     return CommandError(
         f"{type(error).__name__}: {error}",
@@ -235,7 +251,7 @@ def _fail(output: Format, error: CommandError) -> NoReturn:
 
 
 def _envelope(error: CommandError) -> dict[str, Any]:
-    return {
+    envelope: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "status": "error",
         "error_code": error.code,
@@ -243,6 +259,7 @@ def _envelope(error: CommandError) -> dict[str, Any]:
         "hint": error.hint,
         "next_step": error.next_step,
     }
+    return envelope if error.data is None else {**envelope, "data": dict(error.data)}
 
 
 def _print(envelope: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Founding a coordinator, and who belongs to its federation: init, invite, silo, roster, admin."""
+"""Founding a coordinator and its federation: init, federation, invite, roster."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from server.cli.envelope import (
     succeed,
 )
 
-__all__ = ["admin_app", "init", "invite", "roster_app", "silo_app"]
+__all__ = ["federation_app", "init", "invite", "roster_app"]
 
-silo_app = typer.Typer(help="Who joined.", no_args_is_help=True)
+federation_app = typer.Typer(
+    help="The one federation of this coordinator, and its terms.", no_args_is_help=True
+)
 roster_app = typer.Typer(
     help="Who may take part in rounds: proposed here, signed by the root, published here.",
     no_args_is_help=True,
 )
-admin_app = typer.Typer(help="The admin's own certificate.", no_args_is_help=True)
 
 _TTL: Final = re.compile(r"([0-9]{1,6})([smhd])")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -36,14 +37,22 @@ _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def init(
     *,
-    federation: Annotated[
-        str, typer.Option(help="Its name: lower-case letters, digits, dots and dashes.")
-    ],
     host: Annotated[
         list[str], typer.Option(help="Name or address that silos dial; repeat for more names.")
     ],
-    root_public_key: Annotated[Path, typer.Option(help="root.pub, from chorale root init.")],
-    data: Data = DEFAULT_DATA,
+    root_public_key: Annotated[
+        Path,
+        typer.Option(
+            "--root-certificate", "--root-public-key", help="root.pub, from chorale root init."
+        ),
+    ],
+    data: Annotated[
+        Path, typer.Option("--dir", "--data", envvar="CHORALE_DATA", help="Directory to make.")
+    ] = DEFAULT_DATA,
+    federation: Annotated[
+        str | None,
+        typer.Option(help="Create the federation of this name too, with the default terms."),
+    ] = None,
     listen: Annotated[str, typer.Option(help="Mutual TLS, for silos and admins.")] = "0.0.0.0:7443",
     enrol_listen: Annotated[str, typer.Option(help="TLS, for joining.")] = "0.0.0.0:7444",
     probes_listen: Annotated[
@@ -69,21 +78,100 @@ def init(
                 probes_listen=probes_listen,
             ),
         )
-        say(f"made the coordinator of {federation} in {data}")
+        say(f"made a coordinator in {data}; its admin's certificate is good for a day")
         say(f"next: chorale-coordinator serve --data {data}")
-        say(f"then: chorale invite SILO --data {data}")
+        if federation is None:
+            say(f"then: chorale federation create NAME --data {data}")
+        else:
+            say(f"then: chorale invite {federation} SILO --data {data}")
         succeed(
             output,
             {
                 "data_dir": str(data),
-                "federation": config.federation,
+                "federation": federation,
                 "coordinator_address": config.dial_coordinator,
                 "enrol_address": config.dial_enrolment,
             },
         )
 
 
+@federation_app.command("create")
+def create(
+    *,
+    name: Annotated[
+        str, typer.Argument(help="Lower-case letters, digits, dots and dashes, at most 63.")
+    ],
+    min_silos: Annotated[
+        int, typer.Option(help="Fewest silos that a roster may have.", min=3, max=200)
+    ] = 3,
+    colluding: Annotated[
+        int,
+        typer.Option(help="c: how many silos may work with the coordinator, at least.", min=1),
+    ] = 1,
+    epsilon_cap: Annotated[
+        float | None,
+        typer.Option(help="Largest epsilon_cap that a plan may state; plans decide if not given."),
+    ] = None,
+    delta: Annotated[
+        float, typer.Option(help="Largest delta that a plan may state beside --epsilon-cap.")
+    ] = 1e-5,
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Create the federation: its name, and the terms that no roster and no run may pass.
+
+    A coordinator has one federation, and its terms stay. They are in the audit log, and a silo's
+    own policy is asked besides: the stricter of the two counts.
+    """
+    with answering(output):
+        from chorale.v1 import admin_pb2
+        from server.cli.client import CALL_TIMEOUT_S, connect
+
+        with connect(data) as stub:
+            stub.CreateFederation(
+                admin_pb2.CreateFederationRequest(
+                    name=name,
+                    min_silos=min_silos,
+                    colluding=colluding,
+                    epsilon_cap=epsilon_cap,
+                    delta=delta,
+                ),
+                timeout=CALL_TIMEOUT_S,
+            )
+        say(f"created {name}: rosters of {min_silos} silos or more, c = {colluding} or more")
+        say(f"next: chorale invite {name} SILO, for each silo")
+        succeed(
+            output,
+            {
+                "federation": name,
+                "min_silos": min_silos,
+                "colluding": colluding,
+                "epsilon_cap": epsilon_cap,
+                "delta": delta,
+            },
+        )
+
+
+@federation_app.command("show")
+def show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """The federation's name and terms."""
+    with answering(output):
+        from chorale.v1 import admin_pb2
+        from server.cli.client import CALL_TIMEOUT_S, connect, plain
+
+        with connect(data) as stub:
+            found = stub.GetFederation(admin_pb2.GetFederationRequest(), timeout=CALL_TIMEOUT_S)
+        say(f"{found.name}, since {_when(found.created_unix_s)}")
+        say(f"rosters: at least {found.min_silos} silos, c of at least {found.colluding}")
+        if found.HasField("epsilon_cap"):
+            say(f"plans: epsilon_cap {found.epsilon_cap:g} at delta {found.delta:g}, at most")
+        else:
+            say("plans: no cap; each silo's own policy decides")
+        succeed(output, plain(found))
+
+
 def invite(
+    federation: Annotated[str, typer.Argument(help="From chorale federation create.")],
     silo: Annotated[str, typer.Argument(help="Its id: lower-case letters, digits and dashes.")],
     ttl: Annotated[str, typer.Option(help="How long it may be used: 30m, 24h, 7d.")] = "24h",
     data: Data = DEFAULT_DATA,
@@ -107,33 +195,14 @@ def invite(
         ttl_s = int(matched[1]) * _UNIT_S[matched[2]]
         with connect(data) as stub:
             line = stub.CreateInvite(
-                admin_pb2.CreateInviteRequest(silo_id=silo, ttl_s=ttl_s), timeout=CALL_TIMEOUT_S
+                admin_pb2.CreateInviteRequest(silo_id=silo, ttl_s=ttl_s, federation=federation),
+                timeout=CALL_TIMEOUT_S,
             ).invite
         say(f"at the silo, within {ttl}, once:")
         if output is Format.TEXT:
             # The invite is the result, so it alone is on stdout.
             typer.echo(f"chorale-silo join '{line}'")
-        succeed(output, {"invite": line, "silo_id": silo, "ttl_s": ttl_s})
-
-
-@silo_app.command("list")
-def list_silos(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
-    """Who was invited, joined, or is in the roster, and when each was last heard of."""
-    with answering(output):
-        from chorale.v1 import admin_pb2
-        from server.cli.client import CALL_TIMEOUT_S, connect, plain
-
-        with connect(data) as stub:
-            silos = stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=CALL_TIMEOUT_S).silos
-        for silo in silos:
-            say(
-                f"{silo.silo_id:<24} {silo.state:<9} last seen {_when(silo.last_seen_unix_s):<20} "
-                f"certificate until {_when(silo.certificate_expiry_unix_s):<20} "
-                f"{', '.join(silo.families)}"
-            )
-        if not silos:
-            say(f"nobody yet: chorale invite SILO --data {data}")
-        succeed(output, {"silos": [plain(silo) for silo in silos]})
+        succeed(output, {"invite": line, "federation": federation, "silo_id": silo, "ttl_s": ttl_s})
 
 
 @roster_app.command("propose")
@@ -142,12 +211,16 @@ def propose(
         "roster.json"
     ),
     colluding: Annotated[
-        int, typer.Option(help="How many silos may collude with the coordinator.", min=1)
-    ] = 1,
+        int,
+        typer.Option(
+            help="How many silos may collude with the coordinator; 0: as the federation agreed.",
+            min=0,
+        ),
+    ] = 0,
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
-    """Write the roster of everyone who joined, for the root to sign.
+    """Write the roster of everyone who joined, for the root to sign or the silos to approve.
 
     --colluding is c: a sum is released only if it stays safe when that many silos work with the
     coordinator. It is fixed by the root's signature; no run can lower it.
@@ -164,6 +237,8 @@ def propose(
         write_roster(out, message)
         say(describe_roster(read_roster(out).roster))
         say(f"next, where the root key is: chorale root sign {out} --dir ROOT_DIR")
+        if message.epoch > 1:
+            say("or, at enough silos: chorale-silo roster approve, then chorale roster publish")
         succeed(
             output,
             {"roster": str(out), "epoch": message.epoch, "silos": len(message.entries)},
@@ -172,18 +247,28 @@ def propose(
 
 @roster_app.command("publish")
 def publish(
-    roster: Annotated[Path, typer.Argument(help="From chorale root sign.")],
+    roster: Annotated[
+        Path | None,
+        typer.Argument(help="From chorale root sign; without it, what enough silos approved."),
+    ] = None,
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
-    """Make a roster that the root signed the current one."""
+    """Make a roster the current one: signed by the root, or approved by enough members.
+
+    Members of the roster in force approve the proposed one with chorale-silo roster approve; as
+    many are needed as must answer for a sum to be released. Only the root makes the first roster,
+    and changes c or the coordinator's key.
+    """
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect
         from server.roster_file import read_roster, roster_message
 
-        message = roster_message(read_roster(roster))
-        if not message.signature:
+        request = admin_pb2.PublishRosterRequest()
+        if roster is not None:
+            request.roster.CopyFrom(roster_message(read_roster(roster)))
+        if roster is not None and not request.roster.signature:
             raise CommandError(
                 f"{roster} is not signed",
                 code="roster_unsigned",
@@ -191,28 +276,10 @@ def publish(
                 next_step=f"chorale root sign {roster} --dir ROOT_DIR, where the root key is",
             )
         with connect(data) as stub:
-            stub.PublishRoster(
-                admin_pb2.PublishRosterRequest(roster=message), timeout=CALL_TIMEOUT_S
-            )
-        say(f"published: epoch {message.epoch}, {len(message.entries)} silos")
-        say("next: chorale run plan PLAN, then chorale run start PLAN --adapter FILE")
-        succeed(output, {"epoch": message.epoch, "silos": len(message.entries)})
-
-
-@admin_app.command("renew")
-def renew(
-    name: Annotated[str, typer.Option(help="Who it is for; the audit log says it.")] = "admin",
-    data: Data = DEFAULT_DATA,
-    output: Output = Format.TEXT,
-) -> None:
-    """Issue a new admin certificate for a day. Needs the data directory's CA key."""
-    with answering(output):
-        from server.config import CoordinatorConfig
-        from server.founding import renew_admin
-
-        expiry = renew_admin(CoordinatorConfig.load(data), name)
-        say(f"{name} is admin until {_when(expiry)}")
-        succeed(output, {"name": name, "certificate_expiry_unix_s": expiry})
+            done = stub.PublishRoster(request, timeout=CALL_TIMEOUT_S)
+        say(f"published: epoch {done.epoch}, {done.silos} silos")
+        say("next: chorale run plan PLAN, then chorale run start PLAN")
+        succeed(output, {"epoch": done.epoch, "silos": done.silos})
 
 
 def _when(unix_s: int) -> str:

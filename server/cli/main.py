@@ -15,7 +15,20 @@ from typing import Any, Final
 
 import typer
 
-from server.cli import adapter, audit, budget, federation, root, run, transcript
+from server.cli import (
+    adapter,
+    admin,
+    audit,
+    backup,
+    budget,
+    ca,
+    doctor,
+    federation,
+    root,
+    run,
+    silo,
+    transcript,
+)
 from server.cli.envelope import Answered, Exit, run_app, say
 
 __all__ = ["app", "main"]
@@ -27,8 +40,8 @@ app = typer.Typer(
     help=(
         "Federations of organisations that evolve one agent together and share no data.\n\n"
         "First steps: chorale root init (elsewhere), chorale init, chorale-coordinator serve, "
-        "chorale invite SILO, chorale roster propose, chorale root sign, chorale roster publish, "
-        "chorale run start."
+        "chorale federation create, chorale invite, chorale roster propose, chorale root sign, "
+        "chorale roster publish, chorale run start."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -37,16 +50,21 @@ app = typer.Typer(
 )
 app.add_typer(root.app)
 app.command("init")(federation.init)
+app.command("doctor")(doctor.doctor)
+app.add_typer(federation.federation_app, name="federation")
 app.command("invite")(federation.invite)
-app.add_typer(federation.silo_app, name="silo")
+app.add_typer(silo.app, name="silo")
+app.add_typer(ca.app, name="ca")
 app.add_typer(federation.roster_app, name="roster")
 app.add_typer(run.app, name="run")
 app.add_typer(adapter.app, name="adapter")
 app.command("budget")(budget.budget)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(audit.app, name="audit")
 app.add_typer(transcript.app, name="transcript")
 app.command("verify-transcript")(transcript.verify)
-app.add_typer(federation.admin_app, name="admin")
+app.add_typer(admin.app, name="admin")
 
 
 def main() -> None:

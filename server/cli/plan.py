@@ -31,9 +31,22 @@ if TYPE_CHECKING:
     from federation.forecast import Forecast
     from federation.plan import Plan
 
-__all__ = ["parse_plan", "plan"]
+__all__ = ["BaseConfig", "Federation", "parse_plan", "plan", "read_plan", "require_federation"]
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
+BaseConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--base-config",
+        help="The base model's config.json or its directory, where the plan's base is neither.",
+    ),
+]
+Federation = Annotated[
+    str,
+    typer.Option(
+        "--federation", "-f", help="Must be this coordinator's; the only one if not given."
+    ),
+]
 _ROW: Final = "{:<18} {:<5} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}"
 
 
@@ -52,6 +65,8 @@ def plan(
     dimension: Annotated[
         int | None, typer.Option(help="Uploaded coordinates, when there is no adapter yet.", min=1)
     ] = None,
+    base_config: BaseConfig = None,
+    federation: Federation = "",
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
@@ -60,8 +75,8 @@ def plan(
     Noise, privacy per round and in total, what is left of the signal, bytes, tolerated drop-outs,
     every reason not to start, the same plan in the other privacy modes, the memory that a base
     model of known shape takes of a GPU, and whether the published adapter is the whole result.
-    Nothing is sent anywhere; with --silos and --colluding no
-    coordinator is needed either.
+    Nothing is sent anywhere; with --silos and --colluding no coordinator is needed either, unless
+    --federation asks whether its terms allow the plan.
     """
     with answering(output):
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
@@ -70,7 +85,8 @@ def plan(
         from server.cli.memory import describe_memory, memory_figures
 
         parsed = parse_plan(path)
-        shared, whole = _dimensions(parsed, adapter, dimension)
+        terms = _beyond_terms(data, federation, parsed) if federation else ()
+        shared, whole = _dimensions(parsed, adapter, dimension, base_config)
         n, c = (silos, colluding) if silos and colluding else _roster(data, silos, colluding)
         forecast = forecast_plan(
             parsed, silos=n, colluding=c, dimension=shared, adapter_dimension=whole
@@ -82,16 +98,17 @@ def plan(
         adapter_note = INCOMPLETE_ADAPTERS.get(parsed.aggregation.method)
         if adapter_note is not None:
             say(f"note: {adapter_note}")
-        for refusal in forecast.refusals:
+        refusals = (*terms, *forecast.refusals)
+        for refusal in refusals:
             say(f"refused: {refusal}")
-        if forecast.refusals:
+        if refusals:
             raise CommandError(
-                "this plan cannot start: " + "; ".join(forecast.refusals),
+                "this plan cannot start: " + "; ".join(refusals),
                 code="plan_refused",
                 exit_code=Exit.ARGUMENTS,
                 next_step=f"change {path} or the roster, and ask again",
             )
-        say(f"next: chorale run start {path} --adapter FILE")
+        say(f"next: chorale run start {path}")
         succeed(
             output,
             {
@@ -109,36 +126,94 @@ def parse_plan(path: Path) -> Plan:
     Raises:
         PlanError: With everything that is wrong with it.
     """
+    return read_plan(path)[1]
+
+
+def read_plan(path: Path) -> tuple[bytes, Plan]:
+    """Read a plan's file once: what is checked is what is sent.
+
+    Raises:
+        PlanError: With everything that is wrong with it.
+    """
     from federation.plan import MAX_PLAN_BYTES, Plan
 
     with path.open("rb") as file:
-        return Plan.parse(file.read(MAX_PLAN_BYTES + 1))
+        content = file.read(MAX_PLAN_BYTES + 1)
+    return content, Plan.parse(content)
 
 
-def _dimensions(parsed: Plan, adapter: Path | None, dimension: int | None) -> tuple[int, int]:
+def require_federation(stub: Any, asked: str) -> None:
+    """Refuse to go on with another federation's coordinator.
+
+    Args:
+        stub: The coordinator's.
+        asked: Whose it must be.
+
+    Raises:
+        CommandError: It is not.
+        grpc.RpcError: It has none yet.
+    """
+    from chorale.v1 import admin_pb2
+    from server.cli.client import CALL_TIMEOUT_S
+
+    found = stub.GetFederation(admin_pb2.GetFederationRequest(), timeout=CALL_TIMEOUT_S).name
+    if found != asked:
+        raise CommandError(
+            f"this coordinator's federation is {found!r}, not {asked!r}",
+            code="federation_unknown",
+            exit_code=Exit.ARGUMENTS,
+            next_step="chorale federation show; --data names another coordinator's directory",
+        )
+
+
+def _beyond_terms(data: Path, federation: str, parsed: Plan) -> tuple[str, ...]:
+    """Why the terms of the federation refuse a plan; empty if they do not."""
+    from server.config import CoordinatorConfig
+    from server.errors import FederationTermsError
+    from server.store import Store
+    from server.terms import require_federation as require_known
+    from server.terms import require_plan_within
+
+    store = Store(CoordinatorConfig.load(data).database)
+    try:
+        terms = require_known(store, federation)
+    finally:
+        store.close()
+    try:
+        require_plan_within(terms, parsed)
+    except FederationTermsError as error:
+        return (str(error),)
+    return ()
+
+
+def _dimensions(
+    parsed: Plan, adapter: Path | None, dimension: int | None, base_config: Path | None
+) -> tuple[int, int]:
+    if dimension is not None and adapter is None:
+        return dimension, dimension
+    from federation.adapter import decode_adapter
+    from federation.forecast import shared_dimension
+    from federation.layout import Layout
+
     if adapter is not None:
-        from federation.adapter import decode_adapter
-        from federation.forecast import shared_dimension
-        from federation.layout import Layout
-
         layout = Layout.from_tensors(
             decode_adapter(adapter.read_bytes(), max_bytes=MAX_ADAPTER_BYTES)
         )
         return shared_dimension(parsed, layout), layout.dimension
-    if dimension is not None:
-        return dimension, dimension
-    from federation.forecast import shared_dimension
-    from federation.model_shapes import shape_of
+    from server.cli.base import base_shape
 
-    shape = shape_of(parsed.model.base)
-    if shape is not None:
-        layout = shape.lora_layout(parsed.model.lora_rank)
+    found = base_shape(parsed, base_config)
+    if found is not None:
+        layout = found[0].lora_layout(parsed.model.lora_rank)
         return shared_dimension(parsed, layout), layout.dimension
     raise CommandError(
         "how big is the upload?",
         code="arguments",
         exit_code=Exit.ARGUMENTS,
-        next_step="give --adapter FILE, or --dimension with the number of uploaded coordinates",
+        next_step=(
+            "give --base-config FILE_OR_DIR, --adapter FILE, or --dimension with the number of "
+            "uploaded coordinates"
+        ),
     )
 
 

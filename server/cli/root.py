@@ -34,7 +34,7 @@ def init(directory: Directory, output: Output = Format.TEXT) -> None:
 
         public = create_root(directory)
         say(f"made the consortium root in {directory}; keep it offline and backed up")
-        say(f"next: carry {public} to the coordinator: chorale init --root-public-key root.pub …")
+        say(f"next: carry {public} to the coordinator: chorale init --root-certificate root.pub …")
         succeed(output, {"root_public_key": str(public), "root_key": read_public_key(public).hex()})
 
 

@@ -1,4 +1,4 @@
-"""``chorale run``: forecast, start, watch, list, abort."""
+"""``chorale run``: forecast, start, watch, list, pause, resume, abort."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from server.cli.envelope import (
     say,
     succeed,
 )
-from server.cli.plan import parse_plan, plan
+from server.cli.plan import BaseConfig, Federation, plan, read_plan, require_federation
 
 __all__ = ["app"]
 
@@ -30,6 +30,9 @@ app = typer.Typer(help="Runs: a plan, carried out in rounds.", no_args_is_help=T
 
 SLOWEST_BYTES_PER_S: Final = 1e6
 """An adapter may take this long to go up."""
+
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]
 
 
 class Stream(StrEnum):
@@ -47,7 +50,12 @@ app.command("plan")(plan)
 def start(
     *,
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")],
-    adapter: Annotated[Path, typer.Option(help="The initial adapter, safetensors.")],
+    adapter: Annotated[
+        Path | None,
+        typer.Option(help="The initial adapter, safetensors; made from the base if not given."),
+    ] = None,
+    base_config: BaseConfig = None,
+    federation: Federation = "",
     submit_token: Annotated[
         str, typer.Option(help="The same token starts the same run once; for scripts that retry.")
     ] = "",
@@ -55,26 +63,37 @@ def start(
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
-    """Start a run."""
+    """Start a run; while another one goes on it waits in the queue.
+
+    Without --adapter the run starts from B = 0 and from A as the plan's evolve.seed draws it; only
+    the base model's config.json is read for that.
+    """
     with answering(output):
+        from server.cli.base import first_adapter
         from server.cli.client import CALL_TIMEOUT_S, connect, start_parts
 
-        parse_plan(path)
-        content = adapter.read_bytes()
+        plan_toml, parsed = read_plan(path)
+        if adapter is None:
+            content, source = first_adapter(parsed, base_config)
+            say(f"initial adapter: A drawn by seed {parsed.evolve.seed}, B = 0, from {source}")
+        else:
+            content = adapter.read_bytes()
         parts = start_parts(
-            plan=path.read_bytes(),
+            plan=plan_toml,
             adapter=content,
             submit_token=submit_token or secrets.token_hex(16),
+            federation=federation,
         )
         with connect(data) as stub:
             timeout_s = CALL_TIMEOUT_S + len(content) / SLOWEST_BYTES_PER_S
-            run_id = stub.StartRun(parts, timeout=timeout_s).run_id
-        say(f"run {run_id}")
+            answer = stub.StartRun(parts, timeout=timeout_s)
+        run_id, behind = answer.run_id, answer.behind
+        say(f"run {run_id}" + (f", queued behind {behind}" if behind else ""))
         if wait:
             _watch(data, run_id, Stream.TEXT)
         else:
             say(f"next: chorale run watch {run_id}")
-        succeed(output, {"run_id": run_id})
+        succeed(output, {"run_id": run_id, "behind": behind})
 
 
 @app.command("watch")
@@ -88,8 +107,8 @@ def watch(
 ) -> None:
     """Follow a run: its phase, who is waited for and since when, the deadline, ε, success.
 
-    Ends with the run: exit code 0 if it finished, 1 if it failed or was aborted. A coordinator that
-    restarts is waited for.
+    A run that is queued or paused is watched too. Ends with the run: exit code 0 if it finished, 1
+    if it failed or was aborted. A coordinator that restarts is waited for.
     """
     with answering(Format.JSON if output is Stream.JSON else Format.TEXT):
         last = _watch(data, run_id, output)
@@ -97,32 +116,74 @@ def watch(
 
 
 @app.command("list")
-def list_runs(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+def list_runs(
+    federation: Federation = "", data: Data = DEFAULT_DATA, output: Output = Format.TEXT
+) -> None:
     """Every run, oldest first."""
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect, plain
-        from server.cli.watch import place_of
+        from server.cli.run_view import place_of
 
         with connect(data) as stub:
+            if federation:
+                require_federation(stub, federation)
             runs = stub.ListRuns(admin_pb2.ListRunsRequest(), timeout=CALL_TIMEOUT_S).runs
         for run in runs:
             say(
                 f"{run.run_id:<32} {run.state:<9} {place_of(run, run.round, run.step)}  "
                 f"adapter {run.adapter_sha256.hex()[:16]}"
+                + (f"  behind {run.behind}" if run.behind else "")
             )
         if not runs:
-            say("no runs yet: chorale run start PLAN --adapter FILE")
+            say("no runs yet: chorale run start PLAN")
         succeed(output, {"runs": [plain(run) for run in runs]})
 
 
+@app.command("pause")
+def pause(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """Let a run rest until chorale run resume; the next one in the queue begins.
+
+    An open attempt is given up, unless silos have agreed on its sum: that one is finished first.
+    What the silos charged stays charged. A paused run outlives restarts.
+    """
+    with answering(output):
+        from chorale.v1 import admin_pb2
+        from server.cli.client import CALL_TIMEOUT_S, connect
+
+        with connect(data) as stub:
+            request = admin_pb2.PauseRunRequest(run_id=run_id)
+            state = stub.PauseRun(request, timeout=CALL_TIMEOUT_S).state
+        say(
+            f"{run_id} is paused"
+            if state == "paused"
+            else f"{run_id} is {state}: the sum that silos have agreed on is finished first"
+        )
+        say(f"next: chorale run resume {run_id}")
+        succeed(output, {"run_id": run_id, "state": state})
+
+
+@app.command("resume")
+def resume(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """Let a paused run go on: at once, or before all that wait in the queue."""
+    with answering(output):
+        from chorale.v1 import admin_pb2
+        from server.cli.client import CALL_TIMEOUT_S, connect
+
+        with connect(data) as stub:
+            request = admin_pb2.ResumeRunRequest(run_id=run_id)
+            behind = stub.ResumeRun(request, timeout=CALL_TIMEOUT_S).behind
+        say(f"{run_id} goes on" + (f" when {behind} is over" if behind else ""))
+        say(f"next: chorale run watch {run_id}")
+        succeed(output, {"run_id": run_id, "behind": behind})
+
+
 @app.command("abort")
-def abort(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Its id.")],
-    data: Data = DEFAULT_DATA,
-    output: Output = Format.TEXT,
-) -> None:
-    """Stop a run for good. Its adapters stay; what the silos charged stays charged."""
+def abort(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """Stop a run for good, whether it runs, waits or is paused.
+
+    Its adapters stay; what the silos charged stays charged.
+    """
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect

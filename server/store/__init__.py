@@ -13,11 +13,15 @@ from contextlib import AbstractContextManager
 
 from sqlalchemy import Connection
 
+from server.errors import StoreError
 from server.store.aggregations import Aggregations
+from server.store.audit_heads import AuditHeads
 from server.store.database import Database
+from server.store.federation import Federations
 from server.store.heads import Heads
 from server.store.invites import Invites
 from server.store.messages import Messages
+from server.store.proposals import Proposals
 from server.store.records import Records
 from server.store.rosters import Rosters
 from server.store.rounds import Rounds
@@ -32,7 +36,12 @@ class Store:
 
     def __init__(self, database_url: str) -> None:
         self._database = Database(database_url)
-        self._database.migrate()
+        try:
+            self._database.migrate()
+        except StoreError:
+            self._database.close()
+            raise
+        self.federation = Federations(self._database)
         self.invites = Invites(self._database)
         self.silos = Silos(self._database)
         self.rosters = Rosters(self._database)
@@ -42,6 +51,8 @@ class Store:
         self.aggregations = Aggregations(self._database)
         self.messages = Messages(self._database)
         self.heads = Heads(self._database)
+        self.audit_heads = AuditHeads(self._database)
+        self.proposals = Proposals(self._database)
 
     def transaction(self) -> AbstractContextManager[Connection]:
         """Make everything inside the ``with`` block one durable change.
@@ -50,6 +61,14 @@ class Store:
             The context manager.
         """
         return self._database.transaction()
+
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """Read the state of this instant while writers go on.
+
+        Returns:
+            The context manager; nothing may be written on its connection.
+        """
+        return self._database.snapshot()
 
     def check_writable(self) -> None:
         """Prove that the database takes a write; raises StoreError if not."""

@@ -61,6 +61,19 @@ class Invites:
                 )
             )
 
+    def withdraw(self, silo_id: str) -> None:
+        """Forget a silo's unspent invites.
+
+        Args:
+            silo_id: Whose.
+        """
+        with self._database.transaction() as connection:
+            connection.execute(
+                delete(invites).where(
+                    invites.c.silo_id == silo_id, invites.c.spent_unix_s.is_(None)
+                )
+            )
+
     def find(self, *, secret: bytes, silo_id: str) -> InviteRow | None:
         """Find a silo's invite by its secret.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import insert, select
+from sqlalchemy import BigInteger, Connection, insert, literal, select
 
 import federation.wire as federation_wire
 from chorale.v1 import aggregation_pb2
@@ -18,7 +18,7 @@ from server.errors import StoreError
 from server.store.database import Database
 from server.store.schema import records
 
-__all__ = ["Records"]
+__all__ = ["Records", "named_blobs"]
 
 
 class Records:
@@ -78,7 +78,8 @@ class Records:
                 select(records.c.record)
                 .where(records.c.run_id == run_id)
                 .order_by(records.c.round, records.c.step)
-                .offset(from_position)
+                # As wide as the wire's number: by itself it would be an integer of 31 bits.
+                .offset(literal(from_position, BigInteger))
                 .limit(limit)
             ).scalars()
             return _decoded(rows)
@@ -99,6 +100,25 @@ class Records:
                 .order_by(records.c.round, records.c.step)
             ).scalars()
             return _decoded(rows)
+
+
+def named_blobs(connection: Connection) -> tuple[str, ...]:
+    """Return the digests that records name: every adapter and sum that was ever published.
+
+    Args:
+        connection: To a database of the newest schema.
+
+    Returns:
+        In hex, ascending, each once.
+    """
+    rows = connection.execute(
+        select(records.c.record), execution_options={"yield_per": 1000}
+    ).scalars()
+    names: set[str] = set()
+    for content in rows:
+        record = aggregation_pb2.AdapterRecord.FromString(content)
+        names |= {record.adapter_sha256.hex(), record.sum_sha256.hex()} - {""}
+    return tuple(sorted(names))
 
 
 def _decoded(rows: Iterable[bytes]) -> tuple[AdapterRecord, ...]:

@@ -10,7 +10,7 @@ from sqlalchemy import insert, select
 
 import secagg.wire as secagg_wire
 from chorale.v1 import secagg_pb2
-from secagg.roster import SignedRoster
+from secagg.roster import MAX_APPROVED_IN_A_ROW, SignedRoster
 from server.errors import RosterError
 from server.store.database import Database
 from server.store.schema import rosters
@@ -65,6 +65,34 @@ class Rosters:
         if content is None:
             return None
         return secagg_wire.roster_from_proto(secagg_pb2.Roster.FromString(content))
+
+    def before(self, signed: SignedRoster, *, from_epoch: int = 0) -> tuple[SignedRoster, ...]:
+        """Return what a verifier needs beside a roster that members approved.
+
+        Args:
+            signed: A published roster.
+            from_epoch: The newest epoch that the verifier accepted; 0 for none.
+
+        Returns:
+            Earlier rosters in ascending order, from that epoch or from the newest one that the
+            root signed on; none if the root signed this one.
+        """
+        with self._database.transaction() as connection:
+            contents = connection.execute(
+                select(rosters.c.roster)
+                .where(rosters.c.epoch < signed.roster.epoch)
+                .order_by(rosters.c.epoch.desc())
+                .limit(MAX_APPROVED_IN_A_ROW)
+            ).scalars()
+            earlier: list[SignedRoster] = []
+            newest = signed
+            while newest.approvals and newest.roster.epoch > from_epoch:
+                content = next(contents, None)
+                if content is None:
+                    break
+                newest = secagg_wire.roster_from_proto(secagg_pb2.Roster.FromString(content))
+                earlier.append(newest)
+        return tuple(reversed(earlier))
 
     def get(self, sha256: bytes) -> SignedRoster | None:
         """Return a roster by its digest.

@@ -1,6 +1,13 @@
-"""Runs: a plan, a state, and the token that started it.
+"""Runs: a plan, a state, the token that started it, and the queue of those that wait.
 
-Covered: starting once a token. Not covered: which adapter a run is at; its newest record says so.
+Invariants:
+
+1. A token starts one run.
+2. A queued run has a place, and no other run has one; places are compared, never counted.
+3. A run that is over stays over.
+
+Covered: starting once a token, the order of the queue. Not covered: which adapter a run is at; its
+newest record says so. Who may begin (``server/run_queue.py``).
 """
 
 from __future__ import annotations
@@ -8,24 +15,35 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy import ColumnElement, func, insert, select, update
+from sqlalchemy.engine import Connection
 
-from server.errors import UnknownRunError
+from server.errors import StoreError, UnknownRunError
 from server.store.database import Database
 from server.store.schema import runs
 
-__all__ = ["RunRow", "RunState", "Runs"]
+__all__ = ["ACTIVE", "OVER", "RunRow", "RunState", "Runs"]
 
 
 class RunState(StrEnum):
     """Where a run is."""
 
+    QUEUED = "queued"
+    """It waits for the runs before it."""
     RUNNING = "running"
+    PAUSING = "pausing"
+    """It is paused as soon as the release that silos have agreed on is closed."""
+    PAUSED = "paused"
     FINISHED = "finished"
     ABORTED = "aborted"
     FAILED = "failed"
+
+
+ACTIVE: Final = frozenset({RunState.RUNNING, RunState.PAUSING})
+"""Driven; at most one run is."""
+OVER: Final = frozenset({RunState.FINISHED, RunState.ABORTED, RunState.FAILED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +58,10 @@ class RunRow:
     submit_token: str
     state: RunState
     error: str
-    """Why it failed or was aborted; empty otherwise."""
+    """Why it failed, was aborted or could not go on; empty otherwise."""
     created_unix_s: float
+    state_since_unix_s: float
+    """When it came into its state; 0 for a run of an earlier version."""
 
 
 class Runs:
@@ -59,8 +79,9 @@ class Runs:
         plan_sha256: bytes,
         submit_token: str,
         state: RunState,
+        at_unix_s: float | None = None,
     ) -> RunRow:
-        """Add a run, once a token.
+        """Add a run, once a token; a queued one goes to the end of the queue.
 
         Args:
             run_id: Its id, used if the token is new.
@@ -69,10 +90,12 @@ class Runs:
             plan_sha256: Its digest.
             submit_token: Names the request to start.
             state: Where it begins.
+            at_unix_s: When; now if not given.
 
         Returns:
             The run of this token, new or known.
         """
+        now = time.time() if at_unix_s is None else at_unix_s
         with self._database.transaction() as connection:
             known = self.by_submit_token(submit_token)
             if known is not None:
@@ -87,6 +110,8 @@ class Runs:
                     state=state.value,
                     error="",
                     created_unix_s=time.time(),
+                    queue_place=_place(connection, state, first=False),
+                    state_since_unix_s=now,
                 )
             )
             return self.get(run_id)
@@ -130,6 +155,28 @@ class Runs:
         """
         return self._first(runs.c.plan_sha256 == plan_sha256)
 
+    def active(self) -> RunRow | None:
+        """Find the run that is driven.
+
+        Returns:
+            The run, or None.
+        """
+        return self._first(runs.c.state.in_([state.value for state in ACTIVE]))
+
+    def queued(self) -> tuple[RunRow, ...]:
+        """Return the runs that wait.
+
+        Returns:
+            In the order in which they are to begin.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                select(runs)
+                .where(runs.c.state == RunState.QUEUED.value)
+                .order_by(runs.c.queue_place)
+            ).all()
+        return tuple(_run(row) for row in rows)
+
     def list(self) -> tuple[RunRow, ...]:
         """Return every run.
 
@@ -140,23 +187,44 @@ class Runs:
             rows = connection.execute(select(runs).order_by(runs.c.created_unix_s)).all()
         return tuple(_run(row) for row in rows)
 
-    def set_state(self, run_id: str, state: RunState, error: str = "") -> None:
+    def set_state(
+        self,
+        run_id: str,
+        state: RunState,
+        error: str = "",
+        *,
+        first: bool = False,
+        at_unix_s: float | None = None,
+    ) -> None:
         """Change a run's state.
 
         Args:
             run_id: Its id.
             state: The new state.
-            error: Why, if it failed or was aborted.
+            error: Why, if it failed, was aborted or could not go on.
+            first: Of a run that is queued: before all others, not behind them.
+            at_unix_s: When; now if not given.
 
         Raises:
             UnknownRunError: There is no such run.
+            StoreError: It is over, in another state.
         """
+        now = time.time() if at_unix_s is None else at_unix_s
         with self._database.transaction() as connection:
-            changed = connection.execute(
-                update(runs).where(runs.c.run_id == run_id).values(state=state.value, error=error)
+            known = self.get(run_id)
+            if known.state in OVER and known.state is not state:
+                raise StoreError(f"run {run_id} is over: {known.state}")
+            since = known.state_since_unix_s if known.state is state else now
+            connection.execute(
+                update(runs)
+                .where(runs.c.run_id == run_id)
+                .values(
+                    state=state.value,
+                    error=error,
+                    queue_place=_place(connection, state, first=first),
+                    state_since_unix_s=since,
+                )
             )
-            if changed.rowcount != 1:
-                raise UnknownRunError(f"no run {run_id[:128]!r}")
 
     def _first(self, condition: ColumnElement[bool]) -> RunRow | None:
         with self._database.transaction() as connection:
@@ -164,6 +232,17 @@ class Runs:
                 select(runs).where(condition).order_by(runs.c.created_unix_s.desc()).limit(1)
             ).first()
         return None if row is None else _run(row)
+
+
+def _place(connection: Connection, state: RunState, *, first: bool) -> int | None:
+    """A place before or behind all others in the queue; None for a run that is not queued."""
+    if state is not RunState.QUEUED:
+        return None
+    edge = (func.min if first else func.max)(runs.c.queue_place)
+    taken = connection.execute(select(edge)).scalar()
+    if taken is None:
+        return 0
+    return int(taken) - 1 if first else int(taken) + 1
 
 
 def _run(row: Any) -> RunRow:
@@ -176,4 +255,5 @@ def _run(row: Any) -> RunRow:
         state=RunState(row.state),
         error=row.error,
         created_unix_s=row.created_unix_s,
+        state_since_unix_s=row.state_since_unix_s,
     )

@@ -21,16 +21,21 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 __all__ = [
     "IDENTITY",
     "METADATA",
     "aggregations",
+    "approvals",
+    "audit_heads",
+    "federation",
     "folds",
     "heads",
     "invites",
     "messages",
+    "proposals",
     "records",
     "rosters",
     "rounds",
@@ -39,6 +44,9 @@ __all__ = [
 ]
 
 METADATA: Final = MetaData()
+
+Number: Final = BigInteger().with_variant(Integer(), "sqlite")
+"""An unsigned 32-bit number of the wire; SQLite's integers have 64 bits by any name."""
 
 invites: Final = Table(
     "invites",
@@ -62,6 +70,49 @@ silos: Final = Table(
     Column("last_seen_unix_s", Float, nullable=False),
     Column("families", Text, nullable=False),
     Column("revoked", Boolean, nullable=False),
+    Column("suspended", Boolean, nullable=False, server_default=false()),
+    Column("left", Boolean, nullable=False, server_default=false()),
+    Column("next_certificate_sha256", LargeBinary(32)),
+    Column("next_certificate_expiry_unix_s", BigInteger),
+)
+
+federation: Final = Table(
+    "federation",
+    METADATA,
+    Column("name", String(63), primary_key=True),
+    Column("min_silos", Integer, nullable=False),
+    Column("colluding", Integer, nullable=False),
+    Column("epsilon_cap", Float),
+    Column("delta", Float, nullable=False),
+    Column("created_unix_s", BigInteger, nullable=False),
+)
+
+proposals: Final = Table(
+    "roster_proposals",
+    METADATA,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+    Column("roster", LargeBinary, nullable=False),
+    Column("proposed_unix_s", BigInteger, nullable=False),
+)
+
+approvals: Final = Table(
+    "roster_approvals",
+    METADATA,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("silo_id", String(63), primary_key=True),
+    Column("sha256", LargeBinary(32), nullable=False),
+    Column("signature", LargeBinary(64), nullable=False),
+)
+
+audit_heads: Final = Table(
+    "audit_heads",
+    METADATA,
+    Column("silo_id", String(63), primary_key=True),
+    Column("index", BigInteger, nullable=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+    Column("at_unix_s", BigInteger, nullable=False),
+    Column("signature", LargeBinary(64), nullable=False),
 )
 
 rosters: Final = Table(
@@ -84,15 +135,17 @@ runs: Final = Table(
     Column("state", String(16), nullable=False),
     Column("error", Text, nullable=False),
     Column("created_unix_s", Float, nullable=False),
+    Column("queue_place", BigInteger),
+    Column("state_since_unix_s", Float, nullable=False, server_default="0"),
 )
 
 rounds: Final = Table(
     "rounds",
     METADATA,
     Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("step", Integer, primary_key=True, autoincrement=False, server_default="0"),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("round", Number, primary_key=True, autoincrement=False),
+    Column("step", Number, primary_key=True, autoincrement=False, server_default="0"),
+    Column("attempt", Number, primary_key=True, autoincrement=False),
     Column("phase", String(32), nullable=False),
     Column("phases_unix_s", Text, nullable=False),
     Column("outcome", String(16), nullable=False),
@@ -103,8 +156,8 @@ records: Final = Table(
     "records",
     METADATA,
     Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("step", Integer, primary_key=True, autoincrement=False, server_default="0"),
+    Column("round", Number, primary_key=True, autoincrement=False),
+    Column("step", Number, primary_key=True, autoincrement=False, server_default="0"),
     Column("adapter_sha256", LargeBinary(32), nullable=False, index=True),
     Column("record", LargeBinary, nullable=False),
 )
@@ -115,10 +168,10 @@ aggregations: Final = Table(
     "aggregations",
     METADATA,
     Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("step", Integer, primary_key=True, autoincrement=False),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("round", Number, primary_key=True, autoincrement=False),
+    Column("step", Number, primary_key=True, autoincrement=False),
+    Column("part", Number, primary_key=True, autoincrement=False),
+    Column("attempt", Number, primary_key=True, autoincrement=False),
     Column("descriptor", LargeBinary, nullable=False),
     Column("families_json", Text, nullable=False, server_default="{}"),
     Column("members_json", Text, nullable=False, server_default="[]"),
@@ -131,10 +184,10 @@ messages: Final = Table(
     METADATA,
     Column("seq", Integer, primary_key=True),
     Column("run_id", String(128), nullable=False),
-    Column("round", Integer, nullable=False),
-    Column("step", Integer, nullable=False),
-    Column("part", Integer, nullable=False),
-    Column("attempt", Integer, nullable=False),
+    Column("round", Number, nullable=False),
+    Column("step", Number, nullable=False),
+    Column("part", Number, nullable=False),
+    Column("attempt", Number, nullable=False),
     Column("phase", String(32), nullable=False),
     Column("silo_id", String(63), nullable=False),
     Column("body", LargeBinary, nullable=False),
@@ -146,11 +199,11 @@ folds: Final = Table(
     "folds",
     METADATA,
     Column("run_id", String(128), primary_key=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("step", Integer, primary_key=True, autoincrement=False),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("round", Number, primary_key=True, autoincrement=False),
+    Column("step", Number, primary_key=True, autoincrement=False),
+    Column("part", Number, primary_key=True, autoincrement=False),
+    Column("attempt", Number, primary_key=True, autoincrement=False),
+    Column("generation", Number, primary_key=True, autoincrement=False),
     Column("silo_id", String(63), nullable=False),
     UniqueConstraint(*IDENTITY, "silo_id", name="folds_once"),
 )
@@ -160,10 +213,10 @@ heads: Final = Table(
     METADATA,
     Column("silo_id", String(63), primary_key=True),
     Column("run_id", String(128), nullable=False),
-    Column("round", Integer, nullable=False),
-    Column("step", Integer, nullable=False),
-    Column("part", Integer, nullable=False),
-    Column("attempt", Integer, nullable=False),
+    Column("round", Number, nullable=False),
+    Column("step", Number, nullable=False),
+    Column("part", Number, nullable=False),
+    Column("attempt", Number, nullable=False),
     Column("bundle", LargeBinary, nullable=False),
     Column("descriptor_sha256", LargeBinary(32), nullable=False),
 )

@@ -1,7 +1,14 @@
 """Silos: who joined, with which keys, and when they were last heard of.
 
-Covered: joining, joining again with new keys, revocation. Not covered: two valid certificates of
-one silo at a time; the newest replaces the one before.
+Invariants:
+
+1. A silo has one certificate, or one and the next: the next replaces it at its first use, and a
+   second renewal replaces the next.
+2. Suspension outlasts joining again, so an old invite is no way around it. Revocation and leaving
+   end with it: only a new invite brings the silo back.
+
+Covered: joining, joining again with new keys, renewal, suspension, revocation, leaving. Not
+covered: who may change what (``server/standing.py``).
 """
 
 from __future__ import annotations
@@ -33,6 +40,22 @@ class SiloRow:
     families: tuple[str, ...] = ()
     """Environment families it declared."""
     revoked: bool = False
+    suspended: bool = False
+    left: bool = False
+    """It said that it takes part in no further round."""
+    next_certificate_sha256: bytes | None = None
+    """Issued by a renewal and not used yet."""
+    next_certificate_expiry_unix_s: int | None = None
+
+    @property
+    def is_member(self) -> bool:
+        """Whether a roster may name it."""
+        return not (self.revoked or self.left)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether rounds may count on it now."""
+        return self.is_member and not self.suspended
 
 
 class Silos:
@@ -42,12 +65,13 @@ class Silos:
         self._database = database
 
     def enrol(self, silo: SiloRow) -> None:
-        """Add a silo, or replace it with its new keys.
+        """Add a silo, or replace it with its new keys; it stays suspended if it was.
 
         Args:
             silo: The silo.
         """
         with self._database.transaction() as connection:
+            known = self.get(silo.silo_id)
             connection.execute(delete(silos).where(silos.c.silo_id == silo.silo_id))
             connection.execute(
                 insert(silos).values(
@@ -60,6 +84,10 @@ class Silos:
                     last_seen_unix_s=silo.last_seen_unix_s,
                     families=json.dumps(silo.families),
                     revoked=silo.revoked,
+                    suspended=silo.suspended or (known is not None and known.suspended),
+                    left=silo.left,
+                    next_certificate_sha256=silo.next_certificate_sha256,
+                    next_certificate_expiry_unix_s=silo.next_certificate_expiry_unix_s,
                 )
             )
 
@@ -106,8 +134,61 @@ class Silos:
         if current is not None and current.families != families:
             self._update(silo_id, families=json.dumps(families))
 
+    def renew(self, silo_id: str, *, certificate_sha256: bytes, expiry_unix_s: int) -> None:
+        """Keep a silo's next certificate beside the one it has; it replaces an unused one.
+
+        Args:
+            silo_id: Its id.
+            certificate_sha256: Digest of the next certificate.
+            expiry_unix_s: When that one ends.
+        """
+        self._update(
+            silo_id,
+            next_certificate_sha256=certificate_sha256,
+            next_certificate_expiry_unix_s=expiry_unix_s,
+        )
+
+    def use_next(self, silo_id: str, certificate_sha256: bytes) -> None:
+        """Let the next certificate take the place of the one before, at its first use.
+
+        Args:
+            silo_id: Its id.
+            certificate_sha256: Digest of the certificate that was used.
+        """
+        with self._database.transaction() as connection:
+            connection.execute(
+                update(silos)
+                .where(
+                    silos.c.silo_id == silo_id,
+                    silos.c.next_certificate_sha256 == certificate_sha256,
+                )
+                .values(
+                    certificate_sha256=silos.c.next_certificate_sha256,
+                    certificate_expiry_unix_s=silos.c.next_certificate_expiry_unix_s,
+                    next_certificate_sha256=None,
+                    next_certificate_expiry_unix_s=None,
+                )
+            )
+
+    def suspend(self, silo_id: str, *, suspended: bool) -> None:
+        """Refuse a silo for now, or let it in again.
+
+        Args:
+            silo_id: Its id.
+            suspended: Whether it is refused.
+        """
+        self._update(silo_id, suspended=suspended)
+
+    def leave(self, silo_id: str) -> None:
+        """Note that a silo takes part in no further round.
+
+        Args:
+            silo_id: Its id.
+        """
+        self._update(silo_id, left=True)
+
     def revoke(self, silo_id: str) -> None:
-        """Refuse a silo's certificate from the next call on.
+        """Refuse a silo's certificates from the next call on.
 
         Args:
             silo_id: Its id.
@@ -130,4 +211,8 @@ def _silo(row: Any) -> SiloRow:
         last_seen_unix_s=row.last_seen_unix_s,
         families=tuple(json.loads(row.families)),
         revoked=row.revoked,
+        suspended=row.suspended,
+        left=row.left,
+        next_certificate_sha256=row.next_certificate_sha256,
+        next_certificate_expiry_unix_s=row.next_certificate_expiry_unix_s,
     )

@@ -5,17 +5,14 @@ layer except the output head, without dropout. Names are peft's state-dict keys,
 ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``, so an exported adapter is an
 ordinary peft adapter.
 
-φ₀, the first adapter: B = 0, so that the first round plays the base model itself, and A is normal
-with standard deviation 0.08·√(128 / in): 0.08 at width 128, where it was tuned, and scaled so that
-the entries of A·x keep their size at other widths. Each tensor has a random stream of its own,
-derived from the seed and its name, so φ₀ depends on nothing else.
+φ₀, the first adapter, is drawn as ``federation.initial_adapter`` says, for any architecture that
+transformers can build.
 
 Covered: dense ``torch.nn.Linear`` layers. Not covered: fused expert weights, embeddings, DoRA.
 """
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +24,7 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from federation.export import write_peft_adapter
+from federation.initial_adapter import first_factor
 from silo_agent.adapter.base_model import base_sha256
 
 __all__ = [
@@ -43,8 +41,6 @@ __all__ = [
 
 _PREFIX = "base_model.model."
 _FACTORS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
-_REFERENCE_STD = 0.08
-_REFERENCE_WIDTH = 128
 
 
 class AdapterMismatchError(ValueError):
@@ -89,7 +85,7 @@ def adapted_linears(model: Any) -> dict[str, torch.nn.Linear]:
 def initial_adapter(
     base_dir: str | Path, rank: int, alpha: float, seed: int
 ) -> dict[str, np.ndarray]:
-    """φ₀, as the module defines it.
+    """φ₀, as ``federation.initial_adapter`` defines it.
 
     Args:
         base_dir: The base model; only its configuration is read.
@@ -107,11 +103,9 @@ def initial_adapter(
         )
     adapter: dict[str, np.ndarray] = {}
     for module, linear in adapted_linears(model).items():
-        key = hashlib.sha256(f"chorale/initial-adapter/v1\0{seed}\0{module}".encode()).digest()
-        rng = np.random.Generator(np.random.Philox(int.from_bytes(key[:16], "little")))
-        std = _REFERENCE_STD * np.sqrt(_REFERENCE_WIDTH / linear.in_features)
-        A = rng.standard_normal((rank, linear.in_features)) * std
-        adapter[f"{_PREFIX}{module}.lora_A.weight"] = A.astype(np.float32)
+        adapter[f"{_PREFIX}{module}.lora_A.weight"] = first_factor(
+            module, rank=rank, in_features=linear.in_features, seed=seed
+        )
         adapter[f"{_PREFIX}{module}.lora_B.weight"] = np.zeros(
             (linear.out_features, rank), dtype=np.float32
         )

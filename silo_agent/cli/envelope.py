@@ -6,8 +6,8 @@ Exit codes: 0 ok, 1 the coordinator or the daemon, 2 connection or authenticatio
 4 arguments or files, 5 a bug.
 
 Invariants: stdout carries nothing but the envelope, or nothing at all; every failure that a class
-of this package names becomes one envelope with a code; anything else is a bug, says so, and shows
-its traceback on stderr.
+of this package names becomes one envelope with a code, and says what to do as a hint or a next
+step; anything else is a bug, says so, and shows its traceback on stderr.
 """
 
 from __future__ import annotations
@@ -71,8 +71,15 @@ class CommandError(Exception):
         self.code = code
         self.exit_code = exit_code
         self.hint = hint
-        self.next_step = next_step
+        self.next_step = next_step or ("" if hint else _usual_step(exit_code))
         self.data = data
+
+
+def _usual_step(exit_code: Exit) -> str:
+    """What to do about an error that says nothing of its own about it."""
+    if exit_code is Exit.ARGUMENTS:
+        return "chorale-silo COMMAND --help says what the command takes"
+    return "chorale-silo doctor examines everything step by step"
 
 
 class Answered(SystemExit):
@@ -128,7 +135,12 @@ def _known(error: Exception) -> CommandError | None:
     # Imported only when something went wrong: the packages behind them are not free to load.
     from dp.errors import PrivacyError
     from federation.errors import FederationError
+    from secagg.errors import SecAggError
+    from silo_agent.adapter.base_model import BaseModelError
+    from silo_agent.buffer_entry import BufferStoreError
+    from silo_agent.envs.errors import EnvironmentFailureError
     from silo_agent.errors import IdentityError, SiloError, TransportError
+    from silo_agent.evolve.evolver import EvolveError
 
     code = type(error).__name__.removesuffix("Error")
     code = "".join(f"_{c.lower()}" if c.isupper() else c for c in code).lstrip("_")
@@ -144,13 +156,34 @@ def _known(error: Exception) -> CommandError | None:
     if isinstance(error, IdentityError):
         # An invite has a reason of its own: expired, spent, unknown or malformed.
         reason = getattr(error, "reason", "")
-        return CommandError(str(error), code=reason or code, exit_code=Exit.CONNECT)
+        return CommandError(
+            str(error), code=reason or code, exit_code=Exit.CONNECT, hint=_OF_AN_IDENTITY
+        )
     if isinstance(error, SiloError | PrivacyError | FederationError):
-        exit_code, hint, next_step = _OF_A_LEDGER.get(code, (Exit.ARGUMENTS, "", ""))
+        exit_code, hint, next_step = _OF_A_LEDGER.get(code, (Exit.ARGUMENTS, _ASK_DOCTOR, ""))
         return CommandError(
             str(error), code=code, exit_code=exit_code, hint=hint, next_step=next_step
         )
+    if isinstance(
+        error,
+        SecAggError | EvolveError | EnvironmentFailureError | BaseModelError | BufferStoreError,
+    ):
+        return CommandError(str(error), code=code, exit_code=Exit.ARGUMENTS, hint=_ASK_DOCTOR)
+    if isinstance(error, OSError):
+        return CommandError(
+            str(error),
+            code="file",
+            exit_code=Exit.ARGUMENTS,
+            hint="the file or directory cannot be used: check its path, its owner and the disk",
+        )
     return None
+
+
+_ASK_DOCTOR = "chorale-silo doctor examines this silo step by step"
+_OF_AN_IDENTITY = (
+    "an invite is redeemed once: ask the admin for a new one (chorale invite), then "
+    "chorale-silo join"
+)
 
 
 _NOTHING_LEAVES = "nothing was released, and nothing is until the ledger can be trusted"

@@ -3,20 +3,21 @@
 The contract of every command is ``envelope.py``'s. Heavy packages are imported inside the commands,
 so that ``--help`` answers at once.
 
-Covered: join, run, status, budget, policy, buffer. Not covered: leaving a federation, approval by
-hand.
+Covered: join, run, status, budget. The other commands are in files of their own.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from silo_agent.cli.audit import audit_app
 from silo_agent.cli.buffer import buffer_app
 from silo_agent.cli.compare import alone, replay
+from silo_agent.cli.doctor import doctor
 from silo_agent.cli.envelope import (
     Answered,
     CommandError,
@@ -27,10 +28,11 @@ from silo_agent.cli.envelope import (
     say,
     succeed,
 )
+from silo_agent.cli.leave import leave
+from silo_agent.cli.policy import policy_app
+from silo_agent.cli.roster import roster_app
+from silo_agent.cli.runs import approve, preview, refuse, runs
 from silo_agent.cli.transcript import verify_transcript
-
-if TYPE_CHECKING:
-    from federation.plan import Plan
 
 __all__ = ["app", "main"]
 
@@ -40,16 +42,22 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-)
-policy_app = typer.Typer(
-    help="What this site allows.", no_args_is_help=True, pretty_exceptions_enable=False
+    rich_markup_mode=None,
 )
 app.add_typer(policy_app, name="policy")
 app.add_typer(buffer_app, name="buffer")
+app.add_typer(audit_app, name="audit")
+app.add_typer(roster_app, name="roster")
 
 app.command()(alone)
 app.command()(replay)
 app.command("verify-transcript")(verify_transcript)
+app.command()(runs)
+app.command()(approve)
+app.command()(refuse)
+app.command()(preview)
+app.command()(leave)
+app.command("doctor")(doctor)
 
 Data = Annotated[
     Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
@@ -71,11 +79,17 @@ def join(
 ) -> None:
     """Make keys here, pin the federation's root, and get a certificate."""
     with answering(output):
+        from silo_agent.audit import AuditLog, SiloEvent
         from silo_agent.config import write_starter
+        from silo_agent.departure import Departure
         from silo_agent.identity import join as join_federation
         from silo_agent.policy import write_default
 
         identity = join_federation(invite, data)
+        Departure(data).clear()
+        AuditLog(data).append(
+            SiloEvent.JOINED, federation=identity.federation, silo=identity.silo_id
+        )
         if base_model is not None and Path(base_model).is_dir():
             # Relative to where the command was typed; the file is read relative to itself.
             base_model = str(Path(base_model).absolute())
@@ -110,10 +124,19 @@ def run(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         from silo_agent.config import SiloConfig
 
         config = SiloConfig.load(data)
-        from silo_agent import daemon
+        from silo_agent import process
+        from silo_agent.departure import Departure
 
+        if Departure(config.data_dir).mark() is not None:
+            raise CommandError(
+                "this silo has left its federation",
+                code="left",
+                exit_code=Exit.ARGUMENTS,
+                hint="`chorale-silo leave` was called for this data directory",
+                next_step="chorale-silo join INVITE, with a new invite, takes part again",
+            )
         _log_to_stderr()
-        daemon.run(config)
+        process.run(config)
         succeed(output, {"stopped": True})
 
 
@@ -158,70 +181,6 @@ def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         succeed(output, asdict(found))
 
 
-@policy_app.command("init")
-def policy_init(
-    data: Data = DEFAULT_DATA,
-    plan: Annotated[
-        Path | None, typer.Option(help="Allow what this plan asks for and as little more.")
-    ] = None,
-    output: Output = Format.TEXT,
-) -> None:
-    """Write a commented policy.toml that refuses everything, or allows one plan."""
-    with answering(output):
-        from silo_agent.policy_proposal import write_default, write_for_plan
-
-        path = data / "policy.toml"
-        if plan is None:
-            write_default(path)
-            say(f"wrote {path}: it refuses everything until you allow something")
-        else:
-            write_for_plan(path, _plan(plan))
-            say(f"wrote {path} from {plan}: read it before you run the daemon")
-        succeed(output, {"policy_file": str(path)})
-
-
-@policy_app.command("check")
-def policy_check(
-    plan: Annotated[Path, typer.Argument(help="The run plan.")],
-    data: Data = DEFAULT_DATA,
-    output: Output = Format.TEXT,
-) -> None:
-    """The daemon's verdict on a plan, with the rule that fired. Exit code 1 when refused."""
-    with answering(output):
-        from dp.charge import epsilon_of
-        from silo_agent.config import SiloConfig
-        from silo_agent.policy import Policy, check_plan
-        from silo_agent.policy_plan import charges_of_run
-
-        config = SiloConfig.load(data)
-        policy, asked = Policy.load(config.policy_file), _plan(plan)
-        decision = check_plan(policy, plan=asked, base_sha256=config.base_sha256())
-        costs = epsilon_of(charges_of_run(asked), policy.privacy.delta)
-        data_out = {
-            "accepted": decision.accepted,
-            "rule": decision.rule,
-            "public_reason": decision.public_reason,
-            "detail": decision.detail,
-            "epsilons": costs,
-        }
-        if not decision.accepted:
-            raise CommandError(
-                f"refused by rule {decision.rule}: {decision.detail}",
-                code="policy_refusal",
-                exit_code=Exit.SERVER,
-                hint=f'the coordinator would be told "{decision.public_reason}"',
-                next_step=f"allow it in {config.policy_file}, or ask for another plan",
-                data=data_out,
-            )
-        say("accepted: no rule about plans refuses it")
-        for unit, cost in costs.items():
-            say(
-                f"the run costs at most epsilon {cost:.4g} for each {unit}, spare attempts included"
-            )
-        say("still checked every round: cohort, noise per silo, deadlines, schedule, budget")
-        succeed(output, data_out)
-
-
 def _log_to_stderr() -> None:
     """One JSON object per line on stderr; stdout belongs to the envelope."""
     import structlog
@@ -235,17 +194,6 @@ def _log_to_stderr() -> None:
         ],
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
-
-
-def _plan(path: Path) -> Plan:
-    from federation.plan import Plan
-
-    try:
-        return Plan.parse(path.read_bytes())
-    except OSError as error:
-        raise CommandError(
-            f"cannot read {path}: {error}", code="plan_file", exit_code=Exit.ARGUMENTS
-        ) from error
 
 
 def main() -> None:

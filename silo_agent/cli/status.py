@@ -17,12 +17,14 @@ from typing import Any
 from dp.errors import PrivacyError
 from silo_agent.budget import UnitBudget, read_budget
 from silo_agent.config import SiloConfig
+from silo_agent.departure import Departure
 from silo_agent.errors import ConfigError, SiloError
 from silo_agent.identity import Identity
 from silo_agent.judgement import Judgement, newest_judgements
 from silo_agent.local_store import LocalStore
 from silo_agent.policy_document import Policy
 from silo_agent.probes import ADDRESS_FILE, parse_listen
+from silo_agent.run_list import WAITING, ListedRun, list_runs
 
 __all__ = ["RunStatus", "Status", "read_status"]
 
@@ -69,6 +71,12 @@ class Status:
     """Runs this silo followed."""
     budget: tuple[UnitBudget, ...]
     """Epsilon of each kind of unit that has a cap or was charged; empty where nobody can say."""
+    waiting: tuple[ListedRun, ...]
+    """Runs that wait for an approval."""
+    hardware: tuple[str, ...]
+    """How the newest run's work is fitted to this machine."""
+    leaving: bool
+    """Whether this silo takes part in nothing any more."""
     problems: tuple[str, ...]
     """What is in the way of taking part."""
 
@@ -99,6 +107,10 @@ class Status:
             f"{row.epsilon_left:.4g} left of {row.epsilon_cap:.4g}"
             for row in self.budget
         ]
+        lines += [line for run in self.waiting for line in run.lines()]
+        lines += [f"on this machine: {note}" for note in self.hardware]
+        if self.leaving:
+            lines.append("this silo has left: it takes part in nothing any more")
         return lines + [f"problem: {problem}" for problem in self.problems]
 
     def _certificate(self) -> str:
@@ -128,10 +140,13 @@ def read_status(data_dir: Path) -> Status:
     except ConfigError as error:
         problems.append(str(error))
     budget: tuple[UnitBudget, ...] = ()
+    heard: tuple[ListedRun, ...] = ()
     try:
-        privacy = Policy.load(config.policy_file).privacy
+        policy = Policy.load(config.policy_file)
+        privacy = policy.privacy
         found = read_budget(config.data_dir, delta=privacy.delta, caps=privacy.caps())
         budget = found.units
+        heard = list_runs(config.data_dir, policy)
     except (SiloError, PrivacyError) as error:
         problems.append(str(error))
     address = _address(config.data_dir)
@@ -165,6 +180,9 @@ def read_status(data_dir: Path) -> Status:
         roster_epoch=store.newest_roster_epoch(),
         runs=runs,
         budget=budget,
+        waiting=tuple(run for run in heard if run.state == WAITING),
+        hardware=heard[-1].hardware if heard else (),
+        leaving=Departure(config.data_dir).mark() is not None,
         problems=tuple(problems),
     )
 

@@ -8,6 +8,8 @@ Covered: one round. Not covered: ``record_distributed``, where each step is an a
 
 from __future__ import annotations
 
+import numpy as np
+
 from dp.config import PrivacySpec
 from dp.errors import PrivacyError
 from dp.sgd import DpStep
@@ -15,6 +17,7 @@ from silo_agent.evolve.evolver import EvolverSetupError, Work
 from silo_agent.evolve.population import Population
 from silo_agent.evolve.protection import require_steps
 from silo_agent.evolve.trainer import Trainer
+from silo_agent.local_time import require_time
 
 __all__ = ["descend", "require_descent"]
 
@@ -72,9 +75,14 @@ def descend(
     backend = trainer.gradients(names, backend=gradient_backend)
     step = DpStep(receipt=work.privacy.reserve(), dimension=backend.dimension, backend=backend)
     steps = spec.record.steps_per_round
+
+    def direction() -> np.ndarray:
+        require_time()
+        return step.gradient(population.units, population.rows_of)
+
     trainer.descend(
         names,
-        lambda: step.gradient(population.units, population.rows_of),
+        direction,
         steps=steps,
         learning_rate=work.settings.learning_rate,
     )

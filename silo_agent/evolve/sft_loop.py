@@ -29,6 +29,7 @@ from silo_agent.evolve.sft_loss import as_batch, row_sums
 from silo_agent.evolve.sft_rows import Row, cut, deal
 from silo_agent.evolve.sft_schedule import Schedule, share_of_step
 from silo_agent.evolve.trainer import SftReport
+from silo_agent.local_time import require_time
 
 __all__ = ["Loop", "OneProcess", "Processes", "checkpointed"]
 
@@ -139,6 +140,7 @@ class Loop:
         for _ in range(self.epochs if batches else 0):
             loss_sum = torch.zeros((), dtype=torch.float64, device=device)
             for index in rng.permutation(len(batches)):
+                require_time()
                 optimiser.zero_grad()
                 loss_sum += self._backward(model, batches[index], device, processes)
                 processes.settle(parameters)

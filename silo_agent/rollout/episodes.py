@@ -10,6 +10,7 @@ Episodes are played in batches; every turn of a batch is one call of the engine.
 3. So does the engine: where it fails for a batch, each of its conversations is asked for alone,
    and those that fail alone are dropped.
 4. An episode that would outgrow the model's context ends there, unsolved.
+5. Between two turns the site's time for local work may end everything (``local_time.py``).
 
 Covered: synchronous environments in this process. Not covered: environments slower than the model
 (the batch waits for its slowest member).
@@ -25,6 +26,7 @@ import structlog
 
 from silo_agent.envs.environment import Environment
 from silo_agent.envs.registry import make
+from silo_agent.local_time import require_time
 from silo_agent.rollout.engine import (
     Generation,
     Prompt,
@@ -178,6 +180,7 @@ def _play(engine: RolloutEngine, wave: Sequence[_Episode], sampling: Sampling) -
         active = [episode for episode in wave if not episode.over]
         if not active:
             return
+        require_time()
         for episode, answer in _answers(engine, active, sampling):
             _guarded(episode, _advance, engine, episode, answer)
 

@@ -1,5 +1,6 @@
 """Every configuration that ships is parsed by the code that will read it."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,16 @@ EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
 def test_coordinator(tmp_path):
     shutil.copy(EXAMPLES / "coordinator.toml", tmp_path)
     assert CoordinatorConfig.load(tmp_path).federation == "oncology"
+
+
+def test_what_the_coordinators_example_offers_in_comments(tmp_path):
+    lines = (EXAMPLES / "coordinator.toml").read_text().splitlines()
+    offered = [line.removeprefix("# ") for line in lines if re.match(r"# \w+ = ", line)]
+    assert {line.partition(" = ")[0] for line in offered} >= {"database_url", "adapters_url"}
+    (tmp_path / "coordinator.toml").write_text("\n".join([*lines, *offered]))
+    config = CoordinatorConfig.load(tmp_path)
+    assert config.database.startswith("postgresql://")
+    assert config.adapters_url == "s3://bucket/oncology"
 
 
 def test_silo(tmp_path):

@@ -11,18 +11,34 @@ from pathlib import Path
 
 import grpc
 
-from chorale.v1 import admin_pb2, admin_pb2_grpc, enrolment_pb2_grpc, round_pb2, round_pb2_grpc
+from chorale.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    enrolment_pb2_grpc,
+    membership_pb2_grpc,
+    round_pb2,
+    round_pb2_grpc,
+)
 from server.access import AccessInterceptor, AccessPolicy, current_peer
 from server.admin import AdminContext, AdminService
 from server.audit import AuditLog
+from server.audit_heads import AuditHeadExchange
 from server.blobs import BlobStore
 from server.enrolment import EnrolmentService
+from server.errors import WrongRoundError
 from server.founding import Founding, found
 from server.keys import load_signing_key, read_public_key
+from server.liveness import Liveness
+from server.membership import MembershipContext, MembershipService
 from server.metrics import CoordinatorMetrics
-from server.pki import CertificateAuthority
+from server.renewal import Renewals
 from server.root import create_root
+from server.roster_approvals import RosterApprovals
+from server.standing import Standing
 from server.store import Store
+from server.tls import ServerTls
+from server.trust import Trust
+from server.upkeep import Upkeep
 
 FEDERATION = "oncology"
 
@@ -46,6 +62,11 @@ class EchoRounds(round_pb2_grpc.RoundServiceServicer):
     async def GetRoster(self, request, context):  # noqa: N802 - the RPC's name
         raise ZeroDivisionError("a defect with a secret in its text")
 
+    async def UploadMaskedInput(self, request_iterator, context):  # noqa: N802 - the RPC's name
+        async for _ in request_iterator:
+            pass
+        raise WrongRoundError("there is no round here")
+
 
 @dataclass
 class RecordingConductor:
@@ -53,13 +74,31 @@ class RecordingConductor:
 
     started: list[tuple[bytes, bytes, str]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    paused: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
+    admins: list[str] = field(default_factory=list)
+    """Who asked, each time."""
 
-    async def start_run(self, plan_toml: bytes, adapter: bytes, submit_token: str) -> str:
+    async def start_run(
+        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str
+    ) -> str:
         self.started.append((plan_toml, adapter, submit_token))
+        self.admins.append(admin)
         return "run-1"
 
-    async def abort_run(self, run_id: str) -> None:
+    async def abort_run(self, run_id: str, *, admin: str) -> None:
         self.aborted.append(run_id)
+        self.admins.append(admin)
+
+    async def pause_run(self, run_id: str, *, admin: str) -> str:
+        self.paused.append(run_id)
+        self.admins.append(admin)
+        return "paused"
+
+    async def resume_run(self, run_id: str, *, admin: str) -> str:
+        self.resumed.append(run_id)
+        self.admins.append(admin)
+        return "run-0"
 
     async def watch(self, run_id: str):
         for number in range(3):
@@ -83,7 +122,7 @@ def free_ports(count: int) -> list[int]:
 class Coordinator:
     """Both gRPC ports, on an event loop in a thread."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, federation: str | None = FEDERATION) -> None:
         self.root_dir = directory / "root"
         root_public = create_root(self.root_dir)
         main, enrol, probes = free_ports(3)
@@ -91,7 +130,7 @@ class Coordinator:
         self.config = found(
             self.data_dir,
             Founding(
-                federation=FEDERATION,
+                federation=federation,
                 hosts=("localhost",),
                 root_public_key=root_public,
                 listen=f"127.0.0.1:{main}",
@@ -99,21 +138,36 @@ class Coordinator:
                 probes_listen=f"127.0.0.1:{probes}",
             ),
         )
-        paths = self.config.paths
         self.clock = Clock()
-        self.authority = CertificateAuthority.load(paths.pki, FEDERATION)
+        self._open()
+
+    def _open(self) -> None:
+        """Everything that a process makes when it starts."""
+        paths = self.config.paths
+        self.trust = Trust.load(paths.pki, clock=self.clock)
+        self.tls = ServerTls(
+            paths.pki, self.trust, host_names=self.config.host_names, clock=self.clock
+        )
         self.store = Store(self.config.database)
         self.audit = AuditLog(paths.audit)
         self.metrics = CoordinatorMetrics()
+        self.upkeep = Upkeep(trust=self.trust, tls=self.tls, audit=self.audit, metrics=self.metrics)
+        self.liveness = Liveness(self.clock)
+        self.changes = 0
+        self.standing = Standing(
+            store=self.store, audit=self.audit, liveness=self.liveness, changed=self._changed
+        )
         self.conductor = RecordingConductor()
         self.root_key = read_public_key(paths.root_public_key)
-        key = load_signing_key(paths.protocol_key)
+        self.signing_key = load_signing_key(paths.protocol_key)
         self.admin = AdminService(
             AdminContext(
                 config=self.config,
-                authority=self.authority,
+                trust=self.trust,
+                upkeep=self.upkeep,
+                standing=self.standing,
                 root_key=self.root_key,
-                coordinator_key=key.public_key().public_bytes_raw(),
+                coordinator_key=self.signing_key.public_key().public_bytes_raw(),
                 store=self.store,
                 blobs=BlobStore(self.config.adapters),
                 audit=self.audit,
@@ -129,15 +183,12 @@ class Coordinator:
 
     async def _start(self) -> None:
         policy = AccessPolicy(
-            federation=FEDERATION,
-            ca=self.authority.certificate,
-            find_silo=self.store.silos.get,
+            trust=self.trust,
+            federation=self.store.federation.current,
+            silos=self.store.silos,
             clock=self.clock,
         )
         interceptor = AccessInterceptor(policy=policy, metrics=self.metrics)
-        pki = self.config.paths.pki
-        pair = ((pki / "server.key").read_bytes(), (pki / "server.pem").read_bytes())
-        ca = (pki / "ca.pem").read_bytes()
         self.servers = [
             grpc.aio.server(interceptors=(interceptor,)),
             grpc.aio.server(interceptors=(interceptor,)),
@@ -145,24 +196,52 @@ class Coordinator:
         main, enrol = self.servers
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self.admin, main)
         round_pb2_grpc.add_RoundServiceServicer_to_server(EchoRounds(), main)
+        membership_pb2_grpc.add_MembershipServiceServicer_to_server(
+            MembershipService(
+                MembershipContext(
+                    renewals=Renewals(
+                        trust=self.trust,
+                        store=self.store,
+                        audit=self.audit,
+                        metrics=self.metrics,
+                    ),
+                    standing=self.standing,
+                    audit_heads=AuditHeadExchange(
+                        store=self.store,
+                        audit=self.audit,
+                        metrics=self.metrics,
+                        signing_key=self.signing_key,
+                        clock=self.clock,
+                    ),
+                    rosters=RosterApprovals(store=self.store, audit=self.audit, clock=self.clock),
+                )
+            ),
+            main,
+        )
         enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(
             EnrolmentService(
-                authority=self.authority,
+                trust=self.trust,
                 root_key=self.root_key,
                 store=self.store,
                 audit=self.audit,
                 metrics=self.metrics,
+                standing=self.standing,
                 clock=self.clock,
             ),
             enrol,
         )
-        main.add_secure_port(
-            self.config.listen,
-            grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=True),
-        )
-        enrol.add_secure_port(self.config.enrol_listen, grpc.ssl_server_credentials([pair]))
+        main.add_secure_port(self.config.listen, self.tls.credentials(require_client=True))
+        enrol.add_secure_port(self.config.enrol_listen, self.tls.credentials(require_client=False))
         for server in self.servers:
             await server.start()
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def restart(self) -> None:
+        """Stop, and start again from what is on disk."""
+        self.close()
+        self._open()
 
     def close(self) -> None:
         async def stop() -> None:

@@ -27,11 +27,12 @@ WIDE = 375_000
 """3,000,000 coordinates: twelve chunks."""
 
 
-def run_through_deaths(loopback, deaths, plan, adapter):
+def run_through_deaths(loopback, deaths, plan, adapter, environment=None):
     """Start a run under a coordinator that dies as told, start it again each time, to the end."""
     done = loopback.directory / "deaths"
     loopback.kill("coordinator")
     loopback.environment = {
+        **(environment or {}),
         "CHORALE_TEST_DEATHS": ",".join(deaths),
         "CHORALE_TEST_DEATHS_DONE": str(done),
     }

@@ -243,7 +243,7 @@ def test_without_or_with_a_foreign_certificate_the_mutual_tls_port_does_not_answ
 
 def test_a_certificate_of_the_wrong_role_is_refused_by_name(coordinator, tmp_path):
     before = coordinator.counted("chorale_rejected_messages_total", reason="role_denied")
-    admin = coordinator.authority.issue_admin("admin")
+    admin = coordinator.trust.issuing.issue_admin("admin")
     with pytest.raises(grpc.RpcError) as caught:
         poll(
             coordinator,

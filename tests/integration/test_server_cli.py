@@ -61,7 +61,7 @@ def failure(done, code):
 def test_from_invites_to_a_published_roster(coordinator, tmp_path):
     where = ("--data", coordinator.data_dir, "--format", "json")
     for silo_id in ("hospital-a", "hospital-b", "hospital-c"):
-        invite = data(chorale("invite", silo_id, "--ttl", "10m", *where))["invite"]
+        invite = data(chorale("invite", "oncology", silo_id, "--ttl", "10m", *where))["invite"]
         join(invite, tmp_path / silo_id)
     roster, signed = tmp_path / "roster.json", tmp_path / "signed.json"
     assert data(chorale("roster", "propose", "--out", roster, *where))["silos"] == 3
@@ -105,7 +105,8 @@ def test_exit_codes(coordinator, tmp_path):
     assert "chorale init" in absent["message"]
     unknown = failure(chorale("adapter", "list", "none", *where), 4)
     assert unknown["error_code"] == "run_unknown"
-    assert failure(chorale("invite", "a", "--ttl", "soon", *where), 4)["error_code"] == "arguments"
+    soon = chorale("invite", "oncology", "a", "--ttl", "soon", *where)
+    assert failure(soon, 4)["error_code"] == "arguments"
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(PLAN.read_text() + '\nsurprise = "x"\n')
     plan = ("run", "plan", wrong, "--silos", "4", "--colluding", "1", "--dimension", "9")

@@ -35,6 +35,9 @@ _EARLY_KEYS = """\
 _MARK = """\
                 self._ledger.mark_agreed(ledger_identity(identity))
 """
+_AUDITED = """\
+                self._audit.append(SiloEvent.SURVIVORS_SIGNED, **place(identity))
+"""
 _SIGN = """\
                 self._answer(message, lambda: wire.check_consistency(identity, signature))
 """
@@ -241,8 +244,8 @@ MUTANTS = (
         name="survivors-mark-after-signature",
         disables='the mark "survivors signed" before the signature leaves',
         file=SESSION,
-        old=_MARK + _SIGN,
-        new=_SIGN + _MARK,
+        old=_MARK + _AUDITED + _SIGN,
+        new=_SIGN + _MARK + _AUDITED,
         tests=(_SESSION_TESTS + "test_the_mark_is_on_disk_before_the_signature_leaves",),
     ),
     Mutant(

@@ -16,6 +16,7 @@ from tests.mutants import (
     secagg_durability,
     secagg_heads,
     secagg_keys,
+    secagg_rosters,
     secagg_silo,
 )
 from tests.mutants.mutant import Mutant
@@ -23,6 +24,7 @@ from tests.mutants.runner import BaselineError, Verdict, run_all
 
 MUTANTS: tuple[Mutant, ...] = (
     *secagg_documents.MUTANTS,
+    *secagg_rosters.MUTANTS,
     *secagg_keys.MUTANTS,
     *secagg_silo.MUTANTS,
     *secagg_durability.MUTANTS,

@@ -19,6 +19,7 @@ from dp.ledger import Ledger
 from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
 from secagg.errors import SecAggError
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from silo_agent.audit import AuditLog
 from silo_agent.contribution import Contribution
 from silo_agent.errors import SiloError, TransportError
 from silo_agent.local_store import LocalStore
@@ -105,6 +106,7 @@ class Silo:
                 spool_directory=self.directory / "spool",
                 coordinator=self,  # type: ignore[arg-type] # the calls a session makes
                 metrics=self.metrics,
+                audit=AuditLog(self.directory),
                 advertise=False,
             )
             self.session.handle(signed)

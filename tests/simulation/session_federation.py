@@ -27,6 +27,7 @@ from secagg import client, server
 from secagg.decode import centred_lift
 from secagg.descriptor import AggregationId, Descriptor, MetricsLayout, SignedDescriptor
 from secagg.errors import Check, UnexpectedMessageError, VerificationError
+from silo_agent.audit import AuditLog
 from silo_agent.contribution import Contribution
 from silo_agent.errors import SessionError
 from silo_agent.local_store import LocalStore
@@ -143,6 +144,7 @@ class Member:
             "spool_directory": self.directory / "spool",
             "coordinator": self,
             "metrics": self.metrics,
+            "audit": AuditLog(self.directory),
         }
         self.session = Session(**{**arguments, **changes})
 

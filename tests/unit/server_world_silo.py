@@ -24,13 +24,14 @@ from federation.task import RoundTask
 from secagg.descriptor import SignedDescriptor
 from server.conductor import Conductor
 from server.errors import StoreError
+from silo_agent.audit import AuditLog
 from silo_agent.evolve.constant import constant_pattern
 from silo_agent.finished_work import FinishedWork
+from silo_agent.instruction import Idle, RoundAborted, RoundClosed, read_instruction
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
 from silo_agent.peer_heads import PeerHeads
 from silo_agent.session import Session
-from silo_agent.transport import Idle, RoundAborted, RoundClosed, _payload
 from tests.unit.secagg_samples import signing_key
 from tests.unit.server_world_plan import EPISODES, FAMILY, NO_MODEL, initial_tensors, value_of
 
@@ -74,6 +75,7 @@ class Silo:
         memory = world.directory / f"{silo_id}.state"
         memory.mkdir(exist_ok=True)
         self.peers = PeerHeads(LocalStore(memory))
+        self.audit = AuditLog(memory)
         self.agreed: set[tuple[Any, bytes]] = set()
         """Every signature of R3 that left, with its aggregation."""
         self.aborted = 0
@@ -99,7 +101,7 @@ class Silo:
         if instruction_id == self._last:
             return False
         self._last = instruction_id
-        message = _payload(response)
+        message = read_instruction(response).payload
         self.told.append(message)
         try:
             self._obey(message)
@@ -184,6 +186,7 @@ class Silo:
             spool_directory=self.world.directory / f"{self.silo_id}.spool",
             coordinator=self,
             metrics=SiloMetrics(),
+            audit=self.audit,
         )
         if self.poison is not None:
             self._session._noise = _Poison(self.poison)

@@ -13,6 +13,7 @@ from secagg import client, server
 from secagg.decode import split_sum
 from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from silo_agent.audit import AuditLog
 from silo_agent.contribution import Contribution
 from silo_agent.errors import TransportError
 from silo_agent.local_store import LocalStore
@@ -137,6 +138,7 @@ class Round:
         self.descriptor = descriptor
         self.ledger = ledger or Ledger.open(directory / "ledger", delta=1e-5, caps=CAPS)
         self.store = LocalStore(directory)
+        self.audit = AuditLog(directory)
         self.wire = Wire(self.ledger)
         self.metrics = SiloMetrics()
         self.delta = np.full(dimension, 0.25, np.float32) if delta is None else delta
@@ -174,6 +176,7 @@ class Round:
             spool_directory=self.directory / "spool",
             coordinator=self.wire,
             metrics=self.metrics,
+            audit=self.audit,
             **options,
         )
 

@@ -147,9 +147,10 @@ PATHS = tuple(leaves(transcript_to_proto(GOOD)))
 
 
 def test_the_walk_reaches_every_part_of_the_document():
+    # Its roster is the root's; the approved one has a test of its own.
     assert {path[0][0] for path in PATHS} == {
         field.name for field in transcript_pb2.Transcript.DESCRIPTOR.fields
-    }
+    } - {"earlier_rosters"}
     assert len(PATHS) > 250
 
 

@@ -26,13 +26,17 @@ from secagg.client import begin
 from secagg.descriptor import sign_descriptor
 from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundles
+from silo_agent.audit import AuditLog
+from silo_agent.audited import open_audit
 from silo_agent.chain import ChainFollower, Head
 from silo_agent.daemon import Daemon
 from silo_agent.envs.catalogue import BUILT_IN
 from silo_agent.errors import ChainMismatchError, LocalStoreError, SessionError, SiloError
 from silo_agent.evolve.trainer_spec import TrainerSpec
+from silo_agent.gate import Gate
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
+from silo_agent.policy_document import Policy
 from silo_agent.published import Published
 from silo_agent.rollout.spec import EngineSpec
 from silo_agent.transport import Instruction, RoundClosed
@@ -85,6 +89,7 @@ def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> Lo
         coordinator=coordinator,
         store=store,
         metrics=SiloMetrics(),
+        audit=AuditLog(tmp_path),
         ledger_of=lambda: None,  # type: ignore[arg-type, return-value]
         seed_of=lambda _run: 0,
     )
@@ -153,11 +158,14 @@ def test_the_chain_of_another_run_is_refused(tmp_path):
 def bare_daemon(tmp_path: Any, **parts: Any) -> Daemon:
     daemon = Daemon.__new__(Daemon)
     daemon.metrics = SiloMetrics()
+    daemon.audit = open_audit(tmp_path, lambda: daemon.identity, daemon.metrics)
     daemon.stopping = threading.Event()
+    daemon.coordinator = SimpleNamespace()
     daemon._session = daemon._task = daemon._asked = None
     daemon.unfinished = SimpleNamespace(keep_only=lambda _identity: None)
     for name, value in parts.items():
         setattr(daemon, name, value)
+    daemon.gate = Gate(tmp_path, parts.get("policy") or Policy.parse(b""), daemon.metrics)
     return daemon
 
 
@@ -178,6 +186,7 @@ def test_a_refused_plan_is_not_evaluated_when_its_round_closes(tmp_path):
         store=LocalStore(tmp_path),
         max_dimension=1000,
         adopted=work.adopted,
+        adopting=lambda _record: None,
     )
     published._roster = SimpleNamespace(  # type: ignore[assignment]
         roster=SimpleNamespace(coordinator_key=suite.verification_key(KEY))

@@ -13,9 +13,10 @@ from federation.adapter import adapter_sha256, encode_adapter
 from federation.aggregate.registry import INCOMPLETE_ADAPTERS
 from federation.record import AdapterRecord
 from federation.wire import RECORDS_PER_PAGE
-from server.cli.adapter import _records
-from server.cli.envelope import run_app
+from server.cli.adapter import _best_round, _records, _round
+from server.cli.envelope import CommandError, run_app
 from server.cli.main import app
+from server.figures import RoundFigures
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,13 @@ def test_an_export_says_when_the_adapter_is_not_the_whole_result(
         def __init__(self, _database):
             charged = SimpleNamespace(releases=0, first_steps=0, rounds=0)
             self.rounds = SimpleNamespace(charged=lambda _run: charged, finished=lambda _run: ())
+            clinics = SimpleNamespace(name="clinics")
+            self.federation = SimpleNamespace(current=lambda: clinics)
 
         def close(self):
             pass
 
-    config = SimpleNamespace(database=None, federation="clinics")
+    config = SimpleNamespace(database=None)
     monkeypatch.setattr("server.config.CoordinatorConfig.load", lambda _data: config)
     monkeypatch.setattr("server.store.Store", Store)
     monkeypatch.setattr("server.cli.client.connect", lambda _data: nullcontext())
@@ -80,3 +83,64 @@ def test_an_export_says_when_the_adapter_is_not_the_whole_result(
     assert (f"note: {note}" in captured.err) == (method == "fedsa")
     assert ("note:" in captured.err) == (method == "fedsa")
     assert ("Not the whole result" in card) == (method == "fedsa")
+
+
+# Which round -------------------------------------------------------------------------------------
+
+
+def finished(*ratios):
+    """Rounds from 1 on with these success ratios, by family; an empty one was skipped."""
+    rows = []
+    for number, by_family in enumerate(ratios, 1):
+        success = {family: (ratio, 0.01) for family, ratio in by_family.items()}
+        figures = RoundFigures(round=number, success=success, outcome="aggregated")
+        rows.append(SimpleNamespace(round=number, figures_json=figures.to_json()))
+    return tuple(rows)
+
+
+def best_of(monkeypatch, *ratios):
+    class Store:
+        def __init__(self, _database):
+            self.rounds = SimpleNamespace(finished=lambda _run: finished(*ratios))
+
+        def close(self):
+            pass
+
+    config = SimpleNamespace(database=None)
+    monkeypatch.setattr("server.config.CoordinatorConfig.load", lambda _data: config)
+    monkeypatch.setattr("server.store.Store", Store)
+    return _best_round("data", "run-1")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "best"),
+    [
+        ([{"a": 0.5}], (1, 0.5)),
+        ([{"a": 0.2}, {"a": 0.6}, {"a": 0.4}], (2, 0.6)),
+        # Of two the newer one.
+        ([{"a": 0.6}, {"a": 0.6}, {"a": 0.4}], (2, 0.6)),
+        # The mean over the environments, of those that have a figure.
+        ([{"a": 1.0, "b": 0.0}, {"a": 0.75, "b": 0.5}], (2, 0.625)),
+        ([{"a": 0.5, "b": float("nan")}, {"a": 0.25}], (1, 0.5)),
+        # Rounds without a sum, and noise that carries a ratio below zero.
+        ([{}, {"a": -0.01}, {}], (2, -0.01)),
+    ],
+)
+def test_the_best_round_is_that_of_the_highest_mean_success(monkeypatch, ratios, best):
+    assert best_of(monkeypatch, *ratios) == best
+
+
+@pytest.mark.parametrize("ratios", [[], [{}], [{"a": float("nan")}, {}]])
+def test_without_figures_no_round_is_the_best(monkeypatch, ratios):
+    with pytest.raises(CommandError, match="no round of run-1 has success figures") as refused:
+        best_of(monkeypatch, *ratios)
+    assert refused.value.code == "no_figures"
+    assert "--round" in refused.value.next_step
+
+
+def test_a_round_is_a_number_or_the_best():
+    assert (_round(None), _round("best"), _round("0"), _round("17")) == (None, None, 0, 17)
+    for wrong in ("", "-1", "1.5", "newest", "x" * 9999, "9" * 10, "²"):
+        with pytest.raises(CommandError) as refused:
+            _round(wrong)
+        assert refused.value.exit_code == 4

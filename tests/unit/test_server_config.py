@@ -46,6 +46,26 @@ def test_refusals_name_the_key(tmp_path, text, named):
         load(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://chorale:very-secret@db/chorale",
+        "postgresql://db/chorale?user=chorale&password=very-secret",
+        "postgresql://chorale:@db/chorale",
+    ],
+)
+def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path, monkeypatch, url):
+    (tmp_path / "coordinator.toml").write_text(f'host_names = ["h"]\ndatabase_url = "{url}"\n')
+    with pytest.raises(ConfigurationError, match="passfile") as caught:
+        CoordinatorConfig.load(tmp_path)
+    assert "very-secret" not in str(caught.value)
+    plain = "postgresql://chorale@db/chorale?passfile=/run/secrets/pgpass"
+    (tmp_path / "coordinator.toml").write_text(f'host_names = ["h"]\ndatabase_url = "{plain}"\n')
+    assert CoordinatorConfig.load(tmp_path).database == plain
+    monkeypatch.setenv("CHORALE_COORDINATOR_DATABASE_URL", url)
+    assert CoordinatorConfig.load(tmp_path).database == url
+
+
 def test_an_absent_file_says_what_to_do(tmp_path):
     with pytest.raises(ConfigurationError, match="chorale init"):
         CoordinatorConfig.load(tmp_path)
@@ -98,9 +118,11 @@ def test_founding_makes_everything_and_nothing_of_the_root_key(tmp_path, foundin
         if path.is_file():
             assert root_key not in path.read_bytes()
             assert pem not in path.read_bytes()
-    genesis = json.loads(AuditLog(paths.audit).tail(1)[0])
+    genesis, created = map(json.loads, AuditLog(paths.audit).tail(2))
     assert genesis["event"] == "genesis"
-    ca = CertificateAuthority.load(paths.pki, "oncology")
+    assert created["event"] == "federation_created"
+    assert created["details"]["federation"] == "oncology"
+    ca = CertificateAuthority.load(paths.pki)
     assert genesis["details"]["ca_sha256"] == ca.sha256.hex()
 
 

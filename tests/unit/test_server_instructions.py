@@ -35,7 +35,7 @@ def built(monkeypatch):
 
 
 def conducting(attempt):
-    conductor = Conductor(SimpleNamespace(changed=Signal()))
+    conductor = Conductor(SimpleNamespace(changed=Signal(), store=None))
     conductor.driver = SimpleNamespace(
         members=frozenset(NAMES),
         row=SimpleNamespace(run_id="run"),

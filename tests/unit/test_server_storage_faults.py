@@ -133,11 +133,11 @@ def test_a_run_that_stops_while_the_database_is_away_is_shown_as_failed_once_it_
     shown = []
     real = Runs.set_state
 
-    def set_state(runs, run_id, state, error=""):
+    def set_state(runs, run_id, state, error="", **named):
         if state is RunState.FAILED and len(shown) < 3:
             shown.append((world.driver.attempt, world.driver.training))
             raise StoreError("the database failed")
-        real(runs, run_id, state, error)
+        real(runs, run_id, state, error, **named)
 
     monkeypatch.setattr(Runs, "set_state", set_state)
     for silo in list(world.silos.values())[1:]:

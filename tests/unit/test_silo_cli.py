@@ -361,7 +361,7 @@ def test_run_hands_the_configuration_to_the_daemon(silo: Path, monkeypatch, caps
         seen.append(config)
         structlog.get_logger("test").info("daemon_event", silo="silo-a")
 
-    monkeypatch.setattr("silo_agent.daemon.run", run)
+    monkeypatch.setattr("silo_agent.process.run", run)
     try:
         code, out, err = call(monkeypatch, capsys, "run", "--data", str(silo), "--format", "json")
     finally:

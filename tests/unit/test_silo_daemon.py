@@ -9,8 +9,11 @@ import pytest
 from secagg.descriptor import AggregationId
 from secagg.errors import Check
 from secagg.messages import Survivors
+from silo_agent.audited import open_audit
 from silo_agent.daemon import Daemon
 from silo_agent.errors import SessionError, TransportError
+from silo_agent.gate import Gate
+from silo_agent.policy_document import Policy
 from silo_agent.transport import Idle, Instruction, RoundAborted
 from silo_agent.unfinished import UnfinishedUploads
 from tests.unit.secagg_samples import signed_descriptor
@@ -40,6 +43,9 @@ class Polls:
     def refuse(self, **said):
         self.refused.append(said)
 
+    def plan(self, _sha256):
+        return b""
+
     def __getattr__(self, name):
         return getattr(self._wire, name)
 
@@ -53,12 +59,19 @@ class Bench:
         self.remembered = []
         daemon = self.daemon = Daemon.__new__(Daemon)
         daemon.metrics = self.one.metrics
+        daemon.audit = open_audit(tmp_path, lambda: daemon.identity, daemon.metrics)
+        (tmp_path / "policy.toml").write_text("")
+        daemon.config = SimpleNamespace(policy_file=tmp_path / "policy.toml")
         daemon.stopping = threading.Event()
         # No pause after a failure: the tests count lines, not seconds.
         daemon.stopping.wait = lambda _timeout=None: daemon.stopping.is_set()
         daemon.ledger = self.one.ledger
+        daemon.gate = Gate(tmp_path, Policy.parse(b""), daemon.metrics)
         daemon.identity = SimpleNamespace(silo_id=ME)
         daemon.store = SimpleNamespace(set_ledger_head=lambda *head: self.remembered.append(head))
+        daemon.coordinator = None
+        # No chain was followed, so there are no audit heads to exchange.
+        daemon.published = SimpleNamespace(head=None, coordinator_key=None)
         daemon._session = daemon._task = daemon._asked = daemon._contributed = None
         daemon._open_session = self.open_session
         daemon.unfinished = self.found()

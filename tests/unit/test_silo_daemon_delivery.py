@@ -276,9 +276,11 @@ def test_a_closed_round_is_something_to_do_once(bench, monkeypatch):
     daemon = bench.daemon
     record = SimpleNamespace(plan_sha256=bytes(32), run_id="run-1", round=1)
     verdict = SimpleNamespace(accepted=True, rule="accepted")
-    monkeypatch.setattr("silo_agent.daemon.check_plan", lambda *_, **__: verdict)
+    monkeypatch.setattr("silo_agent.gate.check_plan", lambda *_, **__: verdict)
     daemon.policy, daemon.work = None, SimpleNamespace(base_sha256=bytes(32))
-    published = daemon.published = SimpleNamespace(head=None, plan=lambda _sha256: None)
+    published = daemon.published = SimpleNamespace(
+        head=None, coordinator_key=None, plan=lambda _sha256: None
+    )
 
     def follow(_run_id):
         published.head = SimpleNamespace(record=record)

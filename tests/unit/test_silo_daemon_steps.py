@@ -116,15 +116,20 @@ def asked(bench, monkeypatch):
         place=Place(2, 0), adapter_sha256=bytes(32), plan_sha256=bytes(32), run_id="run-1"
     )
     daemon.published = SimpleNamespace(
+        head=None,
+        coordinator_key=None,
         roster=lambda _sha256: signed_roster(make_roster()),
         plan=lambda _sha256: PLAN,
         follow=lambda _run: [did.append("follow"), SimpleNamespace(record=record)][1],
     )
     daemon.work = SimpleNamespace(
-        base_sha256=bytes(32), start=lambda **_: did.append("start"), close=lambda: None
+        base_sha256=bytes(32),
+        start=lambda **_: did.append("start"),
+        close=lambda: None,
+        fitting=SimpleNamespace(choice=lambda _plan: SimpleNamespace(unfit="", notes=())),
     )
     verdict = SimpleNamespace(accepted=True, rule="accepted")
-    monkeypatch.setattr("silo_agent.daemon.check_task", lambda *_, **__: verdict)
+    monkeypatch.setattr("silo_agent.gate.check_task", lambda *_, **__: verdict)
     return did
 
 

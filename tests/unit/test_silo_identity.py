@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 from federation.invite import Invite
 from silo_agent.errors import IdentityError, TransportError
 from silo_agent.identity import Identity, InviteRefusedError, NotJoinedError, join
+from silo_agent.identity_files import forget_previous, has_previous
 from silo_agent.tls_chain import fetch_chain
 
 
@@ -52,7 +53,7 @@ def identity():
 
 
 def test_store_and_load(tmp_path, identity):
-    identity._store(tmp_path)
+    identity.store(tmp_path)
     loaded = Identity.load(tmp_path)
     for field in ("federation", "silo_id", "coordinator_address", "root_key", "leaf", "ca"):
         assert getattr(loaded, field) == getattr(identity, field)
@@ -75,7 +76,7 @@ def test_an_absent_identity_says_what_to_do(tmp_path):
 
 @pytest.mark.parametrize("name", ["identity.json", "leaf.pem", "leaf.key", "root.pub"])
 def test_a_damaged_file_is_a_typed_error(tmp_path, identity, name):
-    identity._store(tmp_path)
+    identity.store(tmp_path)
     (tmp_path / "identity" / name).write_bytes(b"damaged")
     with pytest.raises(IdentityError):
         Identity.load(tmp_path)
@@ -83,30 +84,33 @@ def test_a_damaged_file_is_a_typed_error(tmp_path, identity, name):
 
 @pytest.mark.parametrize("name", ["protocol.key", "leaf.key", "ca.pem"])
 def test_a_missing_file_is_a_typed_error(tmp_path, identity, name):
-    identity._store(tmp_path)
+    identity.store(tmp_path)
     (tmp_path / "identity" / name).unlink()
     with pytest.raises(IdentityError):
         Identity.load(tmp_path)
 
 
 def test_a_key_open_to_others_is_refused(tmp_path, identity):
-    identity._store(tmp_path)
+    identity.store(tmp_path)
     (tmp_path / "identity" / "protocol.key").chmod(0o640)
     with pytest.raises(IdentityError, match="open to other users"):
         Identity.load(tmp_path)
 
 
 def test_a_crash_between_the_renames_is_healed(tmp_path, identity):
-    identity._store(tmp_path)
+    identity.store(tmp_path)
     (tmp_path / "identity").rename(tmp_path / "identity.previous")
     shutil.copytree(tmp_path / "identity.previous", tmp_path / "identity.partial")
     assert Identity.load(tmp_path).silo_id == "hospital-a"
 
 
 def test_a_second_store_replaces_the_first(tmp_path, identity):
-    identity._store(tmp_path)
-    dataclasses.replace(identity, coordinator_address="new.example.org:1")._store(tmp_path)
+    identity.store(tmp_path)
+    dataclasses.replace(identity, coordinator_address="new.example.org:1").store(tmp_path)
     assert Identity.load(tmp_path).coordinator_address == "new.example.org:1"
+    assert has_previous(tmp_path)
+    forget_previous(tmp_path)
+    assert not has_previous(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["identity"]
 
 

@@ -18,7 +18,9 @@ from silo_policy_samples import (
 )
 
 from federation.layout import Layout, TensorSpec
+from federation.task import PASSING_REASONS
 from secagg.descriptor import AggregationId
+from silo_agent.approvals import Standing
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy import (
     ACCEPTED,
@@ -92,6 +94,13 @@ PLAN_RULES = {
             ("max_episodes_per_round = 128", "max_episodes_per_round = 128\nmin_ready_after_s = 61")
         ],
         "plan": [("ready_deadline_s = 300", "ready_deadline_s = 300\nready_after_s = 60")],
+    },
+    "local_time": {
+        "policy": [("max_rounds = 5", "max_rounds = 5\nmax_local_hours_per_round = 0.083")]
+    },
+    "disk": {
+        "policy": [("max_rounds = 5", "max_rounds = 5\nmax_disk_bytes = 87000000")],
+        "plan": [('base = "small"', 'base = "Qwen/Qwen2.5-0.5B-Instruct"')],
     },
 }
 
@@ -272,8 +281,83 @@ def test_public_reasons_are_fixed_texts_without_figures_or_names():
         assert not any(name in reason for name in (*COHORT, "stranger", "craft", "fed-se"))
 
 
+OPERATOR = {
+    "leaving": Standing.LEAVING,
+    "refused_by_operator": Standing.REFUSED,
+    "approval_pending": Standing.PENDING,
+}
+
+
+@pytest.mark.parametrize("rule", OPERATOR)
+def test_what_the_operator_said_holds_for_plans_tasks_and_descriptors(rule):
+    said = OPERATOR[rule]
+    assert check_plan(make_policy(), plan=make_plan(), base_sha256=BASE, standing=said).rule == rule
+    task = check_task(
+        make_policy(),
+        task=make_task(),
+        plan=make_plan(),
+        base_sha256=BASE,
+        now_unix_s=NOW_UNIX_S,
+        standing=said,
+    )
+    assert task.rule == rule
+    descriptor = check_descriptor(
+        make_policy(),
+        descriptor=make_descriptor(make_plan()),
+        silo_id="silo-a",
+        plan=make_plan(),
+        base_sha256=BASE,
+        layout=LAYOUT,
+        now_unix_s=NOW_UNIX_S,
+        standing=said,
+    )
+    assert descriptor.rule == rule
+
+
+def test_nobody_is_asked_about_what_the_policy_refuses_and_a_refusal_by_hand_comes_first():
+    narrow = make_policy(("max_rounds = 5", "max_rounds = 4"))
+    for said, rule in (
+        (Standing.PENDING, "rounds"),
+        (Standing.REFUSED, "refused_by_operator"),
+        (Standing.LEAVING, "leaving"),
+        (Standing.APPROVED, "rounds"),
+    ):
+        decision = check_plan(narrow, plan=make_plan(), base_sha256=BASE, standing=said)
+        assert decision.rule == rule
+    approved = check_plan(
+        make_policy(), plan=make_plan(), base_sha256=BASE, standing=Standing.APPROVED
+    )
+    assert approved.accepted
+
+
+def test_only_a_pending_approval_may_pass_before_the_deadline():
+    reasons = {
+        rule: check_plan(
+            make_policy(), plan=make_plan(), base_sha256=BASE, standing=said
+        ).public_reason
+        for rule, said in OPERATOR.items()
+    }
+    assert reasons.pop("approval_pending") in PASSING_REASONS
+    assert not PASSING_REASONS.intersection(reasons.values())
+    assert not any(character.isdigit() for reason in reasons.values() for character in reason)
+
+
+def test_a_machine_that_cannot_hold_the_plan_refuses_it_in_fixed_words():
+    decision = check_plan(
+        make_policy(), plan=make_plan(), base_sha256=BASE, unfit="it needs 40 GiB"
+    )
+    assert (decision.rule, decision.detail) == ("hardware", "it needs 40 GiB")
+    assert "40" not in decision.public_reason
+
+
+def test_a_base_of_unknown_shape_is_not_judged_by_its_disk():
+    tiny = make_policy(("max_rounds = 5", "max_rounds = 5\nmax_disk_bytes = 1"))
+    assert check_plan(tiny, plan=make_plan(), base_sha256=BASE).accepted
+
+
 def test_every_rule_has_a_test_that_makes_it_fire():
     # Those of the record level are in test_silo_policy_modes.py.
     record = {"evolver_dp_compat", "record_units", "sampling_rate", "steps"}
-    tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), "dimension", *record}
+    other = {"dimension", "hardware", *OPERATOR}
+    tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record}
     assert tested == set(RULE_NAMES)

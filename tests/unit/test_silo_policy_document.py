@@ -41,7 +41,14 @@ EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
         (("min_colluding = 1", "min_colluding = 0"), "cohort.min_colluding"),
         (("07:30-08:30", "7-9"), "HH:MM-HH:MM"),
         (('modes = ["silo"]', 'modes = ["all"]'), "privacy.modes"),
-        (("[models]", '[policy]\napproval = "manual"\n[models]'), "not available yet"),
+        (("[models]", '[policy]\napproval = "by-mail"\n[models]'), "policy.approval"),
+        (("max_rounds = 5", "max_rounds = 5\ngpus = [0, 0]"), "name each GPU once"),
+        (("max_rounds = 5", "max_rounds = 5\ngpus = [-1]"), "limits.gpus"),
+        (("max_rounds = 5", "max_rounds = 5\nmax_disk_bytes = 0"), "limits.max_disk_bytes"),
+        (
+            ("max_rounds = 5", "max_rounds = 5\nmax_local_hours_per_round = 0.0"),
+            "limits.max_local_hours_per_round",
+        ),
     ],
 )
 def test_a_policy_that_cannot_be_honoured_is_an_error(change, problem):
@@ -119,6 +126,17 @@ def test_a_policy_written_for_a_plan_has_its_widest_clip_least_noise_and_ready_t
     assert (policy.privacy.max_clip_l2, policy.privacy.min_noise_multiplier) == (3.5, 2.5)
     assert policy.limits.min_ready_after_s == 60
     assert check_plan(policy, plan=plan, base_sha256=BASE).accepted
+
+
+def test_limits_that_are_not_written_do_not_limit_and_a_proposal_limits_time(tmp_path):
+    limits = make_policy().limits
+    assert (limits.max_local_hours_per_round, limits.max_disk_bytes, limits.gpus) == (None,) * 3
+    write_for_plan(tmp_path / "policy.toml", make_plan())
+    written = Policy.load(tmp_path / "policy.toml").limits
+    assert written.max_local_hours_per_round == pytest.approx(300 / 3600)
+    longer = make_plan(("ready_deadline_s = 300", "ready_deadline_s = 301"))
+    policy = Policy.load(tmp_path / "policy.toml")
+    assert check_plan(policy, plan=longer, base_sha256=BASE).rule == "local_time"
 
 
 def test_a_policy_for_a_run_that_protects_silos_as_well_has_both_budgets(tmp_path: Path):

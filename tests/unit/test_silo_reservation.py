@@ -10,6 +10,7 @@ import pytest
 from dp.errors import TooManyDebitsError
 from dp.ledger import Ledger
 from federation.task import ATTEMPTS_USED_UP
+from silo_agent.audit import AuditLog
 from silo_agent.local_store import LocalStore
 from silo_agent.refusal import refused_charge
 from silo_agent.reservation import Reservation
@@ -29,7 +30,9 @@ def reservation_of(tmp_path):
 
         def make(run):
             task = replace(task_of(), run_id=run)
-            return Reservation(ledger=ledger, store=store, task=task, plan=PLAN)
+            return Reservation(
+                ledger=ledger, store=store, audit=AuditLog(tmp_path), task=task, plan=PLAN
+            )
 
         make.ledger = ledger
         yield make

@@ -75,15 +75,6 @@ def test_a_refusal_is_a_verdict_of_the_coordinator_on_the_message(
     made.close()
 
 
-# Steps and echoes --------------------------------------------------------------------------------
-
-
-BUNDLE = KeyBundle(
-    silo_id="silo-000", cipher_key=bytes(32), mask_key=bytes(32), ledger_seq=7,
-    ledger_sha256=bytes([7]) * 32, families=("craft",), signature=bytes(64),
-)  # fmt: skip
-
-
 @pytest.fixture
 def silo():
     made = Coordinator(
@@ -91,6 +82,44 @@ def silo():
     )
     yield made
     made.close()
+
+
+def test_a_call_that_its_own_certificates_successor_overtook_is_made_again(silo):
+    """It began over the old channel and arrived after the new certificate had been used."""
+    calls = []
+
+    def check(_request, timeout):
+        calls.append(timeout)
+        if len(calls) == 1:
+            silo.use(grpc.ssl_channel_credentials())
+            raise Failed(CODE.PERMISSION_DENIED, "certificate_revoked")
+        return pb.CheckConsistencyResponse()
+
+    silo._stub = SimpleNamespace(CheckConsistency=check)
+    silo.check_consistency(IDENTITY, SIGNATURE)
+    assert len(calls) == 2
+
+
+def test_a_refused_certificate_without_a_successor_is_refused_at_once(silo):
+    calls = []
+
+    def check(_request, timeout):
+        calls.append(timeout)
+        raise Failed(CODE.PERMISSION_DENIED, "certificate_revoked")
+
+    silo._stub = SimpleNamespace(CheckConsistency=check)
+    with pytest.raises(TransportError):
+        silo.check_consistency(IDENTITY, SIGNATURE)
+    assert len(calls) == 1
+
+
+# Steps and echoes --------------------------------------------------------------------------------
+
+
+BUNDLE = KeyBundle(
+    silo_id="silo-000", cipher_key=bytes(32), mask_key=bytes(32), ledger_seq=7,
+    ledger_sha256=bytes([7]) * 32, families=("craft",), signature=bytes(64),
+)  # fmt: skip
 
 
 def echoing(**changes):

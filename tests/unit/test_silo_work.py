@@ -15,9 +15,10 @@ from federation.record import AdapterRecord
 from federation.task import RoundTask
 from secagg.descriptor import MetricsLayout
 from silo_agent.alone import evolve_alone
+from silo_agent.audit import AuditLog
 from silo_agent.chain import Head
 from silo_agent.config import SiloConfig
-from silo_agent.errors import LocalStoreError
+from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.evolve.constant import constant_pattern
 from silo_agent.finished_work import FinishedWork
 from silo_agent.local_store import LocalStore
@@ -118,11 +119,13 @@ class WorkingSilo:
         self.store = LocalStore(directory)
         self.ledger = Ledger.open(directory / "ledger", delta=1e-5, caps=caps or CAPS)
         self.metrics = SiloMetrics()
+        self.audit = AuditLog(directory)
         self.work = LocalWork(
             config=self.config,
             coordinator=self.reports,
             store=self.store,
             metrics=self.metrics,
+            audit=self.audit,
             ledger_of=lambda: self.ledger,
             seed_of=lambda _run: 0,
         )
@@ -161,6 +164,25 @@ def test_a_round_of_work_is_reported_from_its_own_thread(silo):
     (row,) = one.store.rounds()
     assert row["episodes"] == {"constant": 64}
     assert row["delta_norm"] == pytest.approx(np.linalg.norm(done.delta.astype(float)))
+
+
+def test_a_report_that_nobody_takes_is_no_failed_work(silo, monkeypatch):
+    """A run was paused or aborted meanwhile, or the coordinator is away: the work is kept."""
+    one = silo()
+    refusal = TransportError("FAILED_PRECONDITION", reason="wrong_round", refused=True)
+
+    def refused(**call):
+        one.reports.arrived.release()
+        raise refusal
+
+    monkeypatch.setattr(one.reports, "report_ready", refused)
+    one.work.start(task=task_of(1), plan=plan_of(), head=head_of())
+    one.settle()
+    assert one.errors() == 0
+    labels = {"kind": "TransportError"}
+    counted = one.metrics.registry.get_sample_value("chorale_silo_errors_total", labels)
+    assert counted == 1
+    assert one.work.finished("run-1", 1) is not None
 
 
 def test_a_repeated_task_is_reported_again_without_working_again(silo):

@@ -9,6 +9,7 @@ import pytest
 from dp.charge import epsilon_of, training_charges
 from dp.errors import BudgetExceededError, LedgerCorruptError, ReceiptError
 from dp.ledger import Ledger
+from silo_agent.audit import AuditLog
 from silo_agent.errors import LocalStoreError
 from silo_agent.evolve.constant import ConstantEvolver
 from silo_agent.evolve.evolver import Evolution
@@ -219,7 +220,13 @@ def test_queued_work_is_neither_done_nor_charged_after_a_stop(silo, monkeypatch)
 def parts(tmp_path):
     store = LocalStore(tmp_path)
     with Ledger.open(tmp_path / "ledger", delta=1e-5, caps={"task": 1e9}) as ledger:
-        yield {"ledger": ledger, "store": store, "task": task_of(), "plan": PLAN}
+        yield {
+            "ledger": ledger,
+            "store": store,
+            "audit": AuditLog(tmp_path),
+            "task": task_of(),
+            "plan": PLAN,
+        }
 
 
 def test_one_round_has_one_receipt(parts):

@@ -185,8 +185,8 @@ def test_every_check_that_a_silo_makes_of_a_message_has_a_negative_vector():
     # What no message of the coordinator can bring about, or what names a sender instead.
     elsewhere = {
         Check.MALFORMED, Check.UNEXPECTED_MESSAGE, Check.PARAMETER,
-        Check.ROSTER_SIGNATURE, Check.ROSTER_EPOCH, Check.IDENTITY, Check.METRICS_FAMILIES,
-        Check.LEDGER_HEAD,
+        Check.ROSTER_SIGNATURE, Check.ROSTER_EPOCH, Check.ROSTER_APPROVALS, Check.IDENTITY,
+        Check.METRICS_FAMILIES, Check.LEDGER_HEAD,
         Check.BOX_OPEN, Check.SHARE_HASH, Check.SHARE_RANGE, Check.MASKED_DIGEST,
         Check.UNMASK_SIGNATURE, Check.UNMASK_KIND, Check.SHARE_COUNT, Check.COMMITMENT,
         Check.MASK_KEY, Check.SENDER, Check.DUPLICATE,

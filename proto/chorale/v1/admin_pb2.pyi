@@ -17,20 +17,106 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class CreateFederationRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    MIN_SILOS_FIELD_NUMBER: builtins.int
+    COLLUDING_FIELD_NUMBER: builtins.int
+    EPSILON_CAP_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    min_silos: builtins.int
+    colluding: builtins.int
+    epsilon_cap: builtins.float
+    """Absent: plans and silos decide."""
+    delta: builtins.float
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        min_silos: builtins.int = ...,
+        colluding: builtins.int = ...,
+        epsilon_cap: builtins.float | None = ...,
+        delta: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_epsilon_cap", b"_epsilon_cap", "epsilon_cap", b"epsilon_cap"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_epsilon_cap", b"_epsilon_cap", "colluding", b"colluding", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "min_silos", b"min_silos", "name", b"name"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_epsilon_cap", b"_epsilon_cap"]) -> typing.Literal["epsilon_cap"] | None: ...
+
+global___CreateFederationRequest = CreateFederationRequest
+
+@typing.final
+class CreateFederationResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___CreateFederationResponse = CreateFederationResponse
+
+@typing.final
+class GetFederationRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___GetFederationRequest = GetFederationRequest
+
+@typing.final
+class GetFederationResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    MIN_SILOS_FIELD_NUMBER: builtins.int
+    COLLUDING_FIELD_NUMBER: builtins.int
+    EPSILON_CAP_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    CREATED_UNIX_S_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    min_silos: builtins.int
+    colluding: builtins.int
+    epsilon_cap: builtins.float
+    delta: builtins.float
+    created_unix_s: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        min_silos: builtins.int = ...,
+        colluding: builtins.int = ...,
+        epsilon_cap: builtins.float | None = ...,
+        delta: builtins.float = ...,
+        created_unix_s: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_epsilon_cap", b"_epsilon_cap", "epsilon_cap", b"epsilon_cap"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_epsilon_cap", b"_epsilon_cap", "colluding", b"colluding", "created_unix_s", b"created_unix_s", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "min_silos", b"min_silos", "name", b"name"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_epsilon_cap", b"_epsilon_cap"]) -> typing.Literal["epsilon_cap"] | None: ...
+
+global___GetFederationResponse = GetFederationResponse
+
+@typing.final
 class CreateInviteRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SILO_ID_FIELD_NUMBER: builtins.int
     TTL_S_FIELD_NUMBER: builtins.int
+    FEDERATION_FIELD_NUMBER: builtins.int
     silo_id: builtins.str
     ttl_s: builtins.int
+    federation: builtins.str
+    """Must be this coordinator's; empty stands for it."""
     def __init__(
         self,
         *,
         silo_id: builtins.str = ...,
         ttl_s: builtins.int = ...,
+        federation: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["silo_id", b"silo_id", "ttl_s", b"ttl_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["federation", b"federation", "silo_id", b"silo_id", "ttl_s", b"ttl_s"]) -> None: ...
 
 global___CreateInviteRequest = CreateInviteRequest
 
@@ -70,7 +156,7 @@ class SiloStatus(google.protobuf.message.Message):
     FAMILIES_FIELD_NUMBER: builtins.int
     silo_id: builtins.str
     state: builtins.str
-    """invited, enrolled, in the roster."""
+    """invited, enrolled, in the roster, suspended, revoked."""
     last_seen_unix_s: builtins.int
     certificate_expiry_unix_s: builtins.int
     @property
@@ -105,11 +191,128 @@ class ListSilosResponse(google.protobuf.message.Message):
 global___ListSilosResponse = ListSilosResponse
 
 @typing.final
+class SuspendSiloRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SILO_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    silo_id: builtins.str
+    reason: builtins.str
+    """Kept in the audit log."""
+    def __init__(
+        self,
+        *,
+        silo_id: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "silo_id", b"silo_id"]) -> None: ...
+
+global___SuspendSiloRequest = SuspendSiloRequest
+
+@typing.final
+class SuspendSiloResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SuspendSiloResponse = SuspendSiloResponse
+
+@typing.final
+class ReinstateSiloRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SILO_ID_FIELD_NUMBER: builtins.int
+    silo_id: builtins.str
+    def __init__(
+        self,
+        *,
+        silo_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["silo_id", b"silo_id"]) -> None: ...
+
+global___ReinstateSiloRequest = ReinstateSiloRequest
+
+@typing.final
+class ReinstateSiloResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReinstateSiloResponse = ReinstateSiloResponse
+
+@typing.final
+class RevokeSiloRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SILO_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    silo_id: builtins.str
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        silo_id: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "silo_id", b"silo_id"]) -> None: ...
+
+global___RevokeSiloRequest = RevokeSiloRequest
+
+@typing.final
+class RevokeSiloResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RevokeSiloResponse = RevokeSiloResponse
+
+@typing.final
+class RotateCaRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OVERLAP_S_FIELD_NUMBER: builtins.int
+    overlap_s: builtins.int
+    def __init__(
+        self,
+        *,
+        overlap_s: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["overlap_s", b"overlap_s"]) -> None: ...
+
+global___RotateCaRequest = RotateCaRequest
+
+@typing.final
+class RotateCaResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CA_SHA256_FIELD_NUMBER: builtins.int
+    OVERLAP_UNTIL_UNIX_S_FIELD_NUMBER: builtins.int
+    ca_sha256: builtins.bytes
+    overlap_until_unix_s: builtins.int
+    """Until when the CA before it is trusted too."""
+    def __init__(
+        self,
+        *,
+        ca_sha256: builtins.bytes = ...,
+        overlap_until_unix_s: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ca_sha256", b"ca_sha256", "overlap_until_unix_s", b"overlap_until_unix_s"]) -> None: ...
+
+global___RotateCaResponse = RotateCaResponse
+
+@typing.final
 class ProposeRosterRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COLLUDING_FIELD_NUMBER: builtins.int
     colluding: builtins.int
+    """0 stands for the federation's."""
     def __init__(
         self,
         *,
@@ -142,7 +345,9 @@ class PublishRosterRequest(google.protobuf.message.Message):
 
     ROSTER_FIELD_NUMBER: builtins.int
     @property
-    def roster(self) -> chorale.v1.secagg_pb2.Roster: ...
+    def roster(self) -> chorale.v1.secagg_pb2.Roster:
+        """Absent: the proposal, with the approvals that members gave it."""
+
     def __init__(
         self,
         *,
@@ -157,9 +362,17 @@ global___PublishRosterRequest = PublishRosterRequest
 class PublishRosterResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    EPOCH_FIELD_NUMBER: builtins.int
+    SILOS_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    silos: builtins.int
     def __init__(
         self,
+        *,
+        epoch: builtins.int = ...,
+        silos: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "silos", b"silos"]) -> None: ...
 
 global___PublishRosterResponse = PublishRosterResponse
 
@@ -194,19 +407,23 @@ class StartRunOpening(google.protobuf.message.Message):
     PLAN_FIELD_NUMBER: builtins.int
     SUBMIT_TOKEN_FIELD_NUMBER: builtins.int
     ADAPTER_BYTES_FIELD_NUMBER: builtins.int
+    FEDERATION_FIELD_NUMBER: builtins.int
     plan: builtins.bytes
     """The TOML document, byte for byte."""
     submit_token: builtins.str
     """The same token starts the same run once."""
     adapter_bytes: builtins.int
+    federation: builtins.str
+    """Must be this coordinator's; empty stands for it."""
     def __init__(
         self,
         *,
         plan: builtins.bytes = ...,
         submit_token: builtins.str = ...,
         adapter_bytes: builtins.int = ...,
+        federation: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_bytes", b"adapter_bytes", "plan", b"plan", "submit_token", b"submit_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_bytes", b"adapter_bytes", "federation", b"federation", "plan", b"plan", "submit_token", b"submit_token"]) -> None: ...
 
 global___StartRunOpening = StartRunOpening
 
@@ -215,13 +432,17 @@ class StartRunResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
     run_id: builtins.str
+    behind: builtins.str
+    """The run that it waits behind; empty if it begins now."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
+        behind: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "run_id", b"run_id"]) -> None: ...
 
 global___StartRunResponse = StartRunResponse
 
@@ -251,6 +472,68 @@ class AbortRunResponse(google.protobuf.message.Message):
 global___AbortRunResponse = AbortRunResponse
 
 @typing.final
+class PauseRunRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+
+global___PauseRunRequest = PauseRunRequest
+
+@typing.final
+class PauseRunResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    state: builtins.str
+    """paused, or pausing while an attempt whose survivors are declared is finished."""
+    def __init__(
+        self,
+        *,
+        state: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+
+global___PauseRunResponse = PauseRunResponse
+
+@typing.final
+class ResumeRunRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+
+global___ResumeRunRequest = ResumeRunRequest
+
+@typing.final
+class ResumeRunResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEHIND_FIELD_NUMBER: builtins.int
+    behind: builtins.str
+    """The run that it waits behind; empty if it goes on now."""
+    def __init__(
+        self,
+        *,
+        behind: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind"]) -> None: ...
+
+global___ResumeRunResponse = ResumeRunResponse
+
+@typing.final
 class ListRunsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -272,16 +555,22 @@ class RunSummary(google.protobuf.message.Message):
     ADAPTER_SHA256_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    STATE_SINCE_UNIX_S_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: builtins.str
-    """running, finished, aborted."""
+    """queued, running, pausing, paused, finished, aborted, failed."""
     round: builtins.int
     rounds: builtins.int
     adapter_sha256: builtins.bytes
     step: builtins.int
     """The newest record's step, from 0, and how many steps a round has."""
     steps: builtins.int
+    behind: builtins.str
+    """Of a queued run: the one that it waits behind; empty if it is next."""
+    state_since_unix_s: builtins.int
+    """When it came into its state; 0 for a run of an earlier version."""
     def __init__(
         self,
         *,
@@ -293,8 +582,10 @@ class RunSummary(google.protobuf.message.Message):
         adapter_sha256: builtins.bytes = ...,
         step: builtins.int = ...,
         steps: builtins.int = ...,
+        behind: builtins.str = ...,
+        state_since_unix_s: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "name", b"name", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "state", b"state", "step", b"step", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "behind", b"behind", "name", b"name", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "step", b"step", "steps", b"steps"]) -> None: ...
 
 global___RunSummary = RunSummary
 
@@ -416,6 +707,7 @@ class RoundStatus(google.protobuf.message.Message):
     SILO_NORM_SQ_FIELD_NUMBER: builtins.int
     SILO_NORM_SQ_STANDARD_ERROR_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    STALLED_SINCE_UNIX_S_FIELD_NUMBER: builtins.int
     round: builtins.int
     attempt: builtins.int
     phase: builtins.str
@@ -436,6 +728,8 @@ class RoundStatus(google.protobuf.message.Message):
     """Mean of the silos' squared update norms, from the masked sum."""
     silo_norm_sq_standard_error: builtins.float
     step: builtins.int
+    stalled_since_unix_s: builtins.int
+    """Since when the quorum is missing though a deadline has passed; 0 if it is not."""
     @property
     def waiting_for(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitingFor]: ...
     @property
@@ -471,8 +765,9 @@ class RoundStatus(google.protobuf.message.Message):
         silo_norm_sq: builtins.float = ...,
         silo_norm_sq_standard_error: builtins.float = ...,
         step: builtins.int = ...,
+        stalled_since_unix_s: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___RoundStatus = RoundStatus
 

@@ -34,6 +34,16 @@ class AdminServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.CreateFederation = channel.unary_unary(
+                '/chorale.v1.AdminService/CreateFederation',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.CreateFederationRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.CreateFederationResponse.FromString,
+                _registered_method=True)
+        self.GetFederation = channel.unary_unary(
+                '/chorale.v1.AdminService/GetFederation',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.GetFederationRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.GetFederationResponse.FromString,
+                _registered_method=True)
         self.CreateInvite = channel.unary_unary(
                 '/chorale.v1.AdminService/CreateInvite',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.CreateInviteRequest.SerializeToString,
@@ -43,6 +53,26 @@ class AdminServiceStub(object):
                 '/chorale.v1.AdminService/ListSilos',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.ListSilosRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.ListSilosResponse.FromString,
+                _registered_method=True)
+        self.SuspendSilo = channel.unary_unary(
+                '/chorale.v1.AdminService/SuspendSilo',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.SuspendSiloRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.SuspendSiloResponse.FromString,
+                _registered_method=True)
+        self.ReinstateSilo = channel.unary_unary(
+                '/chorale.v1.AdminService/ReinstateSilo',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.ReinstateSiloRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.ReinstateSiloResponse.FromString,
+                _registered_method=True)
+        self.RevokeSilo = channel.unary_unary(
+                '/chorale.v1.AdminService/RevokeSilo',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.RevokeSiloRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.RevokeSiloResponse.FromString,
+                _registered_method=True)
+        self.RotateCa = channel.unary_unary(
+                '/chorale.v1.AdminService/RotateCa',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.RotateCaRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.RotateCaResponse.FromString,
                 _registered_method=True)
         self.ProposeRoster = channel.unary_unary(
                 '/chorale.v1.AdminService/ProposeRoster',
@@ -63,6 +93,16 @@ class AdminServiceStub(object):
                 '/chorale.v1.AdminService/AbortRun',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.AbortRunRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.AbortRunResponse.FromString,
+                _registered_method=True)
+        self.PauseRun = channel.unary_unary(
+                '/chorale.v1.AdminService/PauseRun',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.PauseRunRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.PauseRunResponse.FromString,
+                _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/chorale.v1.AdminService/ResumeRun',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.ResumeRunResponse.FromString,
                 _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/chorale.v1.AdminService/ListRuns',
@@ -104,6 +144,19 @@ class AdminServiceStub(object):
 class AdminServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
+    def CreateFederation(self, request, context):
+        """CreateFederation names the one federation of this coordinator and what its runs may not pass.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFederation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateInvite(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -112,6 +165,33 @@ class AdminServiceServicer(object):
 
     def ListSilos(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SuspendSilo(self, request, context):
+        """SuspendSilo refuses a silo from its next call on; ReinstateSilo lets it in again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReinstateSilo(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeSilo(self, request, context):
+        """RevokeSilo refuses a silo's certificates for good; only a new invite brings it back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateCa(self, request, context):
+        """RotateCa makes a new issuing CA; both are trusted until the overlap ends.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -136,6 +216,19 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AbortRun(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseRun(self, request, context):
+        """PauseRun ends the attempt that is open, if its sum is not out, and lets the next run go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,6 +282,16 @@ class AdminServiceServicer(object):
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'CreateFederation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateFederation,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.CreateFederationRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.CreateFederationResponse.SerializeToString,
+            ),
+            'GetFederation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFederation,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.GetFederationRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.GetFederationResponse.SerializeToString,
+            ),
             'CreateInvite': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateInvite,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.CreateInviteRequest.FromString,
@@ -198,6 +301,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListSilos,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.ListSilosRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.ListSilosResponse.SerializeToString,
+            ),
+            'SuspendSilo': grpc.unary_unary_rpc_method_handler(
+                    servicer.SuspendSilo,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.SuspendSiloRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.SuspendSiloResponse.SerializeToString,
+            ),
+            'ReinstateSilo': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReinstateSilo,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.ReinstateSiloRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.ReinstateSiloResponse.SerializeToString,
+            ),
+            'RevokeSilo': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeSilo,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.RevokeSiloRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.RevokeSiloResponse.SerializeToString,
+            ),
+            'RotateCa': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateCa,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.RotateCaRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.RotateCaResponse.SerializeToString,
             ),
             'ProposeRoster': grpc.unary_unary_rpc_method_handler(
                     servicer.ProposeRoster,
@@ -218,6 +341,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.AbortRun,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.AbortRunRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.AbortRunResponse.SerializeToString,
+            ),
+            'PauseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRun,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.PauseRunRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.PauseRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.ResumeRunRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.ResumeRunResponse.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
@@ -266,6 +399,60 @@ class AdminService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
+    def CreateFederation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/CreateFederation',
+            chorale_dot_v1_dot_admin__pb2.CreateFederationRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.CreateFederationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFederation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/GetFederation',
+            chorale_dot_v1_dot_admin__pb2.GetFederationRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.GetFederationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CreateInvite(request,
             target,
             options=(),
@@ -309,6 +496,114 @@ class AdminService(object):
             '/chorale.v1.AdminService/ListSilos',
             chorale_dot_v1_dot_admin__pb2.ListSilosRequest.SerializeToString,
             chorale_dot_v1_dot_admin__pb2.ListSilosResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SuspendSilo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/SuspendSilo',
+            chorale_dot_v1_dot_admin__pb2.SuspendSiloRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.SuspendSiloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReinstateSilo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/ReinstateSilo',
+            chorale_dot_v1_dot_admin__pb2.ReinstateSiloRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.ReinstateSiloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeSilo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/RevokeSilo',
+            chorale_dot_v1_dot_admin__pb2.RevokeSiloRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.RevokeSiloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateCa(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/RotateCa',
+            chorale_dot_v1_dot_admin__pb2.RotateCaRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.RotateCaResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -417,6 +712,60 @@ class AdminService(object):
             '/chorale.v1.AdminService/AbortRun',
             chorale_dot_v1_dot_admin__pb2.AbortRunRequest.SerializeToString,
             chorale_dot_v1_dot_admin__pb2.AbortRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/PauseRun',
+            chorale_dot_v1_dot_admin__pb2.PauseRunRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.PauseRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/ResumeRun',
+            chorale_dot_v1_dot_admin__pb2.ResumeRunRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.ResumeRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

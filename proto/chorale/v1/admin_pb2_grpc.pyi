@@ -21,6 +21,17 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class AdminServiceStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
+    CreateFederation: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.CreateFederationRequest,
+        chorale.v1.admin_pb2.CreateFederationResponse,
+    ]
+    """CreateFederation names the one federation of this coordinator and what its runs may not pass."""
+
+    GetFederation: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.GetFederationRequest,
+        chorale.v1.admin_pb2.GetFederationResponse,
+    ]
+
     CreateInvite: grpc.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.CreateInviteRequest,
         chorale.v1.admin_pb2.CreateInviteResponse,
@@ -30,6 +41,29 @@ class AdminServiceStub:
         chorale.v1.admin_pb2.ListSilosRequest,
         chorale.v1.admin_pb2.ListSilosResponse,
     ]
+
+    SuspendSilo: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.SuspendSiloRequest,
+        chorale.v1.admin_pb2.SuspendSiloResponse,
+    ]
+    """SuspendSilo refuses a silo from its next call on; ReinstateSilo lets it in again."""
+
+    ReinstateSilo: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.ReinstateSiloRequest,
+        chorale.v1.admin_pb2.ReinstateSiloResponse,
+    ]
+
+    RevokeSilo: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.RevokeSiloRequest,
+        chorale.v1.admin_pb2.RevokeSiloResponse,
+    ]
+    """RevokeSilo refuses a silo's certificates for good; only a new invite brings it back."""
+
+    RotateCa: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.RotateCaRequest,
+        chorale.v1.admin_pb2.RotateCaResponse,
+    ]
+    """RotateCa makes a new issuing CA; both are trusted until the overlap ends."""
 
     ProposeRoster: grpc.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.ProposeRosterRequest,
@@ -50,6 +84,17 @@ class AdminServiceStub:
     AbortRun: grpc.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.AbortRunRequest,
         chorale.v1.admin_pb2.AbortRunResponse,
+    ]
+
+    PauseRun: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.PauseRunRequest,
+        chorale.v1.admin_pb2.PauseRunResponse,
+    ]
+    """PauseRun ends the attempt that is open, if its sum is not out, and lets the next run go on."""
+
+    ResumeRun: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.ResumeRunRequest,
+        chorale.v1.admin_pb2.ResumeRunResponse,
     ]
 
     ListRuns: grpc.UnaryUnaryMultiCallable[
@@ -91,6 +136,17 @@ class AdminServiceStub:
     ]
 
 class AdminServiceAsyncStub:
+    CreateFederation: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.CreateFederationRequest,
+        chorale.v1.admin_pb2.CreateFederationResponse,
+    ]
+    """CreateFederation names the one federation of this coordinator and what its runs may not pass."""
+
+    GetFederation: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.GetFederationRequest,
+        chorale.v1.admin_pb2.GetFederationResponse,
+    ]
+
     CreateInvite: grpc.aio.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.CreateInviteRequest,
         chorale.v1.admin_pb2.CreateInviteResponse,
@@ -100,6 +156,29 @@ class AdminServiceAsyncStub:
         chorale.v1.admin_pb2.ListSilosRequest,
         chorale.v1.admin_pb2.ListSilosResponse,
     ]
+
+    SuspendSilo: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.SuspendSiloRequest,
+        chorale.v1.admin_pb2.SuspendSiloResponse,
+    ]
+    """SuspendSilo refuses a silo from its next call on; ReinstateSilo lets it in again."""
+
+    ReinstateSilo: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.ReinstateSiloRequest,
+        chorale.v1.admin_pb2.ReinstateSiloResponse,
+    ]
+
+    RevokeSilo: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.RevokeSiloRequest,
+        chorale.v1.admin_pb2.RevokeSiloResponse,
+    ]
+    """RevokeSilo refuses a silo's certificates for good; only a new invite brings it back."""
+
+    RotateCa: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.RotateCaRequest,
+        chorale.v1.admin_pb2.RotateCaResponse,
+    ]
+    """RotateCa makes a new issuing CA; both are trusted until the overlap ends."""
 
     ProposeRoster: grpc.aio.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.ProposeRosterRequest,
@@ -120,6 +199,17 @@ class AdminServiceAsyncStub:
     AbortRun: grpc.aio.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.AbortRunRequest,
         chorale.v1.admin_pb2.AbortRunResponse,
+    ]
+
+    PauseRun: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.PauseRunRequest,
+        chorale.v1.admin_pb2.PauseRunResponse,
+    ]
+    """PauseRun ends the attempt that is open, if its sum is not out, and lets the next run go on."""
+
+    ResumeRun: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.ResumeRunRequest,
+        chorale.v1.admin_pb2.ResumeRunResponse,
     ]
 
     ListRuns: grpc.aio.UnaryUnaryMultiCallable[
@@ -162,6 +252,21 @@ class AdminServiceAsyncStub:
 
 class AdminServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
+    def CreateFederation(
+        self,
+        request: chorale.v1.admin_pb2.CreateFederationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.CreateFederationResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.CreateFederationResponse]]:
+        """CreateFederation names the one federation of this coordinator and what its runs may not pass."""
+
+    @abc.abstractmethod
+    def GetFederation(
+        self,
+        request: chorale.v1.admin_pb2.GetFederationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.GetFederationResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.GetFederationResponse]]: ...
+
+    @abc.abstractmethod
     def CreateInvite(
         self,
         request: chorale.v1.admin_pb2.CreateInviteRequest,
@@ -174,6 +279,37 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: chorale.v1.admin_pb2.ListSilosRequest,
         context: _ServicerContext,
     ) -> typing.Union[chorale.v1.admin_pb2.ListSilosResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.ListSilosResponse]]: ...
+
+    @abc.abstractmethod
+    def SuspendSilo(
+        self,
+        request: chorale.v1.admin_pb2.SuspendSiloRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.SuspendSiloResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.SuspendSiloResponse]]:
+        """SuspendSilo refuses a silo from its next call on; ReinstateSilo lets it in again."""
+
+    @abc.abstractmethod
+    def ReinstateSilo(
+        self,
+        request: chorale.v1.admin_pb2.ReinstateSiloRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.ReinstateSiloResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.ReinstateSiloResponse]]: ...
+
+    @abc.abstractmethod
+    def RevokeSilo(
+        self,
+        request: chorale.v1.admin_pb2.RevokeSiloRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.RevokeSiloResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.RevokeSiloResponse]]:
+        """RevokeSilo refuses a silo's certificates for good; only a new invite brings it back."""
+
+    @abc.abstractmethod
+    def RotateCa(
+        self,
+        request: chorale.v1.admin_pb2.RotateCaRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.RotateCaResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.RotateCaResponse]]:
+        """RotateCa makes a new issuing CA; both are trusted until the overlap ends."""
 
     @abc.abstractmethod
     def ProposeRoster(
@@ -203,6 +339,21 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: chorale.v1.admin_pb2.AbortRunRequest,
         context: _ServicerContext,
     ) -> typing.Union[chorale.v1.admin_pb2.AbortRunResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.AbortRunResponse]]: ...
+
+    @abc.abstractmethod
+    def PauseRun(
+        self,
+        request: chorale.v1.admin_pb2.PauseRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.PauseRunResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.PauseRunResponse]]:
+        """PauseRun ends the attempt that is open, if its sum is not out, and lets the next run go on."""
+
+    @abc.abstractmethod
+    def ResumeRun(
+        self,
+        request: chorale.v1.admin_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.ResumeRunResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.ResumeRunResponse]]: ...
 
     @abc.abstractmethod
     def ListRuns(

@@ -20,9 +20,15 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class GetRosterRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    FROM_EPOCH_FIELD_NUMBER: builtins.int
+    from_epoch: builtins.int
+    """The newest epoch that the silo accepted; 0 before the first."""
     def __init__(
         self,
+        *,
+        from_epoch: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["from_epoch", b"from_epoch"]) -> None: ...
 
 global___GetRosterRequest = GetRosterRequest
 
@@ -31,15 +37,23 @@ class GetRosterResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ROSTER_FIELD_NUMBER: builtins.int
+    EARLIER_FIELD_NUMBER: builtins.int
     @property
     def roster(self) -> chorale.v1.secagg_pb2.Roster: ...
+    @property
+    def earlier(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[chorale.v1.secagg_pb2.Roster]:
+        """If members approved it: those before it in ascending order, from that epoch or from the last
+        one that the root signed on, whichever is newer.
+        """
+
     def __init__(
         self,
         *,
         roster: chorale.v1.secagg_pb2.Roster | None = ...,
+        earlier: collections.abc.Iterable[chorale.v1.secagg_pb2.Roster] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["roster", b"roster"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["roster", b"roster"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["earlier", b"earlier", "roster", b"roster"]) -> None: ...
 
 global___GetRosterResponse = GetRosterResponse
 

@@ -70,8 +70,31 @@ class RosterEntry(google.protobuf.message.Message):
 global___RosterEntry = RosterEntry
 
 @typing.final
+class RosterApproval(google.protobuf.message.Message):
+    """RosterApproval is one member's approval of the roster after its own."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SILO_ID_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    silo_id: builtins.str
+    signature: builtins.bytes
+    """By its key in the roster before, over both rosters' digests."""
+    def __init__(
+        self,
+        *,
+        silo_id: builtins.str = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["signature", b"signature", "silo_id", b"silo_id"]) -> None: ...
+
+global___RosterApproval = RosterApproval
+
+@typing.final
 class Roster(google.protobuf.message.Message):
-    """Roster is signed by the consortium root, never by the coordinator."""
+    """Roster is signed by the consortium root, or approved by t(n, c) members of the one before it;
+    never by the coordinator.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -81,14 +104,20 @@ class Roster(google.protobuf.message.Message):
     COORDINATOR_KEY_FIELD_NUMBER: builtins.int
     ENTRIES_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    APPROVALS_FIELD_NUMBER: builtins.int
     federation: builtins.str
     epoch: builtins.int
     colluding: builtins.int
     """Colluding silos assumed; at least one."""
     coordinator_key: builtins.bytes
     signature: builtins.bytes
+    """The root's; empty where members approved."""
     @property
     def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RosterEntry]: ...
+    @property
+    def approvals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RosterApproval]:
+        """In ascending order of silo id; none where the root signed."""
+
     def __init__(
         self,
         *,
@@ -98,8 +127,9 @@ class Roster(google.protobuf.message.Message):
         coordinator_key: builtins.bytes = ...,
         entries: collections.abc.Iterable[global___RosterEntry] | None = ...,
         signature: builtins.bytes = ...,
+        approvals: collections.abc.Iterable[global___RosterApproval] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["colluding", b"colluding", "coordinator_key", b"coordinator_key", "entries", b"entries", "epoch", b"epoch", "federation", b"federation", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["approvals", b"approvals", "colluding", b"colluding", "coordinator_key", b"coordinator_key", "entries", b"entries", "epoch", b"epoch", "federation", b"federation", "signature", b"signature"]) -> None: ...
 
 global___Roster = Roster
 

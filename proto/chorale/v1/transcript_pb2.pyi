@@ -34,6 +34,7 @@ class Transcript(google.protobuf.message.Message):
     RECORD_FIELD_NUMBER: builtins.int
     PARENT_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
+    EARLIER_ROSTERS_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Format of this document; 1."""
     outcome: builtins.str
@@ -42,7 +43,7 @@ class Transcript(google.protobuf.message.Message):
     """How many of R0 to R3 closed. The lists of later ones are empty."""
     @property
     def roster(self) -> chorale.v1.secagg_pb2.Roster:
-        """Signed by the consortium root."""
+        """Signed by the consortium root, or approved by members of the last of `earlier_rosters`."""
 
     @property
     def descriptor(self) -> chorale.v1.secagg_pb2.Descriptor:
@@ -72,6 +73,10 @@ class Transcript(google.protobuf.message.Message):
     def parent(self) -> chorale.v1.aggregation_pb2.AdapterRecord:
         """The record before it."""
 
+    @property
+    def earlier_rosters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[chorale.v1.secagg_pb2.Roster]:
+        """If members approved the roster: those before it in ascending order, the first signed by the root."""
+
     def __init__(
         self,
         *,
@@ -86,8 +91,9 @@ class Transcript(google.protobuf.message.Message):
         record: chorale.v1.aggregation_pb2.AdapterRecord | None = ...,
         parent: chorale.v1.aggregation_pb2.AdapterRecord | None = ...,
         phases: builtins.int = ...,
+        earlier_rosters: collections.abc.Iterable[chorale.v1.secagg_pb2.Roster] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["descriptor", b"descriptor", "parent", b"parent", "record", b"record", "roster", b"roster"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agreements", b"agreements", "bundles", b"bundles", "descriptor", b"descriptor", "outcome", b"outcome", "parent", b"parent", "phases", b"phases", "record", b"record", "roster", b"roster", "share_headers", b"share_headers", "upload_headers", b"upload_headers", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agreements", b"agreements", "bundles", b"bundles", "descriptor", b"descriptor", "earlier_rosters", b"earlier_rosters", "outcome", b"outcome", "parent", b"parent", "phases", b"phases", "record", b"record", "roster", b"roster", "share_headers", b"share_headers", "upload_headers", b"upload_headers", "version", b"version"]) -> None: ...
 
 global___Transcript = Transcript

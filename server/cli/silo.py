@@ -1,0 +1,136 @@
+"""``chorale silo``: who joined, how each stands, and keeping one out.
+
+What is changed here bites on the silo's next call; nothing waits for a reconnect.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from server.cli.envelope import (
+    DEFAULT_DATA,
+    CommandError,
+    Data,
+    Exit,
+    Format,
+    Output,
+    answering,
+    say,
+    succeed,
+)
+from server.cli.moment import shown
+
+if TYPE_CHECKING:
+    from chorale.v1 import admin_pb2
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Who joined, and how each stands.", no_args_is_help=True)
+
+Silo = Annotated[str, typer.Argument(metavar="SILO", help="Its id.")]
+Reason = Annotated[str, typer.Option(help="Kept in the audit log; the silo is not told.")]
+
+
+@app.command("list")
+def list_silos(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """Who was invited, joined, or is in the roster, and when each was last heard of."""
+    with answering(output):
+        from server.cli.client import plain
+
+        silos = _silos(data)
+        for silo in silos:
+            say(
+                f"{silo.silo_id:<24} {silo.state:<9} last seen {shown(silo.last_seen_unix_s):<20} "
+                f"certificate until {shown(silo.certificate_expiry_unix_s):<20} "
+                f"{', '.join(silo.families)}"
+            )
+        if not silos:
+            say(f"nobody yet: chorale invite FEDERATION SILO --data {data}")
+        succeed(output, {"silos": [plain(silo) for silo in silos]})
+
+
+@app.command("show")
+def show(silo: Silo, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """How one silo stands."""
+    with answering(output):
+        from server.cli.client import plain
+
+        found = next((one for one in _silos(data) if one.silo_id == silo), None)
+        if found is None:
+            raise CommandError(
+                f"no silo {silo!r} was invited or has joined",
+                code="silo_unknown",
+                exit_code=Exit.ARGUMENTS,
+                next_step="chorale silo list",
+            )
+        say(f"{found.silo_id}: {found.state}")
+        say(f"last seen          {shown(found.last_seen_unix_s)}")
+        say(f"certificate until  {shown(found.certificate_expiry_unix_s)}")
+        say(f"environments       {', '.join(found.families) or 'none declared yet'}")
+        succeed(output, {"silo": plain(found)})
+
+
+@app.command("suspend")
+def suspend(
+    silo: Silo,
+    reason: Reason = "",
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Refuse a silo from its next call on, until it is reinstated."""
+    with answering(output):
+        from chorale.v1 import admin_pb2
+        from server.cli.client import CALL_TIMEOUT_S, connect
+
+        with connect(data) as stub:
+            stub.SuspendSilo(
+                admin_pb2.SuspendSiloRequest(silo_id=silo, reason=reason), timeout=CALL_TIMEOUT_S
+            )
+        say(f"{silo} is suspended: its next call is refused, and no round waits for it")
+        say(f"to end it: chorale silo reinstate {silo}")
+        succeed(output, {"silo_id": silo, "state": "suspended"})
+
+
+@app.command("reinstate")
+def reinstate(silo: Silo, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
+    """End a suspension."""
+    with answering(output):
+        from chorale.v1 import admin_pb2
+        from server.cli.client import CALL_TIMEOUT_S, connect
+
+        with connect(data) as stub:
+            stub.ReinstateSilo(admin_pb2.ReinstateSiloRequest(silo_id=silo), timeout=CALL_TIMEOUT_S)
+        say(f"{silo} is reinstated, with the certificate that it has")
+        succeed(output, {"silo_id": silo, "state": "reinstated"})
+
+
+@app.command("revoke")
+def revoke(
+    silo: Silo,
+    reason: Reason = "",
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Refuse a silo's certificates for good, and withdraw its unspent invites."""
+    with answering(output):
+        from chorale.v1 import admin_pb2
+        from server.cli.client import CALL_TIMEOUT_S, connect
+
+        with connect(data) as stub:
+            stub.RevokeSilo(
+                admin_pb2.RevokeSiloRequest(silo_id=silo, reason=reason), timeout=CALL_TIMEOUT_S
+            )
+        say(f"{silo} is revoked: its next call is refused; only a new invite brings it back")
+        say("next, so that rosters do not name it any more: chorale roster propose")
+        succeed(output, {"silo_id": silo, "state": "revoked"})
+
+
+def _silos(data: Path) -> list[admin_pb2.SiloStatus]:
+    from chorale.v1 import admin_pb2
+    from server.cli.client import CALL_TIMEOUT_S, connect
+
+    with connect(data) as stub:
+        return list(stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=CALL_TIMEOUT_S).silos)

@@ -1,0 +1,189 @@
+"""The doctor's steps about the network: ports, names, TCP, TLS and one authenticated call.
+
+Covered: a coordinator that does not run (a warning: the doctor is also asked before the first
+start), another program on its ports, advertised names without an address, a chain, a name or a
+client certificate that TLS refuses, an address that is not reached from here. Not covered: what
+silos see from where they are; ``chorale-silo doctor`` looks from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from federation.checkup import Verdict, failed, ok, warning
+from federation.reach import (
+    ClientPair,
+    HandshakeError,
+    ReachError,
+    UnresolvedNameError,
+    connect,
+    resolve,
+    shake_hands,
+    split_host_port,
+)
+from server.config import CoordinatorConfig, split_address
+from server.trust import Trust
+
+__all__ = ["judge_call", "judge_names", "judge_ports", "judge_tcp", "judge_tls"]
+
+TIMEOUT_S: Final = 5.0
+
+
+def judge_ports(config: CoordinatorConfig) -> Verdict:
+    """Whether the ports are served or free.
+
+    Args:
+        config: The coordinator's.
+    """
+    served, free = [], []
+    for address in (config.listen, config.enrol_listen, config.probes_listen):
+        try:
+            connect(_local(address), timeout_s=TIMEOUT_S)
+        except ReachError:
+            problem = _bind_problem(address)
+            if problem is not None:
+                return failed(
+                    f"nobody listens on {address}, and it cannot be bound: {problem}",
+                    "choose another address in coordinator.toml (a port below 1024 needs rights)",
+                )
+            free.append(address)
+        else:
+            served.append(address)
+    if not served:
+        return warning(
+            f"no coordinator is running: {', '.join(free)} are free",
+            f"chorale-coordinator serve --data {config.data_dir}",
+            stops=True,
+        )
+    if free:
+        return failed(
+            f"somebody listens on {', '.join(served)}, nobody on {', '.join(free)}",
+            "stop the program that holds the port (ss -ltnp), or choose other ports",
+        )
+    return ok(f"served: {', '.join(served)}")
+
+
+def judge_names(config: CoordinatorConfig) -> Verdict:
+    """Whether what silos are told to dial has an address.
+
+    Args:
+        config: The coordinator's.
+    """
+    hosts = dict.fromkeys(
+        split_host_port(address)[0] for address in (config.dial_coordinator, config.dial_enrolment)
+    )
+    found = []
+    for host in hosts:
+        try:
+            addresses = resolve(host)
+        except UnresolvedNameError as error:
+            return warning(
+                f"silos are told to dial {host}, and from here {error}",
+                f"make a DNS record for {host}; if only silos can resolve it, all is well",
+            )
+        found.append(f"{host} is {', '.join(addresses)}")
+    return ok("; ".join(found))
+
+
+def judge_tcp(config: CoordinatorConfig) -> Verdict:
+    """Whether the advertised addresses are reached from here.
+
+    Args:
+        config: The coordinator's.
+    """
+    for address in (config.dial_coordinator, config.dial_enrolment):
+        try:
+            resolve(split_host_port(address)[0])
+            connect(address, timeout_s=TIMEOUT_S)
+        except ReachError as error:
+            return warning(
+                f"silos are told to dial {address}, and from here {error}",
+                "open the port in the firewall; if only silos are let through, all is well",
+            )
+    return ok(f"{config.dial_coordinator} and {config.dial_enrolment} answer")
+
+
+def judge_tls(config: CoordinatorConfig) -> Verdict:
+    """Shake hands with both ports as a client: chain, name, and the admin certificate.
+
+    Args:
+        config: The coordinator's.
+    """
+    admin = config.paths.admin
+    trusted = Trust.load(config.paths.pki).certificates()
+    pair = ClientPair(certificate=admin / "admin.pem", key=admin / "admin.key")
+    said = []
+    for listen, client in ((config.listen, pair), (config.enrol_listen, None)):
+        try:
+            version = shake_hands(
+                _local(listen),
+                server_name=config.host_names[0],
+                trusted=trusted,
+                client=client,
+                timeout_s=TIMEOUT_S,
+            )
+        except HandshakeError as error:
+            return failed(f"{listen}: {error} ({error.stage.value})", _fix(error))
+        except ReachError as error:
+            return failed(str(error), "restart chorale-coordinator serve")
+        said.append(f"{listen} {version}")
+    return ok(f"chain, name {config.host_names[0]} and admin certificate taken: {', '.join(said)}")
+
+
+def judge_call(call: Callable[[], int]) -> Verdict:
+    """One authenticated call.
+
+    Args:
+        call: Lists the silos and counts them.
+    """
+    import grpc
+
+    try:
+        silos = call()
+    except grpc.RpcError as error:
+        found: Any = error.trailing_metadata()
+        trailers = dict(found or ())
+        reason = str(trailers.get("chorale-reason", error.code().name.lower()))
+        hint = str(trailers.get("chorale-hint", "")) or "chorale admin renew"
+        return failed(f"the coordinator refused: {reason}: {error.details()}", hint)
+    return ok(f"an authenticated call was answered: {silos} silos are enrolled or invited")
+
+
+def _fix(error: HandshakeError) -> str:
+    return {
+        "client": "chorale admin renew",
+        "untrusted": "another program or another coordinator listens there: ss -ltnp shows which",
+        "name": "the server runs with an older certificate: restart chorale-coordinator serve",
+        "expired": "restart chorale-coordinator serve, which renews the server certificate",
+        "not_yet_valid": "set this machine's clock: timedatectl set-ntp true",
+        "no_tls": "another program listens there: ss -ltnp shows which",
+    }[error.stage.value]
+
+
+def _local(listen: str) -> str:
+    """Where a program on this host reaches what listens so."""
+    host, port = split_address(listen)
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified:
+            return f"127.0.0.1:{port}" if address.version == 4 else f"[::1]:{port}"
+        return f"[{host}]:{port}" if address.version == 6 else f"{host}:{port}"
+    return f"{host}:{port}"
+
+
+def _bind_problem(listen: str) -> str | None:
+    host, port = split_address(listen)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return str(error.strerror or error)
+    return None

@@ -1,0 +1,159 @@
+"""The doctor's steps about what the coordinator keeps: database, disk, audit log, packages.
+
+Invariants: nothing is migrated, created or repaired here.
+
+Covered: a database that is absent, unreachable, read-only, behind, or of another program or a newer
+version; a full disk; an audit chain that does not hold. Not covered: the content of the tables.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from federation.checkup import Verdict, failed, ok, warning
+from federation.installed import judge_packages as judge_installed
+from server.audit import AuditLog
+from server.config import CoordinatorConfig
+from server.errors import AuditError, StoreError
+from server.store.database import Database
+
+__all__ = ["judge_audit", "judge_database", "judge_disk", "judge_packages"]
+
+LEAST_FREE_BYTES: Final = 256 << 20
+ENOUGH_FREE_BYTES: Final = 2 << 30
+ADAPTERS_A_ROUND: Final = 16
+"""Blobs, sums, accumulators and spools of a round in progress, in sizes of the largest adapter."""
+_RESTORE: Final = "restore it: chorale restore, or from your backup"
+_MIB: Final = 1 << 20
+
+
+def judge_database(config: CoordinatorConfig) -> Verdict:
+    """Reachable, of this program, up to date and writable.
+
+    Args:
+        config: The coordinator's.
+    """
+    if config.database_url is None and not (config.data_dir / "coordinator.db").exists():
+        return failed(f"{config.data_dir / 'coordinator.db'} is absent", _RESTORE)
+    try:
+        database = Database(config.database)
+    except StoreError as error:
+        return failed(str(error), "correct database_url of coordinator.toml")
+    try:
+        return _judge(database, make_url(config.database).get_backend_name())
+    except (StoreError, SQLAlchemyError, OSError) as error:
+        # The error's own text may hold the URL with its password.
+        reason = error.__cause__ or error
+        return failed(
+            f"the database cannot be used: {type(reason).__name__}: {_cause(error)}",
+            "check that it is there, that its user may write it, and that its disk is not full",
+        )
+    finally:
+        database.close()
+
+
+def judge_disk(config: CoordinatorConfig) -> Verdict:
+    """Free space for adapters, and a file that can really be written.
+
+    Args:
+        config: The coordinator's.
+    """
+    places = tuple(dict.fromkeys((config.data_dir, _existing(config.adapters))))
+    sizes = [path.stat().st_size for path in config.adapters.glob("**/*") if path.is_file()]
+    needed = max(LEAST_FREE_BYTES, ADAPTERS_A_ROUND * max(sizes, default=0))
+    for place in places:
+        free = shutil.disk_usage(place).free
+        try:
+            with tempfile.TemporaryFile(dir=place) as probe:
+                probe.write(bytes(1 << 16))
+                probe.flush()
+                os.fsync(probe.fileno())
+        except OSError as error:
+            return failed(
+                f"{place} takes no file: {error.strerror}", "free space there, or remount it rw"
+            )
+        if free < needed:
+            return failed(
+                f"{free // _MIB} MiB free in {place}; a round may take {needed // _MIB} MiB",
+                "free space, or set adapters_dir of coordinator.toml to a larger disk",
+            )
+        if free < max(ENOUGH_FREE_BYTES, 4 * needed):
+            return warning(f"{free // _MIB} MiB free in {place}", "free space before a long run")
+    free = min(shutil.disk_usage(place).free for place in places)
+    return ok(f"{free // _MIB} MiB free; a round may take {needed // _MIB} MiB")
+
+
+def judge_audit(config: CoordinatorConfig) -> Verdict:
+    """The audit log's whole chain.
+
+    Args:
+        config: The coordinator's.
+    """
+    keep = "keep the file as it is: it is evidence. chorale audit verify names the first bad record"
+    try:
+        records = AuditLog.verify_file(config.paths.audit)
+    except AuditError as error:
+        return failed(str(error), keep)
+    except OSError as error:
+        return failed(f"{config.paths.audit} cannot be read: {error.strerror}", _RESTORE)
+    if records == 0:
+        return failed("the audit log is empty: even its first record is gone", keep)
+    return ok(f"{records} audit records, every one in place")
+
+
+def judge_packages() -> Verdict:
+    """The installed packages against this version's requirements."""
+    versions, problems = judge_installed()
+    if problems:
+        return failed("; ".join(problems), "pip install --upgrade chorale")
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("grpcio", "protobuf", "sqlalchemy"))
+    return ok(f"{len(versions)} packages as required ({shown})")
+
+
+def _judge(database: Database, backend: str) -> Verdict:
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory(str(Path(__file__).parent / "store" / "migrations"))
+    known = [script.revision for script in scripts.walk_revisions()]
+    with database.transaction() as connection:
+        current = MigrationContext.configure(connection).get_current_revision()
+    if current is None:
+        return failed(f"the {backend} database has no schema of chorale's", _RESTORE)
+    if current not in known:
+        return failed(
+            f"the {backend} database has revision {current[:40]!r}, which this version does not "
+            "know: a newer version wrote it, or another program",
+            "install the version of chorale that wrote it, or restore a backup of this one's",
+        )
+    if current != known[0]:
+        return warning(
+            f"the {backend} database has revision {current}, this version's is {known[0]}",
+            "back it up (chorale backup); chorale-coordinator serve migrates it at its start",
+        )
+    database.check_writable()
+    return ok(f"{backend}, revision {current}, writable")
+
+
+def _cause(error: BaseException) -> str:
+    """What the driver itself said, without the statement; never the URL."""
+    cause: BaseException | None = error
+    while cause is not None:
+        original = getattr(cause, "orig", None)
+        if original is not None:
+            return str(original).splitlines()[0] if str(original) else type(original).__name__
+        cause = cause.__cause__
+    return "no further detail"
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,92 @@
+"""Keeping the coordinator's own certificates fresh while it serves, and rotating its CA.
+
+Invariants:
+
+1. Looking after certificates never stops the coordinator: what fails is logged and tried again at
+   the next look, with the certificate before still in use.
+2. Whatever changes is in the audit log.
+
+Covered: the server's certificate at half its life, the end of an overlap. Not covered: waking up on
+time; an overlap that is over is over for every call at once (``server/trust.py``), and new
+connections see it within a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from server.audit import AuditEvent, AuditLog
+from server.errors import CoordinatorError
+from server.metrics import CoordinatorMetrics
+from server.tls import ServerTls
+from server.trust import Retiring, Trust
+
+__all__ = ["Upkeep"]
+
+log = structlog.get_logger(__name__)
+
+EVERY_S: Final = 60.0
+
+
+class Upkeep:
+    """Looks after the certificates of one coordinator."""
+
+    def __init__(
+        self, *, trust: Trust, tls: ServerTls, audit: AuditLog, metrics: CoordinatorMetrics
+    ) -> None:
+        self._trust = trust
+        self._tls = tls
+        self._audit = audit
+        self._metrics = metrics
+
+    def rotate(self, overlap_s: int, *, admin: str) -> Retiring:
+        """Make a new issuing CA.
+
+        Args:
+            overlap_s: How long the present one is trusted beside it.
+            admin: Who asks.
+
+        Returns:
+            The CA before, and until when it is trusted.
+
+        Raises:
+            CaRotationError: The overlap is out of bounds, or another rotation is not over.
+        """
+        retiring = self._trust.rotate(overlap_s, name="chorale")
+        self._audit.append(
+            AuditEvent.CA_ROTATED,
+            admin=admin,
+            ca_sha256=self._trust.issuing.sha256.hex(),
+            before_sha256=retiring.authority.sha256.hex(),
+            until_unix_s=retiring.until_unix_s,
+        )
+        log.info("ca_rotated", until_unix_s=retiring.until_unix_s)
+        self._refresh()
+        return retiring
+
+    def look(self) -> None:
+        """Do what is due: end an overlap, renew the server's certificate."""
+        try:
+            forgotten = self._trust.tidy()
+            if forgotten is not None:
+                self._audit.append(AuditEvent.CA_RETIRED, ca_sha256=forgotten.hex())
+                log.info("ca_retired", ca_sha256=forgotten.hex())
+            self._refresh()
+        except (CoordinatorError, OSError) as error:
+            log.error("certificate_upkeep_failed", reason=str(error))  # noqa: TRY400 - says it all
+
+    async def keep_looking(self) -> None:
+        """Look once a minute, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(EVERY_S)
+
+    def _refresh(self) -> None:
+        if self._tls.refresh():
+            self._audit.append(
+                AuditEvent.SERVER_CERTIFICATE_RENEWED, expiry_unix_s=self._tls.expiry_unix_s
+            )
+        self._metrics.server_certificate_expiry.set(self._tls.expiry_unix_s)

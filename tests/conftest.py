@@ -1,0 +1,62 @@
+"""Servers that several folders of tests share: started when the first test asks, once a session."""
+
+import contextlib
+
+import pytest
+
+from server.store import Store
+from server.store.schema import METADATA
+from tests import postgresql_server, s3_server
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    reason = postgresql_server.unavailable()
+    if reason:
+        pytest.skip(reason)
+    server = postgresql_server.PostgresqlServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def migrated(postgresql):
+    """A database of the newest schema; emptied for each test, which is faster than making one."""
+    name = postgresql.database()
+    Store(postgresql.url(name)).close()
+    return name
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request, tmp_path):
+    """An empty database of each kind that a coordinator can have."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'coordinator.db'}"
+    postgresql = request.getfixturevalue("postgresql")
+    return postgresql.url(postgresql.database())
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request, tmp_path):
+    """A database of the newest schema, of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'coordinator.db'}"
+    postgresql, name = request.getfixturevalue("postgresql"), request.getfixturevalue("migrated")
+    tables = ", ".join(table.name for table in METADATA.sorted_tables)
+    with contextlib.closing(postgresql.connect(name)) as connection:
+        connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+    return postgresql.url(name)
+
+
+@pytest.fixture
+def store(store_url):
+    opened = Store(store_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def s3():
+    server = s3_server.S3Server()
+    yield server
+    server.stop()

@@ -1,0 +1,89 @@
+"""The states of runs and their queue, on SQLite and on a real PostgreSQL."""
+
+import pytest
+
+from server.errors import StoreError
+from server.store.runs import OVER, RunState
+from tests.unit.store_samples import make_run
+
+
+def add(store, run_id, state=RunState.QUEUED, at=10.0):
+    return store.runs.create(
+        run_id=run_id,
+        name="demo",
+        plan=b"plan",
+        plan_sha256=b"\x05" * 32,
+        submit_token=run_id,
+        state=state,
+        at_unix_s=at,
+    )
+
+
+def queue(store):
+    return [row.run_id for row in store.runs.queued()]
+
+
+def test_the_queue_is_in_the_order_of_its_making(store):
+    add(store, "active", RunState.RUNNING)
+    for name in ("b", "a", "c"):
+        assert add(store, name).state is RunState.QUEUED
+    assert queue(store) == ["b", "a", "c"]
+    assert store.runs.active().run_id == "active"
+
+
+def test_a_run_comes_back_before_the_others_and_a_new_one_behind_them(store):
+    for name in ("a", "b", "c"):
+        add(store, name)
+    store.runs.set_state("b", RunState.PAUSED)
+    assert queue(store) == ["a", "c"]
+    store.runs.set_state("b", RunState.QUEUED, first=True)
+    assert queue(store) == ["b", "a", "c"]
+    store.runs.set_state("c", RunState.PAUSED)
+    store.runs.set_state("c", RunState.QUEUED, first=True)
+    assert queue(store) == ["c", "b", "a"]
+    add(store, "d")
+    assert queue(store) == ["c", "b", "a", "d"]
+    for name in ("c", "b", "a", "d"):
+        store.runs.set_state(name, RunState.RUNNING)
+        assert store.runs.active().run_id == name
+        store.runs.set_state(name, RunState.FINISHED)
+    assert queue(store) == []
+    assert store.runs.active() is None
+    # An empty queue has both ends.
+    add(store, "e")
+    store.runs.set_state("e", RunState.PAUSED)
+    store.runs.set_state("e", RunState.QUEUED, first=True)
+    assert queue(store) == ["e"]
+
+
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.PAUSING])
+def test_a_run_that_is_pausing_is_active_still(store, state):
+    add(store, "a", RunState.PAUSED)
+    assert store.runs.active() is None
+    store.runs.set_state("a", state)
+    assert store.runs.active().run_id == "a"
+
+
+def test_since_when_a_run_is_in_its_state(store):
+    assert add(store, "a", at=10.0).state_since_unix_s == 10.0
+    store.runs.set_state("a", RunState.RUNNING, at_unix_s=20.0)
+    assert store.runs.get("a").state_since_unix_s == 20.0
+    # Said again it is the same state still.
+    store.runs.set_state("a", RunState.RUNNING, at_unix_s=30.0)
+    assert store.runs.get("a").state_since_unix_s == 20.0
+    # Times of our day keep their fractions.
+    store.runs.set_state("a", RunState.PAUSED, at_unix_s=1_800_000_000.25)
+    assert store.runs.get("a").state_since_unix_s == 1_800_000_000.25
+
+
+@pytest.mark.parametrize("over", sorted(OVER))
+def test_what_is_over_stays_over(store, over):
+    make_run(store)
+    store.runs.set_state("run-1", over, "why")
+    for state in set(RunState) - {over}:
+        with pytest.raises(StoreError, match="is over"):
+            store.runs.set_state("run-1", state)
+    store.runs.set_state("run-1", over, "why")
+    row = store.runs.get("run-1")
+    assert (row.state, row.error) == (over, "why")
+    assert queue(store) == []

@@ -1,0 +1,238 @@
+"""The live view of a run: whatever its state, who is waited for, since when and until when."""
+
+import io
+import json
+import math
+import time
+
+import pytest
+from rich.console import Console
+
+from chorale.v1 import admin_pb2 as pb
+from server.cli.client import plain
+from server.cli.run_view import bars, place_of, span, view
+from server.cli.watch import Panel
+
+NOW = 1_800_000_000
+
+
+def status(state="running", *, current=None, finished=(), error="", **run):
+    summary = pb.RunSummary(run_id="clinic-1", name="clinic", state=state, rounds=3, steps=1, **run)
+    answer = pb.WatchRunResponse(
+        run=summary, finished=finished, error=error, epsilon_spent=2.0, epsilon_cap=8.0,
+        delta=1e-5, epsilon_unit="silo",
+    )  # fmt: skip
+    if current is not None:
+        answer.current.CopyFrom(current)
+    return answer
+
+
+def phase(**changes):
+    fields = {
+        "round": 1, "attempt": 2, "phase": "masked_input", "phase_since_unix_s": NOW - 75,
+        "deadline_unix_s": NOW + 45, **changes,
+    }  # fmt: skip
+    return pb.RoundStatus(**fields)
+
+
+def waiting(**last):
+    return [
+        pb.WaitingFor(silo_id=name, since_unix_s=NOW - 75, last_byte_unix_s=seen)
+        for name, seen in last.items()
+    ]
+
+
+def done(number, **success):
+    families = [
+        pb.FamilySuccess(family=family, success_ratio=ratio, standard_error=0.01)
+        for family, ratio in success.items()
+    ]
+    return pb.RoundStatus(
+        round=number, outcome="aggregated", success=families, cohort=["a", "b", "c"],
+        survivors=["a", "b", "c"], agreement=math.nan,
+    )  # fmt: skip
+
+
+def shown(message, curves=None):
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(view(message, curves or {}, NOW))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_phase_names_each_silo_since_when_until_when_and_its_last_byte():
+    current = phase(waiting_for=waiting(**{"hospital-a": NOW - 3, "hospital-b": 0}))
+    lines = shown(status(current=current, round=0))
+    assert [" ".join(line.split()) for line in lines] == [
+        "clinic-1 running round 0/3",
+        "round 1/3 attempt 2: masked_input for 1 min 15 s, deadline in 45 s",
+        "waiting for since until last byte",
+        "hospital-a 1 min 15 s ago in 45 s 3 s ago",
+        "hospital-b 1 min 15 s ago in 45 s none since the coordinator started",
+        "silo-level ε 2 of 8 at δ = 1e-05 ██████░░░░░░░░░░░░░░░░░░ 25%",
+    ]
+
+
+def test_a_phase_that_waits_for_nobody_says_so():
+    current = phase(phase="aggregate", deadline_unix_s=NOW - 5)
+    lines = shown(status(current=current))
+    assert lines[1].endswith("aggregate for 1 min 15 s, deadline passed 5 s ago")
+    assert lines[2] == "waiting for no silo: the coordinator is at work"
+
+
+def test_a_stalled_round_says_since_when():
+    current = phase(
+        phase="training", stalled_since_unix_s=NOW - 3700, waiting_for=waiting(a=NOW - 9)
+    )
+    lines = shown(status(current=current))
+    assert lines[2].startswith("stalled for 1 h 1 min: too few silos are ready")
+    assert "9 s ago" in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("state", "run", "line"),
+    [
+        (
+            "queued",
+            {"behind": "other-7"},
+            "waiting behind other-7 for 1 min 30 s, without a deadline: it begins by itself",
+        ),
+        (
+            "queued",
+            {},
+            "waiting as the next one for 1 min 30 s, without a deadline: it begins by itself",
+        ),
+        (
+            "paused",
+            {},
+            "waiting for an admin for 1 min 30 s, without a deadline: chorale run resume clinic-1",
+        ),
+    ],
+)
+def test_a_run_that_is_not_driven_says_what_it_waits_for(state, run, line):
+    # A phase that is left over from before is not one that anybody waits in.
+    for current in (None, phase(waiting_for=waiting(a=NOW))):
+        lines = shown(status(state, current=current, state_since_unix_s=NOW - 90, **run))
+        assert lines[1] == line
+        assert lines[2].startswith("silo-level ε")
+
+
+def test_a_run_that_is_pausing_shows_what_is_finished_first():
+    lines = shown(status("pausing", current=phase(waiting_for=waiting(a=NOW))))
+    assert lines[1] == "pausing: the sum that silos have agreed on is finished first"
+    assert "deadline in 45 s" in lines[2]
+
+
+def test_a_reason_is_shown_in_every_state():
+    for state in ("failed", "paused", "aborted"):
+        assert "reason: the quorum is gone" in shown(status(state, error="the quorum is gone"))
+
+
+def test_each_environment_has_its_curve():
+    lines = shown(status(), {"shop": [0.0, 0.5, 1.0], "maze-long": [0.25], "empty": []})
+    assert lines[-2:] == ["success maze-long ▃ 25.0%", "success shop      ▁▅█ 100.0%"]
+
+
+@pytest.mark.parametrize(
+    ("spent", "cap", "end"),
+    [
+        (0.0, 8.0, "░" * 24 + " 0%"),
+        (8.0, 8.0, "█" * 24 + " 100%"),
+        (0.001, 8.0, "█" + "░" * 23 + " 0%"),
+        (math.inf, 8.0, "ε inf of 8 at δ = 1e-05"),
+        (1.0, math.inf, "ε 1 of inf at δ = 1e-05"),
+        (math.nan, 8.0, "ε nan of 8 at δ = 1e-05"),
+    ],
+)
+def test_the_budget_is_shown_as_spent_of_its_cap(spent, cap, end):
+    message = status()
+    message.epsilon_spent, message.epsilon_cap = spent, cap
+    assert shown(message)[-1].endswith(end)
+
+
+def test_a_narrow_terminal_loses_nothing():
+    console = Console(width=40, file=io.StringIO(), color_system=None)
+    current = phase(waiting_for=waiting(**{"hospital-a": NOW - 3}))
+    console.print(view(status(current=current), {}, NOW))
+    text = console.file.getvalue()
+    assert all(len(line) <= 40 for line in text.splitlines())
+    for word in ("hospital-a", "masked_input", "deadline", "3 s ago"):
+        assert word in " ".join(text.split())
+
+
+def test_names_are_text_and_no_markup():
+    lines = shown(status("queued", behind="[red]x[/red]", state_since_unix_s=0))
+    assert "behind [red]x[/red]" in lines[1]
+
+
+def test_spans_and_curves_stay_inside_their_bounds():
+    assert [span(s) for s in (-5, 0.9, 59, 60, 3599, 3600, 90_061)] == [
+        "0 s", "0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "25 h 1 min",
+    ]  # fmt: skip
+    assert bars([-0.2, 0.0, 0.999, 1.0, 1.3]) == "▁▁███"
+    assert len(bars([0.5] * 500)) == 60
+
+
+def test_steps_are_named_where_a_round_has_several():
+    run = pb.RunSummary(rounds=3, steps=4)
+    assert place_of(run, 2, 1) == "round 2/3, step 2/4"
+
+
+# The panel ---------------------------------------------------------------------------------------
+
+
+def panel(*, terminal, live=True):
+    console = Console(
+        width=100, file=io.StringIO(), force_terminal=terminal, color_system=None, highlight=False
+    )
+    return Panel(live=live, console=console), console.file
+
+
+def test_on_a_terminal_the_view_is_live_and_its_last_state_stays():
+    made, out = panel(terminal=True)
+    with made:
+        made.show(status(current=phase(waiting_for=waiting(a=int(time.time())))))
+        made.show(status("finished", finished=[done(1, shop=0.5), done(2, shop=0.75)]))
+    text = out.getvalue()
+    assert "round 2/3 aggregated: 3 silos in the sum" in text
+    assert "success shop ▅▇ 75.0%" in text
+    assert "silo-level ε 2 of 8" in text
+
+
+def test_without_a_terminal_each_change_is_a_line():
+    made, out = panel(terminal=False)
+    with made:
+        for message in (
+            status("queued", behind="other-7"),
+            status("queued", behind="other-7"),
+            status("running", current=phase(waiting_for=waiting(a=NOW))),
+            status("running", current=phase(phase="training", stalled_since_unix_s=NOW,
+                                            waiting_for=waiting(a=NOW, b=NOW))),
+            status("running", finished=[done(1, shop=0.5, maze=math.nan)]),
+            status("paused"),
+            status("finished"),
+        ):  # fmt: skip
+            made.show(message)
+    assert out.getvalue().splitlines() == [
+        "clinic-1 queued behind other-7",
+        "clinic-1 running",
+        "clinic-1 running, stalled: waiting for a, b",
+        "round 1/3 aggregated: 3 silos in the sum, 0.0 s, 0 bytes  success 50.0% ▅",
+        "clinic-1 running",
+        "clinic-1 paused",
+        "clinic-1 finished",
+    ]
+
+
+def test_for_scripts_the_panel_is_silent_and_a_status_is_json_without_nan():
+    made, out = panel(terminal=True, live=False)
+    message = status("paused", finished=[done(1, shop=math.nan)])
+    message.epsilon_spent = math.inf
+    with made:
+        made.show(message)
+    assert out.getvalue() == ""
+    line = json.dumps(plain(message), allow_nan=False)
+    read = json.loads(line)
+    assert "\n" not in line
+    assert read["epsilon_spent"] == "inf"
+    assert read["finished"][0]["success"][0]["success_ratio"] is None
+    assert read["run"]["state"] == "paused"

@@ -1,0 +1,161 @@
+"""Leaving: what is deleted, what stays, and that nothing is deleted under a daemon."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from dp.ledger import Ledger
+from silo_agent.cli.envelope import Exit
+from silo_agent.departure import PRIVATE, PROOFS, Departure, daemon_runs, wait_for_daemon, wipe
+from silo_agent.errors import LocalStoreError, TransportError
+from silo_agent.identity import Identity
+from tests.unit.test_silo_cli import call
+
+KEPT = {"silo.toml", "policy.toml", "leaving.json"}
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A data directory with everything in it; directories hold a file."""
+    for name in (*PRIVATE, *PROOFS, *KEPT):
+        path = tmp_path / name
+        if name in {"leaving.json", "approvals.jsonl"}:
+            continue
+        if "." in name and not name.startswith("identity."):
+            path.write_bytes(b"")
+        else:
+            path.mkdir()
+            (path / "secret").write_bytes(b"x")
+    return tmp_path
+
+
+def names(directory):
+    return {path.name for path in directory.iterdir()}
+
+
+def test_wiping_keeps_what_proves_and_what_the_site_wrote(full):
+    deleted = wipe(full, proofs=False)
+    assert set(deleted) == set(PRIVATE)
+    assert names(full) == (set(PROOFS) | KEPT) - {"leaving.json", "approvals.jsonl"}
+
+
+def test_everything_goes_if_it_is_asked_for_by_name_and_a_second_call_is_none(full):
+    wipe(full, proofs=True)
+    assert names(full) == {"silo.toml", "policy.toml"}
+    assert wipe(full, proofs=True) == ()
+
+
+def test_nothing_is_deleted_while_a_daemon_holds_the_ledger(full):
+    with Ledger.open(full / "privacy.ledger", delta=1e-5, caps={}):
+        assert daemon_runs(full)
+        assert not wait_for_daemon(full, timeout_s=0.3)
+        before = names(full)
+        with pytest.raises(LocalStoreError, match="a daemon uses"):
+            wipe(full, proofs=True)
+        assert names(full) == before
+    assert not daemon_runs(full)
+
+
+def test_a_link_is_removed_and_what_it_leads_to_stays(full, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "model").write_bytes(b"x")
+    for child in (full / "adapters").iterdir():
+        child.unlink()
+    (full / "adapters").rmdir()
+    (full / "adapters").symlink_to(elsewhere)
+    wipe(full, proofs=False)
+    assert names(elsewhere) == {"model"}
+    assert "adapters" not in names(full)
+
+
+@pytest.fixture
+def member(tmp_path, monkeypatch):
+    """A member whose coordinator is a list of calls."""
+    told = []
+    identity = SimpleNamespace(silo_id="hospital-a", federation="demo")
+    monkeypatch.setattr(Identity, "load", lambda _: identity)
+    monkeypatch.setattr(
+        "silo_agent.departure.tell", lambda who, *, revoke: told.append((who.silo_id, revoke))
+    )
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "privacy.ledger").write_bytes(b"")
+    return tmp_path, told
+
+
+def leave(monkeypatch, capsys, directory, *options):
+    code, out, err = call(
+        monkeypatch, capsys, "leave", *options, "--data", str(directory), "--format", "json"
+    )
+    return code, json.loads(out), err
+
+
+def test_leaving_marks_tells_and_deletes_only_what_was_asked_for(member, monkeypatch, capsys):
+    directory, told = member
+    code, said, _ = leave(monkeypatch, capsys, directory, "--revoke")
+    assert code == Exit.OK
+    assert told == [("hospital-a", True)]
+    assert said["data"]["deleted"] == []
+    assert Departure(directory).mark() is not None
+    assert (directory / "spool").exists()
+    code, said, err = leave(monkeypatch, capsys, directory, "--wipe", "--yes")
+    assert said["data"]["deleted"] == ["spool"]
+    assert "kept: the privacy ledger" in err
+    assert (directory / "privacy.ledger").exists()
+
+
+def test_a_coordinator_that_is_away_stops_nothing_here(member, monkeypatch, capsys):
+    directory, _ = member
+
+    def away(_who, *, revoke):
+        raise TransportError("UNAVAILABLE: nobody answers")
+
+    monkeypatch.setattr("silo_agent.departure.tell", away)
+    code, said, _ = leave(monkeypatch, capsys, directory, "--wipe", "--yes", "--revoke")
+    assert code == Exit.CONNECT
+    assert said["error_code"] == "coordinator_not_told"
+    assert said["data"]["deleted"] == ["spool"]
+    assert said["data"]["revoked"] is False
+    assert "chorale silo revoke" in said["next_step"]
+    assert Departure(directory).mark() is not None
+
+
+def test_a_deletion_is_confirmed_or_does_not_happen(member, monkeypatch, capsys):
+    directory, told = member
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    code, said, err = leave(monkeypatch, capsys, directory, "--wipe")
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "not_confirmed")
+    assert "this deletes from" in err
+    assert (told, Departure(directory).mark()) == ([], None)
+    assert (directory / "spool").exists()
+
+
+def test_a_daemon_that_does_not_end_is_a_timeout_and_nobody_is_told(member, monkeypatch, capsys):
+    directory, told = member
+    (directory / "privacy.ledger").unlink()
+    with Ledger.open(directory / "privacy.ledger", delta=1e-5, caps={}):
+        code, said, _ = leave(monkeypatch, capsys, directory, "--drain", "--wait", "0.3")
+    assert (code, said["error_code"]) == (Exit.TIMEOUT, "daemon_runs")
+    assert told == []
+    assert Departure(directory).mark().drain
+
+
+def test_a_silo_that_has_left_does_not_run(member, monkeypatch, capsys):
+    directory, _ = member
+    (directory / "silo.toml").write_text("environments = []")
+    leave(monkeypatch, capsys, directory)
+    code, out, _ = call(monkeypatch, capsys, "run", "--data", str(directory), "--format", "json")
+    assert (code, json.loads(out)["error_code"]) == (Exit.ARGUMENTS, "left")
+
+
+def test_a_silo_that_never_joined_has_nothing_to_leave(tmp_path, monkeypatch, capsys):
+    code, said, _ = leave(monkeypatch, capsys, tmp_path)
+    assert (code, said["error_code"]) == (Exit.CONNECT, "not_joined")
+    assert Departure(tmp_path).mark() is None
+
+
+def test_the_ledger_is_never_deleted_by_half_a_command(member, monkeypatch, capsys):
+    directory, told = member
+    code, said, _ = leave(monkeypatch, capsys, directory, "--wipe-ledger")
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "arguments")
+    assert told == []

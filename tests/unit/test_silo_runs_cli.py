@@ -1,0 +1,148 @@
+"""chorale-silo runs, approve, refuse, status and policy check, over a directory of real notes."""
+
+import hashlib
+import json
+
+import pytest
+from silo_policy_samples import PLAN, POLICY, edited, make_descriptor, make_plan, make_task
+
+from silo_agent.approvals import Approvals, Standing
+from silo_agent.audit import AuditLog
+from silo_agent.cli.envelope import Exit
+from silo_agent.heard_runs import HeardRuns
+from silo_agent.local_store import ChainHead, LocalStore
+from tests.unit.test_silo_cli import call
+
+NO_MODEL = ("ab" * 32, "00" * 32)
+TOML = edited(PLAN, NO_MODEL).encode()
+DIGEST = hashlib.sha256(TOML).digest()
+MANUAL = ("[models]", '[policy]\napproval = "manual"\n[models]')
+
+
+@pytest.fixture
+def silo(tmp_path):
+    (tmp_path / "silo.toml").write_text('environments = ["craft", "maze"]')
+    (tmp_path / "policy.toml").write_text(edited(POLICY, NO_MODEL, MANUAL))
+    HeardRuns(tmp_path).hear(make_task(run_id="run-1", plan_sha256=DIGEST), lambda: TOML)
+    HeardRuns(tmp_path).judged("run-1", "approval_pending")
+    return tmp_path
+
+
+@pytest.fixture
+def ask(silo, monkeypatch, capsys):
+    def asked(*arguments):
+        code, out, err = call(
+            monkeypatch, capsys, *arguments, "--data", str(silo), "--format", "json"
+        )
+        return code, json.loads(out), err
+
+    return asked
+
+
+def state(ask):
+    (run,) = ask("runs")[1]["data"]["runs"]
+    return run["state"], run["rule"]
+
+
+def test_a_run_that_waits_is_shown_with_what_it_costs_and_what_to_do(ask):
+    code, said, err = ask("runs")
+    assert code == Exit.OK
+    (run,) = said["data"]["runs"]
+    assert (run["state"], run["round"], run["rounds"]) == ("waiting for approval", 2, 5)
+    assert run["epsilons_at_most"]["silo"] > 1.0
+    assert run["epsilons_charged"] == {}
+    assert "chorale-silo approve run-1" in err
+    assert f"at most {run['epsilons_at_most']['silo']:.4g} in all" in err
+    _, said, err = ask("status")
+    assert [one["run"] for one in said["data"]["waiting"]] == ["run-1"]
+    assert "run run-1: waiting for approval" in err
+
+
+def test_approving_is_durable_audited_and_for_the_plan_that_was_shown(ask, silo):
+    code, said, _ = ask("approve", "run-1", "--plan-sha256", DIGEST.hex())
+    assert code == Exit.OK
+    assert said["data"]["plan_sha256"] == DIGEST.hex()
+    assert Approvals(silo).standing("run-1", DIGEST, manual=True) is Standing.APPROVED
+    (record,) = [json.loads(line) for line in AuditLog(silo).tail(1)]
+    assert record["event"] == "approval_given"
+    assert record["details"]["plan_sha256"] == DIGEST.hex()
+    assert state(ask) == ("approved", "")
+    HeardRuns(silo).judged("run-1", "accepted")
+    assert state(ask) == ("taking part", "")
+
+
+def test_an_approval_for_another_plan_than_the_one_asked_for_is_refused(ask, silo):
+    code, said, _ = ask("approve", "run-1", "--plan-sha256", "00" * 32)
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "another_plan")
+    assert Approvals(silo).words() == ()
+
+
+def test_a_new_plan_under_the_same_run_waits_again(ask, silo):
+    ask("approve", "run-1")
+    other = edited(PLAN, NO_MODEL, ("count = 5", "count = 4")).encode()
+    task = make_task(run_id="run-1", plan_sha256=hashlib.sha256(other).digest())
+    HeardRuns(silo).hear(task, lambda: other)
+    HeardRuns(silo).judged("run-1", "approval_pending")
+    assert state(ask) == ("waiting for approval", "")
+
+
+def test_refusing_ends_a_run_that_was_under_way_and_approving_takes_it_back(ask, silo):
+    ask("approve", "run-1")
+    HeardRuns(silo).judged("run-1", "accepted")
+    HeardRuns(silo).took_part(make_descriptor(make_plan()).identity)
+    assert ask("refuse", "run-1")[0] == Exit.OK
+    assert state(ask) == ("refused", "refused_by_operator")
+    assert ask("approve", "run-1")[0] == Exit.OK
+    assert state(ask) == ("taking part", "")
+
+
+def test_a_refusal_of_the_policy_is_named_and_an_approval_does_not_lift_it(ask, silo):
+    HeardRuns(silo).judged("run-1", "clip")
+    assert state(ask) == ("refused", "clip")
+    _, _, err = ask("approve", "run-1")
+    assert "rule clip of the policy refused it, and still does" in err
+    assert state(ask) == ("refused", "clip")
+
+
+def test_a_finished_run_is_finished_whatever_was_said_since(ask, silo):
+    from dp.ledger import Ledger
+
+    Ledger.open(silo / "privacy.ledger", delta=1e-5, caps={}).close()
+    head = ChainHead(round=5, step=0, position=5, adapter_sha256=bytes(32), record_sha256=bytes(32))
+    LocalStore(silo).set_chain_head("run-1", head)
+    assert state(ask) == ("finished", "")
+
+
+def test_an_unknown_run_cannot_be_decided(ask):
+    for command in ("approve", "refuse"):
+        code, said, _ = ask(command, "run-9")
+        assert (code, said["error_code"]) == (Exit.ARGUMENTS, "unknown_run")
+    assert ask("preview", "run-9")[0] != Exit.OK
+
+
+def test_a_damaged_file_of_approvals_is_said_and_not_guessed(ask, silo):
+    (silo / "approvals.jsonl").write_text("{}\n")
+    code, said, _ = ask("runs")
+    assert code == Exit.ARGUMENTS
+    assert "damaged at line 1" in said["message"]
+    code, _, err = ask("status")
+    assert code == Exit.OK
+    assert "problem:" in err
+
+
+def test_the_offline_verdict_says_that_somebody_will_be_asked(ask, silo):
+    (silo / "plan.toml").write_bytes(TOML)
+    code, said, err = ask("policy", "check", str(silo / "plan.toml"))
+    assert code == Exit.OK
+    assert said["data"]["approval"] == "manual"
+    assert "waits for `chorale-silo approve RUN`" in err
+
+
+def test_the_offline_verdict_names_the_new_rules(ask, silo):
+    (silo / "plan.toml").write_bytes(TOML)
+    policy = edited(
+        POLICY, NO_MODEL, ("max_rounds = 5", "max_rounds = 5\nmax_local_hours_per_round = 0.05")
+    )
+    (silo / "policy.toml").write_text(policy)
+    code, said, _ = ask("policy", "check", str(silo / "plan.toml"))
+    assert (code, said["data"]["rule"]) == (Exit.SERVER, "local_time")
