@@ -105,6 +105,7 @@ def test_a_run_waits_for_two_sites_begins_when_they_approve_and_not_where_one_re
 @pytest.mark.xdist_group("site_gate")
 def test_a_site_leaves_its_daemon_ends_and_the_coordinator_knows(loopback):
     directory = loopback.silo_dir("silo-d")
+    until(lambda: (directory / "privacy.ledger").exists() or None)
     done = loopback.silo(
         "leave", "--drain", "--revoke", "--wipe", "--yes", "--data", str(directory)
     )
