@@ -227,6 +227,7 @@ def test_a_slow_storage_does_not_hold_the_event_loop(tmp_path, monkeypatch, s3):
     assert asyncio.run(bounded()) < 2.0
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_adapters_in_object_storage(tmp_path, s3):
     """Real daemons: every adapter and sum is an object, and silos verify what they are given."""
     bucket = s3.bucket()

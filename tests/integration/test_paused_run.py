@@ -5,7 +5,7 @@ import time
 import constant_federation as cf
 import pytest
 
-pytestmark = pytest.mark.xdist_group("paused_run")
+pytestmark = [pytest.mark.xdist_group("paused_run"), pytest.mark.long]
 
 
 def until(condition, timeout_s=60.0):

@@ -7,9 +7,12 @@ on, a password in a log.
 import time
 
 import numpy as np
+import pytest
 
 from tests.integration import constant_federation as cf
 from tests.integration.test_coordinator_restart import run_through_deaths
+
+pytestmark = pytest.mark.long
 
 DEATHS = ("1:share_keys:3", "2:fold:2", "3:consistency_check:2", "4:aggregate:0")
 

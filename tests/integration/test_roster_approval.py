@@ -12,6 +12,8 @@ from silo_agent.cli.main import app as chorale_silo
 from silo_agent.local_store import LocalStore
 from tests.integration import constant_federation as cf
 
+pytestmark = pytest.mark.long
+
 
 def silo(loopback, silo_id, *arguments):
     """One of the silo operator's commands, in this process; its exit code and envelope."""
