@@ -17,7 +17,9 @@ fi
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 work=$out/.work
-rm -rf "$work/source" "$out"/chorale-* "$out/SHA256SUMS"
+rm -rf "$work/source"
+# By their endings: a data directory may lie beside them, under a name like theirs.
+rm -f "$out"/chorale-*.whl "$out"/chorale-*.tar.gz "$out"/chorale-*.cdx.json "$out/SHA256SUMS"
 mkdir -p "$work/source"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
@@ -59,4 +61,4 @@ for profile in $profiles; do
   "$work/tools/bin/cyclonedx-py" environment --output-reproducible --of JSON \
     -o "$out/chorale-$version-$profile.cdx.json" "$venv/bin/python"
 done
-(cd "$out" && sha256sum chorale-* >SHA256SUMS && cat SHA256SUMS)
+(cd "$out" && sha256sum chorale-*.whl chorale-*.tar.gz chorale-*.cdx.json >SHA256SUMS && cat SHA256SUMS)

@@ -16,6 +16,7 @@
     export.py        an adapter as a peft directory
     invite.py        the invite both daemons read
     renewal.py       what both compute when a certificate is renewed
+    version.py       versions, protocols, and who can work with whom
     checkup.py       a doctor's steps and findings (validity.py, installed.py)
     reach.py         name, port and handshake, one by one, for doctors
 

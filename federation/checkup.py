@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from federation.printable import printable
+
 __all__ = [
     "Check",
     "Checkup",
@@ -81,10 +83,10 @@ class Finding:
     connects: bool
 
     @property
-    def line(self) -> str:
+    def lines(self) -> tuple[str, ...]:
         """For people."""
         text = f"{self.outcome.value:<8} {self.name.replace('_', ' '):<20} {self.found}"
-        return f"{text}\n{'':<9}{'':<20} fix: {self.fix}" if self.fix else text
+        return (text, f"{'':<9}{'':<20} fix: {self.fix}") if self.fix else (text,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,8 +164,8 @@ def examine(checks: Iterable[Check], *, told: Callable[[Finding], None]) -> Chec
         finding = Finding(
             name=check.name,
             outcome=verdict.outcome,
-            found=_line(verdict.found),
-            fix=_line(verdict.fix),
+            found=printable(verdict.found, max_chars=MAX_TEXT_CHARS),
+            fix=printable(verdict.fix, max_chars=MAX_TEXT_CHARS),
             connects=check.connects,
         )
         findings.append(finding)
@@ -179,9 +181,3 @@ def _look(check: Check) -> Verdict:
             f"the step itself failed: {type(error).__name__}: {error}",
             "this is a defect of chorale; report it with this line",
         )
-
-
-def _line(text: str) -> str:
-    """One line of bounded length: parts of it came from files and from the network."""
-    plain = "".join(c if c.isprintable() else " " for c in text)
-    return plain if len(plain) <= MAX_TEXT_CHARS else plain[: MAX_TEXT_CHARS - 1] + "…"

@@ -10,8 +10,10 @@
     │   └── OptimiserStateError  the optimiser has not seen the release before this one
     ├── TranscriptError a transcript of an aggregation that does not verify; names the check
     ├── AuditChainError an audit log that is not as it was written; names the first bad record
-    └── AuditHeadError  a signed head of an audit log that is malformed or not its writer's
-        └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
+    ├── AuditHeadError  a signed head of an audit log that is malformed or not its writer's
+    │   └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
+    └── VersionError    what a peer says of its version is malformed
+        └── VersionMismatchError  two versions that cannot work together; says which to upgrade
 
 Messages name public facts only (names, shapes, rounds, digests), never a private value.
 """
@@ -112,3 +114,11 @@ class AuditHeadError(FederationError):
 
 class AuditHeadConflictError(AuditHeadError):
     """Two heads that one log, only ever appended to, cannot both have had."""
+
+
+class VersionError(FederationError):
+    """What a peer says of its version is malformed."""
+
+
+class VersionMismatchError(VersionError):
+    """Two versions cannot work together, or not on this; the text says which to upgrade."""

@@ -15,7 +15,8 @@ per-layer ranks, saved embeddings.
 
 Errors::
 
-    ExportError   the tensors are not a complete LoRA adapter of that rank
+    ExportError   the tensors are not a complete LoRA adapter of that rank, or the directory holds
+                  what no export wrote
 """
 
 from __future__ import annotations
@@ -29,14 +30,36 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-__all__ = ["ExportError", "write_peft_adapter"]
+__all__ = ["ExportError", "require_export_directory", "write_peft_adapter"]
 
 _PREFIX = "base_model.model."
+_PROVENANCE = "provenance.json"
+_MAX_PROVENANCE_BYTES = 1 << 20
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class ExportError(ValueError):
-    """The tensors are not a complete LoRA adapter of that rank."""
+    """The tensors are not a complete LoRA adapter of that rank, or the directory is in use."""
+
+
+def require_export_directory(out_dir: Path) -> None:
+    """Refuse a directory in which an export could replace somebody else's files.
+
+    Args:
+        out_dir: New, empty, or written by an export before.
+
+    Raises:
+        ExportError: It is none of these.
+    """
+    if not out_dir.exists() or not any(out_dir.iterdir()):
+        return
+    try:
+        with (out_dir / _PROVENANCE).open("rb") as file:
+            said = json.loads(file.read(_MAX_PROVENANCE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or "adapter_sha256" not in said:
+        raise ExportError(f"{out_dir} is not empty, and not from an export: nothing was written")
 
 
 def write_peft_adapter(
@@ -89,7 +112,7 @@ def write_peft_adapter(
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "adapter_model.safetensors", save(weights, metadata={"format": "pt"}))
     _write(out / "adapter_config.json", _json(config))
-    _write(out / "provenance.json", _json(dict(provenance)))
+    _write(out / _PROVENANCE, _json(dict(provenance)))
     if card is not None:
         _write(out / "README.md", card.encode())
     return out

@@ -70,7 +70,7 @@ class ModelCard:
     step: int
     """Of that round."""
     silos: int
-    """How many silos are in the sum; 0 for the initial adapter and for a skipped release."""
+    """How many silos are in the sum; 0 for the initial adapter, a skipped release, a rollback."""
     base: str
     """The base model as the plan names it."""
     base_sha256: str

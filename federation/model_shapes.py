@@ -188,6 +188,8 @@ def shape_from_config(content: bytes) -> ModelShape:
             f"config.json is of model_type {str(kind)[:64]!r}, whose adapters are not known here; "
             f"known are {', '.join(sorted(_MODEL_TYPES))}"
         )
+    if config.get("quantization_config") is not None:
+        raise ModelShapeError("config.json is of quantised weights, which are not covered")
     heads = _size(config, "num_attention_heads", _MAX_WIDTH)
     hidden = _size(config, "hidden_size", _MAX_WIDTH)
     # The first Llamas, which have as many of both, do not name it.

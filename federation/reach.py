@@ -5,11 +5,14 @@ TLS 1.2 or later, ALPN ``h2``, the server's chain verified against the given CAs
 client certificate presented, and HTTP/2's first frame read back. Only that frame shows that the
 server took our certificate: under TLS 1.3 a client believes itself connected before it is refused.
 
+And which chain a server presents, of which nothing is trusted: the caller compares digests. Python
+3.11's ``ssl`` gives the leaf alone, so that is pyOpenSSL's.
+
 Errors::
 
     ReachError
     ├── UnresolvedNameError    the name has no address
-    ├── UnreachableError       nobody answers at the address, or not in time
+    ├── UnreachableError       nobody answers at the address, or not in time, or not in TLS
     └── HandshakeError         no TLS, an untrusted or expired chain, another name, our certificate
                                refused; ``stage`` says which, ``leaf`` is what was presented
 
@@ -19,8 +22,11 @@ proxies; revocation, which the coordinator checks on each call.
 
 from __future__ import annotations
 
+import ipaddress
+import select
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +34,9 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
+from OpenSSL import SSL
+
+from federation.certificate import MALFORMED
 
 __all__ = [
     "ClientPair",
@@ -37,7 +46,7 @@ __all__ = [
     "UnreachableError",
     "UnresolvedNameError",
     "connect",
-    "presented_leaf",
+    "presented_chain",
     "resolve",
     "shake_hands",
     "split_host_port",
@@ -127,21 +136,61 @@ def connect(address: str, *, timeout_s: float) -> None:
         raise UnreachableError(f"no connection to {address}: {error}") from error
 
 
-def presented_leaf(address: str, *, timeout_s: float) -> x509.Certificate | None:
-    """The server's own certificate, of which nothing is trusted; None if it shows none."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+def presented_chain(address: str, *, timeout_s: float) -> tuple[x509.Certificate, ...]:
+    """Connect, shake hands, and hang up, without trusting anything.
+
+    Args:
+        address: host:port.
+        timeout_s: For everything together.
+
+    Returns:
+        What the server presented, leaf first.
+
+    Raises:
+        ReachError: There is no TLS server, it does not answer in time, or what it presents is no
+            certificate.
+    """
     host, port = split_host_port(address)
+    deadline = time.monotonic() + timeout_s
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    context.set_verify(SSL.VERIFY_NONE, lambda *_: True)
+    context.set_alpn_protos([b"h2"])
     try:
-        with (
-            socket.create_connection((host, port), timeout=timeout_s) as raw,
-            context.wrap_socket(raw, server_hostname=host) as wrapped,
-        ):
-            content = wrapped.getpeercert(binary_form=True)
-        return x509.load_der_x509_certificate(content) if content else None
-    except (OSError, ValueError):
-        return None
+        with socket.create_connection((host, port), timeout=timeout_s) as raw:
+            connection = SSL.Connection(context, raw)
+            connection.set_connect_state()
+            if not _is_ip(host):
+                connection.set_tlsext_host_name(host.encode("ascii"))
+            _do_handshake(connection, raw, deadline)
+            return tuple(connection.get_peer_cert_chain(as_cryptography=True) or ())
+    except (OSError, SSL.Error, *MALFORMED) as error:
+        raise UnreachableError(
+            f"no TLS server at {address}: {str(error) or type(error).__name__}"
+        ) from error
+
+
+def _do_handshake(connection: SSL.Connection, raw: socket.socket, deadline: float) -> None:
+    while True:
+        left = max(deadline - time.monotonic(), 0.0)
+        try:
+            connection.do_handshake()
+        except SSL.WantReadError:
+            ready = select.select([raw], [], [], left)[0]
+        except SSL.WantWriteError:
+            ready = select.select([], [raw], [], left)[1]
+        else:
+            return
+        if not ready:
+            raise TimeoutError("no TLS handshake in time")
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def shake_hands(
@@ -188,7 +237,7 @@ def shake_hands(
         try:
             wrapped = context.wrap_socket(raw, server_hostname=server_name)
         except ssl.SSLCertVerificationError as error:
-            leaf = presented_leaf(address, timeout_s=timeout_s)
+            leaf = _presented_leaf(address, timeout_s=timeout_s)
             raise HandshakeError(
                 f"the server's certificate is refused: {error.verify_message}",
                 stage=_verification_stage(error),
@@ -198,6 +247,13 @@ def shake_hands(
             raise HandshakeError(f"no TLS with {address}: {error}", stage=Stage.NO_TLS) from error
         with wrapped:
             return _first_frame(wrapped, address)
+
+
+def _presented_leaf(address: str, *, timeout_s: float) -> x509.Certificate | None:
+    try:
+        return next(iter(presented_chain(address, timeout_s=timeout_s)), None)
+    except ReachError:
+        return None
 
 
 def _first_frame(wrapped: ssl.SSLSocket, address: str) -> str:

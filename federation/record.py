@@ -2,14 +2,18 @@
 
     initial       round 0, step 0: the adapter that the run started from
     aggregated    round r ≥ 1, step s: what the adapter became by the release of that step, or
-    skipped       that step released nothing; the adapter is the previous one
+    skipped       that step released nothing; the adapter is the previous one, or
+    rollback      nothing was released, and the adapter is the one that an earlier round ended with
 
 A round has S records, (r, 0) to (r, S − 1), S being the plan's sums per round: the optimiser steps
 in mode ``record_distributed``, one in every other mode. The position of a record is
-1 + (r − 1)·S + s, that of the initial one 0.
+1 + (r − 1)·S + s, that of the initial one 0. A rollback takes a whole round: each of its S records
+is one, to the same earlier round K, whose last record has position K·S.
 
 Ordered checks of ``verify_chain``: signature; run, plan and base model as in the first record; the
-(round, step) that follows the parent's; both parent links (the adapter's and the record's digest).
+(round, step) that follows the parent's; both parent links (the adapter's and the record's digest);
+a round is a rollback from its first step to its last or not at all; a rollback's adapter is the one
+of the record that its round K ended with.
 
 Covered: bounds, signatures, links, kinds. Not covered: whether an adapter follows from its sum
 (``federation.verify``), which head is the newest (round tasks and peers say so).
@@ -17,7 +21,7 @@ Covered: bounds, signatures, links, kinds. Not covered: whether an adapter follo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -33,7 +37,8 @@ LINK_DOMAIN: Final = "chorale/v1/adapter-record-link"
 INITIAL_ROUND: Final = 0
 
 
-RecordKind = Literal["initial", "aggregated", "skipped"]
+RecordKind = Literal["initial", "aggregated", "skipped", "rollback"]
+KINDS: Final = ", ".join(get_args(RecordKind))
 
 
 class Place(NamedTuple):
@@ -59,6 +64,16 @@ def position_of(round_number: int, step: int, sums_per_round: int) -> int:
     if not 0 <= step < (sums_per_round if round_number else 1):
         raise ChainError(f"round {round_number} has no step {step}")
     return 0 if round_number == INITIAL_ROUND else 1 + (round_number - 1) * sums_per_round + step
+
+
+def last_position_of(round_number: int, sums_per_round: int) -> int:
+    """Index in the chain of the record that a round ended with; 0 for round 0.
+
+    Raises:
+        ChainError: If there is no such round.
+    """
+    last_step = sums_per_round - 1 if round_number else 0
+    return position_of(round_number, last_step, sums_per_round)
 
 
 def place_at(position: int, sums_per_round: int) -> Place:
@@ -93,7 +108,7 @@ class AdapterRecord:
     round: int
     """The round that made it; 0 for the initial adapter."""
     kind: RecordKind
-    """Initial, aggregated or skipped."""
+    """Initial, aggregated, skipped or rollback."""
     adapter_sha256: bytes
     """The published bytes."""
     plan_sha256: bytes
@@ -112,6 +127,9 @@ class AdapterRecord:
     """Of the published sum (``federation.sums.encode_sum``); aggregated records only."""
     survivors: tuple[str, ...] = ()
     """U3 in ascending order; aggregated records only."""
+    restored_round: int | None = None
+    """K: the earlier round whose adapter a rollback brings back, 0 for the initial one; rollbacks
+    only."""
     signature: bytes = b""
     """Of the coordinator; empty until signed."""
 
@@ -129,13 +147,24 @@ class AdapterRecord:
             raise ChainError("a skipped release keeps its adapter")
         if self.kind == "aggregated" and not self.survivors:
             raise ChainError("an aggregated record names its survivors")
+        if (self.kind == "rollback") != (self.restored_round is not None):
+            raise ChainError("a rollback, and nothing else, names the round that it restores")
+        if self.restored_round is not None and self.restored_round >= self.round:
+            raise ChainError(
+                f"{self.place}: a rollback restores an earlier round, not {self.restored_round}"
+            )
+        if self.kind == "rollback" and self.step and self.adapter_sha256 != self.parent_sha256:
+            raise ChainError("the later steps of a rollback keep its adapter")
 
     def _require_bounds(self) -> None:
         bounds.require_name(self.run_id, "record run_id")
         bounds.require_integer(self.round, INITIAL_ROUND, bounds.UINT32_MAX, "record round")
         bounds.require_integer(self.step, 0, bounds.UINT32_MAX, "record step")
         if self.kind not in get_args(RecordKind):
-            raise MalformedMessageError("record kind is not initial, aggregated or skipped")
+            raise MalformedMessageError(f"record kind is none of {KINDS}")
+        if self.restored_round is not None:
+            restored = self.restored_round
+            bounds.require_integer(restored, INITIAL_ROUND, bounds.UINT32_MAX, "restored_round")
         linked = 0 if self.kind == "initial" else bounds.DIGEST_BYTES
         summed = bounds.DIGEST_BYTES if self.kind == "aggregated" else 0
         for field, size_bytes in (
@@ -159,6 +188,8 @@ class AdapterRecord:
 
     def signed_bytes(self) -> bytes:
         """What the coordinator signs."""
+        # The kind says whether there is one, so no two records share an encoding.
+        restored = () if self.restored_round is None else (self.restored_round,)
         return canonical.encode(
             RECORD_DOMAIN,
             self.run_id,
@@ -173,6 +204,7 @@ class AdapterRecord:
             self.descriptor_sha256,
             self.sum_sha256,
             self.survivors,
+            *restored,
         )
 
     def sign(self, coordinator_key: Ed25519PrivateKey) -> AdapterRecord:
@@ -234,6 +266,7 @@ def verify_chain(
     *,
     after: AdapterRecord | None = None,
     sums_per_round: int = 1,
+    earlier: Callable[[int], AdapterRecord] | None = None,
 ) -> AdapterRecord:
     """Check a run's records from the initial one, or from a head that was verified before.
 
@@ -242,6 +275,8 @@ def verify_chain(
         coordinator_public_key: The roster's coordinator key, 32 bytes.
         after: The head that the caller already holds; None to start at record 0.
         sums_per_round: S of the run's plan, whose digest the records carry.
+        earlier: Gives the record of a position before ``after``'s, verified to lead to it; asked
+            where a rollback restores a round from there.
 
     Returns:
         The new head: the last record, or ``after`` if there are none.
@@ -250,6 +285,9 @@ def verify_chain(
         ChainError: Naming the place at which the chain breaks.
     """
     head = after
+    # What is at hand: the known head and the records, from this position on.
+    known = list(records) if after is None else [after, *records]
+    start = 0 if after is None else position_of(*after.place, sums_per_round)
     for record in records:
         record.verify(coordinator_public_key)
         if head is None:
@@ -257,6 +295,15 @@ def verify_chain(
                 raise ChainError(f"the chain starts with a record of kind {record.kind}")
         else:
             require_link(head, record, sums_per_round=sums_per_round)
+        if record.restored_round is not None and record.step == 0:
+            position = last_position_of(record.restored_round, sums_per_round)
+            if position >= start:
+                restored = known[position - start]
+            elif earlier is not None:
+                restored = earlier(position)
+            else:
+                raise ChainError(f"{record.place}: the records that it goes back to are not given")
+            require_restored(restored, record, sums_per_round=sums_per_round)
         head = record
     if head is None:
         raise ChainError("the chain has no record")
@@ -288,7 +335,33 @@ def require_link(
         follows = record.round == parent.round + 1
     if not follows:
         raise ChainError(f"a record of {record.place} follows one of {parent.place}")
+    if record.step and record.restored_round != parent.restored_round:
+        raise ChainError(f"{record.place}: a rollback takes a whole round, to one earlier round")
     if record.parent_sha256 != parent.adapter_sha256:
         raise ChainError(f"{record.place}: the parent adapter is not the chain's head")
     if record.record_parent_sha256 != parent.sha256:
         raise ChainError(f"{record.place}: the parent record is not the chain's head")
+
+
+def require_restored(
+    restored: AdapterRecord, rollback: AdapterRecord, *, sums_per_round: int
+) -> None:
+    """Check that a rollback brings back the adapter of a record; links are not looked at.
+
+    Args:
+        restored: The record, verified to be an earlier one of the same chain.
+        rollback: Of kind rollback.
+        sums_per_round: S of the plan.
+
+    Raises:
+        ChainError: If it is not the record that the named round ended with, or has another adapter.
+    """
+    number = rollback.restored_round
+    if number is None or restored.place != place_at(
+        last_position_of(number, sums_per_round), sums_per_round
+    ):
+        raise ChainError(f"{rollback.place}: round {number} did not end at {restored.place}")
+    if (restored.run_id, restored.adapter_sha256) != (rollback.run_id, rollback.adapter_sha256):
+        raise ChainError(
+            f"{rollback.place}: the rollback's adapter is not that of the end of round {number}"
+        )

@@ -2,7 +2,7 @@
 
 A coordinator that restarts holds the run's records and sums, and a silo can fetch them. Nothing
 else is needed: the state is zero at step 0 of the round, or at the run's first release where it
-crosses rounds.
+crosses rounds, and after every rollback. So no sum from before the newest rollback is needed.
 
 Ordered checks, for every release from there on: the record is of the next place; an aggregated one
 comes with its sum, byte for byte the one that it names.
@@ -12,7 +12,7 @@ Covered: the state. Not covered: the records' signatures and links (``federation
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,14 @@ def replay_start(optimiser: Optimiser, plan: Plan, round_number: int) -> int:
     return position_of(first, 0, plan.sums_per_round)
 
 
+def since_rollback(records: Sequence[AdapterRecord]) -> Sequence[AdapterRecord]:
+    """The records of a part of a chain from its newest rollback on; all of them without one."""
+    for index in range(len(records) - 1, -1, -1):
+        if records[index].kind == "rollback":
+            return records[index:]
+    return records
+
+
 def replay(
     optimiser: Optimiser,
     *,
@@ -47,19 +55,26 @@ def replay(
         round_number: The round of the release that comes next.
         dimension: Coordinates that it shares (``Aggregator.shared_layout``); where a state crosses
             rounds every round shares the same.
-        releases: Verified records from ``replay_start`` on with the whole published sum of each,
-            delta then metrics block; None for a skipped one.
+        releases: Verified records from ``replay_start`` on, or from a rollback after it, with the
+            whole published sum of each, delta then metrics block; None for one without a sum.
 
     Raises:
         UpdateError: If a record is out of order or a sum is not the one it names.
     """
-    start = replay_start(optimiser, plan, round_number)
-    for position, (record, total) in enumerate(releases, start=start):
+    position = replay_start(optimiser, plan, round_number) - 1
+    for number, (record, total) in enumerate(releases):
+        position += 1
+        if number == 0 and record.kind == "rollback":
+            # Nothing before it is left in the state.
+            position = max(position, position_of(*record.place, plan.sums_per_round))
         place = place_at(position, plan.sums_per_round)
         if record.place != place:
             raise UpdateError(
                 f"round {place.round} step {place.step} cannot be replayed from {record.place}"
             )
+        if record.kind == "rollback":
+            optimiser.restart(round_number=place.round, step=place.step)
+            continue
         if record.kind != "aggregated":
             optimiser.skip(round_number=place.round, step=place.step)
             continue

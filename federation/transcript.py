@@ -22,7 +22,8 @@ order (``TranscriptCheck`` names each; the first that fails is raised):
     sum                the published sum has D's length and the record's digest; only if it is given
 
 An attempt that released nothing is checked as far as its phases closed; if its step was skipped,
-the signed record must say so. One whose run ended after U3 was declared has no record: its messages
+the signed record must say so. One that was aborted belongs to no record: its step is another
+attempt's, or a rollback's. One whose run ended after U3 was declared has no record: its messages
 show who agreed on what, and that nothing was released is the coordinator's word alone.
 
 Covered: that at least t silos of the signed roster agreed on D, on U2 and on U3, and that the

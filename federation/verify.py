@@ -25,8 +25,8 @@ A passing silo adopts the published bytes, whose SHA-256 is the chain.
 
 Covered: the update. Not covered: that the sum is the true one (a coordinator that lies about it
 consistently is only caught by the acceptance test on tasks), which directions without weight the
-gauge of the other methods picks, signatures and links of the record
-(``federation.record``).
+gauge of the other methods picks, signatures and links of the record, and rollbacks, which have no
+update (``federation.record``).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from chorale.v1 import aggregation_pb2 as pb
 from chorale.v1 import membership_pb2, secagg_pb2
 from federation.audit_head import AuditHead
 from federation.errors import ChainError
-from federation.record import AdapterRecord, RecordKind, RoundResult
+from federation.record import KINDS, AdapterRecord, RecordKind, RoundResult
 from federation.task import RoundTask
 from secagg import bounds
 from secagg.errors import MalformedMessageError
@@ -77,6 +77,7 @@ def record_to_proto(record: AdapterRecord) -> pb.AdapterRecord:
         kind=record.kind,
         record_parent_sha256=record.record_parent_sha256,
         signature=record.signature,
+        restored_round=record.restored_round,
     )
 
 
@@ -87,7 +88,7 @@ def record_from_proto(proto: pb.AdapterRecord) -> AdapterRecord:
     kinds: Mapping[str, RecordKind] = {kind: kind for kind in get_args(RecordKind)}
     kind = kinds.get(proto.kind)
     if kind is None:
-        raise ChainError("record kind is not initial, aggregated or skipped")
+        raise ChainError(f"record kind is none of {KINDS}")
     return AdapterRecord(
         run_id=proto.run_id,
         round=proto.round,
@@ -101,6 +102,7 @@ def record_from_proto(proto: pb.AdapterRecord) -> AdapterRecord:
         descriptor_sha256=proto.descriptor_sha256,
         sum_sha256=proto.sum_sha256,
         survivors=tuple(proto.survivors),
+        restored_round=proto.restored_round if proto.HasField("restored_round") else None,
         signature=proto.signature,
     )
 

@@ -100,15 +100,25 @@ class LoopbackFederation:
         Raises:
             LoopbackError: the command failed.
         """
-        return self._command("server.cli.main", arguments)
+        return self._command("coordinator", "server.cli.main", arguments)
 
     def silo(self, *arguments: str) -> dict[str, Any]:
         """Run ``chorale-silo ARGUMENTS --format json`` and return the envelope's data."""
-        return self._command("silo_agent.cli.main", arguments)
+        silo_id = Path(arguments[arguments.index("--data") + 1]).name
+        return self._command(silo_id, "silo_agent.cli.main", arguments)
 
-    def _command(self, module: str, arguments: tuple[str, ...]) -> dict[str, Any]:
+    def python(self, party: str) -> tuple[str, ...]:
+        """How a party's Python is started; every party has this one unless a test says otherwise.
+
+        Args:
+            party: ``coordinator`` or a silo's id.
+        """
+        del party
+        return (sys.executable,)
+
+    def _command(self, party: str, module: str, arguments: tuple[str, ...]) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", module, *arguments, "--format", "json"],
+            [*self.python(party), "-m", module, *arguments, "--format", "json"],
             capture_output=True,
             text=True,
             timeout=COMMAND_TIMEOUT_S,
@@ -211,7 +221,7 @@ class LoopbackFederation:
         log.parent.mkdir(exist_ok=True)
         with log.open("ab") as sink:
             popen = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*self.python(name), "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -263,7 +273,7 @@ class LoopbackFederation:
         """Statuses of a run as ``chorale run watch --format jsonl`` prints them, to its end."""
         with subprocess.Popen(
             [
-                sys.executable, "-m", "server.cli.main", "run", "watch", run_id,
+                *self.python("coordinator"), "-m", "server.cli.main", "run", "watch", run_id,
                 "--data", str(self.data_dir), "--format", "jsonl",
             ],
             stdout=subprocess.PIPE,

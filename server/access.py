@@ -9,9 +9,11 @@ Invariants:
 3. A renewed certificate takes the place of the one before at its first use, durably, before that
    call is served; from then on the one before is refused.
 4. A handler runs only after that, and finds its caller in :func:`current_peer`.
-5. Whatever a handler raises is answered from the catalogue, and counted.
+5. A silo that speaks no protocol of this coordinator's is refused (``server/versions.py``).
+6. Whatever a handler raises is answered from the catalogue, and counted.
 
-Each answer to a silo carries the digest of the trusted CAs, so that it learns of a rotation.
+Each answer says which version this is; one to a silo also carries the digest of the trusted CAs, so
+that it learns of a rotation.
 
 Covered: unary and streaming methods of the coordinator's services. Not covered: rate limits.
 """
@@ -21,9 +23,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -32,7 +33,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from federation.renewal import TRUST_METADATA
+from federation.version import UNANNOUNCED, Version, this_version
 from server.answers import answer_errors
+from server.client_certificate import parse_certificate, spiffe_name
 from server.decode import Decoded, guarded, require_decoded
 from server.errors import (
     ExpiredCertificateError,
@@ -46,11 +49,11 @@ from server.metrics import CoordinatorMetrics
 from server.pki import OPERATOR_DOMAIN, certificate_sha256
 from server.store.federation import FederationRow
 from server.store.silos import SiloRow
+from server.versions import SiloVersions
 
 __all__ = ["ACCESS", "AccessInterceptor", "AccessPolicy", "Peer", "Role", "current_peer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
-MAX_CERTIFICATES_CACHED: Final = 1024
 
 
 class Role(StrEnum):
@@ -87,6 +90,7 @@ ACCESS: Final = MappingProxyType(
         "/chorale.v1.AdminService/ListRuns": _READERS,
         "/chorale.v1.AdminService/WatchRun": _READERS,
         "/chorale.v1.AdminService/ListAdapters": _READERS,
+        "/chorale.v1.AdminService/RollbackAdapter": _ADMINS,
         "/chorale.v1.AdminService/GetAdapter": _READERS,
         "/chorale.v1.AdminService/GetTranscript": _READERS,
         "/chorale.v1.AdminService/GetBudget": _READERS,
@@ -121,6 +125,8 @@ class Peer:
     name: str
     """Silo id, or the admin's name."""
     certificate_sha256: bytes
+    version: Version = UNANNOUNCED
+    """Of a silo: what it says that it runs."""
 
 
 _PEER: ContextVar[Peer] = ContextVar("chorale_peer")
@@ -198,7 +204,7 @@ class AccessPolicy:
             return None
         if not certificate_pem:
             raise UnauthenticatedError("this method needs a client certificate")
-        certificate = _parse(certificate_pem)
+        certificate = parse_certificate(certificate_pem)
         peer = self._identify(certificate)
         if peer.role not in roles:
             raise RoleDeniedError(f"the role {peer.role.value} may not call {method}")
@@ -241,7 +247,7 @@ class AccessPolicy:
             raise ExpiredCertificateError(
                 f"the certificate was valid until {certificate.not_valid_after_utc.isoformat()}"
             )
-        domain, role, name = _spiffe(certificate)
+        domain, role, name = spiffe_name(certificate)
         try:
             known = Role(role)
         except ValueError as error:
@@ -263,6 +269,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
     def __init__(self, *, policy: AccessPolicy, metrics: CoordinatorMetrics) -> None:
         self._policy = policy
         self._metrics = metrics
+        self._versions = SiloVersions()
 
     async def intercept_service(
         self,
@@ -350,11 +357,16 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
     def _admit(self, method: str, context: Context) -> None:
         pem = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         peer = self._policy.admit(method, pem)
+        said = this_version().words
+        if peer is None:
+            self._versions.admit("", context.invocation_metadata())
+        elif peer.role is Role.SILO:
+            version = self._versions.admit(peer.name, context.invocation_metadata())
+            peer = replace(peer, version=version)
+            said = (*said, (TRUST_METADATA, self._policy.trust.sha256.hex()))
         if peer is not None:
             _PEER.set(peer)
-            if peer.role is Role.SILO:
-                trusted = self._policy.trust.sha256.hex()
-                context.set_trailing_metadata(((TRUST_METADATA, trusted),))
+        context.set_trailing_metadata(said)
 
     def _handled(self, method: str, kind: str, context: Context, elapsed_s: float) -> None:
         _, service, name = method.split("/")
@@ -375,23 +387,3 @@ def _code_name(code: Any) -> str:
     if isinstance(code, grpc.StatusCode):
         return code.name
     return next((known.name for known in grpc.StatusCode if known.value[0] == code), "UNKNOWN")
-
-
-@lru_cache(maxsize=MAX_CERTIFICATES_CACHED)
-def _parse(pem: bytes) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
-        raise UnauthenticatedError("the client certificate is malformed") from error
-
-
-def _spiffe(certificate: x509.Certificate) -> tuple[str, str, str]:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError) as error:
-        raise UnauthenticatedError("the certificate carries no name") from error
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    parts = uris[0].removeprefix("spiffe://").split("/") if len(uris) == 1 else []
-    if len(parts) != 3 or not uris[0].startswith("spiffe://") or not all(parts):
-        raise UnauthenticatedError("the certificate does not carry exactly one SPIFFE URI")
-    return parts[0], parts[1], parts[2]

@@ -35,9 +35,9 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
+from federation.durable import sync_directory
 from secagg.prg import Vector
 from secagg.server.folding import Fold
-from server.durable import sync_directory
 from server.errors import LostAttemptError, StorageFullError, UploadError
 
 __all__ = ["Accumulator", "Upload", "clear_scratch"]

@@ -1,9 +1,9 @@
 """AdminService: what the admin CLI asks of the coordinator.
 
-Invariant: every change is in the audit log, with the admin's name.
+Invariant: every change is in the audit log, with the admin's name; the record is written in the
+transaction of its change, so that a full disk or a crash leaves no change without one.
 
-Covered: invites, silos, adapters, budgets, audit; rosters are ``server/rosters.py``'s, runs the
-conductor's. Not covered: adapters above 1 GiB.
+Covered: invites, silos, adapters, budgets, audit. Not covered: rosters, runs (the conductor's).
 """
 
 # ruff: noqa: N802 - method names are the RPCs' names in admin.proto
@@ -22,22 +22,22 @@ import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
-from federation.invite import SILO_ID, Invite
 from federation.plan import Plan
 from federation.transcript_file import transcript_to_proto
-from secagg.errors import MalformedMessageError
-from secagg.roster import root_key_sha256
 from server.access import current_peer
 from server.audit import AuditEvent, AuditLog
 from server.blob_storage import BlobStorage, in_threads
 from server.budget import budget_response
 from server.config import CoordinatorConfig
-from server.errors import EnrolmentError, UnknownRunError
+from server.errors import UnknownRunError
+from server.invite_request import create_invite
 from server.metrics import SiloState, state_of
+from server.rollback_request import request_rollback
 from server.roster_file import propose, roster_message
 from server.rosters import Rosters
 from server.run_queue import places_behind
 from server.standing import Standing
+from server.start_request import read_start
 from server.status import run_summary
 from server.store import Store
 from server.store.federation import FederationRow
@@ -53,10 +53,9 @@ from server.upkeep import Upkeep
 
 __all__ = ["AdminContext", "AdminService", "RunConductor"]
 
-MIN_TTL_S: Final = 60
-MAX_TTL_S: Final = 30 * 86400
 MAX_TAIL: Final = 1000
-MAX_ADAPTER_BYTES: Final = 1 << 30
+MAX_TAIL_BYTES: Final = 3 << 20
+"""Of an answer that the admin's client takes; a record has at most one mebibyte."""
 CHUNK_BYTES: Final = 1 << 20
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -132,10 +131,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 created_unix_s=int(ours.clock()),
             )
         )
-        known = ours.store.federation.current()
-        ours.store.federation.create(row)
-        if known is None:
-            self._audit(AuditEvent.FEDERATION_CREATED, **described(row))
+        with ours.store.transaction():
+            known = ours.store.federation.current()
+            ours.store.federation.create(row)
+            if known is None:
+                self._audit(AuditEvent.FEDERATION_CREATED, **described(row))
         return pb.CreateFederationResponse()
 
     async def GetFederation(
@@ -159,30 +159,17 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         """Make one silo's single-use invite; it replaces an unspent one."""
         _ = context
         ours = self._context
-        if SILO_ID.fullmatch(request.silo_id) is None:
-            raise EnrolmentError("a silo id has lower-case letters, digits and dashes, at most 63")
-        if not MIN_TTL_S <= request.ttl_s <= MAX_TTL_S:
-            raise EnrolmentError(f"an invite lives {MIN_TTL_S} to {MAX_TTL_S} seconds")
-        federation = require_federation(ours.store, request.federation)
-        now = int(ours.clock())
-        invite = Invite(
-            coordinator_address=ours.config.dial_coordinator,
-            enrol_address=ours.config.dial_enrolment,
-            federation=federation.name,
+        invite = create_invite(
+            ours.store,
+            ours.audit,
+            config=ours.config,
+            trust=ours.trust,
+            root_key=ours.root_key,
             silo_id=request.silo_id,
-            ca_sha256=ours.trust.issuing.sha256,
-            root_sha256=root_key_sha256(ours.root_key),
-            secret=secrets.token_bytes(32),
-            expires_unix_s=now + request.ttl_s,
-        )
-        ours.store.invites.create(
-            secret=invite.secret,
-            silo_id=invite.silo_id,
-            created_unix_s=now,
-            expires_unix_s=invite.expires_unix_s,
-        )
-        self._audit(
-            AuditEvent.INVITE_CREATED, silo=invite.silo_id, expires_unix_s=invite.expires_unix_s
+            ttl_s=request.ttl_s,
+            federation=request.federation,
+            admin=current_peer().name,
+            clock=ours.clock,
         )
         return pb.CreateInviteResponse(invite=invite.encode())
 
@@ -252,7 +239,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.ProposeRosterResponse:
         """The unsigned roster of everyone enrolled."""
         _ = context
-        roster = self._rosters.propose(request.colluding, admin=current_peer().name)
+        roster = self._rosters.propose(
+            request.colluding, admin=current_peer().name, epoch=request.epoch
+        )
         return pb.ProposeRosterResponse(roster=roster_message(propose(roster)))
 
     async def PublishRoster(
@@ -272,26 +261,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.StartRunResponse:
         """Start a run, once a token; the adapter comes in chunks."""
         _ = context
-        parts = aiter(request_iterator)
-        first = await anext(parts, None)
-        if first is None or first.WhichOneof("part") != "opening":
-            raise MalformedMessageError("a start begins with its opening")
-        opening = first.opening
-        if opening.adapter_bytes > MAX_ADAPTER_BYTES:
-            raise MalformedMessageError(f"an adapter has at most {MAX_ADAPTER_BYTES} bytes")
-        adapter = bytearray()
-        async for part in parts:
-            adapter += part.adapter_chunk
-            if len(adapter) > opening.adapter_bytes or not part.adapter_chunk:
-                raise MalformedMessageError("the adapter is not as long as its opening says")
-        if len(adapter) != opening.adapter_bytes:
-            raise MalformedMessageError("the adapter is not as long as its opening says")
-        federation = require_federation(self._context.store, opening.federation)
-        require_plan_within(federation, Plan.parse(opening.plan))
+        asked = await read_start(request_iterator)
+        federation = require_federation(self._context.store, asked.federation)
+        require_plan_within(federation, Plan.parse(asked.plan))
         run_id = await self._context.conductor.start_run(
-            opening.plan,
-            bytes(adapter),
-            opening.submit_token or secrets.token_hex(16),
+            asked.plan,
+            asked.adapter,
+            asked.submit_token or secrets.token_hex(16),
             admin=current_peer().name,
         )
         behind = places_behind(self._context.store).get(run_id, "")
@@ -354,6 +330,24 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             records=[federation_wire.record_to_proto(record) for record in records]
         )
 
+    async def RollbackAdapter(
+        self, request: pb.RollbackAdapterRequest, context: Context
+    ) -> pb.RollbackAdapterResponse:
+        """Note that a run goes back to an earlier round, once a token."""
+        _ = context
+        ours = self._context
+        asked = request_rollback(
+            ours.store,
+            ours.audit,
+            run_id=request.run_id,
+            to_round=request.to_round,
+            submit_token=request.submit_token or secrets.token_hex(16),
+            admin=current_peer().name,
+            clock=ours.clock,
+        )
+        state = ours.store.runs.get(asked.run_id).state.value
+        return pb.RollbackAdapterResponse(round=asked.round or 0, state=state)
+
     async def GetAdapter(
         self, request: pb.GetAdapterRequest, context: Context
     ) -> AsyncIterator[pb.GetAdapterResponse]:
@@ -388,9 +382,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def TailAudit(
         self, request: pb.TailAuditRequest, context: Context
     ) -> pb.TailAuditResponse:
-        """The newest audit records."""
+        """The newest audit records, as many as fit an answer."""
         _ = context
-        return pb.TailAuditResponse(records=self._context.audit.tail(min(request.lines, MAX_TAIL)))
+        lines = min(request.lines, MAX_TAIL)
+        records = self._context.audit.tail(lines, max_bytes=MAX_TAIL_BYTES)
+        return pb.TailAuditResponse(records=records)
 
     def _audit(self, event: AuditEvent, **details: str | int | tuple[str, ...]) -> None:
         self._context.audit.append(event, admin=current_peer().name, **details)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import grpc
 import structlog
 
+from federation.version import this_version
 from server.catalogue import Answer, describe
 
 __all__ = ["abort", "answer_errors"]
@@ -68,5 +69,9 @@ async def _send(context: Context, answer: Answer, error: Exception) -> NoReturn:
     await context.abort(
         answer.code,
         answer.text,
-        (("chorale-reason", answer.reason.value), ("chorale-hint", answer.hint)),
+        (
+            *this_version().words,
+            ("chorale-reason", answer.reason.value),
+            ("chorale-hint", answer.hint),
+        ),
     )

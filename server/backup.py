@@ -17,7 +17,6 @@ the file through a tool made for it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -33,12 +32,12 @@ from typing import BinaryIO, Final
 
 from federation import audit_chain
 from federation.audit_chain import ChainHead
-from federation.errors import AuditChainError
+from federation.audit_log import read_log
+from federation.durable import sync_directory
 from server.audit import AuditEvent, AuditLog
 from server.backup_file import MAX_FILE_BYTES, NAMES, Manifest, Member, write_backup
 from server.config import CoordinatorConfig
-from server.durable import sync_directory
-from server.errors import AuditError, BackupError
+from server.errors import BackupError
 from server.store.copying import copy_rows
 from server.store.database import Database
 from server.store.records import named_blobs
@@ -61,6 +60,7 @@ def backup_to(path: Path, config: CoordinatorConfig) -> Manifest:
 
     Raises:
         BackupError: The file exists, or the coordinator is not in a state to be backed up.
+        AuditChainError: The audit log is broken.
         CoordinatorError: Something of it is damaged or cannot be reached; the text says what.
     """
     if path.exists():
@@ -91,6 +91,7 @@ def backup(sink: BinaryIO, config: CoordinatorConfig) -> Manifest:
 
     Raises:
         BackupError: The coordinator is not in a state to be backed up.
+        AuditChainError: The audit log is broken.
         CoordinatorError: Something of it is damaged or cannot be reached; the text says what.
     """
     now = time.time()
@@ -134,12 +135,9 @@ def _snapshot(
             AuditLog(config.paths.audit).append(
                 AuditEvent.BACKUP_TAKEN, taken_unix_s=int(now), database=target.name
             )
-            audit = _read_locked(config.paths.audit)
+            audit = read_log(config.paths.audit)
             connection = opened.enter_context(source.snapshot())
-        try:
-            head = audit_chain.check_chain(audit)
-        except AuditChainError as error:
-            raise AuditError(str(error)) from error
+        head = audit_chain.check_chain(audit)
         blobs = named_blobs(connection)
         with _database(f"sqlite:///{target}") as copy:
             copy.migrate()
@@ -188,12 +186,6 @@ def _read_small(config: CoordinatorConfig) -> dict[str, bytes]:
             # Replaced meanwhile; the next look finds out.
             continue
     return contents
-
-
-def _read_locked(path: Path) -> bytes:
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        return file.read()
 
 
 def _member(name: str, content: Path | bytes) -> Member:

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from federation.adapter import Buffer
+from federation.durable import private_directory, sync_directory
 from server.blob_storage import BlobStorage
-from server.durable import private_directory, sync_directory
 from server.errors import BlobError
 
 __all__ = ["BlobStore"]

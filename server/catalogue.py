@@ -23,10 +23,13 @@ from grpc import StatusCode
 
 from dp.errors import PrivacyError
 from federation.errors import (
+    AuditChainError,
     AuditHeadConflictError,
     AuditHeadError,
     FederationError,
     PlanError,
+    VersionError,
+    VersionMismatchError,
 )
 from secagg.errors import MalformedMessageError, SecAggError, UnexpectedMessageError
 from server import errors
@@ -73,6 +76,7 @@ class Reason(StrEnum):
     BACKUP_REFUSED = "backup_refused"
     RUN_UNKNOWN = "run_unknown"
     RUN_REFUSED = "run_refused"
+    ROLLBACK_REFUSED = "rollback_refused"
     SUBMIT_TOKEN = "submit_token"  # noqa: S105 - the name of a reason
     NOT_PUBLISHED = "not_published"
     ROUND_REFUSED = "round_refused"
@@ -89,6 +93,8 @@ class Reason(StrEnum):
     PLAN_REFUSED = "plan_refused"
     FEDERATION_REFUSED = "federation_refused"
     PRIVACY_REFUSED = "privacy_refused"
+    VERSION_MALFORMED = "version_malformed"
+    VERSION_MISMATCH = "version_mismatch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,9 +238,6 @@ CATALOGUE: Final = MappingProxyType(
             "try again; the coordinator's log says what its object storage answered",
             public_text=False,
         ),
-        errors.AuditError: _entry(
-            StatusCode.DATA_LOSS, Reason.AUDIT_BROKEN, "chorale audit verify"
-        ),
         errors.StoreError: _entry(
             StatusCode.INTERNAL, Reason.STORE_REFUSED, _LOG, public_text=False
         ),
@@ -255,7 +258,12 @@ CATALOGUE: Final = MappingProxyType(
         errors.SubmitTokenError: _entry(
             StatusCode.INVALID_ARGUMENT,
             Reason.SUBMIT_TOKEN,
-            "one token stands for one plan and one initial adapter",
+            "one token stands for one request: use a new one",
+        ),
+        errors.RollbackError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.ROLLBACK_REFUSED,
+            "chorale adapter list RUN shows the rounds, chorale run list the state of each run",
         ),
         errors.NotPublishedError: _entry(
             StatusCode.NOT_FOUND, Reason.NOT_PUBLISHED, "wait until the admin publishes it"
@@ -308,6 +316,7 @@ CATALOGUE: Final = MappingProxyType(
         FederationError: _entry(
             StatusCode.INVALID_ARGUMENT, Reason.FEDERATION_REFUSED, "correct the document"
         ),
+        AuditChainError: _entry(StatusCode.DATA_LOSS, Reason.AUDIT_BROKEN, "chorale audit verify"),
         AuditHeadError: _entry(
             StatusCode.INVALID_ARGUMENT,
             Reason.AUDIT_HEAD_REFUSED,
@@ -317,6 +326,16 @@ CATALOGUE: Final = MappingProxyType(
             StatusCode.FAILED_PRECONDITION,
             Reason.AUDIT_HEAD_CONFLICT,
             "at the silo: chorale-silo audit verify",
+        ),
+        VersionError: _entry(
+            StatusCode.INVALID_ARGUMENT,
+            Reason.VERSION_MALFORMED,
+            "send chorale-version and chorale-protocol once each, or neither",
+        ),
+        VersionMismatchError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.VERSION_MISMATCH,
+            "upgrade the side that the text names",
         ),
         PlanError: _entry(
             StatusCode.INVALID_ARGUMENT, Reason.PLAN_REFUSED, "chorale run plan lists the problems"
@@ -344,7 +363,8 @@ def describe(error: BaseException) -> Answer:
     return Answer(
         code=entry.code,
         reason=entry.reason,
-        hint=entry.hint,
+        # Version 0.1.0 shows the hint alone, and this one is worth nothing without both versions.
+        hint=text if entry.reason is Reason.VERSION_MISMATCH else entry.hint,
         text=text,
         public=entry.public_text,
     )

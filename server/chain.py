@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from federation.record import AdapterRecord, Place, RecordKind, place_at
+from federation.record import AdapterRecord, Place, RecordKind, last_position_of, place_at
 from federation.task import RoundTask
 from secagg.roster import SignedRoster
 from server.context import RunContext
@@ -51,6 +51,10 @@ class Chain:
         """The records from one position up to another, which is left out."""
         return tuple(self._records[start:stop])
 
+    def ending(self, round_number: int) -> AdapterRecord:
+        """The record that a closed round ended with; the initial one for round 0."""
+        return self._records[last_position_of(round_number, self._sums_per_round)]
+
     def reload(self) -> bool:
         """Take over what the store holds; say whether there is more than was known."""
         known = len(self._records)
@@ -65,6 +69,7 @@ class Chain:
         descriptor_sha256: bytes = b"",
         sum_sha256: bytes = b"",
         survivors: tuple[str, ...] = (),
+        restored_round: int | None = None,
     ) -> AdapterRecord:
         """Sign the record that follows the head; it is not part of the chain yet."""
         place = self.next_place
@@ -77,6 +82,7 @@ class Chain:
             descriptor_sha256=descriptor_sha256,
             sum_sha256=sum_sha256,
             survivors=survivors,
+            restored_round=restored_round,
             kind=kind,
             record_parent_sha256=self.head.sha256,
         ).sign(self._context.signing_key)

@@ -9,8 +9,8 @@ Ordered invariants:
    that is alive has said ready or refused, or at the deadline with at least a quorum.
 3. Both follow from what is durable, so a coordinator that restarts in between does the same.
 
-Covered: deadlines, quorum, silos that refuse for good. Not covered: what a task is answered with
-(``server/training.py``).
+Covered: deadlines, quorum, silos that refuse for good, strangers. Not covered: which answers a task
+takes (``server/training.py``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from __future__ import annotations
 from typing import Final
 
 from federation.plan import Plan
+from federation.record import Place
 from federation.task import SURVIVORS_ALREADY_SIGNED
 from secagg.roster import SignedRoster
 from server.audit import AuditEvent
 from server.chain import Chain
 from server.context import RunContext
-from server.errors import RunError
+from server.errors import RunError, WrongRoundError
 from server.phase import Phase
 from server.progress import Progress
 from server.training import Training
@@ -68,6 +69,44 @@ class Cohorts:
     def unanswered(self) -> tuple[str, ...]:
         """Who has not answered the task that is out."""
         return () if self.training is None else self.training.unanswered(self._silos)
+
+    # Messages of silos ----------------------------------------------------------------------------
+
+    def report_ready(
+        self, silo_id: str, *, place: Place, adapter_sha256: bytes, families: tuple[str, ...]
+    ) -> None:
+        """A silo's local work is done."""
+        self._require_training(silo_id, place).report_ready(
+            silo_id, adapter_sha256=adapter_sha256, families=families
+        )
+        self._context.changed.notify()
+
+    def refuse(self, silo_id: str, *, place: Place, reason: str) -> None:
+        """A silo takes no part."""
+        training = self._require_training(silo_id, place)
+        if training.refused.get(silo_id) == reason:
+            return
+        training.refuse(silo_id, reason)
+        self._context.audit.append(
+            AuditEvent.SILO_REFUSED,
+            run=training.task.run_id,
+            round=place.round,
+            step=place.step,
+            silo=silo_id,
+            reason=reason,
+        )
+        self._context.changed.notify()
+
+    def _require_training(self, silo_id: str, place: Place) -> Training:
+        if silo_id not in self._silos:
+            # Enrolled silos outside the roster have no say in a round.
+            raise WrongRoundError(f"{silo_id} is not in the roster of this run")
+        training = self.training
+        if training is None or place != (training.task.round, training.task.step):
+            raise WrongRoundError(f"{place} is not in training")
+        return training
+
+    # Gathering ------------------------------------------------------------------------------------
 
     def carried_over(self) -> Ready | None:
         """Who goes on from the step before without a word; None where a task is needed."""

@@ -9,7 +9,8 @@ Invariants:
    attempt is first finished or skipped (``pausing``).
 3. After a restart the run that was active goes on from its last signed record, and in the attempt
    that was open, before the first silo is answered; queue and paused runs are as before.
-4. A change of an admin that cannot be noted has not happened: the run that was driven goes on.
+4. A change of an admin that cannot be noted has not happened: the run that was driven goes on. One
+   that was noted has happened, even if the answer of the database or the admin's call was lost.
 
 Covered: start, queue, pause, resume, abort, instructions. Not covered: two runs at once.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 
 import structlog
 
@@ -29,8 +30,6 @@ from federation.plan import Plan
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.messages import KeyBundle
-from server.accumulator import clear_scratch
-from server.attempts import end_unfinished
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import CoordinatorError, RunError, UnknownRunError
@@ -43,8 +42,8 @@ from server.run import RunDriver
 from server.run_queue import RunQueue, places_behind
 from server.status import watch_run
 from server.storage_faults import STORAGE_FAULTS, over_storage_faults
-from server.store.aggregations import AggregationRow
 from server.store.runs import ACTIVE, OVER, RunRow, RunState
+from server.unfinished import clear, clear_if_possible, reopen
 
 __all__ = ["Conductor"]
 
@@ -76,12 +75,12 @@ class Conductor:
         active = self.context.store.runs.active()
         if active is not None:
             self.context.audit.append(AuditEvent.RUN_RESUMED, run=active.run_id)
-            driver = self._load(active.run_id)
-            driver.pausing = active.state is RunState.PAUSING
-            self._reopen(driver)
-            self._launch(driver)
-            return
-        self._clear(keep=None)
+            with self._queue.turning_away(active):
+                driver = self._load(active.run_id)
+                reopen(self.context, driver)
+                self._launch(driver)
+                return
+        clear(self.context, keep=None)
         rows = self.context.store.runs.list()
         finished = [row for row in rows if row.state is RunState.FINISHED]
         if finished:
@@ -107,15 +106,22 @@ class Conductor:
             FederationError: the plan or the adapter is refused, with the reason.
             RunError: there is no roster yet, or the token names another request.
         """
-        async with self._changing:
+        async with self._change():
             # It stores the adapter, maybe over a network.
             submit, at_once = self._queue.submit, self._idle
-            row, new = await asyncio.to_thread(
-                submit, plan_toml, adapter, submit_token, admin=admin, at_once=at_once
+            submitting = asyncio.create_task(
+                asyncio.to_thread(
+                    submit, plan_toml, adapter, submit_token, admin=admin, at_once=at_once
+                )
             )
+            try:
+                row, new = await asyncio.shield(submitting)
+            except asyncio.CancelledError:
+                # The thread commits, whether or not the caller still waits.
+                await asyncio.wait({submitting})
+                raise
             if new and row.state is RunState.RUNNING:
                 self._launch(self._load(row.run_id))
-            self._wake()
             return row.run_id
 
     async def pause_run(self, run_id: str, *, admin: str = "") -> RunState:
@@ -123,20 +129,19 @@ class Conductor:
 
         What silos may have agreed on is first finished or skipped: it is not asked for twice.
         """
-        async with self._changing:
+        async with self._change():
             row = self._not_over(run_id, "there is nothing to pause")
             if row.state is RunState.QUEUED:
                 self._queue.pause(row, admin=admin)
-            elif row.state is RunState.RUNNING:
+            elif row.state in ACTIVE:
                 driver = self.require_run(run_id)
                 if driver.must_finish:
+                    if row.state is RunState.RUNNING:
+                        self._note(run_id, RunState.PAUSING, AuditEvent.RUN_PAUSING, admin)
                     driver.pausing = True
-                    self._note(run_id, RunState.PAUSING, AuditEvent.RUN_PAUSING, admin)
                 else:
                     await self._give_up(driver, RunState.PAUSED, AuditEvent.RUN_PAUSED, admin)
                     driver.halt()
-                self._wake()
-            self.context.changed.notify()
             return self.context.store.runs.get(run_id).state
 
     async def resume_run(self, run_id: str, *, admin: str = "") -> str:
@@ -146,30 +151,37 @@ class Conductor:
             FederationError: it does not fit the roster of now; it stays paused.
             RunError: it is over.
         """
-        async with self._changing:
+        async with self._change():
             row = self._not_over(run_id, "start a new one from its adapter")
-            if row.state is RunState.PAUSING:
-                self._note(run_id, RunState.RUNNING, AuditEvent.RUN_UNPAUSED, admin)
+            if row.state in ACTIVE:
+                if row.state is RunState.PAUSING:
+                    self._note(run_id, RunState.RUNNING, AuditEvent.RUN_UNPAUSED, admin)
                 self.require_run(run_id).pausing = False
             elif row.state is RunState.PAUSED:
                 await asyncio.to_thread(self._queue.require_feasible_now, row)
                 self._queue.unpause(row, admin=admin)
-                self._wake()
-            self.context.changed.notify()
             return places_behind(self.context.store).get(run_id, "")
 
     async def abort_run(self, run_id: str, *, admin: str = "") -> None:
         """Stop a run for good; its adapters stay."""
-        async with self._changing:
+        async with self._change():
             row = self._not_over(run_id, "there is nothing to abort")
             if row.state in ACTIVE:
                 driver = self.require_run(run_id)
                 await self._give_up(driver, RunState.ABORTED, AuditEvent.RUN_ABORTED, admin)
                 self.driver = None
-                self._wake()
             else:
                 self._queue.abort(row, admin=admin)
-            self.context.changed.notify()
+
+    @asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """Change which run is driven; whatever became of it, what is to be driven then is."""
+        async with self._changing:
+            try:
+                yield
+            finally:
+                self._wake()
+                self.context.changed.notify()
 
     def _not_over(self, run_id: str, hint: str) -> RunRow:
         row = self.context.store.runs.get(run_id)
@@ -187,10 +199,10 @@ class Conductor:
             async with driver.attempt.lock if driver.attempt else nullcontext():
                 self._note(driver.row.run_id, state, event, admin)
         except BaseException:
-            # It could not be noted, so it is not so: the run goes on where it was.
+            # If it could not be noted, it is not so: the run goes on where it was.
             self._launch(driver)
             raise
-        self._clear_if_possible(driver.row.run_id)
+        clear_if_possible(self.context, driver.row.run_id)
 
     def _note(self, run_id: str, state: RunState, event: AuditEvent, admin: str) -> None:
         context = self.context
@@ -208,29 +220,16 @@ class Conductor:
         self._task = asyncio.create_task(self._serve(driver))
 
     def _wake(self) -> None:
-        """See to the queue, unless a run is driven: then its end does."""
-        if self._idle and self._queue.head() is not None:
+        """See to what is to be driven, unless a run is: then its end does."""
+        if not self._idle:
+            return
+        try:
+            waits = bool(self.context.store.runs.active() or self._queue.head())
+        except STORAGE_FAULTS:
+            # Whoever serves it asks until there is an answer.
+            waits = True
+        if waits:
             self._task = asyncio.create_task(self._serve(None))
-
-    def _reopen(self, driver: RunDriver) -> None:
-        """Let a run go on with the attempt that was open, and clear away all others."""
-        unfinished = self.context.store.aggregations.unfinished()
-        place = (driver.row.run_id, *driver.next_place)
-        mine = [
-            row
-            for row in unfinished
-            if (row.identity.run_id, row.identity.round, row.identity.step) == place
-        ]
-        keep = mine[-1] if mine else None
-        self._clear(keep=keep)
-        if keep is not None:
-            driver.reopen(keep)
-
-    def _clear(self, keep: AggregationRow | None) -> None:
-        """End what nobody continues, and delete its secrets and files."""
-        end_unfinished(self.context, keep=None if keep is None else keep.identity)
-        if keep is None:
-            clear_scratch(self.context.scratch, keep=None)
 
     def _load(self, run_id: str) -> RunDriver:
         store = self.context.store
@@ -238,6 +237,7 @@ class Conductor:
         driver = RunDriver(
             row=row, plan=Plan.parse(row.plan), roster=self._queue.roster(), context=self.context
         )
+        driver.pausing = row.state is RunState.PAUSING
         driver.finished = [
             RoundFigures.from_json(done.figures_json) for done in store.rounds.finished(run_id)
         ]
@@ -266,41 +266,45 @@ class Conductor:
         begun = self.context.store.runs.active()
         if begun is not None:
             # Its beginning was noted, and only the answer of the database was lost.
-            return [self._load(begun.run_id)]
+            with self._queue.turning_away(begun):
+                driver = self._load(begun.run_id)
+                driver.carries_over = False
+                return [driver]
         while (head := self._queue.head()) is not None:
             if self.driver is not None and self.driver.row.run_id != head.run_id:
                 await self._handover.wait(self.driver)
             async with self._changing:
                 # Meanwhile an admin may have changed the queue.
                 row = self._queue.head()
-                driver = None if row is None else await self._begin(row)
-            if driver is not None:
-                return [driver]
+                found = [] if row is None else await self._begin(row)
+            if found:
+                return found
         return []
 
-    async def _begin(self, row: RunRow) -> RunDriver | None:
-        """Take a run out of the queue; None if it cannot begin."""
-        try:
+    async def _begin(self, row: RunRow) -> list[RunDriver]:
+        """Take a run out of the queue; empty if it cannot begin."""
+        begun: list[RunDriver] = []
+        with self._queue.turning_away(row):
             await asyncio.to_thread(self._queue.require_feasible_now, row)
             driver = self._load(row.run_id)
             driver.carries_over = False
             self._queue.begin(row)
-        except STORAGE_FAULTS:
-            raise
-        except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
-            log.error("run_cannot_begin", run=row.run_id, reason=str(error))  # noqa: TRY400
-            self._queue.turn_away(row, str(error))
-        except Exception:
-            log.exception("run_crashed", run=row.run_id)
-            self._queue.turn_away(row, "internal error: see log")
-        else:
-            return driver
-        return None
+            begun.append(driver)
+        return begun
 
     async def _drive(self, driver: RunDriver) -> None:
         run_id = driver.row.run_id
+
+        async def go_on() -> None:
+            if self.context.store.runs.get(run_id).state in ACTIVE:
+                await driver.drive()
+            else:
+                # Its end was noted, and only the answer of the database was lost.
+                driver.halt()
+                clear_if_possible(self.context, run_id)
+
         try:
-            await over_storage_faults(driver.drive, run_id=run_id, metrics=self.context.metrics)
+            await over_storage_faults(go_on, run_id=run_id, metrics=self.context.metrics)
         except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
             # A stop with a known reason is one line; only defects get a traceback.
             log.error("run_stopped", run=run_id, reason=str(error))  # noqa: TRY400
@@ -319,20 +323,15 @@ class Conductor:
 
         async def note() -> None:
             context = self.context
+            if context.store.runs.get(run_id).state in OVER:
+                return
             with context.store.transaction():
                 now = context.clock()
                 context.store.runs.set_state(run_id, RunState.FAILED, reason, at_unix_s=now)
                 context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=reason)
 
         await over_storage_faults(note, run_id=run_id, metrics=self.context.metrics)
-        self._clear_if_possible(run_id)
-
-    def _clear_if_possible(self, run_id: str) -> None:
-        try:
-            self._clear(keep=None)
-        except (CoordinatorError, OSError) as error:
-            # The next start clears it.
-            log.warning("attempt_not_cleared", run=run_id, reason=str(error))
+        clear_if_possible(self.context, run_id)
 
     # What a silo is told --------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from federation.durable import replace_file
 from federation.invite import FEDERATION_NAME
-from server.durable import write_durably
 from server.errors import ConfigurationError
 
 __all__ = ["CoordinatorConfig", "DataPaths", "split_address", "write_config"]
@@ -287,7 +287,7 @@ def write_config(
         f"enrol_listen = {_quoted(enrol_listen)}\n"
         f"probes_listen = {_quoted(probes_listen)}\n"
     )
-    write_durably(DataPaths(data_dir=data_dir).config, text.encode(), mode=0o640)
+    replace_file(DataPaths(data_dir=data_dir).config, (text.encode(),), mode=0o640)
     return CoordinatorConfig.load(data_dir)
 
 

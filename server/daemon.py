@@ -15,6 +15,8 @@ import grpc
 import structlog
 
 from chorale.v1 import admin_pb2_grpc, enrolment_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
+from federation.audit_log import verify_log
+from federation.errors import AuditChainError
 from secagg.suite import verification_key
 from server.access import AccessInterceptor, AccessPolicy
 from server.admin import AdminContext, AdminService
@@ -25,7 +27,7 @@ from server.conductor import Conductor
 from server.config import CoordinatorConfig
 from server.context import RunContext
 from server.enrolment import EnrolmentService
-from server.errors import AuditError, ConfigurationError
+from server.errors import ConfigurationError
 from server.founding import create_configured
 from server.keys import load_signing_key, read_public_key
 from server.liveness import Liveness
@@ -179,8 +181,8 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
 def _verify_audit(audit: AuditLog, metrics: CoordinatorMetrics) -> None:
     """Count and log a broken audit chain; stopping the rounds would mend nothing."""
     try:
-        audit.verify()
-    except AuditError as error:
+        verify_log(audit.path)
+    except AuditChainError as error:
         metrics.audit_failures.inc()
         log.error("audit_broken", reason=str(error))  # noqa: TRY400 - the reason says it all
 

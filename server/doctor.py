@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from federation.checkup import Check, Checkup, Finding, Verdict, examine, failed, ok
+from federation.version import Version
 from server import doctor_checks_certificates as certificates
 from server import doctor_checks_files as files
 from server import doctor_checks_network as network
@@ -25,13 +26,13 @@ __all__ = ["examine_coordinator"]
 
 
 def examine_coordinator(
-    data_dir: Path, *, call: Callable[[], int], told: Callable[[Finding], None]
+    data_dir: Path, *, call: Callable[[], network.Called], told: Callable[[Finding], None]
 ) -> Checkup:
     """Take every step.
 
     Args:
         data_dir: The coordinator's data directory.
-        call: One authenticated call; returns how many silos it was told of.
+        call: One authenticated call.
         told: Is given each finding as it is made.
 
     Returns:
@@ -43,9 +44,10 @@ def examine_coordinator(
 class _Coordinator:
     """The steps, and what earlier ones read."""
 
-    def __init__(self, data_dir: Path, call: Callable[[], int]) -> None:
+    def __init__(self, data_dir: Path, call: Callable[[], network.Called]) -> None:
         self._data_dir = data_dir
-        self._call = call
+        self._ask = call
+        self._running: Version | None = None
         self._read: CoordinatorConfig | None = None
 
     def checks(self) -> tuple[Check, ...]:
@@ -99,10 +101,11 @@ class _Coordinator:
             ),
             Check(
                 name="call",
-                look=lambda: network.judge_call(self._call),
+                look=self._call,
                 needs=("tls",),
                 connects=True,
             ),
+            Check(name="versions", look=lambda: network.judge_versions(self._running)),
         )
 
     @property
@@ -129,3 +132,7 @@ class _Coordinator:
 
     def _root_key(self) -> Verdict:
         return files.judge_root_key(self._config.paths)
+
+    def _call(self) -> Verdict:
+        verdict, self._running = network.judge_call(self._ask)
+        return verdict

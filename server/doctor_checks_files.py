@@ -100,11 +100,15 @@ def judge_root_key(paths: DataPaths) -> Verdict:
     root = read_public_key(paths.root_public_key)
     searched, large, locked = 0, 0, []
     for path in _files(paths.data_dir):
-        if path.stat().st_size > MAX_SEARCHED_BYTES:
-            large += 1
+        try:
+            if path.stat().st_size > MAX_SEARCHED_BYTES:
+                large += 1
+                continue
+            content = path.read_bytes()
+        except FileNotFoundError:
+            # The coordinator beside this command makes and deletes files meanwhile.
             continue
         searched += 1
-        content = path.read_bytes()
         if any(key == root for key in _ed25519_keys(content)):
             return failed(
                 f"{path} holds the consortium root's PRIVATE key: whoever has this host can make "

@@ -12,9 +12,11 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from federation.checkup import Verdict, failed, ok, warning
+from federation.errors import VersionError
 from federation.reach import (
     ClientPair,
     HandshakeError,
@@ -25,10 +27,19 @@ from federation.reach import (
     shake_hands,
     split_host_port,
 )
+from federation.version import Version, read_version, this_version
 from server.config import CoordinatorConfig, split_address
 from server.trust import Trust
 
-__all__ = ["judge_call", "judge_names", "judge_ports", "judge_tcp", "judge_tls"]
+__all__ = [
+    "Called",
+    "judge_call",
+    "judge_names",
+    "judge_ports",
+    "judge_tcp",
+    "judge_tls",
+    "judge_versions",
+]
 
 TIMEOUT_S: Final = 5.0
 
@@ -134,23 +145,64 @@ def judge_tls(config: CoordinatorConfig) -> Verdict:
     return ok(f"chain, name {config.host_names[0]} and admin certificate taken: {', '.join(said)}")
 
 
-def judge_call(call: Callable[[], int]) -> Verdict:
+def judge_versions(running: Version | None) -> Verdict:
+    """What is installed here, and what the coordinator that serves was started with.
+
+    Args:
+        running: What it says; None if it did not answer.
+    """
+    ours = this_version()
+    if running is None:
+        return ok(f"chorale {ours} is installed; no running coordinator has answered")
+    if running != ours:
+        return failed(
+            f"chorale {ours} is installed, and a coordinator of {running} is running",
+            "restart chorale-coordinator serve with what is installed, or use its installation",
+        )
+    return ok(f"chorale {ours} is installed and running")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Called:
+    """What one authenticated call brought."""
+
+    silos: int
+    """How many are enrolled or invited."""
+    version: Version
+    """What the coordinator says that it runs."""
+
+
+def judge_call(call: Callable[[], Called]) -> tuple[Verdict, Version | None]:
     """One authenticated call.
 
     Args:
-        call: Lists the silos and counts them.
+        call: Lists the silos.
+
+    Returns:
+        The verdict, and what the coordinator says that it runs if it answered.
     """
     import grpc
 
     try:
-        silos = call()
+        called = call()
+    except VersionError as error:
+        return failed(f"the answer is not chorale's: {error}", "ss -ltnp shows who answers"), None
     except grpc.RpcError as error:
         found: Any = error.trailing_metadata()
         trailers = dict(found or ())
         reason = str(trailers.get("chorale-reason", error.code().name.lower()))
         hint = str(trailers.get("chorale-hint", "")) or "chorale admin renew"
-        return failed(f"the coordinator refused: {reason}: {error.details()}", hint)
-    return ok(f"an authenticated call was answered: {silos} silos are enrolled or invited")
+        verdict = failed(f"the coordinator refused: {reason}: {error.details()}", hint)
+        return verdict, _version(found) if "chorale-reason" in trailers else None
+    text = f"an authenticated call was answered: {called.silos} silos are enrolled or invited"
+    return ok(text), called.version
+
+
+def _version(found: Any) -> Version | None:
+    try:
+        return read_version(found)
+    except VersionError:
+        return None
 
 
 def _fix(error: HandshakeError) -> str:

@@ -11,17 +11,19 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.audit_log import verify_log
 from federation.checkup import Verdict, failed, ok, warning
+from federation.errors import AuditChainError
 from federation.installed import judge_packages as judge_installed
-from server.audit import AuditLog
 from server.config import CoordinatorConfig
-from server.errors import AuditError, StoreError
+from server.errors import StoreError
 from server.store.database import Database
 
 __all__ = ["judge_audit", "judge_database", "judge_disk", "judge_packages"]
@@ -66,8 +68,7 @@ def judge_disk(config: CoordinatorConfig) -> Verdict:
         config: The coordinator's.
     """
     places = tuple(dict.fromkeys((config.data_dir, _existing(config.adapters))))
-    sizes = [path.stat().st_size for path in config.adapters.glob("**/*") if path.is_file()]
-    needed = max(LEAST_FREE_BYTES, ADAPTERS_A_ROUND * max(sizes, default=0))
+    needed = max(LEAST_FREE_BYTES, ADAPTERS_A_ROUND * _largest_bytes(config.adapters))
     for place in places:
         free = shutil.disk_usage(place).free
         try:
@@ -98,8 +99,8 @@ def judge_audit(config: CoordinatorConfig) -> Verdict:
     """
     keep = "keep the file as it is: it is evidence. chorale audit verify names the first bad record"
     try:
-        records = AuditLog.verify_file(config.paths.audit)
-    except AuditError as error:
+        records = verify_log(config.paths.audit)
+    except AuditChainError as error:
         return failed(str(error), keep)
     except OSError as error:
         return failed(f"{config.paths.audit} cannot be read: {error.strerror}", _RESTORE)
@@ -151,6 +152,16 @@ def _cause(error: BaseException) -> str:
             return str(original).splitlines()[0] if str(original) else type(original).__name__
         cause = cause.__cause__
     return "no further detail"
+
+
+def _largest_bytes(directory: Path) -> int:
+    """The size of the largest file below; one that goes meanwhile does not count."""
+    largest = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                largest = max(largest, (Path(folder) / name).lstat().st_size)
+    return largest
 
 
 def _existing(path: Path) -> Path:

@@ -28,13 +28,13 @@
     ├── RootKeyError               the consortium root's directory or confirmation
     ├── BlobError                  a blob is absent, or its bytes are not those of its digest
     │   └── BlobUnavailableError       the storage of blobs cannot be reached, or refuses us
-    ├── AuditError                 the audit chain is broken; says at which record
     ├── StoreError                 the database is unusable or refuses a change
     ├── StorageFullError           the disk for uploads and sums is full
     ├── BackupError                a backup cannot be taken, or a file is refused at restoring
     ├── UnknownRunError            no such run
     ├── RunError                   a run cannot be started or cannot go on
-    │   └── SubmitTokenError           the token is malformed, or started another run
+    │   ├── SubmitTokenError           the token is malformed, or named another request
+    │   └── RollbackError              a rollback that has no place; says what to do instead
     ├── NotPublishedError          asked for something that is not published
     ├── QuarantinedSumError        a sum that honest silos cannot have made; it is not applied
     └── RoundError                 a message that does not fit the round
@@ -57,7 +57,6 @@ from __future__ import annotations
 
 __all__ = [
     "AccessError",
-    "AuditError",
     "BackupError",
     "BlobError",
     "BlobUnavailableError",
@@ -82,6 +81,7 @@ __all__ = [
     "QuarantinedSumError",
     "RevokedCertificateError",
     "RoleDeniedError",
+    "RollbackError",
     "RootKeyError",
     "RosterError",
     "RoundError",
@@ -207,18 +207,6 @@ class BlobUnavailableError(BlobError):
     """The storage of blobs cannot be reached or refuses the coordinator; it may be tried again."""
 
 
-class AuditError(CoordinatorError):
-    """The audit chain is broken or unreadable.
-
-    Attributes:
-        index: The first bad record, where it is known.
-    """
-
-    def __init__(self, text: str, *, index: int | None = None) -> None:
-        self.index = index
-        super().__init__(text)
-
-
 class StoreError(CoordinatorError):
     """The database is unusable or refuses a change."""
 
@@ -240,7 +228,11 @@ class RunError(CoordinatorError):
 
 
 class SubmitTokenError(RunError):
-    """The submit token is malformed, or started a run with another plan or adapter."""
+    """The submit token is malformed, or named another request."""
+
+
+class RollbackError(RunError):
+    """A rollback has no place in the run; the text says what to do instead."""
 
 
 class NotPublishedError(CoordinatorError):

@@ -47,6 +47,8 @@ class RoundFigures:
     silo_norm_sq_error: float = math.nan
     outcome: str = ""
     adapter_sha256: bytes = b""
+    restored_round: int | None = None
+    """Of a rollback: the round whose adapter it brought back."""
 
     def take(self, result: Aggregated) -> None:
         """Take the sum's figures over."""

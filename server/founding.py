@@ -16,10 +16,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from federation.durable import private_directory, replace_file
 from federation.invite import SILO_ID
 from server.audit import AuditEvent, AuditLog
 from server.config import CoordinatorConfig, DataPaths, write_config
-from server.durable import private_directory, write_durably
 from server.errors import ConfigurationError, PkiError
 from server.keys import create_signing_key, public_key_pem, read_public_key
 from server.pki import CertificateAuthority, not_after_unix_s
@@ -77,7 +77,7 @@ def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
     server.save(paths.pki, "server")
     authority.issue_admin("admin").save(paths.admin, "admin")
     signing_key = create_signing_key(paths.protocol_key)
-    write_durably(paths.root_public_key, public_key_pem(root_key), mode=0o644)
+    replace_file(paths.root_public_key, (public_key_pem(root_key),), mode=0o644)
     config = write_config(
         data_dir,
         federation=founding.federation,
@@ -117,8 +117,9 @@ def create_configured(config: CoordinatorConfig, store: Store, audit: AuditLog) 
     if known is not None and known.name == config.federation:
         return
     terms = FederationRow(name=config.federation, created_unix_s=int(time.time()))
-    store.federation.create(terms)
-    audit.append(AuditEvent.FEDERATION_CREATED, **described(terms))
+    with store.transaction():
+        store.federation.create(terms)
+        audit.append(AuditEvent.FEDERATION_CREATED, **described(terms))
 
 
 def renew_admin(
@@ -147,7 +148,8 @@ def renew_admin(
     paths = config.paths
     if out is not None:
         paths = DataPaths(data_dir=private_directory(out))
-        write_durably(paths.config, config.paths.config.read_bytes(), mode=0o640)
-    leaf.save(paths.admin, "admin")
+        replace_file(paths.config, (config.paths.config.read_bytes(),), mode=0o640)
+    # First the record: a certificate that nobody can look up must not exist.
     AuditLog(config.paths.audit).append(AuditEvent.ADMIN_CERTIFICATE_ISSUED, admin=name, role=role)
+    leaf.save(paths.admin, "admin")
     return not_after_unix_s(leaf.certificate)

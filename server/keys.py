@@ -11,7 +11,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from server.durable import write_durably
+from federation.durable import replace_file
 from server.errors import PkiError
 
 __all__ = ["create_signing_key", "load_signing_key", "public_key_pem", "read_public_key"]
@@ -32,12 +32,14 @@ def create_signing_key(path: Path) -> Ed25519PrivateKey:
     if path.exists():
         raise PkiError(f"{path} exists: a signing key is never replaced in place")
     key = Ed25519PrivateKey.generate()
-    write_durably(
+    replace_file(
         path,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+        (
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
         ),
     )
     return key

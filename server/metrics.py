@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
+from federation.version import installed_version
 from server.catalogue import Reason
 from server.figures import RoundFigures
 from server.round import STEPS, Phase
@@ -71,6 +71,7 @@ class RoundOutcome(StrEnum):
 
     AGGREGATED = "aggregated"
     SKIPPED = "skipped"
+    ROLLBACK = "rollback"
 
 
 class CoordinatorMetrics:
@@ -79,7 +80,9 @@ class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         reg = self.registry
-        Info("chorale_build", "What runs here.", registry=reg).info({"version": _version()})
+        Info("chorale_build", "What runs here.", registry=reg).info(
+            {"version": installed_version()}
+        )
         self.silos = Gauge("chorale_silos", "Silos by state.", ["state"], registry=reg)
         self.silo_last_seen = Gauge(
             "chorale_silo_last_seen_timestamp_seconds",
@@ -242,7 +245,7 @@ class CoordinatorMetrics:
         """Count a closed round.
 
         Args:
-            outcome: Skipped if no step of it had a sum.
+            outcome: Skipped if it was no rollback and no step of it had a sum.
         """
         self.rounds.labels(outcome=RoundOutcome(outcome).value).inc()
 
@@ -278,10 +281,3 @@ class CoordinatorMetrics:
             self.certificate_expiry.labels(silo=silo.silo_id).set(silo.certificate_expiry_unix_s)
         for state, count in counts.items():
             self.silos.labels(state=state.value).set(count)
-
-
-def _version() -> str:
-    try:
-        return version("chorale")
-    except PackageNotFoundError:
-        return "unknown"

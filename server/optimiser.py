@@ -1,7 +1,8 @@
 """The server optimiser of one run at the coordinator: in memory, and rebuilt from stored sums.
 
 Invariant: its state is never stored. The published sums since the state began, at the round's first
-step or the run's, are the state; after a restart or a skipped step they are replayed.
+step or the run's or after the newest rollback, are the state; after a restart or a step without a
+sum they are replayed.
 
 Covered: every optimiser of ``federation/aggregate``. Not covered: the step itself
 (``server/aggregation.py``).
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from federation.aggregate.optimiser import Optimiser
 from federation.plan import Plan
 from federation.record import AdapterRecord, Place, position_of
-from federation.replay import replay, replay_start
+from federation.replay import replay, replay_start, since_rollback
 from server.blob_storage import BlobStorage
 from server.chain import Chain
 
@@ -55,7 +56,7 @@ class RunOptimiser:
         return self._optimiser
 
     def forget(self) -> None:
-        """A step was skipped: what its sum may have moved must not count, as it counts nowhere."""
+        """A step had no sum: what one may have moved must not count, as it counts nowhere."""
         self._optimiser = self._plan.optimiser()
 
     def _releases_before(
@@ -63,7 +64,7 @@ class RunOptimiser:
     ) -> Iterator[tuple[AdapterRecord, npt.NDArray[np.integer] | None]]:
         start = replay_start(self._optimiser, self._plan, place.round)
         stop = position_of(place.round, place.step, self._plan.sums_per_round)
-        for record in self._chain.between(start, stop):
+        for record in since_rollback(self._chain.between(start, stop)):
             total = None
             if record.sum_sha256:
                 total = np.frombuffer(self._blobs.get(record.sum_sha256), dtype="<i4")

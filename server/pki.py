@@ -31,8 +31,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from federation.durable import private_directory, replace_file
 from federation.invite import silo_spiffe_uri
-from server.durable import private_directory, write_durably
 from server.errors import CertificateRequestError, PkiError
 
 __all__ = [
@@ -119,7 +119,7 @@ class Leaf:
             name: First part of the file names.
         """
         self.save_pair(directory, name)
-        write_durably(directory / "ca.pem", self.ca_pem, mode=0o644)
+        replace_file(directory / "ca.pem", (self.ca_pem,), mode=0o644)
 
     def save_pair(self, directory: Path, name: str) -> None:
         """Write ``<name>.key``, then ``<name>.pem``; a crash between them leaves no pair.
@@ -129,8 +129,8 @@ class Leaf:
             name: First part of the file names.
         """
         private_directory(directory)
-        write_durably(directory / f"{name}.key", self.key_pem)
-        write_durably(directory / f"{name}.pem", self.chain_pem, mode=0o644)
+        replace_file(directory / f"{name}.key", (self.key_pem,))
+        replace_file(directory / f"{name}.pem", (self.chain_pem,), mode=0o644)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,8 +193,8 @@ class CertificateAuthority:
             directory: Created with mode 0700.
         """
         private_directory(directory)
-        write_durably(directory / "ca.key", _key_pem(self.key))
-        write_durably(directory / "ca.pem", _pem(self.certificate), mode=0o644)
+        replace_file(directory / "ca.key", (_key_pem(self.key),))
+        replace_file(directory / "ca.pem", (_pem(self.certificate),), mode=0o644)
 
     @property
     def sha256(self) -> bytes:

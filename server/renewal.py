@@ -5,11 +5,13 @@ The order of the checks, and why:
 1. The certificate that asks was judged on this very call (``server/access.py``): a silo that is
    revoked, suspended or expired does not get here.
 2. The request's size, before anything is computed from it.
-3. The signature is by the Ed25519 key that this silo joined with, over this request and the
+3. A silo that left is not renewed once the roster is without it: it reads what is published until
+   its certificate ends.
+4. The signature is by the Ed25519 key that this silo joined with, over this request and the
    certificate that asks. So a stolen TLS key alone renews nothing, and a recorded request is worth
    nothing once the certificate it names is replaced.
-4. The request is for a P-256 key and signed by it.
-5. One transaction keeps the new certificate as the next one. The certificate that asked stays good
+5. The request is for a P-256 key and signed by it.
+6. One transaction keeps the new certificate as the next one. The certificate that asked stays good
    until the next one is used for the first time; asking again replaces the next one. So a renewal
    that is cut short anywhere locks nobody out.
 
@@ -29,7 +31,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from federation.renewal import renew_statement
 from server.access import Peer
 from server.audit import AuditEvent, AuditLog
-from server.errors import CertificateRequestError, PossessionProofError, RevokedCertificateError
+from server.errors import (
+    CertificateRequestError,
+    PossessionProofError,
+    RevokedCertificateError,
+    StandingError,
+)
 from server.metrics import CoordinatorMetrics
 from server.pki import MAX_CSR_BYTES, certificate_sha256, der, not_after_unix_s
 from server.store import Store
@@ -76,6 +83,7 @@ class Renewals:
 
         Raises:
             CertificateRequestError: Too large, malformed, unsigned, or not for a P-256 key.
+            StandingError: The silo left, and the roster in force is without it.
             PossessionProofError: Not signed by this silo's key, or for another certificate.
         """
         if len(csr_der) > MAX_CSR_BYTES:
@@ -84,6 +92,12 @@ class Renewals:
             silo = self._store.silos.get(peer.name)
             if silo is None:
                 raise RevokedCertificateError(f"{peer.name} is not an enrolled silo")
+            roster = self._store.rosters.current()
+            if silo.left and (roster is None or peer.name not in roster.roster.silo_ids):
+                raise StandingError(
+                    f"{peer.name} left the federation and no roster names it: its certificate "
+                    "ends, and a new invite brings it back"
+                )
             federation = require_federation(self._store).name
             statement = renew_statement(
                 federation,

@@ -3,6 +3,7 @@
 Ordered invariants:
 
 1. Nothing is overwritten: the directory is new or empty, and so is a database that is elsewhere.
+   One that is not is left as it was, its schema included.
 2. Everything is unpacked beside the directory and checked there (digests, audit chain, schema,
    adapters) before the directory takes its name; what fails before leaves nothing.
 3. No run goes on by itself. Silos may be ahead of a backup: they may hold newer records, and may
@@ -29,16 +30,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from federation.audit_log import verify_log
+from federation.durable import private_directory, sync_directory
 from server.audit import AuditEvent, AuditLog
 from server.backup import DATABASE
 from server.backup_file import BackupReader, Manifest, Member
 from server.blob_storage import BlobStorage, open_blobs
 from server.blobs import BlobStore
 from server.config import CoordinatorConfig, DataPaths
-from server.durable import private_directory, sync_directory
-from server.errors import AuditError, BackupError, BlobError, BlobUnavailableError
+from server.errors import BackupError, BlobError, BlobUnavailableError
 from server.store import Store
-from server.store.copying import copy_rows
+from server.store.copying import copy_rows, require_unused
 from server.store.database import Database
 from server.store.records import named_blobs
 from server.store.runs import OVER, RunState
@@ -74,7 +76,8 @@ def restore(source: BinaryIO, data_dir: Path) -> Restored:
 
     Raises:
         BackupError: The directory or the database is in use, or the file is refused.
-        CoordinatorError: The configuration, the log or the database in it cannot be used.
+        AuditChainError: The log in it is broken.
+        CoordinatorError: The configuration or the database in it cannot be used.
     """
     if data_dir.is_symlink() or (data_dir.exists() and not data_dir.is_dir()):
         raise BackupError(f"{data_dir} is no directory")
@@ -140,9 +143,9 @@ def _settle(staging: Path, manifest: Manifest) -> Restored:
     """Check what was unpacked, and make of it a coordinator that may be started."""
     config = CoordinatorConfig.load(staging)
     audit = config.paths.audit
-    records = AuditLog.verify_file(audit)
+    records = verify_log(audit)
     if records != manifest.audit_index + 1:
-        raise AuditError(f"the audit log holds {records} records, not {manifest.audit_index + 1}")
+        raise BackupError(f"the audit log holds {records} records, not {manifest.audit_index + 1}")
     snapshot = staging / DATABASE
     with closing(Store(f"sqlite:///{snapshot}")) as store:
         with store.snapshot() as connection:
@@ -216,6 +219,7 @@ def _fill(url: str, snapshot: Path) -> None:
         closing(Database(f"sqlite:///{snapshot}")) as source,
         closing(Database(url)) as target,
     ):
+        require_unused(target)
         target.migrate()
         with source.snapshot() as connection:
             copy_rows(connection, target)

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from federation.durable import private_directory, replace_file
 from secagg.roster import Roster, SignedRoster, sign_roster
-from server.durable import private_directory, write_durably
 from server.errors import PkiError, RootKeyError
 from server.keys import create_signing_key, load_signing_key, public_key_pem
 from server.roster_file import describe_roster
@@ -48,7 +48,7 @@ def create_root(directory: Path) -> Path:
     except PkiError as error:
         raise RootKeyError(str(error)) from error
     public_path = directory / PUBLIC_NAME
-    write_durably(public_path, public_key_pem(key.public_key().public_bytes_raw()), mode=0o644)
+    replace_file(public_path, (public_key_pem(key.public_key().public_bytes_raw()),), mode=0o644)
     return public_path
 
 

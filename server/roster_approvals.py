@@ -107,10 +107,10 @@ class RosterApprovals:
                 )
             known = approval in self._store.proposals.approvals(roster)
             self._store.proposals.approve(roster, approval)
-        if not known:
-            self._audit.append(
-                AuditEvent.ROSTER_APPROVED, silo=silo_id, epoch=epoch, sha256=sha256.hex()
-            )
+            if not known:
+                self._audit.append(
+                    AuditEvent.ROSTER_APPROVED, silo=silo_id, epoch=epoch, sha256=sha256.hex()
+                )
 
     def approved(self) -> SignedRoster:
         """Put the proposal and its approvals together.

@@ -13,10 +13,10 @@ from google.protobuf import json_format
 
 import secagg.wire as secagg_wire
 from chorale.v1 import secagg_pb2
+from federation.durable import replace_file
 from federation.roster_approval import fingerprint
 from secagg.errors import SecAggError
 from secagg.roster import Roster, SignedRoster
-from server.durable import write_durably
 from server.errors import RosterError
 
 __all__ = ["describe_roster", "propose", "read_roster", "roster_message", "write_roster"]
@@ -61,7 +61,7 @@ def write_roster(path: Path, message: secagg_pb2.Roster) -> None:
         message: Signed or proposed.
     """
     text = json_format.MessageToJson(message, preserving_proto_field_name=True)
-    write_durably(path, (text + "\n").encode(), mode=0o644)
+    replace_file(path, ((text + "\n").encode(),), mode=0o644)
 
 
 def read_roster(path: Path) -> SignedRoster:

@@ -6,7 +6,8 @@ Invariants:
    make a roster current; the coordinator cannot make one.
 2. A published roster names this federation, this coordinator's key, and enrolled silos with the
    keys they enrolled with, and keeps the federation's terms.
-3. Both are in the audit log, with the admin's name.
+3. Both are in the audit log, with the admin's name, in the transaction that makes them so.
+   Publishing the roster in force again changes nothing.
 
 Covered: proposing, publishing. Not covered: collecting approvals (``server/roster_approvals.py``).
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from federation.invite import silo_spiffe_uri
 from secagg.errors import SecAggError
@@ -27,6 +29,9 @@ from server.store import Store
 from server.terms import require_federation, require_roster_within
 
 __all__ = ["Rosters"]
+
+MAX_EPOCH: Final = 2**31 - 1
+"""Of one that an admin chooses: so that there are always next ones."""
 
 
 class Rosters:
@@ -48,31 +53,35 @@ class Rosters:
         self._clock = clock
         self._approvals = RosterApprovals(store=store, audit=audit, clock=clock)
 
-    def propose(self, colluding: int, *, admin: str) -> Roster:
+    def propose(self, colluding: int, *, admin: str, epoch: int = 0) -> Roster:
         """Propose the roster of everyone enrolled.
 
         Args:
-            colluding: c; 0 for the federation's least.
+            colluding: c; 0 for that of the roster in force, without one for the federation's least.
             admin: Who asks.
+            epoch: Its number; 0 for the next one. After a restore silos may know newer ones.
 
         Returns:
             The unsigned roster, which members may approve from now on.
 
         Raises:
-            RosterError: So few silos cannot withstand c.
+            RosterError: So few silos cannot withstand c, or the epoch is not newer.
             FederationTermsError: It passes the terms of the federation.
         """
         federation = require_federation(self._store)
         current = self._store.rosters.current()
         silos = [silo for silo in self._store.silos.list() if silo.is_member]
-        c = colluding or federation.colluding
+        c = colluding or (federation.colluding if current is None else current.roster.colluding)
+        following = 1 if current is None else current.roster.epoch + 1
+        if epoch and not following <= epoch <= MAX_EPOCH:
+            raise RosterError(f"epoch {epoch} is not from {following} to {MAX_EPOCH}")
         try:
             threshold(len(silos), c)
         except SecAggError as error:
             raise RosterError(str(error)) from error
         roster = Roster(
             federation=federation.name,
-            epoch=1 if current is None else current.roster.epoch + 1,
+            epoch=epoch or following,
             colluding=c,
             coordinator_key=self._coordinator_key,
             entries=tuple(
@@ -85,10 +94,14 @@ class Rosters:
             ),
         )
         require_roster_within(federation, roster)
-        self._approvals.propose(roster)
-        self._audit.append(
-            AuditEvent.ROSTER_PROPOSED, admin=admin, epoch=roster.epoch, sha256=roster.sha256.hex()
-        )
+        with self._store.transaction():
+            self._approvals.propose(roster)
+            self._audit.append(
+                AuditEvent.ROSTER_PROPOSED,
+                admin=admin,
+                epoch=roster.epoch,
+                sha256=roster.sha256.hex(),
+            )
         return roster
 
     def publish(self, signed: SignedRoster | None, *, admin: str) -> Roster:
@@ -109,16 +122,19 @@ class Rosters:
         roster = self._approvals.verified(published, self._root_key)
         self._require_ours(roster)
         with self._store.transaction():
+            if self._store.rosters.current() == published:
+                # Nothing changes: what members have approved since stays.
+                return roster
             self._store.rosters.publish(published, at_unix_s=int(self._clock()))
             self._store.proposals.clear()
-        self._audit.append(
-            AuditEvent.ROSTER_PUBLISHED,
-            admin=admin,
-            epoch=roster.epoch,
-            sha256=roster.sha256.hex(),
-            silos=roster.silo_ids,
-            approved_by=tuple(approval.silo_id for approval in published.approvals),
-        )
+            self._audit.append(
+                AuditEvent.ROSTER_PUBLISHED,
+                admin=admin,
+                epoch=roster.epoch,
+                sha256=roster.sha256.hex(),
+                silos=roster.silo_ids,
+                approved_by=tuple(approval.silo_id for approval in published.approvals),
+            )
         return roster
 
     def _require_ours(self, roster: Roster) -> None:

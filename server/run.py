@@ -15,6 +15,9 @@ Ordered invariants of a release:
    ended and nothing counted twice, and ``drive`` may be called again: it goes on in the same phase.
 5. A run is paused between two releases; from declared survivors on (``must_finish``) the open one
    is first finished or skipped.
+6. A rollback that an admin asked for takes the next round of which nothing is open, all its steps;
+   its first record and the end of the request are one transaction, and the rest follows from that
+   record.
 
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts at any
 point: an open attempt goes on (``server/attempts.py``). Not covered: several sums for one release.
@@ -84,7 +87,7 @@ class RunDriver:
             progress=self._progress,
             optimiser=self._optimiser,
         )
-        self._cohorts = Cohorts(
+        self.cohorts = Cohorts(
             plan=plan, roster=roster, context=context, chain=self._chain, progress=self._progress
         )
         self.pausing = False
@@ -115,14 +118,14 @@ class RunDriver:
     @property
     def training(self) -> Training | None:
         """The task that is out, with its answers; None while none is."""
-        return self._cohorts.training
+        return self.cohorts.training
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """Silos the current phase waits for."""
         if self.attempt is not None:
             return tuple(sorted(self.attempt.waiting_for))
-        return self._cohorts.unanswered
+        return self.cohorts.unanswered
 
     @property
     def must_finish(self) -> bool:
@@ -130,51 +133,11 @@ class RunDriver:
         lost = self.current.outcome == "skipped" and self.current.phase is not Phase.FINISHED
         return lost or (self.attempt is not None and not self.attempt.may_retry)
 
-    # Messages of silos --------------------------------------------------------------------------
-
-    def report_ready(
-        self, silo_id: str, *, place: Place, adapter_sha256: bytes, families: tuple[str, ...]
-    ) -> None:
-        """A silo's local work is done."""
-        self._require_member(silo_id)
-        self._require_training(place).report_ready(
-            silo_id, adapter_sha256=adapter_sha256, families=families
-        )
-        self._context.changed.notify()
-
-    def refuse(self, silo_id: str, *, place: Place, reason: str) -> None:
-        """A silo takes no part."""
-        self._require_member(silo_id)
-        training = self._require_training(place)
-        if training.refused.get(silo_id) == reason:
-            return
-        training.refuse(silo_id, reason)
-        self._context.audit.append(
-            AuditEvent.SILO_REFUSED,
-            run=self.row.run_id,
-            round=place.round,
-            step=place.step,
-            silo=silo_id,
-            reason=reason,
-        )
-        self._context.changed.notify()
-
-    def _require_member(self, silo_id: str) -> None:
-        """Enrolled silos outside the roster have no say in a round."""
-        if silo_id not in self.members:
-            raise WrongRoundError(f"{silo_id} is not in the roster of this run")
-
     def active_attempt(self) -> Attempt:
         """The attempt that messages of R0 to R4 are for."""
         if self.attempt is None:
             raise WrongRoundError("no aggregation is open")
         return self.attempt
-
-    def _require_training(self, place: Place) -> Training:
-        training = self.training
-        if training is None or place != (training.task.round, training.task.step):
-            raise WrongRoundError(f"{place} is not in training")
-        return training
 
     # Driving ------------------------------------------------------------------------------------
 
@@ -196,7 +159,11 @@ class RunDriver:
             if self.pausing and not self.must_finish:
                 self._set_run(RunState.PAUSED, AuditEvent.RUN_PAUSED)
                 return
-            await self._release()
+            restored = self._restored_round()
+            if restored is None:
+                await self._release()
+            else:
+                self._roll_back(restored)
         self._set_run(RunState.FINISHED, AuditEvent.RUN_FINISHED)
 
     def reopen(self, row: AggregationRow) -> None:
@@ -223,7 +190,7 @@ class RunDriver:
 
     def halt(self) -> None:
         """Show no task and no attempt any more: the run has failed or is paused."""
-        self.attempt = self._cohorts.training = None
+        self.attempt = self.cohorts.training = None
 
     def _begin(self, attempt: int) -> None:
         self._aborted_bytes = 0
@@ -253,7 +220,7 @@ class RunDriver:
         """Open attempts until one yields a sum, or the release is over without."""
         tasks_left = 1 + self.plan.charged_releases - self.plan.releases
         number = self.current.attempt
-        ready = None if number or not self.carries_over else self._cohorts.carried_over()
+        ready = None if number or not self.carries_over else self.cohorts.carried_over()
         self.carries_over = True
         while tasks_left and self._affordable():
             number += 1
@@ -261,7 +228,7 @@ class RunDriver:
             self.attempt = None
             if ready is None:
                 tasks_left -= 1
-                ready = await self._cohorts.gather(number)
+                ready = await self.cohorts.gather(number)
                 self._show_epsilon()
                 if ready is None:
                     break
@@ -306,7 +273,7 @@ class RunDriver:
     def _adopt(self, attempt: Attempt) -> None:
         self.current.cohort = tuple(sorted(attempt.cohort))
         self.current.attempt = attempt.identity.attempt
-        self._cohorts.training = None
+        self.cohorts.training = None
         self.attempt = attempt
 
     def _leave_attempt(self) -> None:
@@ -334,6 +301,28 @@ class RunDriver:
         )
         self._finish(record, attempt.identity, AggregationOutcome.RELEASED)
 
+    def _restored_round(self) -> int | None:
+        """The round that the next release goes back to; None where it is a release."""
+        if self.next_place.step:
+            return self.head.restored_round
+        if self.attempt is not None or self._lost is not None:
+            return None
+        asked = self._context.store.rollbacks.waiting(self.row.run_id)
+        return None if asked is None else asked.to_round
+
+    def _roll_back(self, to_round: int) -> None:
+        """Close a release with the adapter that an earlier round ended with."""
+        self._reopened = False
+        self._begin(
+            self._context.store.aggregations.newest_attempt(self.row.run_id, *self.next_place)
+        )
+        self.current.restored_round = to_round
+        adapter_sha256 = self._chain.ending(to_round).adapter_sha256
+        record = self._chain.link(
+            kind="rollback", adapter_sha256=adapter_sha256, restored_round=to_round
+        )
+        self._finish(record, None, AggregationOutcome.SKIPPED)
+
     def _skip(self) -> None:
         over = self._lost if self.attempt is None else self.attempt.identity
         record = self._chain.link(kind="skipped", adapter_sha256=self.head.adapter_sha256)
@@ -356,6 +345,8 @@ class RunDriver:
             if over is not None:
                 self._attempts.end(over, outcome)
             store.records.append(record)
+            if record.kind == "rollback" and record.step == 0:
+                store.rollbacks.done(self.row.run_id, record.round)
             store.rounds.finish(self._progress.at, closed.outcome, closed.to_json())
             # Inside: a release without its line in the audit log is not closed.
             self._context.audit.append(
@@ -366,6 +357,11 @@ class RunDriver:
                 outcome=closed.outcome,
                 adapter=record.adapter_sha256.hex(),
                 survivors=list(closed.survivors),
+                **(
+                    {"restored_round": closed.restored_round}
+                    if closed.restored_round is not None
+                    else {}
+                ),
             )
         self._chain.append(record)
         self._progress.figures = closed
@@ -374,14 +370,15 @@ class RunDriver:
     def _closed(self) -> None:
         """Show what the store says: the release is over, and with its last one the round."""
         figures = self.current
-        self._lost = self._cohorts.training = None
+        self._lost = self.cohorts.training = None
         self._context.metrics.observe_step(figures)
-        if figures.outcome == "skipped":
+        if figures.outcome != "aggregated":
             self._optimiser.forget()
         if self.plan.is_last_step(figures.step):
             kinds = {record.kind for record in self._chain.of_round(figures.round)}
+            # A rollback is of one kind throughout.
             self._context.metrics.observe_round(
-                "aggregated" if "aggregated" in kinds else "skipped"
+                "aggregated" if "aggregated" in kinds else figures.outcome
             )
         self.finished.append(figures)
         log.info("round_finished", round=figures.round, step=figures.step, outcome=figures.outcome)

@@ -22,23 +22,31 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
+import structlog
+
+from dp.errors import PrivacyError
 from federation.adapter import decode_adapter
-from federation.errors import PlanError
+from federation.errors import FederationError, PlanError
 from federation.forecast import forecast_plan, shared_dimension
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.record import AdapterRecord
+from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
 from server.audit import AuditEvent
 from server.context import RunContext
-from server.errors import RunError, SubmitTokenError
+from server.errors import CoordinatorError, RunError, SubmitTokenError
+from server.storage_faults import STORAGE_FAULTS
 from server.store import Store
 from server.store.runs import RunRow, RunState
 
 __all__ = ["RunQueue", "places_behind", "require_feasible"]
+
+log = structlog.get_logger(__name__)
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
 SUBMIT_TOKEN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
@@ -146,6 +154,20 @@ class RunQueue:
             self._move(row, RunState.PAUSED, AuditEvent.RUN_PAUSED, error=reason)
         else:
             self._move(row, RunState.FAILED, AuditEvent.RUN_FAILED, error=reason)
+
+    @contextmanager
+    def turning_away(self, row: RunRow) -> Iterator[None]:
+        """Turn a run away that cannot be loaded or begun, unless it is the storage's fault."""
+        try:
+            yield
+        except STORAGE_FAULTS:
+            raise
+        except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
+            log.error("run_cannot_begin", run=row.run_id, reason=str(error))  # noqa: TRY400
+            self.turn_away(row, str(error))
+        except Exception:
+            log.exception("run_crashed", run=row.run_id)
+            self.turn_away(row, "internal error: see log")
 
     def pause(self, row: RunRow, *, admin: str) -> None:
         """Take a run that is not driven out of the queue; it keeps what it has."""

@@ -7,6 +7,7 @@ Invariants:
 2. Every refusal is a raised typed error; the interceptor answers and counts it.
 3. An upload stream is read chunk by chunk into the spool; nothing is kept in memory.
 4. What the round took is durable before the call is answered.
+5. A silo of an older protocol is never shown what it cannot read (``server/versions.py``).
 
 Covered: wrong identity, wrong phase, malformed, late and oversize messages. Not covered: rate
 limits for an enrolled silo.
@@ -17,6 +18,7 @@ limits for an enrolled silo.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,8 +28,11 @@ import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2 as pb
 from chorale.v1 import round_pb2_grpc
+from federation.errors import VersionMismatchError
+from federation.plan import Plan
 from federation.record import Place
 from federation.sums import require_families
+from federation.version import APPROVED_ROSTERS, NEWEST_PROTOCOL, ROLLBACKS
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
 from server.access import current_peer
@@ -38,13 +43,17 @@ from server.errors import (
     ForeignMessageError,
     NotPublishedError,
     UploadError,
+    WrongRoundError,
 )
 from server.round import Attempt
+from server.versions import TOO_OLD, plan_protocol, require_protocol
 
 __all__ = ["RoundService"]
 
 MAX_WAIT_S = 60
 MAX_REASON_CHARS = 200
+MAX_INSTRUCTION_ID_CHARS = 512
+"""It is kept, one for each silo; the coordinator's own are shorter."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -65,6 +74,9 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         roster = self._context.store.rosters.current()
         if roster is None:
             raise NotPublishedError("no roster is published yet")
+        if roster.approvals:
+            what = f"roster epoch {roster.roster.epoch}, which its members approved,"
+            self._require_protocol(APPROVED_ROSTERS, what)
         earlier = self._context.store.rosters.before(roster, from_epoch=request.from_epoch)
         return pb.GetRosterResponse(
             roster=secagg_wire.roster_to_proto(roster),
@@ -77,6 +89,8 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         row = self._context.store.runs.by_plan(request.plan_sha256)
         if row is None:
             raise NotPublishedError("no run has a plan of this digest")
+        if current_peer().version.newest < NEWEST_PROTOCOL:
+            self._require_protocol(plan_protocol(Plan.parse(row.plan)), "this plan")
         return pb.GetPlanResponse(plan=row.plan)
 
     async def Poll(  # type: ignore[override]  # the interceptor lets serialised answers pass
@@ -84,6 +98,10 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
     ) -> bytes:
         """The current instruction, as soon as it changes; serialised, see ``server/access.py``."""
         silo_id = self._silo()
+        if len(request.last_instruction_id) > MAX_INSTRUCTION_ID_CHARS:
+            raise MalformedMessageError(
+                f"an instruction id has at most {MAX_INSTRUCTION_ID_CHARS} characters"
+            )
         wait_s = min(request.wait_s, MAX_WAIT_S)
         response = await self._conductor.poll(silo_id, request.last_instruction_id, wait_s)
         self._context.liveness.touch(silo_id)
@@ -98,7 +116,7 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         # Checked here, so that one silo's malformed words cannot stop the round for all.
         require_families(silo_id, families)
         driver = self._conductor.require_run(request.run_id)
-        driver.report_ready(
+        driver.cohorts.report_ready(
             silo_id,
             place=Place(request.round, request.step),
             adapter_sha256=request.adapter_sha256,
@@ -111,8 +129,11 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         """The silo takes no part."""
         silo_id = self._silo()
         reason = request.reason[:MAX_REASON_CHARS]
+        if not reason.isprintable():
+            raise MalformedMessageError("a reason has printable characters only")
         driver = self._conductor.require_run(request.run_id)
-        driver.refuse(silo_id, place=Place(request.round, request.step), reason=reason)
+        place = Place(request.round, request.step)
+        driver.cohorts.refuse(silo_id, place=place, reason=reason)
         return pb.RefuseResponse()
 
     async def AdvertiseKeys(
@@ -242,9 +263,25 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         records = self._context.store.records.page(
             request.run_id, request.from_position, federation_wire.RECORDS_PER_PAGE
         )
+        if any(record.kind == "rollback" for record in records):
+            self._require_protocol(ROLLBACKS, "a run that went back to an earlier round")
         return pb.ListRecordsResponse(
             records=[federation_wire.record_to_proto(record) for record in records]
         )
+
+    def _require_protocol(self, needed: int, what: str) -> None:
+        """Go on only with a silo that knows this; otherwise the round does without it."""
+        peer = current_peer()
+        try:
+            require_protocol(needed, peer.version, silo_id=peer.name, what=what)
+        except VersionMismatchError:
+            driver = self._conductor.driver
+            # It cannot say so itself, and would be waited for until the deadline, again and again.
+            if driver is not None and driver.training is not None:
+                with contextlib.suppress(WrongRoundError):
+                    place = driver.next_place
+                    driver.cohorts.refuse(peer.name, place=place, reason=TOO_OLD)
+            raise
 
     def _silo(self) -> str:
         """The calling silo, noted as alive."""

@@ -125,6 +125,9 @@ def watch_response(
         delta=spec.delta,
         error=row.error,
     )
+    waits = context.store.rollbacks.waiting(row.run_id)
+    if waits is not None and row.state not in OVER:
+        response.rollback_to_round = waits.to_round
     # A run that waits for its turn or for the admin waits for no silo.
     if driver is not None and row.state in ACTIVE | OVER:
         current = _round_status(driver.current)
@@ -187,4 +190,5 @@ def _round_status(figures: RoundFigures) -> pb.RoundStatus:
         heterogeneity_standard_error=figures.heterogeneity_error,
         silo_norm_sq=figures.silo_norm_sq,
         silo_norm_sq_standard_error=figures.silo_norm_sq_error,
+        restored_round=figures.restored_round,
     )

@@ -3,9 +3,9 @@
 Silos decide for themselves by their own policies; these terms are what the founding members agreed
 on once, in the audit log from the first day, so that an admin's slip is refused early.
 
-Invariants: a roster has at least ``min_silos`` silos and c of at least ``colluding``; where the
-terms have an ``epsilon_cap``, no plan states a larger one, nor a larger ``delta``, nor does without
-privacy.
+Invariants: a roster has at least ``min_silos`` silos and c of at least ``colluding``; no plan lets
+fewer than ``min_silos`` silos make a sum; where the terms have an ``epsilon_cap``, no plan states a
+larger one, nor a larger ``delta``, nor does without privacy.
 
 Covered: rosters, plans, names. Not covered: what was spent; silos' ledgers count that.
 """
@@ -137,6 +137,12 @@ def require_plan_within(row: FederationRow, plan: Plan) -> None:
     Raises:
         FederationTermsError: The text says which term.
     """
+    n_min = plan.secure_aggregation.n_min
+    if n_min < row.min_silos:
+        raise FederationTermsError(
+            f"secure_aggregation.n_min: the plan lets {n_min} silos make a sum, the federation "
+            f"agreed on at least {row.min_silos}"
+        )
     if row.epsilon_cap is not None and plan.privacy.mode == Mode.NONE.value:
         raise FederationTermsError(
             f"privacy.mode: the federation agreed on epsilon of at most {row.epsilon_cap:g}, and "

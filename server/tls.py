@@ -141,8 +141,11 @@ class ServerTls:
         certificate, ca = leaf.certificate, self._trust.serving.certificate
         begins = certificate.not_valid_before_utc.timestamp()
         ends = certificate.not_valid_after_utc.timestamp()
+        now = self._clock()
+        # Before its begin: the clock was ahead when it was issued, and nobody would accept it.
         return (
-            self._clock() >= begins + (ends - begins) / 2
+            now < begins
+            or now >= begins + (ends - begins) / 2
             or not _issued_by(certificate, ca)
             or _names(certificate) != {_plain(name) for name in self._host_names}
         )

@@ -33,8 +33,8 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from federation.durable import private_directory, replace_file, sync_directory
 from federation.renewal import trust_sha256
-from server.durable import private_directory, sync_directory, write_durably
 from server.errors import CaRotationError, PkiError
 from server.pki import CertificateAuthority, certificate_sha256, der
 
@@ -126,12 +126,19 @@ class Trust:
             self._digests = {ders: trust_sha256(ders)}
         return self._digests[ders]
 
-    def rotate(self, overlap_s: int, *, name: str) -> Retiring:
+    def rotate(
+        self,
+        overlap_s: int,
+        *,
+        name: str,
+        noted: Callable[[CertificateAuthority, Retiring], None] = lambda _new, _old: None,
+    ) -> Retiring:
         """Make a new issuing CA.
 
         Args:
             overlap_s: How long the present one is trusted beside it.
             name: Shown in the new CA's subject.
+            noted: Told before anything changes; what it raises keeps everything as it is.
 
         Returns:
             The CA before, and until when it is trusted.
@@ -150,11 +157,15 @@ class Trust:
         retiring = Retiring(authority=old, until_unix_s=int(self._clock()) + overlap_s)
         for authority in (old, new):
             self._keep(authority)
+        noted(new, retiring)
         self._commit(_State(issuing=new, retiring=retiring))
         return retiring
 
-    def tidy(self) -> bytes | None:
+    def tidy(self, noted: Callable[[bytes], None] = lambda _digest: None) -> bytes | None:
         """Forget a CA whose overlap is over, and make good what a crash left undone.
+
+        Args:
+            noted: Told the digest of that CA before it is forgotten.
 
         Returns:
             The digest of the CA that was forgotten now; None if there was none.
@@ -162,6 +173,7 @@ class Trust:
         state, forgotten = self._state, None
         if state.retiring is not None and self.retiring is None:
             forgotten = state.retiring.authority.sha256
+            noted(forgotten)
             self._commit(_State(issuing=state.issuing, retiring=None))
         elif (self._pki / _MANIFEST).exists():
             self._settle()
@@ -176,7 +188,7 @@ class Trust:
             "retiring_until_unix_s": None if retiring is None else retiring.until_unix_s,
         }
         content = json.dumps(manifest, indent=2, sort_keys=True).encode() + b"\n"
-        write_durably(self._pki / _MANIFEST, content)
+        replace_file(self._pki / _MANIFEST, (content,))
         self._state = state
         self._settle()
 
@@ -185,15 +197,17 @@ class Trust:
         bundle = b"".join(ca.public_bytes(Encoding.PEM) for ca in self.certificates())
         path = self._pki / "ca.pem"
         if not path.exists() or path.read_bytes() != bundle:
-            write_durably(path, bundle, mode=0o644)
+            replace_file(path, (bundle,), mode=0o644)
         (self._pki / "ca.key").unlink(missing_ok=True)
         state = self._state
         kept = {state.issuing.sha256.hex()}
         if state.retiring is not None:
             kept.add(state.retiring.authority.sha256.hex())
-        for directory in (self._pki / _AUTHORITIES).iterdir():
-            if directory.name not in kept:
-                shutil.rmtree(directory)
+        for path in (self._pki / _AUTHORITIES).iterdir():
+            # Whatever else an operator put there is none of ours.
+            ours = _DIGEST.fullmatch(path.name) is not None and not path.is_symlink()
+            if ours and path.is_dir() and path.name not in kept:
+                shutil.rmtree(path)
         sync_directory(self._pki / _AUTHORITIES)
 
     def _keep(self, authority: CertificateAuthority) -> None:

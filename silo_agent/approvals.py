@@ -30,7 +30,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from silo_agent.durable import append_line
+from federation.durable import append_line
 from silo_agent.errors import LocalStoreError
 
 __all__ = ["APPROVALS_FILE", "Approvals", "Standing", "Word", "operating_user"]

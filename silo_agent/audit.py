@@ -1,8 +1,9 @@
 """The silo's audit log: what this site did for the federation, in a chain that shows any change.
 
 ``audit.jsonl`` in the data directory. The form of a record and the checks of the chain are
-``federation/audit_chain.py``'s. The log itself never leaves the silo; of it, only the signed head
-does (``silo_agent/audit_heads.py``): how many records there are, and the digest of the newest.
+``federation/audit_chain.py``'s, the file is ``federation/audit_log.py``'s. The log itself never
+leaves the silo; of it, only the signed head does (``silo_agent/audit_heads.py``): how many records
+there are, and the digest of the newest.
 
 Ordered invariants:
 
@@ -10,8 +11,7 @@ Ordered invariants:
    leaves (``attempt_charged``, ``survivors_signed``) and before a local training begins
    (``training_charged``) the record is there, so what happened is never more than what is written.
    ``note`` is for what must not stop the daemon: a disk that refuses it is logged and counted.
-2. Records are never changed. A half-written last line was never acknowledged; it is cut before the
-   next append, and the cut is itself recorded.
+2. Records are never changed (``federation/audit_log.py``).
 3. Nothing private is in a record: names of runs and rounds, rules and digests of the policy,
    digests of what is public. Its reader is an auditor of the site.
 4. The first record holds 128 random bits, and every later digest covers them. So the head that
@@ -39,12 +39,9 @@ coordinators that invent tasks to make the log grow, which the daemon's pauses b
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -52,18 +49,16 @@ from typing import BinaryIO, Final
 
 import structlog
 
-from federation import audit_chain
-from federation.audit_chain import ChainHead, Detail
+from federation import audit_chain, audit_log
+from federation.audit_chain import Detail
 from federation.errors import AuditChainError
 from federation.record import Place
 from secagg.descriptor import AggregationId
-from silo_agent.durable import sync_directory
 from silo_agent.errors import AuditLogError
 
-__all__ = ["AUDIT_FILE", "AuditLog", "SiloEvent", "asked", "place", "read_log", "verify_log"]
+__all__ = ["AUDIT_FILE", "AuditLog", "SiloEvent", "asked", "place", "read_log"]
 
 AUDIT_FILE: Final = "audit.jsonl"
-_PRIVATE: Final = 0o600
 _LOG_ID_BYTES: Final = 16
 log = structlog.get_logger(__name__)
 
@@ -108,8 +103,8 @@ def asked(run_id: str, where: Place) -> dict[str, Detail]:
     return {"run": run_id, "round": where.round, "step": where.step}
 
 
-class AuditLog:
-    """An append-only file; one object a process, any number of processes and threads."""
+class AuditLog(audit_log.AuditLog[SiloEvent]):
+    """This silo's log; what fails is an ``AuditLogError``."""
 
     def __init__(
         self,
@@ -128,31 +123,8 @@ class AuditLog:
         Raises:
             AuditLogError: It cannot be opened, or its last record is unreadable.
         """
-        self.path = data_dir / AUDIT_FILE
-        self._clock = clock
         self._on_failure = on_failure
-        self._lock = threading.Lock()
-        self._size_bytes = -1
-        self._head = audit_chain.EMPTY
-        self.head()
-
-    def head(self) -> ChainHead:
-        """Return the newest record's index and digest, whichever process wrote it.
-
-        Raises:
-            AuditLogError: The file cannot be used.
-        """
-        with self._held():
-            return self._head
-
-    def append(self, event: SiloEvent, **details: Detail) -> None:
-        """Write one record and sync it.
-
-        Raises:
-            AuditLogError: It is not on disk.
-        """
-        with self._held() as file:
-            self._write(file, event, details)
+        super().__init__(data_dir / AUDIT_FILE, clock)
 
     def note(self, event: SiloEvent, **details: Detail) -> None:
         """Write one record if the disk takes it; a failure is logged and counted."""
@@ -172,13 +144,6 @@ class AuditLog:
         if known != sha256.hex():
             self.note(SiloEvent.POLICY_CHANGED, sha256=sha256.hex())
 
-    def tail(self, lines: int) -> tuple[str, ...]:
-        """Return the newest records as JSON objects, oldest first."""
-        if lines <= 0:
-            return ()
-        newest = audit_chain.complete_lines(read_log(self.path))[-lines:]
-        return tuple(line.decode(errors="replace") for line in newest)
-
     def _newest_policy(self) -> object:
         for line in reversed(audit_chain.complete_lines(read_log(self.path))):
             try:
@@ -189,51 +154,18 @@ class AuditLog:
                 return record["details"].get("sha256")
         return None
 
+    def _first(self) -> tuple[str, dict[str, Detail]]:
+        return SiloEvent.LOG_BEGUN.value, {"log": secrets.token_hex(_LOG_ID_BYTES)}
+
     @contextmanager
     def _held(self) -> Iterator[BinaryIO]:
-        """The file under its lock, with the head known and no torn line."""
         try:
-            with self._lock:
-                created = not self.path.exists()
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(self.path, flags, _PRIVATE), "r+b") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                    self._catch_up(file)
-                    yield file
-                if created:
-                    sync_directory(self.path.parent)
+            with super()._held() as file:
+                yield file
         except OSError as error:
             raise AuditLogError(f"cannot write {self.path}: {error}") from error
-
-    def _catch_up(self, file: BinaryIO) -> None:
-        """Learn the head again if another process wrote, and cut a torn last line."""
-        size = os.fstat(file.fileno()).st_size
-        if size == self._size_bytes:
-            return
-        content = file.read()
-        try:
-            self._head = audit_chain.head_of(content)
         except AuditChainError as error:
             raise AuditLogError(f"{self.path}: {error}") from error
-        self._size_bytes = size
-        torn = audit_chain.torn_bytes(content)
-        if torn:
-            file.truncate(size - torn)
-        if self._head == audit_chain.EMPTY:
-            self._write(file, SiloEvent.LOG_BEGUN, {"log": secrets.token_hex(_LOG_ID_BYTES)})
-        if torn:
-            self._write(file, SiloEvent.TORN_WRITE_CUT, {"cut_bytes": torn})
-
-    def _write(self, file: BinaryIO, event: SiloEvent, details: dict[str, Detail]) -> None:
-        line, head = audit_chain.make_line(
-            self._head, at_unix_s=self._clock(), event=event.value, details=details
-        )
-        file.seek(0, os.SEEK_END)
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-        self._head = head
-        self._size_bytes = os.fstat(file.fileno()).st_size
 
 
 def read_log(path: Path) -> bytes:
@@ -243,27 +175,6 @@ def read_log(path: Path) -> bytes:
         AuditLogError: It cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            return file.read()
+        return audit_log.read_log(path)
     except OSError as error:
         raise AuditLogError(f"cannot read {path}: {error}") from error
-
-
-def verify_log(path: Path, seen: Sequence[ChainHead] = ()) -> int:
-    """Check a log's whole chain without opening it for writing.
-
-    Args:
-        path: The file.
-        seen: Heads of it that the coordinator keeps; the log must contain each of them.
-
-    Returns:
-        The number of records.
-
-    Raises:
-        AuditLogError: It cannot be read.
-        AuditChainError: Names the first bad record.
-    """
-    content = read_log(path)
-    audit_chain.check_contains(content, seen)
-    return len(audit_chain.complete_lines(content))

@@ -39,10 +39,10 @@ from federation.audit_head import (
     sign_head,
     silo_writer,
 )
+from federation.durable import replace_file
 from federation.errors import AuditHeadConflictError, AuditHeadError, FederationError
 from silo_agent.audit import AuditLog, SiloEvent
-from silo_agent.durable import replace_file
-from silo_agent.errors import AuditLogError, SiloError, TransportError
+from silo_agent.errors import AuditLogError, NotServedError, SiloError, TransportError
 from silo_agent.identity import Identity
 from silo_agent.metrics import SiloMetrics
 
@@ -75,6 +75,8 @@ class AuditHeadExchange:
     """Unix seconds."""
     _noted: ChainHead | None = field(default=None, init=False)
     """The newest head for which a conflict is in the log."""
+    _unserved: bool = field(default=False, init=False)
+    """Whether the coordinator was last found not to know this call."""
 
     def exchange(self, coordinator: Exchanges, coordinator_key: bytes) -> None:
         """Leave this silo's head and keep the coordinator's.
@@ -98,7 +100,13 @@ class AuditHeadExchange:
             if refused or isinstance(error, AuditHeadConflictError):
                 self.metrics.audit_head_conflicts.inc()
             self.metrics.count_error(type(error).__name__)
-            log.warning("audit_heads_not_exchanged", detail=str(error))
+            unserved, before = isinstance(error, NotServedError), self._unserved
+            self._unserved = unserved
+            # An earlier version's coordinator is asked again each round, and spoken of once.
+            if not (unserved and before):
+                log.warning("audit_heads_not_exchanged", detail=str(error))
+        else:
+            self._unserved = False
 
     def _keep(self, theirs: AuditHead, coordinator_key: bytes, federation: str) -> None:
         if (theirs.federation, theirs.writer) != (federation, COORDINATOR):

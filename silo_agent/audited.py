@@ -90,6 +90,7 @@ class DaemonAudit:
             kind=record.kind,
             record_sha256=record.sha256.hex(),
             adapter_sha256=record.adapter_sha256.hex(),
+            **({} if record.restored_round is None else {"restored_round": record.restored_round}),
         )
 
     def exchange(self, coordinator: Exchanges, published: Published) -> None:

@@ -7,15 +7,19 @@ Ordered invariants, for every record after the last one this silo adopted:
 3. The published bytes have the record's digest and parse as a bounded, finite adapter.
 4. An aggregated record follows from its published integer sum by the plan's update rule and the
    optimiser's state, which this silo keeps itself and rebuilds, after a restart, from the earlier
-   sums: those of the round's steps, or of the run where the state crosses rounds.
-5. Only then is the head moved, durably.
+   sums: those of the round's steps, or of the run since its newest rollback where the state
+   crosses rounds.
+5. A rollback brings back the adapter of an earlier record of the same chain, which this silo finds
+   by the links from its own head, and only if the site allows it: otherwise nothing of it is
+   fetched, and the head stays before it.
+6. Only then is the head moved, durably.
 
 Only the adopted record and what follows it is fetched. A record names the digest of the one before
 it, so the adopted one stands for the whole chain that led to it.
 
 The chain comes in pages. Each is verified and adopted before the next is asked for, so what a silo
-holds of a chain is one page, except while it rebuilds an optimiser's state, and no chain is longer
-than its plan.
+holds of a chain is one page, except while it rebuilds an optimiser's state or looks a rollback up,
+and no chain is longer than its plan.
 
 Adapters and sums are fetched into files and read through memory maps. A check works tile by tile,
 so that a silo needs no copy of a vector beyond those maps, except for the gauge's.
@@ -45,7 +49,7 @@ from federation.errors import ChainError
 from federation.layout import Layout
 from federation.plan import Plan
 from federation.record import AdapterRecord, position_of, require_link, verify_chain
-from federation.replay import replay, replay_start
+from federation.replay import replay, replay_start, since_rollback
 from federation.verify import verify_update
 from federation.wire import RECORDS_PER_PAGE
 from secagg.bounds import MAX_DIMENSION, MAX_METRICS
@@ -82,6 +86,7 @@ class ChainFollower:
         coordinator: Coordinator,
         store: LocalStore,
         max_dimension: int = MAX_DIMENSION,
+        admit: Callable[[AdapterRecord], None] = lambda _record: None,
         adopting: Callable[[AdapterRecord], None] = lambda _record: None,
     ) -> None:
         """Delete what a crash left half-fetched.
@@ -90,8 +95,10 @@ class ChainFollower:
             coordinator: Publishes.
             store: Keeps.
             max_dimension: The longest vector that this site uploads.
+            admit: Raises for a verified record that the site does not follow.
             adopting: Told of each record before it becomes the head.
         """
+        self._admit = admit
         self._adopting = adopting
         self._max_dimension = max_dimension
         self._coordinator = coordinator
@@ -110,6 +117,7 @@ class ChainFollower:
         Raises:
             ChainMismatchError: the published chain contradicts what this silo adopted before.
             FederationError: a signature, a link, an adapter or an update is wrong.
+            PolicyRefusalError: the site does not follow a record; the head stays before it.
         """
         known = self._store.chain_head(run_id)
         position = 0 if known is None else known.position
@@ -140,7 +148,11 @@ class ChainFollower:
                     "its plan allows"
                 )
             head = verify_chain(
-                new, coordinator_key, after=(before := head), sums_per_round=plan.sums_per_round
+                new,
+                coordinator_key,
+                after=(before := head),
+                sums_per_round=plan.sums_per_round,
+                earlier=self._earlier_than(before, plan),
             )
             adapter = self._adopt_all(new, before, plan, adapter)
             if len(records) < RECORDS_PER_PAGE:
@@ -169,13 +181,15 @@ class ChainFollower:
         run_id, optimiser = self._optimiser or ("", plan.optimiser())
         if run_id != record.run_id:
             optimiser = plan.optimiser()
-        if head is not None and not optimiser.is_ready_for(*record.place):
+        behind = head is not None and not optimiser.is_ready_for(*record.place)
+        # A rollback is taken in any state.
+        if head is not None and behind and record.kind != "rollback":
             layout = Layout.from_tensors(decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES))
             dimension = plan.aggregator(layout).shared_layout(record.round).dimension
             # Not the one that is kept: a replay that fails leaves a state of nothing.
             optimiser = plan.optimiser()
             start = replay_start(optimiser, plan, record.round)
-            earlier = self._earlier_releases(head, plan, start)
+            earlier = since_rollback(self._earlier_releases(head, plan, start))
             replay(
                 optimiser,
                 plan=plan,
@@ -186,6 +200,14 @@ class ChainFollower:
             log.info("optimiser_replayed", run=record.run_id, round=head.round, step=head.step)
         self._optimiser = (record.run_id, optimiser)
         return optimiser
+
+    def _earlier_than(
+        self, head: AdapterRecord | None, plan: Plan
+    ) -> Callable[[int], AdapterRecord] | None:
+        """Finds the records before a head by their positions."""
+        if head is None:
+            return None
+        return lambda position: self._earlier_releases(head, plan, position)[0]
 
     def _earlier_releases(
         self, head: AdapterRecord, plan: Plan, start: int
@@ -237,6 +259,7 @@ class ChainFollower:
         self, record: AdapterRecord, plan: Plan, previous: memoryview, optimiser: Optimiser
     ) -> memoryview:
         """Check the bytes of one record, keep them, and only then move the head."""
+        self._admit(record)
         local = self._store.adapter(record.adapter_sha256)
         if local is not None:
             self._check(record, plan, previous, local, optimiser)
@@ -257,6 +280,7 @@ class ChainFollower:
                 position=position_of(record.round, record.step, plan.sums_per_round),
                 adapter_sha256=record.adapter_sha256,
                 record_sha256=record.sha256,
+                restored_round=record.restored_round,
             ),
         )
         log.info(
@@ -278,6 +302,8 @@ class ChainFollower:
         optimiser: Optimiser,
     ) -> None:
         decode_adapter(published, max_bytes=MAX_ADAPTER_BYTES)
+        if record.kind == "rollback":
+            optimiser.restart(round_number=record.round, step=record.step)
         if record.kind == "skipped":
             optimiser.skip(round_number=record.round, step=record.step)
         if record.kind != "aggregated":

@@ -118,6 +118,7 @@ class Daemon:
             renewed=self.audit.renewed,
         )
         self.coordinator.watch_trust(self.renewal.hear)
+        self.coordinator.watch_version(self.renewal.hear_version)
         self.peers = PeerHeads(self.store)
         self.work = LocalWork(
             config=config,
@@ -128,6 +129,7 @@ class Daemon:
             ledger_of=lambda: self.ledger,
             seed_of=self.identity.work_seed,
             limits=self.policy.limits,
+            allow=self.gate.require_standing,
         )
         self.published = Published(
             coordinator=self.coordinator,
@@ -135,6 +137,7 @@ class Daemon:
             store=self.store,
             max_dimension=self.policy.limits.max_dimension,
             adopted=self.work.adopted,
+            admit=self.gate.judge_record,
             adopting=self.audit.adopting,
         )
         self._session: Session | None = None
@@ -168,8 +171,7 @@ class Daemon:
     @property
     def attempt_open(self) -> bool:
         """Whether there is an attempt that this silo has not finished."""
-        session = self._session
-        return session is not None and not session.finished
+        return self._session is not None and not self._session.finished
 
     # Instructions ---------------------------------------------------------------------------------
 
@@ -251,15 +253,14 @@ class Daemon:
             self.metrics.rounds.labels(outcome="contributed").inc()
 
     def _take_task(self, task: RoundTask, echo: LedgerEcho | None) -> None:
-        roster = self.published.roster(task.roster_sha256)
-        task.verify(roster.roster.coordinator_key)
+        task.verify(self.published.roster(task.roster_sha256).roster.coordinator_key)
         plan = self.published.plan(task.plan_sha256)
         self._task, self._asked = task, (task.run_id, Place(task.round, task.step))
         mine = self.identity
         require_echoed(self.ledger, echo, silo_id=mine.silo_id, signing_key=mine.signing_key)
         self.gate.judge_task(task, plan, work=self.work, echo=echo, fetch=self.coordinator.plan)
         require_budget(self.ledger, plan, self.policy.limits, task)
-        head = self.published.follow(task.run_id)
+        head = self.published.follow(task.run_id, task.plan_sha256)
         require_next(self.ledger, task, plan, head.record)
         self.work.start(task=task, plan=plan, head=head)
         self.audit.accepted(task)
@@ -274,8 +275,9 @@ class Daemon:
         if not decision.accepted:
             log.info("not_followed", run=closed.record.run_id, rule=decision.rule)
             return False
+        self._asked = closed.record.run_id, closed.record.place
         before = self.published.head
-        after = self.published.follow(closed.record.run_id)
+        after = self.published.follow(closed.record.run_id, closed.record.plan_sha256)
         return before is None or before.record != after.record
 
     def _open_session(self, signed: SignedDescriptor) -> Session:
@@ -287,7 +289,7 @@ class Daemon:
         if finished is None:
             raise SessionError("a descriptor for a round whose local work this silo has not done")
         self._asked = identity.run_id, Place(identity.round, identity.step)
-        head = self.published.head_before(identity, finished.plan)
+        head = self.published.head_before(descriptor, finished.plan)
         require_head(descriptor, finished.plan, head.record)
         plan = self.published.plan(descriptor.plan_sha256)
         me, layout = self.identity.silo_id, finished.layout
@@ -383,8 +385,7 @@ class Daemon:
         """
         said = describe(error, instruction)
         self.metrics.count_error(said["kind"])
-        check = check_of(error)
-        if check is not None:
+        if (check := check_of(error)) is not None:
             self.metrics.count_check(check)
         if not self.stopping.is_set():
             log.error("instruction_failed", **said)

@@ -8,8 +8,9 @@ Invariants:
 1. The mark is on disk before the coordinator is told anything: this silo leaves also where nobody
    can be reached.
 2. A mark that cannot be read counts as one: the silo does not take part again by a damaged file.
-3. Nothing is deleted under a daemon that runs. The ledger and the audit log stay unless they are
-   asked for by name, for they prove what was spent and said.
+3. Nothing is deleted under a daemon that runs, nor in a directory that is not a silo's. The ledger
+   and the audit log stay unless they are asked for by name, for they prove what was spent and said.
+4. What a link leads to is not deleted, and is named: it may be a disk that others use.
 
 Covered: the mark, the deletion. Not covered: the roster, which names this silo until the consortium
 signs another; copies that others hold of what this silo sent.
@@ -29,9 +30,10 @@ from typing import Any, Final
 import grpc
 
 from chorale.v1 import membership_pb2, membership_pb2_grpc
+from federation.durable import replace_file, sync_directory
+from federation.version import this_version
 from silo_agent.audit import AUDIT_FILE
 from silo_agent.audit_heads import HEAD_FILE
-from silo_agent.durable import replace_file, sync_directory
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.identity import Identity
 from silo_agent.ledger_file import LEDGER_FILE
@@ -41,7 +43,10 @@ __all__ = [
     "PROOFS",
     "Departure",
     "Leaving",
+    "Link",
+    "Wiped",
     "daemon_runs",
+    "require_silo",
     "tell",
     "wait_for_daemon",
     "wipe",
@@ -73,6 +78,8 @@ PROOFS: Final = (
     HEAD_FILE,
 )
 """What was spent, followed, decided and logged."""
+_OF_A_SILO: Final = ("identity", "identity.previous", "silo.toml", MARK)
+_OF_A_COORDINATOR: Final = "coordinator.toml"
 _TIMEOUT_S: Final = 20.0
 
 
@@ -86,6 +93,26 @@ class Leaving:
     """The operating system's user who said so; empty where the file does not say."""
     at_unix_s: int
     """When; 0 where the file does not say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A link that was removed; what it leads to was not."""
+
+    name: str
+    """In the data directory."""
+    target: str
+    """Where it led to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wiped:
+    """What a deletion came to."""
+
+    deleted: tuple[str, ...]
+    """Names in the data directory."""
+    links: tuple[Link, ...]
+    """Whose targets are still there."""
 
 
 class Departure:
@@ -146,7 +173,9 @@ def tell(identity: Identity, *, revoke: bool) -> None:
     with grpc.secure_channel(identity.coordinator_address, credentials) as channel:
         try:
             membership_pb2_grpc.MembershipServiceStub(channel).Leave(
-                membership_pb2.LeaveRequest(revoke=revoke), timeout=_TIMEOUT_S
+                membership_pb2.LeaveRequest(revoke=revoke),
+                timeout=_TIMEOUT_S,
+                metadata=this_version().words,
             )
         except grpc.RpcError as error:
             trailers: Any = error.trailing_metadata()
@@ -189,8 +218,23 @@ def wait_for_daemon(data_dir: Path, *, timeout_s: float) -> bool:
     return True
 
 
-def wipe(data_dir: Path, *, proofs: bool) -> tuple[str, ...]:
-    """Delete what this silo holds; returns the names of what was there.
+def require_silo(data_dir: Path) -> None:
+    """Go on only in a silo's data directory; a coordinator's has entries of the same names.
+
+    Raises:
+        LocalStoreError: It is not one.
+    """
+    if (data_dir / _OF_A_COORDINATOR).exists():
+        raise LocalStoreError(f"{data_dir} is a coordinator's: nothing in it was deleted")
+    if not any((data_dir / name).exists() for name in _OF_A_SILO):
+        raise LocalStoreError(
+            f"{data_dir} is not a silo's data directory: nothing in it was deleted; it has none of "
+            f"{', '.join(_OF_A_SILO)}"
+        )
+
+
+def wipe(data_dir: Path, *, proofs: bool) -> Wiped:
+    """Delete what this silo holds; says what was there.
 
     Configuration and policy stay: they are the site's own text. An interrupted call is finished by
     the next one.
@@ -200,22 +244,43 @@ def wipe(data_dir: Path, *, proofs: bool) -> tuple[str, ...]:
         proofs: Also the ledger, the adopted heads, the approvals and the audit log.
 
     Raises:
-        LocalStoreError: A daemon runs, or something could not be deleted.
+        LocalStoreError: It is not a silo's, a daemon runs, or something could not be deleted.
     """
+    require_silo(data_dir)
     if daemon_runs(data_dir):
         raise LocalStoreError(f"a daemon uses {data_dir}: stop it before anything is deleted")
-    deleted = []
+    deleted: list[str] = []
+    links: list[Link] = []
     try:
         for name in (*PRIVATE, *(PROOFS if proofs else ())):
             path = data_dir / name
-            if path.is_dir() and not path.is_symlink():
+            links += _links(path, data_dir)
+            if path.is_symlink():
+                path.unlink()
+                continue
+            if path.is_dir():
                 shutil.rmtree(path)
-            elif path.exists() or path.is_symlink():
+            elif path.exists():
                 path.unlink()
             else:
                 continue
             deleted.append(name)
         sync_directory(data_dir)
     except OSError as error:
-        raise LocalStoreError(f"not everything was deleted: {error}; call it again") from error
-    return tuple(deleted)
+        kept = "".join(f"; nor was {link.target}, where {link.name} led to" for link in links)
+        raise LocalStoreError(
+            f"not everything was deleted: {error}{kept}; call it again"
+        ) from error
+    return Wiped(deleted=tuple(deleted), links=tuple(links))
+
+
+def _links(path: Path, data_dir: Path) -> list[Link]:
+    """The links at and below a path."""
+    found = [path] if path.is_symlink() else []
+    if not found and path.is_dir():
+        for place, directories, files in os.walk(path):
+            entries = (Path(place, name) for name in (*directories, *files))
+            found += [entry for entry in entries if entry.is_symlink()]
+    return [
+        Link(name=str(link.relative_to(data_dir)), target=os.path.realpath(link)) for link in found
+    ]

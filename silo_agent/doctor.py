@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from federation.checkup import Check, Checkup, Finding, Verdict, examine, failed, ok
+from federation.version import Version
 from secagg.roster import SignedRoster
 from silo_agent import doctor_checks_identity as identity
 from silo_agent import doctor_checks_machine as machine
@@ -60,6 +61,7 @@ class _Silo:
         self._policy: Policy | None = None
         self._store: LocalStore | None = None
         self._rosters: tuple[SignedRoster, ...] = ()
+        self._version: Version | None = None
 
     def checks(self, *, dry_round: bool) -> tuple[Check, ...]:
         """In order: files first, then the machine, then the network."""
@@ -145,6 +147,11 @@ class _Silo:
             ),
             Check(name="call", look=self._call, needs=("tls",), connects=True),
             Check(
+                name="versions",
+                look=lambda: network.judge_versions(_had(self._identity), self._version),
+                needs=("identity",),
+            ),
+            Check(
                 name="roster",
                 look=lambda: network.judge_roster(
                     _had(self._identity), _had(self._store), self._rosters
@@ -189,8 +196,9 @@ class _Silo:
         return site.judge_policy(self._policy)
 
     def _call(self) -> Verdict:
-        verdict, self._rosters = network.call_roster(_had(self._identity))
-        return verdict
+        called = network.call_roster(_had(self._identity))
+        self._rosters, self._version = called.rosters, called.version
+        return called.verdict
 
     def _dry_round(self) -> Verdict:
         from silo_agent.dry_round import dry_round

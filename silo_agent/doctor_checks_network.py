@@ -1,12 +1,14 @@
 """The doctor's steps about the line to the coordinator: name, port, handshake, call, roster.
 
-Covered: each of them alone, with what the server presented; a roster that is older than the newest
-one seen, signed by another root, or without this silo. Not covered: proxies.
+Covered: each of them alone, with what the server presented; a coordinator of another version; a
+roster that is older than the newest one seen, signed by another root, or without this silo. Not
+covered: proxies.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,14 +23,24 @@ from federation.reach import (
     shake_hands,
     split_host_port,
 )
+from federation.version import Version, this_version
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster, follow_rosters
+from silo_agent.coordinator_version import missing_with
 from silo_agent.errors import TransportError
 from silo_agent.identity import DIRECTORY, Identity
 from silo_agent.local_store import LocalStore
 from silo_agent.transport import Coordinator
 
-__all__ = ["call_roster", "judge_name", "judge_roster", "judge_tcp", "judge_tls"]
+__all__ = [
+    "Called",
+    "call_roster",
+    "judge_name",
+    "judge_roster",
+    "judge_tcp",
+    "judge_tls",
+    "judge_versions",
+]
 
 TIMEOUT_S: Final = 5.0
 NOT_PUBLISHED: Final = "not_published"
@@ -93,30 +105,64 @@ def judge_tls(mine: Identity, data_dir: Path, now: dt.datetime) -> Verdict:
     return ok(f"{version}, the server's chain ends at a CA that this silo trusts and names {host}")
 
 
-def call_roster(mine: Identity) -> tuple[Verdict, tuple[SignedRoster, ...]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Called:
+    """What one authenticated call brought."""
+
+    verdict: Verdict
+    rosters: tuple[SignedRoster, ...] = ()
+    """The published roster if there is one, after those that it follows from."""
+    version: Version | None = None
+    """What the coordinator says that it runs; None if it did not answer."""
+
+
+def call_roster(mine: Identity) -> Called:
     """One authenticated call: the published roster.
 
     Args:
         mine: This silo.
-
-    Returns:
-        The verdict, and the roster if there is one, after those that it follows from.
     """
     coordinator = Coordinator(
         address=mine.coordinator_address, credentials=mine.channel_credentials(), patience_s=0.0
     )
+    rosters: tuple[SignedRoster, ...] = ()
     try:
         rosters = coordinator.rosters(0)
     except TransportError as error:
         if error.reason == NOT_PUBLISHED:
-            return ok("the coordinator knows this silo; no roster is published yet"), ()
-        return failed(
-            f"the coordinator refused: {error.reason or 'no reason'}: {error}",
-            _REFUSALS.get(error.reason, "ask the admin: chorale silo list shows this silo's state"),
-        ), ()
+            verdict = ok("the coordinator knows this silo; no roster is published yet")
+        else:
+            verdict = failed(
+                f"the coordinator refused: {error.reason or 'no reason'}: {error}",
+                _REFUSALS.get(
+                    error.reason, "ask the admin: chorale silo list shows this silo's state"
+                ),
+            )
+    else:
+        verdict = ok("the coordinator knows this silo and answered with its roster")
     finally:
         coordinator.close()
-    return ok("the coordinator knows this silo and answered with its roster"), rosters
+    return Called(verdict=verdict, rosters=rosters, version=coordinator.version)
+
+
+def judge_versions(mine: Identity, theirs: Version | None) -> Verdict:
+    """What runs here, what runs there, and what that means.
+
+    Args:
+        mine: This silo.
+        theirs: What the coordinator said that it runs; None if it did not answer.
+    """
+    ours = this_version()
+    if theirs is None:
+        return ok(f"this silo runs chorale {ours}; the coordinator has not answered")
+    both = f"this silo runs chorale {ours}, the coordinator {theirs}"
+    if not ours.agrees_with(theirs):
+        behind = "this silo" if ours.newest < theirs.newest else "the coordinator"
+        return failed(f"{both}: they have no protocol in common", f"upgrade {behind}")
+    missing = missing_with(theirs, mine)
+    if missing:
+        return warning(f"{both}: {missing}", "ask the admin to upgrade the coordinator")
+    return ok(both)
 
 
 def judge_roster(mine: Identity, store: LocalStore, rosters: tuple[SignedRoster, ...]) -> Verdict:
@@ -191,5 +237,6 @@ _REFUSALS: Final = {
     "certificate_revoked": "ask the admin why; a new invite lets this silo join again",
     "certificate_expired": "ask the admin for a new invite and join again",
     "silo_suspended": "ask the admin why: chorale silo reinstate ends it",
+    "version_mismatch": "upgrade the side that the text names",
     "foreign_federation": "this directory joined another federation: check --data",
 }

@@ -10,6 +10,8 @@
     ├── SessionError           a message that does not fit what this silo is doing
     ├── NotReadyError          what an instruction asks for is still being computed
     ├── TransportError         the coordinator cannot be reached, or answered with a refusal
+    │   ├── NotServedError         it is of an earlier version, without this call
+    │   └── CoordinatorVersionError  its version and ours cannot work together
     ├── ChainMismatchError     the published chain contradicts what this silo adopted
     ├── SpoolError             a masked upload cannot be kept, or is not what was written
     ├── LocalStoreError        the silo's own state on disk cannot be used
@@ -29,11 +31,13 @@ __all__ = [
     "AuditLogError",
     "ChainMismatchError",
     "ConfigError",
+    "CoordinatorVersionError",
     "DiskLimitError",
     "IdentityError",
     "LocalStoreError",
     "LocalTimeError",
     "NotReadyError",
+    "NotServedError",
     "PolicyFileError",
     "PolicyRefusalError",
     "ProbeError",
@@ -105,6 +109,17 @@ class TransportError(SiloError):
         super().__init__(message)
         self.reason = reason
         self.refused = refused
+
+
+class NotServedError(TransportError):
+    """The coordinator does not know this call: it is of an earlier version."""
+
+
+class CoordinatorVersionError(TransportError):
+    """The coordinator's version and this one cannot work together; the text says which to upgrade.
+
+    Either side finds out: ``reason`` is the coordinator's word, or the same word of our own.
+    """
 
 
 class ChainMismatchError(SiloError):

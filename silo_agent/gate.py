@@ -40,6 +40,8 @@ from silo_agent.policy import (
     Policy,
     check_descriptor,
     check_plan,
+    check_rollback,
+    check_standing,
     check_task,
 )
 from silo_agent.polling import SURVIVABLE
@@ -114,6 +116,16 @@ class Gate:
             self._waiting = (task, echo)
         self._admit(decision)
 
+    def require_standing(self, task: RoundTask, plan: Plan) -> None:
+        """Go on only with an accepted task that the operator has not taken back since.
+
+        Raises:
+            PolicyRefusalError: With the rule that fired.
+            LocalStoreError: The approvals cannot be read.
+        """
+        standing = self.standing(task.run_id, task.plan_sha256)
+        require_accepted(check_standing(self._policy, task=task, plan=plan, standing=standing))
+
     def judge_closed(self, record: AdapterRecord, plan: Plan, *, base_sha256: bytes) -> Decision:
         """The verdict on a plan whose round has closed.
 
@@ -122,6 +134,15 @@ class Gate:
         """
         standing = self.standing(record.run_id, record.plan_sha256)
         return check_plan(self._policy, plan=plan, base_sha256=base_sha256, standing=standing)
+
+    def judge_record(self, record: AdapterRecord) -> None:
+        """Go on only with a verified record that this site follows; a rollback is counted.
+
+        Raises:
+            PolicyRefusalError: With the rule that fired.
+        """
+        if record.kind == "rollback":
+            self._admit(check_rollback(self._policy, record))
 
     def judge_descriptor(
         self,

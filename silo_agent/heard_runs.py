@@ -36,13 +36,13 @@ from google.protobuf.message import DecodeError
 
 import secagg.wire as secagg_wire
 from chorale.v1 import secagg_pb2
+from federation.durable import replace_file
 from federation.errors import PlanError
 from federation.plan import Plan, plan_sha256
 from federation.task import RoundTask
 from secagg.bounds import require_name
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import MalformedMessageError
-from silo_agent.durable import replace_file
 from silo_agent.errors import LocalStoreError
 
 __all__ = ["MAX_RUNS", "HeardRun", "HeardRuns"]

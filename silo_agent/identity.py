@@ -43,13 +43,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc
+from federation.durable import replace_file, sync_directory
 from federation.invite import Invite, InviteFormatError, join_statement, parse_invite
+from federation.printable import printable
+from federation.reach import ReachError, presented_chain
 from federation.renewal import trust_sha256
-from silo_agent.durable import replace_file, sync_directory
+from federation.version import this_version
 from silo_agent.errors import IdentityError, TransportError
 from silo_agent.identity_files import DIRECTORY, PARTIAL, PREVIOUS, forget_previous
 from silo_agent.leaf import UntrustedCoordinatorError, certificate_request, read_ca, read_leaf
-from silo_agent.tls_chain import fetch_chain
 
 __all__ = [
     "DIRECTORY",
@@ -62,6 +64,7 @@ __all__ = [
 ]
 
 TIMEOUT_S: Final = 20.0
+_MAX_SAID_CHARS: Final = 200
 _PEM: Final = serialization.Encoding.PEM
 _DER: Final = serialization.Encoding.DER
 
@@ -301,7 +304,11 @@ def _kept_key(invite: Invite, data_dir: Path) -> Ed25519PrivateKey | None:
 
 def _fetch_ca(invite: Invite) -> x509.Certificate:
     """Take the CA from the enrolment port's chain, trusting nothing but its digest."""
-    for certificate in fetch_chain(invite.enrol_address, timeout_s=TIMEOUT_S):
+    try:
+        chain = presented_chain(invite.enrol_address, timeout_s=TIMEOUT_S)
+    except ReachError as error:
+        raise TransportError(f"the enrolment port cannot be reached: {error}") from error
+    for certificate in chain:
         if hashlib.sha256(certificate.public_bytes(_DER)).digest() == invite.ca_sha256:
             return certificate
     raise UntrustedCoordinatorError(
@@ -331,7 +338,7 @@ def _redeem(
         try:
             response: enrolment_pb2.JoinResponse = enrolment_pb2_grpc.EnrolmentServiceStub(
                 channel
-            ).Join(request, timeout=TIMEOUT_S)
+            ).Join(request, timeout=TIMEOUT_S, metadata=this_version().words)
         except grpc.RpcError as error:
             raise _refusal(error, invite) from error
     return response
@@ -339,14 +346,15 @@ def _redeem(
 
 def _refusal(error: Any, invite: Invite) -> IdentityError | TransportError:
     trailers = dict(error.trailing_metadata() or ())
-    reason = str(trailers.get("chorale-reason", ""))
+    reason = str(trailers.get("chorale-reason", ""))[:_MAX_SAID_CHARS]
+    details = printable(str(error.details()), max_chars=_MAX_SAID_CHARS)
     if not reason:
         return TransportError(
-            f"joining through {invite.enrol_address} failed: {error.code().name}: {error.details()}"
+            f"joining through {invite.enrol_address} failed: {error.code().name}: {details}"
         )
+    hint = printable(str(trailers.get("chorale-hint", "")), max_chars=_MAX_SAID_CHARS)
     return InviteRefusedError(
-        f"the coordinator refused to enrol {invite.silo_id}: {error.details()} "
-        f"({trailers.get('chorale-hint', '')})",
+        f"the coordinator refused to enrol {invite.silo_id}: {details} ({hint})",
         reason=reason,
     )
 

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from silo_agent.durable import sync_directory
+from federation.durable import sync_directory
 
 __all__ = [
     "DIRECTORY",

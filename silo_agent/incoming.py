@@ -15,7 +15,7 @@ import secrets
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from silo_agent.durable import sync_directory
+from federation.durable import sync_directory
 from silo_agent.errors import LocalStoreError
 
 __all__ = ["PARTIAL", "Incoming", "mapped"]

@@ -9,18 +9,17 @@ from __future__ import annotations
 import datetime as dt
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from federation.certificate import MALFORMED
 from federation.invite import silo_spiffe_uri
 from silo_agent.errors import IdentityError
 
 __all__ = ["UntrustedCoordinatorError", "certificate_request", "read_ca", "read_leaf"]
 
 MAX_CERTIFICATE_BYTES = 8192
-_MALFORMED = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound)
 
 
 class UntrustedCoordinatorError(IdentityError):
@@ -59,7 +58,7 @@ def read_ca(content: bytes) -> x509.Certificate:
         ca = _read(content)
         ca.verify_directly_issued_by(ca)
         constraints = ca.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise UntrustedCoordinatorError("the answer holds a CA that is none") from error
     if not constraints.ca:
         raise UntrustedCoordinatorError("the answer holds a CA that is none")
@@ -96,7 +95,7 @@ def read_leaf(
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
         public_key = leaf.public_key()
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise UntrustedCoordinatorError("the answer's certificate is not from its CA") from error
     if public_key != key.public_key():
         raise UntrustedCoordinatorError("the answer's certificate is for another key")

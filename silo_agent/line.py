@@ -7,6 +7,8 @@ Invariants:
 2. A channel that was replaced is closed once nothing runs over it.
 3. What the coordinator says beside its answers about the CAs it trusts is handed on unparsed, and
    only if it has a digest's length.
+4. Every call says which version this silo runs. What a call is answered with, but for a stream, is
+   not handed on before what the coordinator says of its own version was judged.
 
 Covered: unary calls, uploads, downloads, several threads. Not covered: retries, which are
 ``silo_agent/transport.py``'s: each is a call of its own, and so goes over the newest channel.
@@ -14,7 +16,9 @@ Covered: unary calls, uploads, downloads, several threads. Not covered: retries,
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,10 +26,17 @@ from typing import Any, Final
 
 import grpc
 
+from federation.errors import VersionError, VersionMismatchError
 from federation.renewal import TRUST_METADATA
+from federation.version import Version, read_version, require_compatible, this_version
+from silo_agent.errors import CoordinatorVersionError
 
-__all__ = ["Line"]
+__all__ = ["REASON_METADATA", "VERSION_MISMATCH", "Line"]
 
+REASON_METADATA: Final = "chorale-reason"
+VERSION_MISMATCH: Final = "version_mismatch"
+"""The coordinator's reason, and ours where we find out first."""
+LEAST_APART_S: Final = 60.0
 _DIGEST_CHARS: Final = 64
 StubFactory = Callable[[grpc.Channel], Any]
 
@@ -70,6 +81,18 @@ class Line:
         """Say who is told the digest of the CAs that the coordinator trusts, after each answer."""
         self._hear.notice = notice
 
+    def watch_version(self, notice: Callable[[Version], None]) -> None:
+        """Say who is told which version the coordinator runs: at first, then at changes.
+
+        Whatever it says, nobody is told more than once a minute.
+        """
+        self._hear.version_notice = notice
+
+    @property
+    def version(self) -> Version | None:
+        """What the coordinator last said that it runs; None before its first answer."""
+        return self._hear.version
+
     def replace(self, credentials: grpc.ChannelCredentials) -> None:
         """Let new calls go over a channel with other credentials.
 
@@ -112,6 +135,7 @@ class Line:
 
         Raises:
             grpc.RpcError: The call failed.
+            CoordinatorVersionError: It was answered by a version that cannot work with this one.
         """
         with self._lock:
             wire = self._newest
@@ -121,7 +145,7 @@ class Line:
             stub = wire.stubs[make]
         release = partial(self._release, wire)
         try:
-            answer = getattr(stub, method)(request, timeout=timeout)
+            answer = getattr(stub, method)(request, timeout=timeout, metadata=this_version().words)
         except BaseException:
             release()
             raise
@@ -160,13 +184,48 @@ class _Hear(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # gene
 
     def __init__(self) -> None:
         self.notice: Callable[[str], None] | None = None
+        self.version_notice: Callable[[Version], None] | None = None
+        self.version: Version | None = None
+        self._told: Version | None = None
+        self._told_s = -math.inf
 
     def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         answer = continuation(client_call_details, request)
-        if self.notice is not None and answer.code() is grpc.StatusCode.OK:
-            for key, value in answer.trailing_metadata() or ():
-                if key == TRUST_METADATA and len(value) == _DIGEST_CHARS:
+        said = answer.trailing_metadata() or ()
+        if answer.code() is grpc.StatusCode.OK:
+            self._judge(said)
+            for key, value in said:
+                if (
+                    self.notice is not None
+                    and key == TRUST_METADATA
+                    and len(value) == _DIGEST_CHARS
+                ):
                     self.notice(str(value))
+        elif any(key == REASON_METADATA for key, _ in said):
+            # A refusal of its own: it, too, says which version it is.
+            self._judge(said)
         return answer
+
+    def _judge(self, said: Any) -> None:
+        """Take note of the coordinator's version, and refuse an answer that nobody can rely on.
+
+        Raises:
+            CoordinatorVersionError: Malformed, or without a protocol that both speak.
+        """
+        try:
+            version = self.version = read_version(said)
+            now = time.monotonic()
+            if (
+                self.version_notice is not None
+                and version != self._told
+                and now - self._told_s >= LEAST_APART_S
+            ):
+                self._told, self._told_s = version, now
+                self.version_notice(version)
+            require_compatible(this_version(), version, us="this silo", them="the coordinator")
+        except VersionMismatchError as error:
+            raise CoordinatorVersionError(str(error), reason=VERSION_MISMATCH) from error
+        except VersionError as error:
+            raise CoordinatorVersionError(str(error), reason="version_malformed") from error

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silo_agent.durable import append_line, replace_file
+from federation.durable import append_line, replace_file
 from silo_agent.errors import LocalStoreError
 from silo_agent.incoming import PARTIAL, Incoming, mapped
 from silo_agent.peer_head import PeerHead
@@ -67,6 +67,8 @@ class ChainHead:
     """Of the published bytes."""
     record_sha256: bytes
     """Of the signed record."""
+    restored_round: int | None = None
+    """Of a rollback: the round whose adapter it is."""
 
 
 class LocalStore:
@@ -334,6 +336,7 @@ class LocalStore:
                 position=int(head["position"]),
                 adapter_sha256=_digest(head["adapter_sha256"]),
                 record_sha256=_digest(head["record_sha256"]),
+                restored_round=_round(head.get("restored_round")),
             )
             for run_id, head in state["heads"].items()
         }
@@ -362,6 +365,7 @@ class LocalStore:
                     "position": head.position,
                     "adapter_sha256": head.adapter_sha256.hex(),
                     "record_sha256": head.record_sha256.hex(),
+                    "restored_round": head.restored_round,
                 }
                 for run_id, head in sorted(self._heads.items())
             },
@@ -377,6 +381,10 @@ def _digest(value: str) -> bytes:
     if len(digest) != DIGEST_BYTES:
         raise ValueError("not 32 bytes")
     return digest
+
+
+def _round(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _finite(value: Any) -> Any:

@@ -5,9 +5,9 @@ then work that failed: zeros with full noise, as ADR 5 has it. The guardian acce
 ``ready_deadline_s`` fits into that time (``policy_limits.py``), so the round is over for this silo
 by then, and whether work was cut shows nowhere.
 
-Covered: exploring, training and judging in this process. Not covered: sums of unit gradients, which
-the plan's phase deadline bounds; trainers in processes of their own, which are waited for; one
-single step of the model, however long it takes.
+Covered: exploring, training and judging; trainers in processes of their own, which are ended. Not
+covered: sums of unit gradients, which the plan's phase deadline bounds; one single step of the
+model in this process, however long it takes.
 """
 
 from __future__ import annotations

@@ -7,31 +7,17 @@ others take later; GPUs of other makers than those torch was built for.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
-from federation.model_shapes import ModelShape, shape_of
+from federation.errors import ModelShapeError
+from federation.model_shapes import MAX_CONFIG_BYTES, ModelShape, shape_from_config, shape_of
 from silo_agent.config import SiloConfig
 
 __all__ = ["Gpu", "Machine", "in_gib", "look", "shape_in"]
-
-_FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-_MAX_CONFIG_BYTES: Final = 1 << 20
-_MAX_FIGURE: Final = 1 << 24
-_NO_SHAPE: Final = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ZeroDivisionError,
-    RecursionError,
-)
-"""What a file that is no model's configuration may end in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,40 +70,13 @@ def shape_in(directory: Path | None, name: str) -> ModelShape | None:
         directory: Of the base model, if there is one.
         name: ``model.base`` of a plan.
     """
-    found = None if directory is None else _shape(directory / "config.json")
-    return found or shape_of(name)
-
-
-def _shape(path: Path) -> ModelShape | None:
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            return None
-        said = json.loads(path.read_bytes())
-        family = said["model_type"]
-        if family not in _FAMILIES or said.get("quantization_config") is not None:
-            return None
-        hidden, heads = said["hidden_size"], said["num_attention_heads"]
-        figures = {
-            "hidden": hidden,
-            "layers": said["num_hidden_layers"],
-            "heads": heads,
-            "kv_heads": said.get("num_key_value_heads") or heads,
-            "head_dim": said.get("head_dim") or hidden // heads,
-            "mlp": said["intermediate_size"],
-            "vocabulary": said["vocab_size"],
-        }
-        if any(
-            type(value) is not int or not 1 <= value <= _MAX_FIGURE for value in figures.values()
+    if directory is not None:
+        with (
+            contextlib.suppress(OSError, ModelShapeError),
+            (directory / "config.json").open("rb") as file,
         ):
-            return None
-        return ModelShape(
-            **figures,
-            tied=bool(said.get("tie_word_embeddings", False)),
-            qkv_bias=family == "qwen2",
-            qk_norm=family == "qwen3",
-        )
-    except _NO_SHAPE:
-        return None
+            return shape_from_config(file.read(MAX_CONFIG_BYTES + 1))
+    return shape_of(name)
 
 
 def _memory_bytes() -> int:

@@ -13,8 +13,8 @@ Invariants:
 4. A departure and a refusal by hand come first; that somebody has to approve comes last, so nobody
    is asked about what the file refuses anyway.
 
-Covered: verdicts on plans, tasks and descriptors. Not covered: the budget, which the ledger
-enforces before every upload (``silo_agent/admission.py``).
+Covered: verdicts on plans, tasks, descriptors and rollbacks. Not covered: the budget, which the
+ledger enforces before every upload (``silo_agent/admission.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from federation.plan import Plan
+from federation.record import AdapterRecord
 from federation.task import RoundTask
 from secagg.descriptor import Descriptor
 from silo_agent.approvals import Standing
@@ -30,7 +31,7 @@ from silo_agent.policy_document import Policy
 from silo_agent.policy_operator import APPROVAL_RULE, FIRST_WORD, LAST_WORD
 from silo_agent.policy_plan import PLAN_RULES, TASK_RULES, TaskCase
 from silo_agent.policy_proposal import write_default, write_for_plan
-from silo_agent.policy_rule import CaseT_contra, PlanCase, Rule
+from silo_agent.policy_rule import POLICY_DOES_NOT_ALLOW, CaseT_contra, PlanCase, Rule
 
 __all__ = [
     "ACCEPTED",
@@ -40,6 +41,8 @@ __all__ = [
     "Policy",
     "check_descriptor",
     "check_plan",
+    "check_rollback",
+    "check_standing",
     "check_task",
     "write_default",
     "write_for_plan",
@@ -48,6 +51,9 @@ __all__ = [
 ACCEPTED = "accepted"
 """What a verdict names when no rule fired."""
 
+ROLLBACK_RULE = "rollback_allowed"
+"""What a rollback is refused by."""
+
 RULE_NAMES: tuple[str, ...] = tuple(
     dict.fromkeys(
         (
@@ -55,6 +61,7 @@ RULE_NAMES: tuple[str, ...] = tuple(
             *(rule.name for rule in PLAN_RULES),
             *(rule.name for rule in TASK_RULES),
             *(rule.name for rule in DESCRIPTOR_RULES),
+            ROLLBACK_RULE,
             *(rule.name for rule in LAST_WORD),
         )
     )
@@ -169,6 +176,42 @@ def check_descriptor(
             now_unix_s=now_unix_s,
             standing=standing,
         ),
+    )
+
+
+def check_rollback(policy: Policy, record: AdapterRecord) -> Decision:
+    """The verdict on a record that takes a run back.
+
+    Args:
+        policy: The site's.
+        record: Of kind rollback, verified against the chain.
+    """
+    if policy.methods.allow_rollback:
+        return Decision(accepted=True, rule=ACCEPTED, public_reason="", detail="")
+    return Decision(
+        accepted=False,
+        rule=ROLLBACK_RULE,
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} a rollback",
+        detail=(
+            f"run {record.run_id} goes back to round {record.restored_round} in round "
+            f"{record.round}, and methods.allow_rollback is false: this silo stays where it is and "
+            "takes no further part in the run; set it to true and restart to follow"
+        ),
+    )
+
+
+def check_standing(policy: Policy, *, task: RoundTask, plan: Plan, standing: Standing) -> Decision:
+    """The operator's verdict alone, on a task that every rule accepted and that has not begun.
+
+    Args:
+        policy: The site's.
+        task: Accepted earlier.
+        plan: The plan that the task names by digest.
+        standing: What the operator has said about the run by now.
+    """
+    base_sha256 = task.base_model_sha256
+    return _decide(
+        (), PlanCase(policy=policy, plan=plan, base_sha256=base_sha256, standing=standing)
     )
 
 

@@ -74,6 +74,8 @@ class MethodsSection(_Section):
     """Evolution methods that may run here."""
     aggregation: tuple[str, ...] = ()
     """Aggregation methods that may be taken part in."""
+    allow_rollback: bool = False
+    """Whether a run may go back to the adapter of an earlier round of its own."""
 
 
 class EpsilonCapsSection(_Section):

@@ -185,6 +185,10 @@ allowed = {environments}
 [methods]
 evolvers = {evolvers}
 aggregation = {aggregation}
+# Whether the coordinator's admin may take a run back to the adapter of an earlier round of it. It
+# charges nothing by itself, and it has this silo train again from an adapter that it trained from
+# before. A silo that does not allow it stays where it is and takes no further part in that run.
+allow_rollback = false
 
 [privacy]
 # "record_local" hides one task (or one user) from everybody outside this silo, the other silos

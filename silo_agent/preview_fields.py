@@ -4,8 +4,9 @@ Keys are the fields' full names in ``proto/chorale/v1``. A field that is not lis
 readable, with the words "not described": nothing that is sent is ever left out, and a test walks
 every request so that nothing stays undescribed.
 
-Covered: the requests of the round and membership services. Not covered: what the coordinator sends
-on; key bundles, box headers and upload headers reach every silo of the cohort.
+Covered: the requests of the round and membership services. Not covered: this silo's version, which
+stands beside every call (``federation/version.py``); what the coordinator sends on; key bundles,
+box headers and upload headers reach every silo of the cohort.
 """
 
 from __future__ import annotations

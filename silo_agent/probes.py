@@ -25,7 +25,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from silo_agent.durable import replace_file
+from federation.durable import replace_file
 from silo_agent.errors import ProbeError
 
 __all__ = ["ADDRESS_FILE", "Probes", "parse_listen"]

@@ -1,7 +1,8 @@
 """What the coordinator publishes, as far as this silo has checked it: roster, plan, chain.
 
 Invariants: a roster is one that the pinned root signed, never older than the newest known; a plan
-has the digest that it is asked for by; a head was followed to, link by link.
+has the digest that it is asked for by; a head was followed to, link by link, under the plan that
+the caller judged and no other.
 
 Covered: fetching once what is needed often. Not covered: whether this silo takes part.
 """
@@ -12,10 +13,11 @@ from collections.abc import Callable
 
 from federation.plan import Plan
 from federation.record import AdapterRecord, next_place
-from secagg.descriptor import AggregationId
+from secagg.descriptor import Descriptor
 from secagg.roster import SignedRoster
 from silo_agent.admission import fetch_roster
 from silo_agent.chain import ChainFollower, Head
+from silo_agent.errors import ChainMismatchError
 from silo_agent.identity import Identity
 from silo_agent.local_store import LocalStore
 from silo_agent.transport import Coordinator
@@ -34,6 +36,7 @@ class Published:
         store: LocalStore,
         max_dimension: int,
         adopted: Callable[[Head, Plan], None],
+        admit: Callable[[AdapterRecord], None],
         adopting: Callable[[AdapterRecord], None],
     ) -> None:
         """Begin with nothing at hand.
@@ -44,6 +47,7 @@ class Published:
             store: Remembers epochs and heads.
             max_dimension: The longest vector that this site uploads.
             adopted: Told of the head each time a chain was followed to its end.
+            admit: Raises for a verified record that the site does not follow.
             adopting: Told of each record before it becomes its run's head.
         """
         self._coordinator = coordinator
@@ -54,6 +58,7 @@ class Published:
             coordinator=coordinator,
             store=store,
             max_dimension=max_dimension,
+            admit=admit,
             adopting=adopting,
         )
         self._roster: SignedRoster | None = None
@@ -94,28 +99,42 @@ class Published:
             self._plan = (plan_sha256, Plan.parse(self._coordinator.plan(plan_sha256)))
         return self._plan[1]
 
-    def follow(self, run_id: str) -> Head:
+    def follow(self, run_id: str, plan_sha256: bytes) -> Head:
         """Follow a run's chain to its end.
 
+        Args:
+            run_id: The run.
+            plan_sha256: Of the plan that was judged. Nothing is adopted of a chain under another.
+
         Raises:
-            ChainMismatchError: It contradicts what this silo adopted.
+            ChainMismatchError: It is of another plan, or contradicts what this silo adopted.
             FederationError: A signature, a link, an adapter or an update is wrong.
+            PolicyRefusalError: The site does not follow a record.
         """
         roster = self._roster or self.roster(self._coordinator.roster().roster.sha256)
-        head = self.head = self._chain.sync(run_id, self.plan, roster.roster.coordinator_key)
-        self._adopted(head, self.plan(head.record.plan_sha256))
+
+        def judged(named_sha256: bytes) -> Plan:
+            if named_sha256 != plan_sha256:
+                raise ChainMismatchError(
+                    f"the chain of run {run_id} is of plan {named_sha256.hex()[:12]}, and this "
+                    f"silo was asked about plan {plan_sha256.hex()[:12]}"
+                )
+            return self.plan(named_sha256)
+
+        head = self.head = self._chain.sync(run_id, judged, roster.roster.coordinator_key)
+        self._adopted(head, judged(head.record.plan_sha256))
         return head
 
-    def head_before(self, identity: AggregationId, plan: Plan) -> Head:
+    def head_before(self, descriptor: Descriptor, plan: Plan) -> Head:
         """The adopted head; followed first where a round went on to its next step.
 
         Raises:
             ChainMismatchError: As ``follow``.
             FederationError: As ``follow``.
         """
-        head = self.head
+        head, identity = self.head, descriptor.identity
         if head is not None and head.record.run_id == identity.run_id:
             following = next_place(head.record.place, plan.sums_per_round)
             if identity.step == 0 or following >= (identity.round, identity.step):
                 return head
-        return self.follow(identity.run_id)
+        return self.follow(identity.run_id, descriptor.plan_sha256)

@@ -79,7 +79,12 @@ def cannot_run(error: Exception) -> PolicyRefusalError:
 
 
 def refused_charge(error: Exception) -> PolicyRefusalError:
-    """The ledger did not take a charge, so nothing was trained and nothing may be released."""
+    """The ledger did not take a charge, so nothing was trained and nothing may be released.
+
+    The operator's refusal, which comes before the ledger's, is its own.
+    """
+    if isinstance(error, PolicyRefusalError):
+        return error
     if isinstance(error, BudgetExceededError):
         return over_budget(error)
     if isinstance(error, TooManyDebitsError):
@@ -87,5 +92,5 @@ def refused_charge(error: Exception) -> PolicyRefusalError:
     return PolicyRefusalError(
         rule=LEDGER_UNUSABLE,
         public_reason=_LEDGER,
-        detail=f"the privacy ledger cannot be written ({type(error).__name__}: {error})",
+        detail=f"the ledger or the silo's memory cannot be used ({type(error).__name__}: {error})",
     )

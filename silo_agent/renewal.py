@@ -42,13 +42,15 @@ import grpc
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from federation.reach import ReachError, presented_chain
 from federation.renewal import MAX_CAS, renew_statement
+from federation.version import Version
+from silo_agent.coordinator_version import report_version
 from silo_agent.errors import SiloError, TransportError
 from silo_agent.identity import Identity
 from silo_agent.identity_files import forget_previous, has_previous, restore_previous
 from silo_agent.leaf import UntrustedCoordinatorError, certificate_request, read_ca, read_leaf
 from silo_agent.metrics import SiloMetrics
-from silo_agent.tls_chain import fetch_chain
 
 __all__ = ["Renewal"]
 
@@ -150,6 +152,14 @@ class Renewal:
             self._soon_s = self._chance.clock() + SOON_S * self._chance.fraction()
             self._wake.set()
 
+    def hear_version(self, version: Version) -> None:
+        """Let the log say what the coordinator's version means for this silo.
+
+        Args:
+            version: As the coordinator says.
+        """
+        report_version(version, self.identity)
+
     def step(self) -> float:
         """Do what is due now.
 
@@ -181,7 +191,14 @@ class Renewal:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._wake.clear()
-            pause_s = self.step()
+            try:
+                pause_s = self.step()
+            except Exception as error:
+                # Without this thread the certificate would end; nothing may end the thread.
+                log.exception("renewal_broken")
+                self._metrics.count_error(type(error).__name__)
+                self._failed(error)
+                pause_s = LOOK_S
             if not self._stopping.is_set():
                 self._wake.wait(pause_s)
 
@@ -266,8 +283,8 @@ class Renewal:
                 "this silo's certificate has ended: ask the admin for a new invite and join again"
             )
         try:
-            chain = fetch_chain(self.identity.coordinator_address, timeout_s=5.0)
-        except TransportError:
+            chain = presented_chain(self.identity.coordinator_address, timeout_s=5.0)
+        except ReachError:
             return "the coordinator cannot be reached: see chorale-silo doctor"
         if not {self.identity.ca, *self.identity.also_trusted}.intersection(chain):
             return (

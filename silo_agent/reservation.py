@@ -9,6 +9,7 @@ Ordered invariants:
    again and charged again, so what was trained is never more than what was charged.
 3. What the ledger refuses is kept for the one who answers for the round. Nothing is trained then,
    and nothing released.
+4. Nothing is begun, and nothing charged, that the operator has refused by then.
 
 Covered: mode ``record_local``. Not covered: the steps, which the receipt counts
 (``dp.receipt.TrainingReceipt``).
@@ -16,13 +17,15 @@ Covered: mode ``record_local``. Not covered: the steps, which the receipt counts
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dp.errors import PrivacyError, ReceiptError
 from dp.ledger import Ledger
 from dp.receipt import TrainingReceipt
 from federation.plan import Plan
 from federation.task import RoundTask
 from silo_agent.audit import AuditLog, SiloEvent
-from silo_agent.errors import LocalStoreError
+from silo_agent.errors import LocalStoreError, PolicyRefusalError
 from silo_agent.local_store import LocalStore
 
 __all__ = ["Reservation"]
@@ -39,15 +42,30 @@ class Reservation:
         audit: AuditLog,
         task: RoundTask,
         plan: Plan,
+        allow: Callable[[RoundTask, Plan], None],
     ) -> None:
         self._ledger = ledger
         self._store = store
         self._audit = audit
         self._task = task
         self._plan = plan
+        self._allow = allow
         self._asked = False
-        self.failure: PrivacyError | LocalStoreError | None = None
+        self.failure: PrivacyError | LocalStoreError | PolicyRefusalError | None = None
         """Why the ledger was not charged; None if it was, or was not asked yet."""
+
+    def require_allowed(self) -> None:
+        """Go on only if the operator still allows it.
+
+        Raises:
+            PolicyRefusalError: The run was refused, or the silo leaves.
+            LocalStoreError: What the operator said cannot be read.
+        """
+        try:
+            self._allow(self._task, self._plan)
+        except (PolicyRefusalError, LocalStoreError) as error:
+            self.failure = error
+            raise
 
     def __call__(self) -> TrainingReceipt:
         """Charge the training.
@@ -59,10 +77,12 @@ class Reservation:
             BudgetExceededError: A cap would be passed.
             PrivacyError: The ledger cannot be written.
             LocalStoreError: Its head cannot be remembered, or the charge not be audited.
+            PolicyRefusalError: The operator refused the run meanwhile.
         """
         if self._asked:
             raise ReceiptError("the training of this round was already charged")
         self._asked = True
+        self.require_allowed()
         try:
             receipt = self._ledger.reserve_training(
                 run=self._task.run_id,
@@ -82,9 +102,9 @@ class Reservation:
 
     def settle(self) -> None:
         """Charge what the work did not ask for; the failure, if any, is in ``failure``."""
-        if self._asked:
+        if self._asked or self.failure is not None:
             return
         try:
             self()
-        except (PrivacyError, LocalStoreError) as error:
+        except (PrivacyError, LocalStoreError, PolicyRefusalError) as error:
             self.failure = error

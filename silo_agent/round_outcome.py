@@ -17,18 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import structlog
 
 from dp.config import RECORD_MODES, Mode, PrivacySpec
+from dp.grid import l2_norm
 from federation.layout import Layout
+from federation.task import RoundTask
 from silo_agent.errors import PolicyRefusalError
 from silo_agent.evolve.evolver import Evolution, Evolver, EvolverSetupError, Work
 from silo_agent.refusal import cannot_run, refused_charge
 from silo_agent.reservation import Reservation
 
-__all__ = ["NOTHING", "RoundOutcome", "outcome_of"]
+__all__ = ["NOTHING", "RoundOutcome", "outcome_of", "own_report"]
 
 NOTHING = Evolution(delta={}, episodes={}, successes={}, metrics={}, duration_s={})
 """Nothing played and nothing learned."""
@@ -89,3 +92,25 @@ def outcome_of(
     if reservation.failure is not None:
         return RoundOutcome(refusal=refused_charge(reservation.failure))
     return done
+
+
+def own_report(
+    task: RoundTask, evolution: Evolution, delta: np.ndarray, *, duration_s: float
+) -> dict[str, Any]:
+    """What the silo's own file says of a round; it stays here.
+
+    Args:
+        task: The round's.
+        evolution: What was made of it.
+        delta: Its flat delta, as it is before clipping.
+        duration_s: Of all of it.
+    """
+    return {
+        "run": task.run_id,
+        "round": task.round,
+        "delta_norm": l2_norm(delta),
+        "episodes": dict(evolution.episodes),
+        "successes": dict(evolution.successes),
+        "metrics": dict(evolution.metrics),
+        "duration_s": {**evolution.duration_s, "total": duration_s},
+    }

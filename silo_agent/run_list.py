@@ -26,7 +26,7 @@ from silo_agent.policy import ACCEPTED, APPROVAL_RULE
 from silo_agent.policy_document import Policy
 from silo_agent.policy_plan import charges_of_run
 
-__all__ = ["WAITING", "ListedRun", "list_runs"]
+__all__ = ["WAITING", "ListedRun", "approving", "list_runs"]
 
 WAITING: Final = "waiting for approval"
 _BY_OPERATOR: Final = "refused_by_operator"
@@ -56,12 +56,24 @@ class ListedRun:
     """Of the plan; 0 where it cannot be read."""
     rounds_taken_part: int
     """In which this silo's upload is."""
+    restored_round: int | None
+    """The round whose adapter the adopted head is, where that is a rollback."""
     epsilons_at_most: Mapping[UnitKind, float]
     """What the whole run may cost, spare attempts included."""
     epsilons_charged: Mapping[UnitKind, float]
     """What it was charged so far, as if it were the only run."""
     hardware: tuple[str, ...]
     """How its work is fitted to this machine."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether the plan can be read here."""
+        return self.rounds > 0
+
+    @property
+    def approving(self) -> str:
+        """The command that approves the plan shown here, and no other."""
+        return approving(self.run, self.plan_sha256)
 
     def as_data(self) -> dict[str, Any]:
         """For the envelope."""
@@ -75,6 +87,8 @@ class ListedRun:
         lines = [
             f"run {self.run}: {state}; round {self.round}{of}, {part}; plan {self.plan_sha256[:12]}"
         ]
+        if self.restored_round is not None:
+            lines.append(f"  back at the adapter of round {self.restored_round}")
         if self.decided_by:
             lines.append(f"  decided by {self.decided_by}")
         lines += [
@@ -83,11 +97,21 @@ class ListedRun:
             for unit, cost in self.epsilons_at_most.items()
         ]
         if self.state == WAITING:
-            lines.append(
-                f"  next: chorale-silo preview {self.run}; "
-                f"chorale-silo approve {self.run}, or refuse {self.run}"
-            )
+            lines += [
+                f"  next: chorale-silo preview {self.run}; then chorale-silo refuse {self.run}, or",
+                f"  {self.approving}",
+            ]
         return lines
+
+
+def approving(run_id: str, plan_sha256: str) -> str:
+    """The command that approves one plan of a run.
+
+    Args:
+        run_id: The run.
+        plan_sha256: In hexadecimal, in full: a run can come back with another plan at any time.
+    """
+    return f"chorale-silo approve {run_id} --plan-sha256 {plan_sha256}"
 
 
 def list_runs(data_dir: Path, policy: Policy) -> tuple[ListedRun, ...]:
@@ -117,7 +141,8 @@ def list_runs(data_dir: Path, policy: Policy) -> tuple[ListedRun, ...]:
             plan = None
         rounds = 0 if plan is None else plan.rounds.count
         standing = approvals.standing(run.run_id, bytes.fromhex(run.plan_sha256), manual=manual)
-        state, rule = _state(run, standing, heads.get(run.run_id), rounds=rounds, left=left)
+        head = heads.get(run.run_id)
+        state, rule = _state(run, standing, head, rounds=rounds, left=left)
         listed.append(
             ListedRun(
                 run=run.run_id,
@@ -129,6 +154,7 @@ def list_runs(data_dir: Path, policy: Policy) -> tuple[ListedRun, ...]:
                 round=run.round,
                 rounds=rounds,
                 rounds_taken_part=run.rounds_taken_part,
+                restored_round=None if head is None else head.restored_round,
                 epsilons_at_most={}
                 if plan is None
                 else epsilon_of(charges_of_run(plan), privacy.delta),

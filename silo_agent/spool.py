@@ -33,10 +33,10 @@ from google.protobuf.message import DecodeError
 
 import secagg.wire as secagg_wire
 from chorale.v1 import secagg_pb2 as pb
+from federation.durable import replace_file
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
 from secagg.messages import MaskedInputHeader
-from silo_agent.durable import replace_file
 from silo_agent.errors import SpoolError
 
 __all__ = ["Spool"]

@@ -36,6 +36,7 @@ from chorale.v1 import round_pb2 as pb
 from federation.audit_head import COORDINATOR, AuditHead
 from federation.record import AdapterRecord
 from federation.roster_approval import RosterProposal, roster_proposal_from_proto
+from federation.version import Version
 from federation.wire import audit_head_from_proto, audit_head_to_proto
 from secagg.descriptor import AggregationId
 from secagg.messages import (
@@ -48,9 +49,9 @@ from secagg.messages import (
 from secagg.roster import Roster, RosterApproval, SignedRoster
 from silo_agent.deadline import CALL_TIMEOUT_S
 from silo_agent.download import DownloadStream
-from silo_agent.errors import TransportError
+from silo_agent.errors import CoordinatorVersionError, NotServedError, TransportError
 from silo_agent.instruction import Idle, Instruction, RoundAborted, RoundClosed, read_instruction
-from silo_agent.line import Line
+from silo_agent.line import REASON_METADATA, VERSION_MISMATCH, Line
 from silo_agent.upload import Chunks, UploadStream
 
 __all__ = ["Coordinator", "Idle", "Instruction", "RoundAborted", "RoundClosed"]
@@ -116,6 +117,15 @@ class Coordinator:
     def watch_trust(self, notice: Callable[[str], None]) -> None:
         """Say who is told the digest of the CAs that the coordinator trusts."""
         self._line.watch_trust(notice)
+
+    def watch_version(self, notice: Callable[[Version], None]) -> None:
+        """Say who is told which version the coordinator runs: at first, then at changes."""
+        self._line.watch_version(notice)
+
+    @property
+    def version(self) -> Version | None:
+        """What the coordinator last said that it runs; None before its first answer."""
+        return self._line.version
 
     def ping(self) -> None:
         """Make one call that changes nothing; a failure is not tried again."""
@@ -331,9 +341,16 @@ class Coordinator:
 
 
 def _failure(error: grpc.RpcError) -> TransportError:
-    code, reason = error.code(), _trailer(error, "chorale-reason")
+    code, reason = error.code(), _trailer(error, REASON_METADATA)
+    if code is grpc.StatusCode.UNIMPLEMENTED and not reason:
+        return NotServedError(
+            "the coordinator is of an earlier version, which does not know this call: ask the "
+            "admin to upgrade it",
+            reason=VERSION_MISMATCH,
+        )
     named = f"{code.name} ({reason})" if reason else code.name
-    return TransportError(
+    kind = CoordinatorVersionError if reason == VERSION_MISMATCH else TransportError
+    return kind(
         f"{named}: {_hint(error)}",
         reason=reason,
         refused=bool(reason) and code not in PASSING,

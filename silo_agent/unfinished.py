@@ -21,9 +21,9 @@ from pathlib import Path
 import structlog
 
 from dp.ledger import Ledger
+from federation.durable import is_partial
 from secagg.descriptor import AggregationId
 from silo_agent.attempt import identity_name, ledger_identity
-from silo_agent.durable import is_partial
 from silo_agent.errors import SpoolError
 from silo_agent.metrics import SiloMetrics
 from silo_agent.spool import Spool

@@ -18,7 +18,7 @@ Invariants:
    overtook before it began is not begun, and its result never replaces that of a newer task. Of
    ``KEPT_RUNS`` runs the newest result is kept, for a run may be paused while others go on; what
    is not kept any more is worked on, and charged, again if it is asked for.
-7. After ``close`` no queued job explores, trains or charges.
+7. After ``close``, or once the operator refused the run, no queued job explores, trains or charges.
 8. What the site limits is ended, or not begun, as failed work (``local_time.py``, ``limits.py``).
 
 Covered: slow, failing and repeated work. A crash between charge and upload costs the charge
@@ -40,7 +40,6 @@ import numpy as np
 import structlog
 
 from dp.errors import BudgetExceededError, PrivacyError, TooManyDebitsError
-from dp.grid import l2_norm
 from dp.ledger import Ledger
 from dp.unit_sum import UnitSum
 from federation.plan import Plan
@@ -63,13 +62,13 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.plan_terms import evolver_setup, shared_layout_of, step_work_of, work_of
 from silo_agent.policy_document import LimitsSection
 from silo_agent.reservation import Reservation
-from silo_agent.round_outcome import NOTHING, outcome_of
+from silo_agent.round_outcome import NOTHING, outcome_of, own_report
 from silo_agent.step_sum import empty_sum, fulfil
 from silo_agent.transport import Coordinator
 
 __all__ = ["LocalWork"]
 _NO_LIMITS = LimitsSection()
-_LAWFUL = (BudgetExceededError, TooManyDebitsError)  # The ledger works: it refuses.
+_LAWFUL = (BudgetExceededError, TooManyDebitsError, PolicyRefusalError)  # All works: it refuses.
 log = structlog.get_logger(__name__)
 
 
@@ -86,6 +85,7 @@ class LocalWork:
         audit: AuditLog,
         ledger_of: Callable[[], Ledger],
         seed_of: Callable[[str], int],
+        allow: Callable[[RoundTask, Plan], None],
         limits: LimitsSection = _NO_LIMITS,
     ) -> None:
         """Start the thread.
@@ -99,10 +99,11 @@ class LocalWork:
             ledger_of: The ledger that is open now; local training is charged to it.
             seed_of: A secret seed for a run id. Without it a second run of one plan would make the
                 very same deltas, and the difference of two sums would be one silo's.
+            allow: Raises where the operator has taken an accepted task back.
             limits: Of the site's policy; those on time and disk are kept here.
         """
         self._config = config
-        self._limits = limits
+        self._limits, self._allow = limits, allow
         self.fitting = Fitting(config)
         self._ledger_of = ledger_of
         self._seed_of = seed_of
@@ -215,11 +216,17 @@ class LocalWork:
             self._begun.add(key)
         layout = shared_layout_of(plan, head.tensors, task.round)
         reservation = Reservation(
-            ledger=self._ledger_of(), store=self._store, audit=self._audit, task=task, plan=plan
+            ledger=self._ledger_of(),
+            store=self._store,
+            audit=self._audit,
+            task=task,
+            plan=plan,
+            allow=self._allow,
         )
         started = time.monotonic()
 
         def method() -> Evolver:
+            reservation.require_allowed()
             require_disk(self._config.data_dir, self._limits)
             return self._method(plan, task.run_id)
 
@@ -296,7 +303,7 @@ class LocalWork:
         self,
         task: RoundTask,
         refusal: PolicyRefusalError,
-        failure: PrivacyError | LocalStoreError | None,
+        failure: PrivacyError | LocalStoreError | PolicyRefusalError | None,
     ) -> None:
         """Say that the round is not worked on; nothing was trained, and a later task asks again."""
         with self._lock:
@@ -351,17 +358,7 @@ class LocalWork:
     def _note(
         self, task: RoundTask, evolution: Evolution, delta: np.ndarray, duration_s: float
     ) -> None:
-        self._store.append_round(
-            {
-                "run": task.run_id,
-                "round": task.round,
-                "delta_norm": l2_norm(delta),
-                "episodes": dict(evolution.episodes),
-                "successes": dict(evolution.successes),
-                "metrics": dict(evolution.metrics),
-                "duration_s": {**evolution.duration_s, "total": duration_s},
-            }
-        )
+        self._store.append_round(own_report(task, evolution, delta, duration_s=duration_s))
         self._metrics.observe_evolution(
             episodes=evolution.episodes,
             successes=evolution.successes,

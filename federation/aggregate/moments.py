@@ -88,13 +88,16 @@ class MomentOptimiser(Optimiser):
     def skip(self, *, round_number: int, step: int) -> None:
         """The moments stay, the place moves on."""
         before = self._state_before(round_number, step)
-        empty = np.empty(0)
-        after = (
-            Moments(round_number, step, 0, empty, empty)
-            if before is None
-            else Moments(round_number, step, before.count, before.first, before.second)
-        )
+        if before is None:
+            self.restart(round_number=round_number, step=step)
+            return
+        after = Moments(round_number, step, before.count, before.first, before.second)
         self._before, self._newest = before, after
+
+    def restart(self, *, round_number: int, step: int) -> None:
+        """The place moves on, and there are no moments."""
+        empty = np.empty(0)
+        self._before, self._newest = None, Moments(round_number, step, 0, empty, empty)
 
     def is_ready_for(self, round_number: int, step: int) -> bool:
         """Where the state begins, after the newest release, and at the newest one again."""

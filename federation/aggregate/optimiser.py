@@ -20,7 +20,8 @@ Invariants:
     3. Releases come in order. Asking again for the newest one repeats it from the state before
        it, so that a check or a write that failed can be made again; any other order is an error
        that says to replay.
-    4. A skipped release moves nothing and changes no moment.
+    4. A skipped release moves nothing and changes no moment. A rollback moves nothing and begins
+       the state again with zeros: moments of moves that were taken back would repeat them.
 
 Covered: the above; moves are read slice by slice. Not covered: the server step and which tensors
 (``federation.aggregate.aggregator``).
@@ -68,6 +69,10 @@ class Optimiser(ABC):
         """
 
     @abstractmethod
+    def restart(self, *, round_number: int, step: int) -> None:
+        """Take notice of a rollback, from any state: what follows it begins with zeros."""
+
+    @abstractmethod
     def is_ready_for(self, round_number: int, step: int) -> bool:
         """Whether ``move`` can take this release without a replay."""
 
@@ -84,6 +89,9 @@ class Plain(Optimiser):
 
     def skip(self, *, round_number: int, step: int) -> None:
         """Nothing to notice."""
+
+    def restart(self, *, round_number: int, step: int) -> None:
+        """Nothing to forget."""
 
     def is_ready_for(self, round_number: int, step: int) -> bool:
         """Always."""

@@ -66,14 +66,16 @@ def demo(
     no_exploration: Annotated[
         bool, typer.Option("--no-exploration", help="Control: no new trajectories.")
     ] = False,
-    kill: Annotated[bool, typer.Option(help="Kill one silo in the middle of a round.")] = True,
+    kill: Annotated[
+        bool, typer.Option(help="Kill a silo, then the coordinator, in mid-round.")
+    ] = True,
     alone: Annotated[bool, typer.Option(help="Also run each silo alone.")] = True,
 ) -> None:
     """Run a whole federation on this machine and show that it learns.
 
     Four silos and a coordinator run as separate processes over mutual TLS, with masks and noise on.
     Every task is protected with epsilon at most 8, unless another --privacy is asked for. One silo
-    is killed in the middle of a round and comes back. Takes a few minutes.
+    and the coordinator are killed in the middle of a round and come back. Takes a few minutes.
 
     Exit code 1 if together did not end above the base model (temperature 1, intervals apart).
     """

@@ -3,7 +3,8 @@
 Ordered stages, each of them the command an operator would type:
 
 1. Consortium root (own process), coordinator, four invites, four joins, a signed roster.
-2. The run: masks and noise on; one silo is killed in the middle of a round and comes back.
+2. The run: masks and noise on; one silo, and in a later round the coordinator, are killed in the
+   middle and come back.
 3. Each silo alone: same method, tasks and rounds, without the others.
 4. The silos' own evaluation files give the table; the coordinator exports a PEFT adapter.
 
@@ -28,6 +29,7 @@ from federation.layout import Layout
 from federation.plan import Plan
 from lab.demo.choices import Control
 from lab.demo.errors import DemoError
+from lab.demo.kills import Kills
 from lab.demo.outcome import Outcome, await_judged, judged_rows, pooled
 from lab.demo.progress import Progress
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
@@ -38,7 +40,6 @@ __all__ = ["BASE_MODEL", "Demo", "DemoError"]
 
 BASE_MODEL = Path(__file__).parent.parent / "base_model"
 VICTIM = SILOS[-1]
-KILL_FROM_ROUND = 2
 MAX_ADAPTER_BYTES = 1 << 30
 COLLUDING = 1
 """c of the demo's roster."""
@@ -75,12 +76,6 @@ class Demo:
     def adapter_file(self) -> Path:
         """The initial adapter φ_0."""
         return self.directory / "initial.safetensors"
-
-    @property
-    def kill_round(self) -> int:
-        """From which round on the victim is killed; 0 if there is no round to come back to."""
-        rounds = self.settings.recipe.rounds
-        return min(KILL_FROM_ROUND, rounds - 1) if self.kill else 0
 
     def _timed(self, outcome: Outcome, stage: str, work: Callable[[], None]) -> None:
         started = time.monotonic()
@@ -150,33 +145,21 @@ class Demo:
         outcome.run_id = loopback.start_run(self.plan_file, self.adapter_file, token="demo")  # noqa: S106  # names the submission, opens nothing
         self.progress.say(f"run {outcome.run_id} started: masks on, {self._noise()}")
         plan = Plan.parse(self.plan_file.read_bytes())
-        killed_in = back_in = 0
+        kills = Kills(
+            loopback=loopback, victim=VICTIM, rounds=plan.rounds.count, say=self.progress.say
+        )
         last: dict[str, Any] = {}
         with self.progress:
             for status in loopback.watch(outcome.run_id):
                 self.progress.status(status)
                 outcome.rounds += status.get("finished", ())
-                current = status.get("current") or {}
-                number, phase = current.get("round", 0), current.get("phase")
-                waiting = {item["silo_id"] for item in current.get("waiting_for", ())}
-                trained = phase != "training" or (waiting and VICTIM not in waiting)
-                if self.kill_round and not killed_in and number >= self.kill_round and trained:
-                    loopback.kill(VICTIM)
-                    killed_in, outcome.killed = number, VICTIM
-                    self.progress.say(
-                        f"[red]killed {VICTIM} (SIGKILL) in round {number}, after it reported "
-                        "ready: the cohort counts on it[/red]"
-                    )
-                if killed_in and not back_in and number > killed_in:
-                    loopback.start_silo(VICTIM)
-                    back_in = number
-                    self.progress.say(f"{VICTIM} started again: it takes part when it is ready")
+                if self.kill:
+                    kills.see(status)
                 last = status
         if last["run"]["state"] != "finished":
             raise DemoError(f"the run ended as {last['run']['state']}: {last.get('error', '')}")
-        if killed_in and not back_in:
-            # It went in the last round: it still follows the chain and judges.
-            loopback.start_silo(VICTIM)
+        kills.finish()
+        outcome.killed = " and ".join(kills.killed)
         outcome.epsilon, outcome.delta = float(last["epsilon_spent"]), last["delta"]
         outcome.epsilon_unit, outcome.epsilon_cap = last["epsilon_unit"], last["epsilon_cap"]
         self.progress.say("each silo judges the first and the last adapter on held-out tasks")

@@ -1,4 +1,4 @@
-"""``chorale adapter``: the provenance chain of a run, and adapters for use elsewhere."""
+"""``chorale adapter``: the provenance chain of a run, the way back, adapters for use elsewhere."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ app = typer.Typer(help="What runs made.", no_args_is_help=True)
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
 BEST: Final = "best"
+MAX_ROUND: Final = 2**32 - 1
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]
 
 
@@ -44,11 +45,70 @@ def list_adapters(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Forma
         stepped = any(record.step for record in records)
         for record in records:
             step = f"step {record.step:>3}  " if stepped else ""
+            source = ", ".join(record.survivors)
+            if record.HasField("restored_round"):
+                source = f"back to round {record.restored_round}"
             say(
                 f"round {record.round:>3}  {step}{record.kind:<10} "
-                f"{record.adapter_sha256.hex()[:16]}  {', '.join(record.survivors)}"
+                f"{record.adapter_sha256.hex()[:16]}  {source}"
             )
         succeed(output, {"records": [plain(record) for record in records]})
+
+
+@app.command("rollback")
+def rollback(
+    *,
+    run_id: Run,
+    to_round: Annotated[
+        int,
+        typer.Option(
+            help="The round whose adapter comes back; 0 is the one that the run started from.",
+            min=0,
+            max=MAX_ROUND,
+        ),
+    ],
+    submit_token: Annotated[
+        str, typer.Option(help="The same token asks once; for scripts that retry.")
+    ] = "",
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Take a run back to the adapter of an earlier round; it goes on from there.
+
+    The rollback takes the place of the next round that has not begun, as a signed record of the
+    run's chain: nothing is summed and nothing charged. To spare the round that is under way, pause
+    the run first, and resume it after this. Every site must allow it (methods.allow_rollback in its
+    policy): one that does not stays behind, and takes no further part in the run.
+    """
+    with answering(output):
+        import secrets
+
+        from chorale.v1 import admin_pb2
+        from server.cli.client import CALL_TIMEOUT_S, connect
+
+        token = submit_token or secrets.token_hex(16)
+        request = admin_pb2.RollbackAdapterRequest(
+            run_id=run_id, to_round=to_round, submit_token=token
+        )
+        with connect(data) as stub:
+            answer = stub.RollbackAdapter(request, timeout=CALL_TIMEOUT_S)
+        if answer.round:
+            say(f"{run_id} went back to the adapter of round {to_round} in round {answer.round}")
+        else:
+            when = "when it is resumed" if answer.state == "paused" else "when this round is over"
+            say(f"{run_id} goes back to the adapter of round {to_round} {when}")
+            say("a site whose policy has not methods.allow_rollback = true stays behind")
+            what = "resume" if answer.state == "paused" else "watch"
+            say(f"next: chorale run {what} {run_id}")
+        succeed(
+            output,
+            {
+                "run_id": run_id,
+                "to_round": to_round,
+                "round": answer.round or None,
+                "state": answer.state,
+            },
+        )
 
 
 @app.command("export")
@@ -81,12 +141,21 @@ def export(
     with answering(output):
         from federation.adapter import decode_adapter
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
-        from federation.export import write_peft_adapter
+        from federation.export import ExportError, require_export_directory, write_peft_adapter
         from federation.model_card import render_card
         from server.cli.card import model_card
         from server.cli.client import connect
 
         number, success = _round(which), None
+        try:
+            require_export_directory(out)
+        except ExportError as error:
+            raise CommandError(
+                str(error),
+                code="directory_in_use",
+                exit_code=Exit.ARGUMENTS,
+                next_step="give --out a new directory, an empty one, or one of an earlier export",
+            ) from error
         with connect(data) as stub:
             plan, chain = _verified(data, run_id, _records(stub, run_id))
             if which == BEST:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,15 +37,17 @@ def tail(
     """The newest records, oldest first."""
     with answering(output):
         from chorale.v1 import admin_pb2
+        from federation.audit_chain import read_record
+        from federation.errors import AuditChainError
         from server.cli.client import CALL_TIMEOUT_S, connect
 
         with connect(data) as stub:
             answer = stub.TailAudit(admin_pb2.TailAuditRequest(lines=lines), timeout=CALL_TIMEOUT_S)
         try:
-            records = [json.loads(record) for record in answer.records]
-        except ValueError as error:
+            records = [read_record(record.encode()) for record in answer.records]
+        except AuditChainError as error:
             raise CommandError(
-                "a record is no JSON object",
+                "a line is no audit record",
                 code="audit_broken",
                 exit_code=Exit.SERVER,
                 next_step="chorale audit verify",
@@ -54,6 +55,8 @@ def tail(
         for record in records:
             facts = "  ".join(f"{key}={value}" for key, value in record["details"].items())
             say(f"{record['index']:>5}  {record['at']}  {record['event']:<20} {facts}")
+        if len(records) < lines and records and records[0]["index"] > 0:
+            say("older ones do not fit one answer: chorale audit export writes all")
         succeed(output, {"records": records})
 
 
@@ -98,12 +101,12 @@ def export(
     the other fields in canonical JSON.
     """
     with answering(output):
-        from server.audit import AuditLog
+        from federation.audit_log import read_log
+        from federation.durable import replace_file
         from server.config import CoordinatorConfig
-        from server.durable import write_durably
 
         config = CoordinatorConfig.load(data)
-        write_durably(out, AuditLog.read_file(config.paths.audit))
+        replace_file(out, (read_log(config.paths.audit),))
         say(f"wrote {out}")
         records = _verified(out, [])
         say(f"{records} records, every one in place")
@@ -124,9 +127,9 @@ def heads(
     """
     with answering(output):
         from federation.audit_head import encode_heads
+        from federation.durable import replace_file
         from server.audit_heads import head_of_row
         from server.config import CoordinatorConfig
-        from server.durable import write_durably
         from server.store import Store
         from server.terms import require_federation
 
@@ -144,7 +147,7 @@ def heads(
                 exit_code=Exit.ARGUMENTS,
                 hint="a silo leaves its head once a round, after it adopted the round's record",
             )
-        write_durably(out, encode_heads(kept), mode=0o644)
+        replace_file(out, (encode_heads(kept),), mode=0o644)
         for head in kept:
             say(f"{head.writer:<40} record {head.index}  {head.sha256.hex()}")
         say(f"wrote {out}; at the silo: chorale-silo audit verify --heads {out.name}")
@@ -161,12 +164,12 @@ def heads(
 
 
 def _verified(path: Path, seen: list[AuditHead]) -> int:
-    from server.audit import AuditLog
-    from server.errors import AuditError
+    from federation.audit_log import verify_log
+    from federation.errors import AuditChainError
 
     try:
-        return AuditLog.verify_file(path, [head.chain_head() for head in seen])
-    except AuditError as error:
+        return verify_log(path, [head.chain_head() for head in seen])
+    except AuditChainError as error:
         raise CommandError(
             str(error),
             code="audit_broken",

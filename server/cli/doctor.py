@@ -27,17 +27,12 @@ def doctor(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """
     with answering(output):
         from federation.checkup import Outcome
+        from server.cli.client import call_once
         from server.doctor import examine_coordinator
 
-        def call() -> int:
-            from chorale.v1 import admin_pb2
-            from server.cli.client import CALL_TIMEOUT_S, connect
-
-            with connect(data) as stub:
-                answer = stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=CALL_TIMEOUT_S)
-            return len(answer.silos)
-
-        found = examine_coordinator(data, call=call, told=lambda finding: say(finding.line))
+        found = examine_coordinator(
+            data, call=lambda: call_once(data), told=lambda finding: say(*finding.lines)
+        )
         broken = found.first_failed
         if broken is not None:
             raise CommandError(

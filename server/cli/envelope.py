@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,13 +110,17 @@ class Answered(SystemExit):
     """A command that failed has said so and ends with its exit code."""
 
 
-def say(text: str) -> None:
+def say(*lines: str) -> None:
     """Print prose for people.
 
     Args:
-        text: One or more lines.
+        lines: Each is one line, whatever is in it and wherever it came from.
     """
-    sys.stderr.write(text + "\n")
+    # Imported only when something is said: --help must not wait for the package behind it.
+    from federation.printable import printable
+
+    for line in lines:
+        sys.stderr.write(printable(line) + "\n")
 
 
 def succeed(output: Format, data: Mapping[str, Any]) -> None:
@@ -198,14 +203,16 @@ def _known(error: Exception) -> CommandError:
             exit_code=Exit.ARGUMENTS,
             hint=described.hint if described.public else "chorale doctor examines this coordinator",
         )
-    if isinstance(error, OSError):
+    if isinstance(error, UnicodeEncodeError):
         return CommandError(
-            str(error),
-            code="file",
+            "an argument is not text in UTF-8",
+            code="arguments",
             exit_code=Exit.ARGUMENTS,
-            hint="the file or directory cannot be used: check its path, its owner and the disk",
         )
-    traceback.print_exception(error, file=sys.stderr)
+    given = _given(error)
+    if given is not None:
+        return given
+    say(*"".join(traceback.format_exception(error)).splitlines())
     return CommandError(
         f"{type(error).__name__}: {error}",
         code="bug",
@@ -214,10 +221,34 @@ def _known(error: Exception) -> CommandError:
     )
 
 
+def _given(error: Exception) -> CommandError | None:
+    """What a file or an argument is to blame for."""
+    if isinstance(error, OSError):
+        return CommandError(
+            str(error),
+            code="file",
+            exit_code=Exit.ARGUMENTS,
+            hint="the file or directory cannot be used: check its path, its owner and the disk",
+        )
+    if isinstance(error, UnicodeEncodeError) and re.search("[\udc80-\udcff]", error.object):
+        # Bytes that the shell gave, and that no field of a request can hold.
+        return CommandError(
+            "an argument is not text in UTF-8", code="arguments", exit_code=Exit.ARGUMENTS
+        )
+    return None
+
+
 def _rpc(error: Any) -> CommandError:
     trailers = dict(error.trailing_metadata() or ())
     reason = str(trailers.get("chorale-reason", ""))
     code = error.code().name
+    if code == "UNIMPLEMENTED" and not reason:
+        return CommandError(
+            "the coordinator that runs is of an earlier version, which does not know this call",
+            code="version_mismatch",
+            exit_code=Exit.SERVER,
+            next_step="upgrade the coordinator, or restart it: chorale doctor shows both versions",
+        )
     if code == "DEADLINE_EXCEEDED":
         exit_code = Exit.TIMEOUT
     elif code in _DENIED or (not reason and code == "UNAVAILABLE"):

@@ -106,7 +106,9 @@ def create(
     ] = 3,
     colluding: Annotated[
         int,
-        typer.Option(help="c: how many silos may work with the coordinator, at least.", min=1),
+        typer.Option(
+            help="c: how many silos may work with the coordinator, at least.", min=1, max=200
+        ),
     ] = 1,
     epsilon_cap: Annotated[
         float | None,
@@ -213,8 +215,18 @@ def propose(
     colluding: Annotated[
         int,
         typer.Option(
-            help="How many silos may collude with the coordinator; 0: as the federation agreed.",
+            help="c: how many silos may work with the coordinator; 0: as in the roster in force, "
+            "without one as the federation agreed.",
             min=0,
+            max=200,
+        ),
+    ] = 0,
+    epoch: Annotated[
+        int,
+        typer.Option(
+            help="Its number, if not the next one: after a restore silos may know newer rosters.",
+            min=0,
+            max=2**31 - 1,
         ),
     ] = 0,
     data: Data = DEFAULT_DATA,
@@ -223,7 +235,8 @@ def propose(
     """Write the roster of everyone who joined, for the root to sign or the silos to approve.
 
     --colluding is c: a sum is released only if it stays safe when that many silos work with the
-    coordinator. It is fixed by the root's signature; no run can lower it.
+    coordinator. It is fixed by the root's signature; no run can lower it. A roster with another
+    epoch than the next one takes the root.
     """
     with answering(output):
         from chorale.v1 import admin_pb2
@@ -232,10 +245,11 @@ def propose(
 
         with connect(data) as stub:
             message = stub.ProposeRoster(
-                admin_pb2.ProposeRosterRequest(colluding=colluding), timeout=CALL_TIMEOUT_S
+                admin_pb2.ProposeRosterRequest(colluding=colluding, epoch=epoch),
+                timeout=CALL_TIMEOUT_S,
             ).roster
         write_roster(out, message)
-        say(describe_roster(read_roster(out).roster))
+        say(*describe_roster(read_roster(out).roster).splitlines())
         say(f"next, where the root key is: chorale root sign {out} --dir ROOT_DIR")
         if message.epoch > 1:
             say("or, at enough silos: chorale-silo roster approve, then chorale roster publish")
@@ -268,7 +282,7 @@ def publish(
         request = admin_pb2.PublishRosterRequest()
         if roster is not None:
             request.roster.CopyFrom(roster_message(read_roster(roster)))
-        if roster is not None and not request.roster.signature:
+        if roster is not None and not (request.roster.signature or request.roster.approvals):
             raise CommandError(
                 f"{roster} is not signed",
                 code="roster_unsigned",
@@ -280,6 +294,38 @@ def publish(
         say(f"published: epoch {done.epoch}, {done.silos} silos")
         say("next: chorale run plan PLAN, then chorale run start PLAN")
         succeed(output, {"epoch": done.epoch, "silos": done.silos})
+
+
+@roster_app.command("export")
+def export(
+    out: Annotated[Path, typer.Option("--out", help="Where it goes.")] = Path(
+        "roster.published.json"
+    ),
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Write the roster in force as it was published; after a restore roster publish takes it."""
+    with answering(output):
+        from server.config import CoordinatorConfig
+        from server.roster_file import describe_roster, roster_message, write_roster
+        from server.store import Store
+
+        store = Store(CoordinatorConfig.load(data).database)
+        try:
+            signed = store.rosters.current()
+        finally:
+            store.close()
+        if signed is None:
+            raise CommandError(
+                "no roster is published yet",
+                code="not_published",
+                exit_code=Exit.ARGUMENTS,
+                next_step="chorale roster propose, then root sign, then roster publish",
+            )
+        write_roster(out, roster_message(signed))
+        say(*describe_roster(signed.roster).splitlines())
+        say(f"wrote {out}")
+        succeed(output, {"roster": str(out), "epoch": signed.roster.epoch})
 
 
 def _when(unix_s: int) -> str:

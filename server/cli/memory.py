@@ -1,7 +1,8 @@
 """What a plan's base model takes of a GPU, for ``chorale run plan``.
 
-Covered: base models of `federation.model_shapes`. Not covered: what a silo has; `[rollout]` and
-`[training]` of its ``silo.toml`` say how it fits the work to it.
+Covered: base models of `federation.model_shapes`, and those whose ``config.json`` is given. Not
+covered: what a silo has; `[rollout]` and `[training]` of its ``silo.toml`` say how it fits the work
+to it.
 """
 
 from __future__ import annotations
@@ -24,15 +25,13 @@ _MANY: Final = 8
 _GIB: Final = 1 << 30
 
 
-def memory_figures(plan: Plan) -> dict[str, Any] | None:
+def memory_figures(plan: Plan, shape: ModelShape | None) -> dict[str, Any] | None:
     """For the envelope; None if the base model is not known.
 
     Args:
         plan: Whose base, rank, dtype and longest sequence count.
+        shape: Of the base model.
     """
-    from federation.model_shapes import shape_of
-
-    shape = shape_of(plan.model.base)
     if shape is None:
         return None
     A, B = shape.lora_parameters(plan.model.lora_rank)
@@ -48,15 +47,13 @@ def memory_figures(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def describe_memory(plan: Plan) -> None:
+def describe_memory(plan: Plan, shape: ModelShape | None) -> None:
     """Say the same to people.
 
     Args:
         plan: As for :func:`memory_figures`.
+        shape: Of the base model.
     """
-    from federation.model_shapes import shape_of
-
-    shape = shape_of(plan.model.base)
     if shape is None:
         say(f"memory of a GPU: not estimated, the shape of {plan.model.base!r} is not known here")
         return

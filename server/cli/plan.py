@@ -29,6 +29,7 @@ from server.cli.envelope import (
 if TYPE_CHECKING:
     from federation.alternatives import Alternative
     from federation.forecast import Forecast
+    from federation.model_shapes import ModelShape
     from federation.plan import Plan
 
 __all__ = ["BaseConfig", "Federation", "parse_plan", "plan", "read_plan", "require_federation"]
@@ -82,11 +83,14 @@ def plan(
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
         from federation.alternatives import alternatives
         from federation.forecast import forecast_plan
+        from server.cli.base import base_shape
         from server.cli.memory import describe_memory, memory_figures
 
         parsed = parse_plan(path)
         terms = _beyond_terms(data, federation, parsed) if federation else ()
-        shared, whole = _dimensions(parsed, adapter, dimension, base_config)
+        known = base_shape(parsed, base_config)
+        shape = None if known is None else known[0]
+        shared, whole = _dimensions(parsed, adapter, dimension, shape)
         n, c = (silos, colluding) if silos and colluding else _roster(data, silos, colluding)
         forecast = forecast_plan(
             parsed, silos=n, colluding=c, dimension=shared, adapter_dimension=whole
@@ -94,7 +98,7 @@ def plan(
         others = alternatives(parsed, silos=n, colluding=c, dimension=shared)
         _describe(parsed, forecast)
         _compare(parsed, others)
-        describe_memory(parsed)
+        describe_memory(parsed, shape)
         adapter_note = INCOMPLETE_ADAPTERS.get(parsed.aggregation.method)
         if adapter_note is not None:
             say(f"note: {adapter_note}")
@@ -114,7 +118,7 @@ def plan(
             {
                 **_plain(asdict(forecast)),
                 "alternatives": [_plain(asdict(other)) for other in others],
-                "memory": memory_figures(parsed),
+                "memory": memory_figures(parsed, shape),
                 "adapter_note": adapter_note,
             },
         )
@@ -187,7 +191,7 @@ def _beyond_terms(data: Path, federation: str, parsed: Plan) -> tuple[str, ...]:
 
 
 def _dimensions(
-    parsed: Plan, adapter: Path | None, dimension: int | None, base_config: Path | None
+    parsed: Plan, adapter: Path | None, dimension: int | None, shape: ModelShape | None
 ) -> tuple[int, int]:
     if dimension is not None and adapter is None:
         return dimension, dimension
@@ -200,11 +204,8 @@ def _dimensions(
             decode_adapter(adapter.read_bytes(), max_bytes=MAX_ADAPTER_BYTES)
         )
         return shared_dimension(parsed, layout), layout.dimension
-    from server.cli.base import base_shape
-
-    found = base_shape(parsed, base_config)
-    if found is not None:
-        layout = found[0].lora_layout(parsed.model.lora_rank)
+    if shape is not None:
+        layout = shape.lora_layout(parsed.model.lora_rank)
         return shared_dimension(parsed, layout), layout.dimension
     raise CommandError(
         "how big is the upload?",

@@ -61,7 +61,7 @@ def sign(
         target = out or roster.with_name(f"{roster.stem}.signed.json")
 
         def confirm(text: str) -> bool:
-            say(text)
+            say(*text.splitlines())
             return yes or typer.confirm("sign this roster?", err=True)
 
         signed = sign_roster(read_roster(roster).roster, directory, confirm=confirm)

@@ -108,7 +108,8 @@ def watch(
     """Follow a run: its phase, who is waited for and since when, the deadline, ε, success.
 
     A run that is queued or paused is watched too. Ends with the run: exit code 0 if it finished, 1
-    if it failed or was aborted. A coordinator that restarts is waited for.
+    if it failed or was aborted. A coordinator that restarts is waited for, one that never answered
+    is not.
     """
     with answering(Format.JSON if output is Stream.JSON else Format.TEXT):
         last = _watch(data, run_id, output)
@@ -201,7 +202,7 @@ def _watch(data: Path, run_id: str, output: Stream) -> dict[str, Any]:
 
     last: dict[str, Any] = {}
     with Panel(live=output is not Stream.JSONL) as panel:
-        for status in follow(data, run_id):
+        for status in follow(data, run_id, waiting=panel.wait):
             last = plain(status)
             if output is Stream.JSONL:
                 sys.stdout.write(json.dumps(last, allow_nan=False) + "\n")

@@ -18,6 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from chorale.v1 import admin_pb2
+from federation.printable import printable
 
 __all__ = ["bars", "place_of", "span", "view"]
 
@@ -103,8 +104,12 @@ def _standing(status: admin_pb2.WatchRunResponse, now_unix_s: float) -> list[str
         ]
     elif run.state == "pausing":
         lines = ["pausing: the sum that silos have agreed on is finished first"]
+    if status.HasField("rollback_to_round"):
+        lines.append(
+            f"to go back to the adapter of round {status.rollback_to_round} before the next round"
+        )
     if status.error:
-        lines.append(f"reason: {status.error}")
+        lines.append(f"reason: {printable(status.error)}")
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -21,6 +21,9 @@ from server.cli.envelope import (
 
 __all__ = ["app", "verify"]
 
+MAX_NUMBER: Final = 2**32 - 1
+"""Of a round, a step or an attempt, on the wire."""
+
 app = typer.Typer(help="The public part of an aggregation, for audit.", no_args_is_help=True)
 
 
@@ -28,13 +31,18 @@ app = typer.Typer(help="The public part of an aggregation, for audit.", no_args_
 def export(
     *,
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="Its id.")],
-    round_number: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="From 1.")],
+    round_number: Annotated[
+        int, typer.Argument(metavar="ROUND", min=1, max=MAX_NUMBER, help="From 1.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
     step: Annotated[
-        int, typer.Option("--step", min=0, help="Which step of the round, from 0.")
+        int, typer.Option("--step", min=0, max=MAX_NUMBER, help="Which step of the round, from 0.")
     ] = 0,
     attempt: Annotated[
-        int, typer.Option("--attempt", min=0, help="Which attempt; the last if not given.")
+        int,
+        typer.Option(
+            "--attempt", min=0, max=MAX_NUMBER, help="Which attempt; the last if not given."
+        ),
     ] = 0,
     sum_out: Annotated[
         Path | None, typer.Option("--sum-out", help="Write the published sum here as well.")

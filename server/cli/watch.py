@@ -1,6 +1,7 @@
 """Following a run: a stream that outlives a coordinator's restart, and what people see of it.
 
-Covered: a lost or restarted coordinator for ``PATIENCE_S``, finished rounds told once. Not covered:
+Covered: a coordinator that is lost or restarts, for ``PATIENCE_S`` since it was last heard of, and
+not where it never was; finished rounds told once. Not covered:
 anything of a single silo beyond whether it answers.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -27,27 +28,31 @@ PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 1.0
 
 
-def follow(data_dir: Path, run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
+def follow(
+    data_dir: Path, run_id: str, *, waiting: Callable[[float], None] = lambda _until: None
+) -> Iterator[admin_pb2.WatchRunResponse]:
     """Yield a run's statuses to its end.
 
     Args:
         data_dir: The coordinator's data directory.
         run_id: The run.
+        waiting: Told once, when a coordinator that had answered is away, until when it is waited
+            for, Unix seconds.
 
     Yields:
         Statuses; each finished step of a round is in one of them only.
 
     Raises:
-        grpc.RpcError: The coordinator refused, or stayed away for ``PATIENCE_S``.
+        grpc.RpcError: The coordinator refused, never answered, or stayed away for ``PATIENCE_S``.
     """
     told: set[tuple[int, int]] = set()
-    heard = time.monotonic()
+    heard, away = None, False
     request = admin_pb2.WatchRunRequest(run_id=run_id)
     while True:
         try:
             with connect(data_dir) as stub:
                 for status in stub.WatchRun(request):
-                    heard = time.monotonic()
+                    heard, away = time.monotonic(), False
                     fresh = [
                         done for done in status.finished if (done.round, done.step) not in told
                     ]
@@ -57,9 +62,14 @@ def follow(data_dir: Path, run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
                     yield status
                 return
         except grpc.RpcError as error:
-            away = time.monotonic() - heard
-            if error.code() is not grpc.StatusCode.UNAVAILABLE or away > PATIENCE_S:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or heard is None:
                 raise
+            left_s = heard + PATIENCE_S - time.monotonic()
+            if left_s < 0:
+                raise
+            if not away:
+                waiting(time.time() + left_s)
+            away = True
         time.sleep(PAUSE_S)
 
 
@@ -109,6 +119,15 @@ class Panel:
         elif self._lines:
             self._tell_standing(status)
 
+    def wait(self, until_unix_s: float) -> None:
+        """Say that the coordinator is away, and until when it is waited for.
+
+        Args:
+            until_unix_s: From :func:`follow`.
+        """
+        until = time.strftime("%H:%M:%S", time.localtime(until_unix_s))
+        self._print(f"the coordinator does not answer; waiting for it until {until}")
+
     def _take(self, done: admin_pb2.RoundStatus) -> None:
         known = {
             family.family: family.success_ratio
@@ -125,14 +144,16 @@ class Panel:
         run = status.run
         stalled = status.current.stalled_since_unix_s
         waiting = ", ".join(silo.silo_id for silo in status.current.waiting_for)
-        standing = f"{run.state}:{run.behind}:{waiting if stalled else ''}"
+        back = f"{status.rollback_to_round}" if status.HasField("rollback_to_round") else ""
+        standing = f"{run.state}:{run.behind}:{waiting if stalled else ''}:{back}"
         if standing == self._standing:
             return
         first, self._standing = not self._standing, standing
-        if run.state in {"queued", "paused", "pausing"} or stalled or not first:
+        if run.state in {"queued", "paused", "pausing"} or stalled or back or not first:
             text = f"{run.run_id} {run.state}"
             text += f" behind {run.behind}" if run.behind else ""
             text += f", stalled: waiting for {waiting}" if stalled else ""
+            text += f", to go back to the adapter of round {back}" if back else ""
             self._print(text)
 
     def _print(self, line: str) -> None:
@@ -140,6 +161,11 @@ class Panel:
         self._console.print(line, soft_wrap=True, markup=False)
 
     def _finished(self, done: admin_pb2.RoundStatus, run: admin_pb2.RunSummary) -> str:
+        if done.HasField("restored_round"):
+            return (
+                f"{place_of(run, done.round, done.step)} {done.outcome}: back to the adapter of "
+                f"round {done.restored_round}; nothing was summed, nothing charged"
+            )
         duration_s = sum(timing.duration_s for timing in done.timings)
         lost = sorted(set(done.cohort) - set(done.survivors))
         curve = f"  success {self._curve[-1]:.1%} {bars(self._curve)}" if self._curve else ""

@@ -23,6 +23,7 @@ from server.store.invites import Invites
 from server.store.messages import Messages
 from server.store.proposals import Proposals
 from server.store.records import Records
+from server.store.rollbacks import Rollbacks
 from server.store.rosters import Rosters
 from server.store.rounds import Rounds
 from server.store.runs import Runs
@@ -48,6 +49,7 @@ class Store:
         self.runs = Runs(self._database)
         self.rounds = Rounds(self._database)
         self.records = Records(self._database)
+        self.rollbacks = Rollbacks(self._database)
         self.aggregations = Aggregations(self._database)
         self.messages = Messages(self._database)
         self.heads = Heads(self._database)

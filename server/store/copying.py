@@ -11,15 +11,36 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, func, insert, select, text
+from sqlalchemy import Connection, Row, func, insert, inspect, select, text
 
 from server.errors import StoreError
 from server.store.database import Database
 from server.store.schema import METADATA, messages
 
-__all__ = ["copy_rows"]
+__all__ = ["copy_rows", "require_unused"]
 
 BATCH: Final = 200
+
+
+def require_unused(target: Database) -> None:
+    """Refuse a database that anybody uses, before anything of it is changed.
+
+    Args:
+        target: May hold this version's tables, without a row.
+
+    Raises:
+        StoreError: It holds something, or it failed.
+    """
+    revision = target.revision()
+    with target.transaction() as connection:
+        if not inspect(connection).get_table_names():
+            return
+        if revision != target.newest_revision():
+            raise StoreError(
+                "the database holds tables already, of another version of chorale or of another "
+                "program: give an empty one"
+            )
+        _require_no_rows(connection)
 
 
 def copy_rows(source: Connection, target: Database) -> None:
@@ -33,9 +54,7 @@ def copy_rows(source: Connection, target: Database) -> None:
         StoreError: The target holds rows, or one of the two failed.
     """
     with target.transaction() as connection:
-        for table in METADATA.sorted_tables:
-            if connection.execute(select(func.count()).select_from(table)).scalar():
-                raise StoreError(f"the database holds rows in {table.name} already")
+        _require_no_rows(connection)
         for table in METADATA.sorted_tables:
             rows = source.execute(
                 select(table).order_by(*table.primary_key.columns),
@@ -52,6 +71,15 @@ def copy_rows(source: Connection, target: Database) -> None:
                     "SELECT setval(pg_get_serial_sequence('messages', 'seq'), "
                     "(SELECT coalesce(max(seq), 0) + 1 FROM messages), false)"
                 )
+            )
+
+
+def _require_no_rows(connection: Connection) -> None:
+    for table in METADATA.sorted_tables:
+        if connection.execute(select(func.count()).select_from(table)).scalar():
+            raise StoreError(
+                f"the database holds rows in {table.name} already: give an empty one. If a restore "
+                "that was interrupted filled it, drop that database and create it again"
             )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy.engine import Connection
 
-from server.errors import StoreError, UnknownRunError
+from server.errors import RunError, UnknownRunError
 from server.store.database import Database
 from server.store.schema import runs
 
@@ -207,13 +207,13 @@ class Runs:
 
         Raises:
             UnknownRunError: There is no such run.
-            StoreError: It is over, in another state.
+            RunError: It is over, in another state.
         """
         now = time.time() if at_unix_s is None else at_unix_s
         with self._database.transaction() as connection:
             known = self.get(run_id)
             if known.state in OVER and known.state is not state:
-                raise StoreError(f"run {run_id} is over: {known.state}")
+                raise RunError(f"run {run_id} is over: {known.state}")
             since = known.state_since_unix_s if known.state is state else now
             connection.execute(
                 update(runs)

@@ -37,6 +37,7 @@ __all__ = [
     "messages",
     "proposals",
     "records",
+    "rollbacks",
     "rosters",
     "rounds",
     "runs",
@@ -160,6 +161,16 @@ records: Final = Table(
     Column("step", Number, primary_key=True, autoincrement=False, server_default="0"),
     Column("adapter_sha256", LargeBinary(32), nullable=False, index=True),
     Column("record", LargeBinary, nullable=False),
+)
+
+rollbacks: Final = Table(
+    "rollbacks",
+    METADATA,
+    Column("submit_token", String(128), primary_key=True),
+    Column("run_id", String(128), ForeignKey("runs.run_id"), nullable=False, index=True),
+    Column("to_round", Number, nullable=False),
+    Column("asked_unix_s", Float, nullable=False),
+    Column("round", Number),
 )
 
 IDENTITY: Final = ("run_id", "round", "step", "part", "attempt")

@@ -5,7 +5,6 @@ All of it works while the daemon runs, and none of it asks the coordinator anyth
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,15 +38,16 @@ def tail(
 ) -> None:
     """The newest records, oldest first."""
     with answering(output):
-        from federation.audit_chain import complete_lines
+        from federation.audit_chain import complete_lines, read_record
+        from federation.errors import AuditChainError
         from silo_agent.audit import AUDIT_FILE, read_log
 
         newest = complete_lines(read_log(data / AUDIT_FILE))[-lines:]
         records = []
         for number, line in enumerate(newest):
             try:
-                records.append(json.loads(line))
-            except ValueError as error:
+                records.append(read_record(line))
+            except AuditChainError as error:
                 raise CommandError(
                     f"line {number + 1} of the {len(newest)} newest is no record",
                     code="audit_chain",
@@ -96,8 +96,8 @@ def export(
 ) -> None:
     """Copy the whole log, byte for byte, for this site's auditor; a broken one too, and said so."""
     with answering(output):
+        from federation.durable import replace_file
         from silo_agent.audit import AUDIT_FILE, read_log
-        from silo_agent.durable import replace_file
 
         replace_file(out, (read_log(data / AUDIT_FILE),))
         say(f"wrote {out}")
@@ -115,8 +115,8 @@ def heads(
     """Write the coordinator's newest audit head that this silo saw, for chorale audit verify."""
     with answering(output):
         from federation.audit_head import encode_heads
+        from federation.durable import replace_file
         from silo_agent.audit_heads import kept_head
-        from silo_agent.durable import replace_file
 
         head = kept_head(data)
         if head is None:
@@ -141,8 +141,8 @@ def heads(
 
 
 def _verified(path: Path, seen: list[AuditHead] | tuple[()]) -> int:
+    from federation.audit_log import verify_log
     from federation.errors import AuditChainError
-    from silo_agent.audit import verify_log
 
     try:
         return verify_log(path, [head.chain_head() for head in seen])

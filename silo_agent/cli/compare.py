@@ -94,7 +94,8 @@ def replay(
             say(f"{when}: {'solved' if trajectory.success else 'not solved'}")
             turns = [{"observation": s.observation, "action": s.action} for s in trajectory.steps]
             for turn in turns:
-                say(f"  {turn['observation']}\n    > {turn['action']}")
+                say(*(f"  {line}" for line in turn["observation"].splitlines()))
+                say(*(f"    > {line}" for line in turn["action"].splitlines()))
             shown[when] = {
                 "success": trajectory.success,
                 "turns": turns,

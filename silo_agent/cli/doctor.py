@@ -44,7 +44,7 @@ def doctor(
         from federation.checkup import Outcome
         from silo_agent.doctor import examine_silo
 
-        found = examine_silo(data, dry_round=dry_round, told=lambda finding: say(finding.line))
+        found = examine_silo(data, dry_round=dry_round, told=lambda finding: say(*finding.lines))
         broken = found.first_failed
         if broken is not None:
             raise CommandError(

@@ -86,9 +86,13 @@ class Answered(SystemExit):
     """A command that failed has said so and ends with its exit code."""
 
 
-def say(text: str) -> None:
-    """Prose for people."""
-    sys.stderr.write(text + "\n")
+def say(*lines: str) -> None:
+    """Prose for people; each argument is one line, whatever is in it and wherever it came from."""
+    # Imported only when something is said: --help must not wait for the package behind it.
+    from federation.printable import printable
+
+    for line in lines:
+        sys.stderr.write(printable(line) + "\n")
 
 
 def succeed(output: Format, data: Mapping[str, Any]) -> None:
@@ -104,10 +108,13 @@ def answering(output: Format) -> Iterator[None]:
         yield
     except CommandError as error:
         _fail(output, error)
+    except UnicodeEncodeError:
+        text = "an argument is not text in UTF-8"
+        _fail(output, CommandError(text, code="arguments", exit_code=Exit.ARGUMENTS))
     except Exception as error:  # noqa: BLE001 - the last resort: a bug still gets its envelope
         known = _known(error)
         if known is None:
-            traceback.print_exc(file=sys.stderr)
+            say(*"".join(traceback.format_exception(error)).splitlines())
             known = CommandError(
                 f"{type(error).__name__}: {error}",
                 code="bug",
@@ -151,7 +158,11 @@ def _known(error: Exception) -> CommandError | None:
             code=error.reason or code,
             # A reason is the coordinator's own word; without one it was never reached.
             exit_code=Exit.TIMEOUT if timeout else Exit.SERVER if error.reason else Exit.CONNECT,
-            next_step="check the coordinator's address, this machine's clock and the certificate",
+            next_step=(
+                "chorale-silo doctor shows both versions"
+                if error.reason == "version_mismatch"
+                else "check the coordinator's address, this machine's clock and the certificate"
+            ),
         )
     if isinstance(error, IdentityError):
         # An invite has a reason of its own: expired, spent, unknown or malformed.
@@ -159,16 +170,21 @@ def _known(error: Exception) -> CommandError | None:
         return CommandError(
             str(error), code=reason or code, exit_code=Exit.CONNECT, hint=_OF_AN_IDENTITY
         )
-    if isinstance(error, SiloError | PrivacyError | FederationError):
+    if isinstance(
+        error,
+        SiloError
+        | PrivacyError
+        | FederationError
+        | SecAggError
+        | EvolveError
+        | EnvironmentFailureError
+        | BaseModelError
+        | BufferStoreError,
+    ):
         exit_code, hint, next_step = _OF_A_LEDGER.get(code, (Exit.ARGUMENTS, _ASK_DOCTOR, ""))
         return CommandError(
             str(error), code=code, exit_code=exit_code, hint=hint, next_step=next_step
         )
-    if isinstance(
-        error,
-        SecAggError | EvolveError | EnvironmentFailureError | BaseModelError | BufferStoreError,
-    ):
-        return CommandError(str(error), code=code, exit_code=Exit.ARGUMENTS, hint=_ASK_DOCTOR)
     if isinstance(error, OSError):
         return CommandError(
             str(error),

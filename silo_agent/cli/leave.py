@@ -49,7 +49,7 @@ def leave(
     coordinator does not stop any of it, and is named with exit code 2.
     """
     with answering(output):
-        from silo_agent.departure import PRIVATE, PROOFS
+        from silo_agent.departure import PRIVATE, PROOFS, require_silo
 
         if wipe_ledger and not wipe:
             raise CommandError(
@@ -58,6 +58,8 @@ def leave(
                 exit_code=Exit.ARGUMENTS,
                 next_step="chorale-silo leave --help",
             )
+        if wipe:
+            require_silo(data)
         names = (*PRIVATE, *(PROOFS if wipe_ledger else ())) if wipe else ()
         if names and not yes:
             _confirm(data, names)
@@ -71,6 +73,8 @@ def leave(
         )
         if done["deleted"]:
             say(f"deleted: {', '.join(done['deleted'])}")
+        for link in done["not_deleted"]:
+            say(f"NOT deleted: {link['target']}, where the link {link['name']} led to")
         if wipe and not wipe_ledger:
             say("kept: the privacy ledger, what it is checked against, and the audit log")
         if done["not_told"]:
@@ -96,8 +100,9 @@ def _leave(
     import time
 
     from silo_agent.approvals import operating_user
-    from silo_agent.audit import AuditLog, SiloEvent
-    from silo_agent.departure import Departure, Leaving, tell, wait_for_daemon
+    from silo_agent.audit import SiloEvent
+    from silo_agent.cli.audit_note import note_done
+    from silo_agent.departure import Departure, Leaving, Wiped, tell, wait_for_daemon
     from silo_agent.departure import wipe as delete
     from silo_agent.errors import TransportError
     from silo_agent.identity import Identity, NotJoinedError
@@ -110,9 +115,12 @@ def _leave(
         if not wipe:
             raise
     user = operating_user()
+    not_audited = ""
     if identity is not None:
-        AuditLog(data).note(SiloEvent.LEFT, drain=drain, revoke=revoke, wipe=wipe, by=user)
         Departure(data).set(Leaving(drain=drain, by=user, at_unix_s=int(time.time())))
+        not_audited = note_done(
+            data, SiloEvent.LEFT, drain=drain, revoke=revoke, wipe=wipe, by=user
+        )
     if not wait_for_daemon(data, timeout_s=wait_s):
         raise CommandError(
             f"the daemon still runs after {wait_s:g} s; it begins nothing more, and ends when "
@@ -123,17 +131,21 @@ def _leave(
         )
     not_told = ""
     if identity is not None:
+        # While it was waited for, the daemon may have renewed the certificate.
+        identity = Identity.load(data)
         try:
             tell(identity, revoke=revoke)
         except TransportError as error:
             not_told = str(error)
-    deleted = delete(data, proofs=wipe_ledger) if wipe else ()
+    wiped = delete(data, proofs=wipe_ledger) if wipe else Wiped(deleted=(), links=())
     return {
         "left": True,
         "told": identity is not None and not not_told,
         "not_told": not_told,
         "revoked": revoke and identity is not None and not not_told,
-        "deleted": list(deleted),
+        "not_audited": not_audited,
+        "deleted": list(wiped.deleted),
+        "not_deleted": [{"name": link.name, "target": link.target} for link in wiped.links],
     }
 
 

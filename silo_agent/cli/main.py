@@ -70,7 +70,14 @@ DEFAULT_DATA = Path("silo-data")
 
 @app.command()
 def join(
-    invite: Annotated[str, typer.Argument(help="The line from the coordinator's admin.")],
+    invite: Annotated[
+        str,
+        typer.Argument(
+            help="The line from the coordinator's admin; - reads it from standard input, and "
+            "without it a terminal asks. Other accounts can read the arguments of a command.",
+            show_default=False,
+        ),
+    ] = "",
     data: Data = DEFAULT_DATA,
     base_model: Annotated[
         str | None, typer.Option(help="Base model directory or id, for a new silo.toml.")
@@ -80,12 +87,13 @@ def join(
     """Make keys here, pin the federation's root, and get a certificate."""
     with answering(output):
         from silo_agent.audit import AuditLog, SiloEvent
+        from silo_agent.cli.invite import read_invite
         from silo_agent.config import write_starter
         from silo_agent.departure import Departure
         from silo_agent.identity import join as join_federation
         from silo_agent.policy import write_default
 
-        identity = join_federation(invite, data)
+        identity = join_federation(read_invite(invite), data)
         Departure(data).clear()
         AuditLog(data).append(
             SiloEvent.JOINED, federation=identity.federation, silo=identity.silo_id

@@ -82,6 +82,7 @@ def policy_check(
             "epsilons": costs,
             "approval": policy.policy.approval,
             "hardware": notes,
+            "allow_rollback": policy.methods.allow_rollback,
         }
         if not decision.accepted:
             raise CommandError(
@@ -101,6 +102,8 @@ def policy_check(
             say(f"on this machine: {note}")
         if manual:
             say("approval is manual: each run of it waits for `chorale-silo approve RUN`")
+        back = "followed" if policy.methods.allow_rollback else "refused, and ends the run here"
+        say(f"a rollback of it to an earlier round is {back} (methods.allow_rollback)")
         say("still checked every round: cohort, noise per silo, deadlines, schedule, budget")
         succeed(output, data_out)
 

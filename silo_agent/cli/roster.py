@@ -85,7 +85,10 @@ def approve(
 ) -> None:
     """Show what changes, ask, and sign the approval with this silo's key.
 
-    It is good for exactly the roster that was shown, after exactly the one in force.
+    What changes is computed here. Who approved before is the coordinator's
+    word: their signatures come with the roster that is published. The
+    approval is good for exactly the roster that was shown, after exactly the
+    one in force.
     """
     with answering(output):
         from secagg.roster import approve_roster
@@ -101,7 +104,7 @@ def approve(
             approval = approve_roster(
                 question.in_force, roster, identity.silo_id, identity.signing_key
             )
-            if not yes and not typer.confirm("approve this roster?", err=True):
+            if not yes and not _confirmed():
                 raise CommandError(
                     "the roster was not approved",
                     code="roster_declined",
@@ -183,9 +186,16 @@ def _asked(coordinator: Coordinator, identity: Identity, data: Path) -> _Questio
     return question
 
 
+def _confirmed() -> bool:
+    try:
+        return typer.confirm("approve this roster?", err=True)
+    except typer.Abort:
+        return False
+
+
 def _say(question: _Question) -> None:
     for line in question.change.lines:
         say(line)
     proposal = question.proposal
     by = ", ".join(proposal.approved_by) or "nobody yet"
-    say(f"approved by {by}; {proposal.needed} approvals are needed")
+    say(f"the coordinator says: approved by {by}; {proposal.needed} approvals are needed")

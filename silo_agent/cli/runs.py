@@ -2,6 +2,10 @@
 
 All of it works while the daemon runs and asks the coordinator nothing. The daemon hears a word
 before it begins anything else; it is not restarted.
+
+Invariants: an approval names the plan by its whole digest, as ``runs`` and ``preview`` show it, for
+a coordinator may ask for another plan under the same run at any moment; it is in the audit log
+before it holds. A refusal holds first.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import typer
 from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
 
 if TYPE_CHECKING:
+    from silo_agent.approvals import Word
     from silo_agent.run_list import ListedRun
 
 __all__ = ["approve", "preview", "refuse", "runs"]
@@ -27,8 +32,7 @@ Output = Annotated[
 ]
 Run = Annotated[str, typer.Argument(help="The run's id, as `chorale-silo runs` shows it.")]
 PlanDigest = Annotated[
-    str | None,
-    typer.Option("--plan-sha256", help="Only if this is the plan that the run asks for."),
+    str, typer.Option("--plan-sha256", help="Of the plan, in full, as runs and preview show it.")
 ]
 
 
@@ -46,13 +50,23 @@ def runs(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
 
 def approve(
     run: Run,
-    plan_sha256: PlanDigest = None,
+    plan_sha256: PlanDigest = "",
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
     """Approve a run's plan; another plan under the same run needs another approval."""
     with answering(output):
-        asked = _say(data, run, approved=True, plan_sha256=plan_sha256)
+        from silo_agent.approvals import Approvals
+        from silo_agent.audit import AuditLog, SiloEvent
+
+        asked = _asked(data, run)
+        _require_plan(asked, plan_sha256)
+        word, directory = _word(asked, approved=True), _directory(data)
+        # Written down first: what is allowed is never more than what an auditor can read.
+        AuditLog(directory).append(
+            SiloEvent.APPROVAL_GIVEN, run=run, plan_sha256=asked.plan_sha256, by=word.by
+        )
+        Approvals(directory).say(word)
         say(f"approved plan {asked.plan_sha256[:12]} of run {run}")
         for unit, cost in asked.epsilons_at_most.items():
             say(f"the run costs at most epsilon {cost:.4g} for each {unit}")
@@ -64,9 +78,22 @@ def approve(
 def refuse(run: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """Refuse a run, whatever its plan; what is open is finished, nothing more begins."""
     with answering(output):
-        asked = _say(data, run, approved=False, plan_sha256=None)
-        say(f"refused run {run}; `chorale-silo approve {run}` takes it back")
-        succeed(output, _decided(asked, approved=False))
+        from silo_agent.approvals import Approvals
+        from silo_agent.audit import SiloEvent
+        from silo_agent.cli.audit_note import note_done
+
+        asked = _asked(data, run)
+        word, directory = _word(asked, approved=False), _directory(data)
+        Approvals(directory).say(word)
+        not_audited = note_done(
+            directory,
+            SiloEvent.APPROVAL_REFUSED,
+            run=run,
+            plan_sha256=asked.plan_sha256,
+            by=word.by,
+        )
+        say(f"refused run {run}; `{asked.approving}` takes it back")
+        succeed(output, {**_decided(asked, approved=False), "not_audited": not_audited})
 
 
 def preview(run: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
@@ -74,10 +101,12 @@ def preview(run: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -
     with answering(output):
         from silo_agent.cli.preview_text import lines
         from silo_agent.preview import preview as look
+        from silo_agent.run_list import approving
 
         found = look(data, run)
         for line in lines(found):
             say(line)
+        say(f"to approve exactly this plan: {approving(run, found.plan_sha256)}")
         succeed(output, found.as_data())
 
 
@@ -90,14 +119,14 @@ def _listed(data: Path) -> tuple[ListedRun, ...]:
     return list_runs(config.data_dir, Policy.load(config.policy_file))
 
 
-def _say(data: Path, run: str, *, approved: bool, plan_sha256: str | None) -> ListedRun:
-    """Write the operator's word down; the run as it stood before."""
-    import time
-
-    from silo_agent.approvals import Approvals, Word, operating_user
-    from silo_agent.audit import AuditLog, SiloEvent
+def _directory(data: Path) -> Path:
     from silo_agent.config import SiloConfig
 
+    return SiloConfig.load(data).data_dir
+
+
+def _asked(data: Path, run: str) -> ListedRun:
+    """The run as it stands."""
     asked = next((one for one in _listed(data) if one.run == run), None)
     if asked is None:
         raise CommandError(
@@ -106,28 +135,46 @@ def _say(data: Path, run: str, *, approved: bool, plan_sha256: str | None) -> Li
             exit_code=Exit.ARGUMENTS,
             next_step="chorale-silo runs",
         )
-    if plan_sha256 is not None and plan_sha256.lower() != asked.plan_sha256:
+    return asked
+
+
+def _require_plan(asked: ListedRun, plan_sha256: str) -> None:
+    """Go on only with the one plan that the operator names, and that can be read."""
+    if not plan_sha256:
         raise CommandError(
-            f"run {run} asks for plan {asked.plan_sha256}, not for {plan_sha256}",
+            "an approval names the plan by its digest: --plan-sha256",
+            code="plan_not_named",
+            exit_code=Exit.ARGUMENTS,
+            next_step=f"chorale-silo preview {asked.run} shows the plan and the whole command",
+        )
+    if plan_sha256.lower() != asked.plan_sha256:
+        raise CommandError(
+            f"run {asked.run} asks for plan {asked.plan_sha256}, not for {plan_sha256}",
             code="another_plan",
             exit_code=Exit.ARGUMENTS,
-            next_step=f"chorale-silo preview {run}",
+            next_step=f"chorale-silo preview {asked.run}",
         )
-    directory = SiloConfig.load(data).data_dir
-    user = operating_user()
-    event = SiloEvent.APPROVAL_GIVEN if approved else SiloEvent.APPROVAL_REFUSED
-    # Written down first: what is said is never more than what an auditor can read.
-    AuditLog(directory).append(event, run=run, plan_sha256=asked.plan_sha256, by=user)
-    Approvals(directory).say(
-        Word(
-            run_id=run,
-            plan_sha256=bytes.fromhex(asked.plan_sha256),
-            approved=approved,
-            by=user,
-            at_unix_s=int(time.time()),
+    if not asked.readable:
+        raise CommandError(
+            f"the plan of run {asked.run} cannot be read here",
+            code="plan_unreadable",
+            exit_code=Exit.ARGUMENTS,
+            next_step=f"chorale-silo preview {asked.run} says why; the run's next task brings it",
         )
+
+
+def _word(asked: ListedRun, *, approved: bool) -> Word:
+    import time
+
+    from silo_agent.approvals import Word, operating_user
+
+    return Word(
+        run_id=asked.run,
+        plan_sha256=bytes.fromhex(asked.plan_sha256),
+        approved=approved,
+        by=operating_user(),
+        at_unix_s=int(time.time()),
     )
-    return asked
 
 
 def _decided(asked: ListedRun, *, approved: bool) -> dict[str, object]:

@@ -8,7 +8,8 @@ Invariants:
 
 1. The result is that of ``SftTrainer`` up to rounding: the plan's batch is divided over workers and
    weighted by tokens (``sft_loop``).
-2. If a worker fails, all are ended and the adapter stays what it was.
+2. If a worker fails, or the site's time for a round's work is over (``silo_agent/local_time.py``),
+   all are ended and the adapter stays what it was.
 3. Workers get token ids, never text, so what they print holds none; an error carries the end of it.
 4. Workers talk over the loopback interface alone, and meet through files in the job's directory.
    torch's TCP store, which ``torchrun --standalone`` starts, listens on every interface, asks
@@ -41,6 +42,7 @@ from silo_agent.evolve.sft_rows import rows_of
 from silo_agent.evolve.sft_schedule import Schedule
 from silo_agent.evolve.trainer import SftReport, Trainer
 from silo_agent.evolve.trainer_spec import TrainerSpec
+from silo_agent.local_time import require_time
 from silo_agent.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ __all__ = ["LaunchedTrainer", "WorkerError"]
 _TAIL_LINES: Final = 30
 _TAIL_BYTES: Final = 4096
 _STOP_S: Final = 10.0
+_LOOK_S: Final = 0.5
+"""How often the site's time limit is looked at while workers train."""
 
 
 class WorkerError(EvolveError):
@@ -122,6 +126,7 @@ class LaunchedTrainer(Trainer):
 
         Raises:
             WorkerError: Workers ended without a result.
+            LocalTimeError: The site's time for it is over.
             JobError: What they left is no result.
         """
         rows = rows_of(trajectories, max_sequence_tokens=max_sequence_tokens)
@@ -241,7 +246,7 @@ def _launch(directory: Path, *, processes: int) -> None:
             start_new_session=True,
         )
         try:
-            status = worker.wait()
+            status = _wait(worker)
         except BaseException:
             _stop(worker)
             raise
@@ -250,6 +255,13 @@ def _launch(directory: Path, *, processes: int) -> None:
             f"{processes} training processes ended with status {status}: "
             f"{read_failure(directory)}\nTheir last lines:\n{_tail(log)}"
         )
+
+
+def _wait(worker: subprocess.Popen[bytes]) -> int:
+    while True:
+        require_time()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return worker.wait(_LOOK_S)
 
 
 def _environment() -> dict[str, str]:

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from federation.adapter import decode_adapter, encode_adapter
+from federation.durable import replace_file
 from federation.errors import FederationError
-from silo_agent.durable import replace_file
 from silo_agent.evolve.evolver import EvolveError
 
 __all__ = ["PersonalStore", "PersonalStoreError"]

@@ -5,8 +5,10 @@ import time
 from contextlib import closing
 
 import pytest
+from alembic import command
 from sqlalchemy import select
 
+from federation.audit_log import verify_log
 from secagg.descriptor import AggregationId
 from server.audit import AuditEvent, AuditLog
 from server.backup import backup_to
@@ -19,7 +21,7 @@ from server.root import create_root
 from server.store import Store
 from server.store.aggregations import AggregationOutcome
 from server.store.audit_heads import AuditHeadRow
-from server.store.database import Database
+from server.store.database import Database, _migrations
 from server.store.heads import HeadRow
 from server.store.runs import RunState
 from server.store.schema import METADATA
@@ -73,6 +75,7 @@ def fill(store, blobs):
             descriptor_sha256=b"\x05" * 32,
         )
     )
+    store.rollbacks.ask(submit_token="back", run_id="run-1", to_round=0, at_unix_s=7)
     store.audit_heads.put(
         AuditHeadRow(
             silo_id="hospital-a", index=1, sha256=b"\x01" * 32, at_unix_s=7, signature=b"s" * 64
@@ -151,14 +154,55 @@ def test_everything_comes_back_but_secrets_and_runs_that_go_on_by_themselves(
         copy = tmp_path / "new" / original.relative_to(coordinator.data_dir)
         assert copy.read_bytes() == original.read_bytes()
         assert copy.stat().st_mode & 0o077 == 0
-    taken = AuditLog.verify_file(coordinator.paths.audit)
-    assert AuditLog.verify_file(new.paths.audit) == taken + 1
+    taken = verify_log(coordinator.paths.audit)
+    assert verify_log(new.paths.audit) == taken + 1
     assert AuditEvent.RESTORED.value in AuditLog(new.paths.audit).tail(1)[0]
     # A database that holds a coordinator is never filled again.
     with path.open("rb") as file, pytest.raises(StoreError, match="holds rows"):
         restore(file, tmp_path / "again")
     assert not (tmp_path / "again").exists()
     assert not [left for left in tmp_path.iterdir() if left.name.startswith(".")]
+
+
+def test_a_database_in_use_is_left_as_it_was(coordinator, tmp_path, target_url, monkeypatch):
+    path = tmp_path / "b.tar"
+    backup_to(path, coordinator)
+    with closing(Database(target_url)) as target:
+        # The schema of the version before.
+        with target._alone(10) as connection:
+            command.upgrade(_migrations(connection), "head")
+            command.downgrade(_migrations(connection), "-1")
+        before = target.revision()
+        assert before != target.newest_revision()
+        monkeypatch.setenv(URL, target_url)
+        with path.open("rb") as file, pytest.raises(StoreError, match="another version"):
+            restore(file, tmp_path / "new")
+        assert target.revision() == before
+    assert not (tmp_path / "new").exists()
+    assert not list(tmp_path.glob(".new*"))
+
+
+def test_a_restore_that_died_before_it_copied_a_row_is_made_again(
+    coordinator, tmp_path, target_url, monkeypatch
+):
+    path = tmp_path / "b.tar"
+    backup_to(path, coordinator)
+    monkeypatch.setenv(URL, target_url)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_rest):
+        raise Killed
+
+    with monkeypatch.context() as patch, path.open("rb") as file:
+        patch.setattr("server.restore.copy_rows", die)
+        with pytest.raises(Killed):
+            restore(file, tmp_path / "new")
+    with path.open("rb") as file:
+        restore(file, tmp_path / "new")
+    with path.open("rb") as file, pytest.raises(StoreError, match="drop that database"):
+        restore(file, tmp_path / "newer")
 
 
 def test_a_backup_of_a_busy_coordinator_is_of_one_instant(coordinator, tmp_path, monkeypatch):

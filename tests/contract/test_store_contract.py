@@ -12,7 +12,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import func, select
 
 from secagg.descriptor import AggregationId
-from server.errors import FederationExistsError, RosterError, StoreError, UnknownRunError
+from server.errors import FederationExistsError, RosterError, RunError, StoreError, UnknownRunError
 from server.store import Store
 from server.store.audit_heads import AuditHeadRow
 from server.store.federation import FederationRow
@@ -236,7 +236,7 @@ def test_a_queue_keeps_its_order(store):
         store.runs.set_state(name, RunState.QUEUED, first=first)
     assert [row.run_id for row in store.runs.queued()] == ["c", "a", "b"]
     store.runs.set_state("a", RunState.FINISHED)
-    with pytest.raises(StoreError, match="over"):
+    with pytest.raises(RunError, match="over"):
         store.runs.set_state("a", RunState.RUNNING)
 
 

@@ -25,7 +25,7 @@ from server.store.rounds import AttemptPlace
 from server.store.schema import METADATA
 from tests.unit.store_samples import FAMILIES, record, signed, silo
 
-REVISIONS = ("r0001", "r0002", "r0003", "r0004", "r0005", "r0006", "r0007")
+REVISIONS = ("r0001", "r0002", "r0003", "r0004", "r0005", "r0006", "r0007", "r0008")
 HEAD = REVISIONS[-1]
 
 

@@ -1,8 +1,10 @@
 """The states of runs and their queue, on SQLite and on a real PostgreSQL."""
 
+from contextlib import suppress
+
 import pytest
 
-from server.errors import StoreError
+from server.errors import RunError, StoreError
 from server.store.runs import OVER, RunState
 from tests.unit.store_samples import make_run
 
@@ -81,9 +83,47 @@ def test_what_is_over_stays_over(store, over):
     make_run(store)
     store.runs.set_state("run-1", over, "why")
     for state in set(RunState) - {over}:
-        with pytest.raises(StoreError, match="is over"):
+        with pytest.raises(RunError, match="is over"):
             store.runs.set_state("run-1", state)
     store.runs.set_state("run-1", over, "why")
     row = store.runs.get("run-1")
     assert (row.state, row.error) == (over, "why")
     assert queue(store) == []
+
+
+# Rollbacks ---------------------------------------------------------------------------------------
+
+
+def test_a_rollback_waits_until_it_is_done_once(store):
+    for name in ("a", "b"):
+        add(store, name, RunState.PAUSED)
+    assert store.rollbacks.waiting("a") is None
+    wide = 2**32 - 1
+    store.rollbacks.ask(submit_token="t", run_id="a", to_round=wide, at_unix_s=1.5)
+    store.rollbacks.ask(submit_token="u", run_id="b", to_round=0, at_unix_s=2.0)
+    waits = store.rollbacks.waiting("a")
+    assert (waits.submit_token, waits.to_round, waits.asked_unix_s, waits.round) == (
+        "t", wide, 1.5, None,
+    )  # fmt: skip
+    # One at a time, and a token once, whatever the run.
+    for token, run_id in (("v", "a"), ("t", "b")):
+        with pytest.raises(StoreError, match="waits"):
+            store.rollbacks.ask(submit_token=token, run_id=run_id, to_round=1, at_unix_s=3.0)
+    store.rollbacks.done("a", wide)
+    with pytest.raises(StoreError, match="no rollback"):
+        store.rollbacks.done("a", 4)
+    assert store.rollbacks.by_submit_token("t").round == wide
+    assert store.rollbacks.waiting("a") is None
+    assert store.rollbacks.waiting("b").submit_token == "u"
+    # The next one of the same run.
+    store.rollbacks.ask(submit_token="w", run_id="a", to_round=2, at_unix_s=4.0)
+    assert store.rollbacks.waiting("a").submit_token == "w"
+    assert store.rollbacks.by_submit_token("nobody's") is None
+
+
+def test_a_rollback_is_noted_with_what_is_noted_beside_it_or_not_at_all(store):
+    add(store, "a", RunState.RUNNING)
+    with suppress(RuntimeError), store.transaction():
+        store.rollbacks.ask(submit_token="t", run_id="a", to_round=1, at_unix_s=1.0)
+        raise RuntimeError
+    assert store.rollbacks.by_submit_token("t") is None

@@ -5,6 +5,7 @@ doubled or swapped silo is visible in the sum.
 """
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,6 +166,15 @@ def federation(
             configure(loopback, silo_id)
         loopback.publish_roster(colluding=1)
         yield loopback
+
+
+def await_heard(loopback: LoopbackFederation, silos: tuple[str, ...] = SILOS) -> None:
+    """Wait until the coordinator heard all: it counts on nobody who is not there at the start."""
+    waiting = {f'"silo": "{silo_id}", "version"' for silo_id in silos}
+    give_up_at = time.monotonic() + 60
+    while any(line not in loopback.log("coordinator") for line in waiting):
+        assert time.monotonic() < give_up_at, loopback.log("coordinator")
+        time.sleep(0.1)
 
 
 def write_run(loopback: LoopbackFederation, plan: str) -> tuple[Path, Path]:

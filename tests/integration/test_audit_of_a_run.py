@@ -6,9 +6,9 @@ import json
 import time
 
 from federation.audit_chain import check_chain
-from server.audit import AuditLog
+from federation.audit_log import verify_log
 from server.store import Store
-from silo_agent.audit import AUDIT_FILE, verify_log
+from silo_agent.audit import AUDIT_FILE
 from silo_agent.audit_heads import kept_head
 from tests.integration import constant_federation as cf
 
@@ -76,5 +76,5 @@ def test_every_silo_leaves_the_same_records_whatever_it_learned(tmp_path):
             assert verify_log(log) == newest + 2
             # The coordinator's signed head is in its log, and shows the end of the run.
             head = kept_head(loopback.silo_dir(silo_id)).chain_head()
-            assert AuditLog.verify_file(loopback.data_dir / "audit.jsonl", [head]) > head.index
+            assert verify_log(loopback.data_dir / "audit.jsonl", [head]) > head.index
         check_chain((loopback.data_dir / "audit.jsonl").read_bytes())

@@ -114,6 +114,7 @@ def signal_silos(loopback, number):
         os.kill(loopback.pid(silo_id), number)
 
 
+@pytest.mark.long
 def test_coordinator_killed_between_rounds_goes_on_from_the_same_adapter(tmp_path):
     with cf.federation(tmp_path) as loopback:
         start_all(loopback)
@@ -146,6 +147,7 @@ def test_coordinator_killed_between_rounds_goes_on_from_the_same_adapter(tmp_pat
         assert_all_alive(loopback)
 
 
+@pytest.mark.long
 def test_coordinator_killed_while_silos_work_goes_on_too(tmp_path):
     with cf.federation(tmp_path) as loopback:
         start_all(loopback)

@@ -12,13 +12,13 @@ from server_harness import Coordinator
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc, round_pb2, round_pb2_grpc
 from federation.invite import parse_invite
+from federation.reach import presented_chain
 from server.founding import renew_admin
 from server.pki import certificate_sha256
 from silo_agent.errors import TransportError
 from silo_agent.identity import Identity, UntrustedCoordinatorError, join
 from silo_agent.metrics import SiloMetrics
 from silo_agent.renewal import Chance, Renewal
-from silo_agent.tls_chain import fetch_chain
 from silo_agent.transport import Coordinator as Transport
 
 pytestmark = pytest.mark.xdist_group("ca_rotation")
@@ -143,9 +143,9 @@ def test_a_silo_that_polls_follows_a_rotation_to_its_end(coordinator, daemon):
 
 def test_the_servers_certificate_changes_at_the_end_and_no_connection_breaks(coordinator, daemon):
     old, address = coordinator.trust.issuing.certificate, coordinator.config.dial_coordinator
-    before = fetch_chain(address, timeout_s=5)[0]
+    before = presented_chain(address, timeout_s=5)[0]
     rotate(coordinator)
-    assert fetch_chain(address, timeout_s=5)[0] == before
+    assert presented_chain(address, timeout_s=5)[0] == before
     daemon.poll()
     daemon.renewal.step()
     identity = daemon.identity
@@ -153,11 +153,11 @@ def test_the_servers_certificate_changes_at_the_end_and_no_connection_breaks(coo
         assert poll_on(channel) == "hospital-a"
         end_overlap(coordinator)
         assert poll_on(channel) == "hospital-a"
-    after = fetch_chain(address, timeout_s=5)
+    after = presented_chain(address, timeout_s=5)
     assert after[0] != before
     assert issuer(after[0]) == coordinator.trust.issuing.certificate.subject.rfc4514_string()
     assert old not in after
-    assert fetch_chain(coordinator.config.dial_enrolment, timeout_s=5)[0] == after[0]
+    assert presented_chain(coordinator.config.dial_enrolment, timeout_s=5)[0] == after[0]
 
 
 def test_a_silo_that_was_away_is_refused_on_its_open_connection_and_told_what_to_do(
@@ -266,7 +266,7 @@ def test_a_coordinator_that_restarts_in_the_overlap_goes_on_with_it(coordinator,
     daemon.renewal.step()
     coordinator.restart()
     assert len(coordinator.trust.certificates()) == 2
-    assert len(fetch_chain(address, timeout_s=5)) == 4
+    assert len(presented_chain(address, timeout_s=5)) == 4
     assert poll(coordinator, daemon.identity) == "hospital-a"
     end_overlap(coordinator)
     coordinator.restart()
@@ -279,14 +279,14 @@ def test_a_certificate_that_half_its_life_has_passed_is_replaced_under_open_conn
 ):
     """At real time for TLS; only the coordinator's own judgement of time is moved."""
     address = coordinator.config.dial_coordinator
-    before = fetch_chain(address, timeout_s=5)[0]
+    before = presented_chain(address, timeout_s=5)[0]
     with grpc.secure_channel(address, daemon.identity.channel_credentials()) as channel:
         assert poll_on(channel) == "hospital-a"
         coordinator.clock.offset_s = 200 * 86400
         coordinator.upkeep.look()
         coordinator.clock.offset_s = 0
         assert poll_on(channel) == "hospital-a"
-    after = fetch_chain(address, timeout_s=5)[0]
+    after = presented_chain(address, timeout_s=5)[0]
     assert after.serial_number != before.serial_number
     assert poll(coordinator, daemon.identity) == "hospital-a"
     gauge = coordinator.counted("chorale_server_certificate_expiry_timestamp_seconds")

@@ -7,6 +7,7 @@ on, a silo that leaves or is dropped, a round released twice.
 import time
 
 import numpy as np
+import pytest
 
 from federation.adapter import encode_adapter
 from silo_agent.evolve.constant import constant_pattern
@@ -67,6 +68,7 @@ def require_untouched(loopback, rounds, resumed):
             assert word not in loopback.log(silo_id), loopback.log(silo_id)
 
 
+@pytest.mark.long
 def test_a_round_survives_the_death_of_its_coordinator_in_every_phase(tmp_path):
     with cf.federation(tmp_path) as loopback:
         deaths = [f"{number}:{instant}" for number, instant in enumerate(INSTANTS, 1)]
@@ -93,6 +95,7 @@ def test_a_round_survives_the_death_of_its_coordinator_in_every_phase(tmp_path):
         assert not [path for path in scratch.rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_an_upload_resumes_at_its_offset_after_the_coordinators_death(tmp_path):
     tensors = {
         "base_model.model.layers.0.proj.lora_A.weight": np.ones((cf.RANK, WIDE), np.float32),

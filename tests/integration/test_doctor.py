@@ -12,10 +12,9 @@ import time
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from chorale.v1 import admin_pb2
 from federation.checkup import Outcome
 from lab.loopback import LoopbackFederation, free_port
-from server.cli.client import connect
+from server.cli.client import call_once
 from server.doctor import examine_coordinator
 from server.trust import Trust
 from tests.integration import doctor_servers as servers
@@ -39,12 +38,8 @@ def data_dir(loopback, tmp_path):
 
 
 def examined(data_dir):
-    def call():
-        with connect(data_dir) as stub:
-            return len(stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=10).silos)
-
     told = []
-    found = examine_coordinator(data_dir, call=call, told=told.append)
+    found = examine_coordinator(data_dir, call=lambda: call_once(data_dir), told=told.append)
     assert tuple(told) == found.findings
     return found
 

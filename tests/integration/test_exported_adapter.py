@@ -6,6 +6,8 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from lab.demo.choices import Privacy
 from lab.demo.outcome import judged_rows
 from lab.demo.progress import Progress
@@ -18,6 +20,7 @@ from silo_agent.rollout.hf import HfEngine
 from silo_agent.trajectory import Task
 
 
+@pytest.mark.long
 def test_peft_loads_the_export_and_reproduces_the_reported_greedy_success(tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -149,6 +149,37 @@ def test_a_plan_states_no_more_than_was_agreed_on(coordinator, admin):
     assert coordinator.conductor.started == [(within, b"a", "t")]
 
 
+def test_a_plan_lets_no_fewer_silos_make_a_sum_than_was_agreed_on(coordinator, admin):
+    create(admin, min_silos=4, epsilon_cap=None)
+    few = CONSTANT.read_text()
+    with pytest.raises(grpc.RpcError) as caught:
+        start(admin, few.encode())
+    assert dict(caught.value.trailing_metadata())["chorale-reason"] == "federation_terms"
+    assert "n_min: the plan lets 3 silos make a sum" in caught.value.details()
+    assert coordinator.conductor.started == []
+    assert start(admin, edited(few, "n_min", "4").encode()) == "run-1"
+
+
+def test_what_the_audit_log_cannot_name_is_not_made(coordinator, admin, monkeypatch):
+    def full(*_rest, **_details):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator.audit, "append", full)
+        with pytest.raises(grpc.RpcError):
+            create(admin)
+    assert coordinator.store.federation.current() is None
+    create(admin)
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator.audit, "append", full)
+        with pytest.raises(grpc.RpcError):
+            invite(admin)
+    assert coordinator.store.invites.open() == ()
+    events = [json.loads(line)["event"] for line in coordinator.audit.tail(50)]
+    assert events.count("federation_created") == 1
+    assert "invite_created" not in events
+
+
 def edited(plan, key, value):
     lines = plan.splitlines()
     (at,) = [i for i, line in enumerate(lines) if line.split("=")[0].strip() == key]

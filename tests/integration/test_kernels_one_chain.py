@@ -87,6 +87,7 @@ def adopted(loopback, silo_id, round_number, patience_s=30.0):
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_two_kernels_stay_on_one_chain_that_an_auditor_can_check(tmp_path):
     require_selectable_kernels()
     environment = {"OPENBLAS_CORETYPE": COORDINATORS_KERNEL}

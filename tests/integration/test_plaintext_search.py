@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.integration import constant_federation as cf
 
@@ -84,6 +85,7 @@ def run_once(tmp_path, *, masks: bool):
     return at_coordinator, at_silos
 
 
+@pytest.mark.long
 def test_with_masks_only_the_sum_is_at_the_coordinator(tmp_path):
     at_coordinator, at_silos = run_once(tmp_path, masks=True)
     assert any(sum_needle() in haystack for haystack in at_coordinator)
@@ -95,6 +97,7 @@ def test_with_masks_only_the_sum_is_at_the_coordinator(tmp_path):
             assert found(at_silos[other], silo_id) == set()
 
 
+@pytest.mark.long
 def test_without_masks_the_same_search_finds_it(tmp_path):
     at_coordinator, _ = run_once(tmp_path, masks=False)
     seen = {silo_id: found(at_coordinator, silo_id) for silo_id in cf.SILOS}

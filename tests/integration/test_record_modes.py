@@ -31,6 +31,8 @@ from silo_agent.ledger_file import LEDGER_FILE
 from silo_agent.transport import Coordinator
 from tests.integration import constant_federation as cf
 
+pytestmark = pytest.mark.xdist_group("record_modes")
+
 STEPS, B_BAR = 4, 8
 KILLED, ROLLED_BACK, SPENT_UP = cf.FIVE[4], cf.FIVE[3], cf.FIVE[4]
 STEADY = cf.FIVE[:3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 import pytest
 from cryptography import x509
@@ -12,11 +14,14 @@ from renewing_silo import DAY, NUMBERS, Silo, ask, reason
 from server_harness import FEDERATION, Coordinator
 
 from chorale.v1 import membership_pb2, membership_pb2_grpc
-from federation.invite import join_statement
+from federation.invite import join_statement, silo_spiffe_uri
 from federation.renewal import renew_statement
+from secagg.roster import RosterEntry
+from secagg.suite import verification_key
 from server.pki import certificate_sha256
 from silo_agent.identity import Identity, join
 from silo_agent.leaf import certificate_request
+from tests.unit.secagg_samples import make_roster, signed_roster
 
 pytestmark = pytest.mark.xdist_group("renewal_attacks")
 
@@ -181,3 +186,28 @@ def test_an_expired_certificate_renews_nothing(coordinator, silo):
     refused(
         coordinator, mine, "certificate_expired", lambda channel: ask(channel, mine.silo_id, mine)
     )
+
+
+def test_a_silo_that_left_is_renewed_only_while_a_roster_names_it(coordinator, silo):
+    identity = Identity.load(silo.directory)
+    renewal = lambda channel: ask(channel, identity.silo_id, identity)  # noqa: E731
+    with grpc.secure_channel(
+        coordinator.config.dial_coordinator, identity.channel_credentials()
+    ) as channel:
+        membership_pb2_grpc.MembershipServiceStub(channel).Leave(
+            membership_pb2.LeaveRequest(), timeout=10
+        )
+        refused(coordinator, identity, "silo_standing", renewal)
+        mine = RosterEntry(
+            silo_id=identity.silo_id,
+            spiffe_uri=silo_spiffe_uri(FEDERATION, identity.silo_id),
+            verification_key=verification_key(identity.signing_key),
+        )
+        others = make_roster(3)
+        for epoch, entries in ((1, (*others.entries[:2], mine)), (2, others.entries)):
+            named = replace(others, federation=FEDERATION, epoch=epoch, entries=entries)
+            coordinator.store.rosters.publish(signed_roster(named), at_unix_s=1)
+            if mine in entries:
+                # It may still be waited for, so it is helped to its last round.
+                renewal(channel)
+        refused(coordinator, identity, "silo_standing", renewal)

@@ -32,6 +32,7 @@ DAY = 86400
 OF_ADMINS = {
     "CreateFederation", "CreateInvite", "SuspendSilo", "ReinstateSilo", "RevokeSilo", "RotateCa",
     "ProposeRoster", "PublishRoster", "StartRun", "AbortRun", "PauseRun", "ResumeRun",
+    "RollbackAdapter",
 }  # fmt: skip
 OF_READERS = {
     "GetFederation", "ListSilos", "ListRuns", "WatchRun", "ListAdapters", "GetAdapter",

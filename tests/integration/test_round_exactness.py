@@ -10,10 +10,10 @@ from tests.integration import constant_federation as cf
     ("die_at", "survivors"),
     [
         ("", cf.SILOS),
-        ("advertise_keys", cf.SILOS[:3]),
-        ("share_keys", cf.SILOS[:3]),
+        pytest.param("advertise_keys", cf.SILOS[:3], marks=pytest.mark.long),
+        pytest.param("share_keys", cf.SILOS[:3], marks=pytest.mark.long),
         ("upload", cf.SILOS[:3]),
-        ("check_consistency", cf.SILOS),
+        pytest.param("check_consistency", cf.SILOS, marks=pytest.mark.long),
         ("unmask", cf.SILOS),
     ],
 )
@@ -24,7 +24,8 @@ def test_sum_is_exact_whoever_drops_where(tmp_path, die_at, survivors):
         if die_at:
             loopback.environment = {"CHORALE_TEST_DIE_AT": f"{die_at}:1"}
         loopback.start_silo(cf.SILOS[3], module="tests.integration.faulty_silo")
-        plan, adapter = cf.write_run(loopback, cf.plan_toml())
+        cf.await_heard(loopback)
+        plan, adapter = cf.write_run(loopback, cf.plan_toml(phase_deadline_s=15))
         run_id = loopback.start_run(plan, adapter, token="exact")
         last, rounds = cf.watch_to_end(loopback, run_id)
         assert last["run"]["state"] == "finished", last

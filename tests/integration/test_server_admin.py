@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from server_harness import Coordinator
 
 from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
+from federation.audit_log import verify_log
 from secagg.wire import roster_from_proto
 from server.blobs import BlobStore
 from server.cli.client import start_parts
@@ -18,7 +20,9 @@ from server.errors import RootKeyError
 from server.root import create_root
 from server.root import sign as sign_roster
 from server.roster_file import read_roster, roster_message, write_roster
+from server.store.runs import RunState
 from silo_agent.identity import join
+from tests.unit.store_samples import record
 
 PLAN = Path(__file__).parents[2] / "deploy" / "examples" / "plan-constant.toml"
 pytestmark = pytest.mark.xdist_group("server_admin")
@@ -157,6 +161,41 @@ def test_runs_go_to_the_conductor(coordinator, admin):
     assert [status.run.round for status in seen] == [0, 1, 2, 3]
 
 
+def test_a_rollback_is_noted_once_with_the_admins_name(coordinator, admin):
+    store, at = coordinator.store, PLAN.read_bytes()
+    row = store.runs.create(
+        run_id="run-9",
+        name="demo",
+        plan=at,
+        plan_sha256=hashlib.sha256(at).digest(),
+        submit_token="run-9",
+        state=RunState.RUNNING,
+    )
+    for number in (0, 1):
+        store.records.append(record(number, run_id=row.run_id))
+    asked = pb.RollbackAdapterRequest(run_id="run-9", to_round=0, submit_token="back")
+    for _ in range(2):
+        answer = admin.RollbackAdapter(asked, timeout=10)
+        assert (answer.round, answer.state) == (0, "running")
+    events = [json.loads(line) for line in coordinator.audit.tail(9)]
+    noted = [event["details"] for event in events if event["event"] == "rollback_asked"]
+    assert noted == [{"run": "run-9", "to_round": 0, "admin": "admin"}]
+    for change, reason in (
+        ({"to_round": 1}, "submit_token"),
+        ({"submit_token": "other"}, "rollback_refused"),
+        ({"submit_token": "x" * 129}, "submit_token"),
+        ({"run_id": "nobody", "submit_token": "new"}, "run_unknown"),
+    ):
+        other = pb.RollbackAdapterRequest()
+        other.CopyFrom(asked)
+        for name, value in change.items():
+            setattr(other, name, value)
+        refused(coordinator, lambda other=other: admin.RollbackAdapter(other, timeout=10), reason)
+    store.runs.set_state("run-9", RunState.ABORTED)
+    # A token that is known is answered whatever became of the run.
+    assert admin.RollbackAdapter(asked, timeout=10).state == "aborted"
+
+
 def test_adapters_stream_in_chunks(coordinator, admin):
     content = bytes(range(256)) * 10_000
     sha256 = BlobStore(coordinator.config.adapters).put(content)
@@ -176,7 +215,7 @@ def test_every_change_is_in_the_audit_log_with_its_admin(coordinator, admin):
     assert record["event"] == "invite_created"
     assert record["details"]["admin"] == "admin"
     assert record["details"]["silo"] == "hospital-z"
-    assert coordinator.audit.verify() == coordinator.audit.head_index + 1
+    assert verify_log(coordinator.audit.path) == coordinator.audit.head_index + 1
 
 
 def test_calls_are_measured(coordinator, admin):

@@ -16,7 +16,8 @@ def test_a_restarted_silo_is_in_the_sum_and_back_in_the_next_round(tmp_path):
         loopback.environment = {"CHORALE_TEST_DIE_AT": "upload:1"}
         loopback.start_silo(LAST, module="tests.integration.faulty_silo")
         loopback.environment = {}
-        plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=2, phase_deadline_s=8))
+        cf.await_heard(loopback)
+        plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=2, phase_deadline_s=15))
         run_id = loopback.start_run(plan, adapter, token="restart")
         give_up_at = time.monotonic() + 60
         while loopback.alive(LAST):

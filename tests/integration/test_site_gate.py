@@ -73,7 +73,7 @@ def test_a_run_waits_for_two_sites_begins_when_they_approve_and_not_where_one_re
     loopback.silo("refuse", run_id, "--data", str(loopback.silo_dir("silo-d")))
     said_no = 'chorale_silo_policy_decisions_total{decision="refuse",rule="refused_by_operator"}'
     until(lambda: loopback.metrics("silo-d")[said_no] or None)
-    loopback.silo("approve", run_id, "--data", data)
+    loopback.silo("approve", run_id, "--plan-sha256", shown["plan_sha256"], "--data", data)
     status, rounds = watch_to_end(loopback, run_id)
     assert status["run"]["state"] == "finished", status
     assert len(rounds) == 1

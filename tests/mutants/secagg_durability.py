@@ -14,7 +14,7 @@ LEDGER_FILE = "silo_agent/ledger_file.py"
 SESSION = "silo_agent/session.py"
 SPOOL = "silo_agent/spool.py"
 UNFINISHED = "silo_agent/unfinished.py"
-DURABLE = "silo_agent/durable.py"
+DURABLE = "federation/durable.py"
 
 _LEDGER_TESTS = "tests/unit/test_dp_ledger.py::"
 _ADMISSION_TESTS = "tests/unit/test_silo_admission.py::"

@@ -143,10 +143,11 @@ class Silo:
     def _answer(self, task: RoundTask) -> None:
         driver = self.world.driver
         if self.refuses:
-            driver.refuse(self.silo_id, place=Place(task.round, task.step), reason=self.refuses)
+            place = Place(task.round, task.step)
+            driver.cohorts.refuse(self.silo_id, place=place, reason=self.refuses)
             return
         self._call("report_ready")
-        driver.report_ready(
+        driver.cohorts.report_ready(
             self.silo_id,
             place=Place(task.round, task.step),
             adapter_sha256=task.adapter_sha256,

@@ -92,6 +92,7 @@ def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> Lo
         audit=AuditLog(tmp_path),
         ledger_of=lambda: None,  # type: ignore[arg-type, return-value]
         seed_of=lambda _run: 0,
+        allow=lambda _task, _plan: None,
     )
 
 
@@ -186,6 +187,7 @@ def test_a_refused_plan_is_not_evaluated_when_its_round_closes(tmp_path):
         store=LocalStore(tmp_path),
         max_dimension=1000,
         adopted=work.adopted,
+        admit=lambda _record: None,
         adopting=lambda _record: None,
     )
     published._roster = SimpleNamespace(  # type: ignore[assignment]

@@ -33,6 +33,7 @@ def test_shipped_files_are_read_and_resolve(path):
 def test_the_files_that_are_announced_are_shipped():
     names = [path.name for path in SHIPPED]
     assert names == [
+        "aggregation-noise.toml",
         "aggregation.toml",
         "fedse-demonstrations.toml",
         "fedse-paper.toml",

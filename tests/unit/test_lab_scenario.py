@@ -7,7 +7,7 @@ import pytest
 
 from federation.plan import Plan
 from lab.demo.choices import Control, Privacy, Scenario
-from lab.demo.run import BASE_MODEL, Demo
+from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
 from silo_agent.adapter.base_model import base_sha256
 from silo_agent.config import SiloConfig
@@ -38,17 +38,6 @@ def test_every_plan_parses_and_says_what_was_asked(scenario, control):
     # The first and the last adapter are judged.
     assert plan.evaluate.every_rounds == plan.rounds.count
     assert plan.privacy_spec().noise_multiplier > 0
-
-
-@pytest.mark.parametrize(
-    ("rounds", "kill", "killed_in"),
-    [(1, True, 0), (2, True, 1), (3, True, 2), (8, True, 2), (8, False, 0)],
-)
-def test_the_killed_silo_has_a_round_to_come_back_to(tmp_path, rounds, kill, killed_in):
-    settings = DemoSettings(rounds=rounds)
-    demo = Demo(directory=tmp_path, settings=settings, progress=None, kill=kill)
-    assert demo.kill_round == killed_in
-    assert DemoSettings().recipe.rounds >= 3
 
 
 @pytest.mark.parametrize(("scenario", "control", "privacy"), POLICIES)

@@ -133,7 +133,7 @@ def test_a_viewer_can_change_nothing():
     writers = {
         "CreateFederation", "CreateInvite", "SuspendSilo", "ReinstateSilo", "RevokeSilo",
         "RotateCa", "ProposeRoster", "PublishRoster", "StartRun", "AbortRun", "PauseRun",
-        "ResumeRun",
+        "ResumeRun", "RollbackAdapter",
     }  # fmt: skip
     for method, roles in ACCESS.items():
         if method.rpartition("/")[2] in writers:

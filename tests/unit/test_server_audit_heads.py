@@ -11,12 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from chorale.v1 import membership_pb2 as pb
 from federation.audit_chain import ChainHead
 from federation.audit_head import COORDINATOR, sign_head, silo_writer
-from federation.errors import AuditHeadConflictError, AuditHeadError
+from federation.audit_log import verify_log
+from federation.errors import AuditChainError, AuditHeadConflictError, AuditHeadError
 from federation.wire import audit_head_from_proto, audit_head_to_proto
 from secagg.suite import verification_key
 from server.audit import AuditEvent, AuditLog
 from server.audit_heads import AuditHeadExchange
-from server.errors import AuditError
 from server.metrics import CoordinatorMetrics
 from server.store import Store
 from server.store.federation import FederationRow
@@ -196,9 +196,9 @@ def test_a_log_cut_at_its_end_is_found_with_the_head_a_silo_kept(desk):
     kept = desk.leave(0)
     lines = desk.path.read_bytes().splitlines(keepends=True)
     desk.path.write_bytes(b"".join(lines[:-2]))
-    assert AuditLog.verify_file(desk.path) == 2
-    with pytest.raises(AuditError, match="record 2 is missing") as caught:
-        AuditLog.verify_file(desk.path, [kept.chain_head()])
+    assert verify_log(desk.path) == 2
+    with pytest.raises(AuditChainError, match="record 2 is missing") as caught:
+        verify_log(desk.path, [kept.chain_head()])
     assert caught.value.index == 2
     # And the next head that is signed gives it away at once.
     desk.open()

@@ -11,6 +11,7 @@ from federation_fixtures import RANK, lora, plan_of
 from chorale.v1 import admin_pb2, aggregation_pb2
 from federation.adapter import adapter_sha256, encode_adapter
 from federation.aggregate.registry import INCOMPLETE_ADAPTERS
+from federation.export import ExportError, require_export_directory
 from federation.record import AdapterRecord
 from federation.wire import RECORDS_PER_PAGE
 from server.cli.adapter import _best_round, _records, _round
@@ -144,3 +145,30 @@ def test_a_round_is_a_number_or_the_best():
         with pytest.raises(CommandError) as refused:
             _round(wrong)
         assert refused.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "provenance", [None, b"", b"[]", b"{}", b"[" * 100_000, b'{"run": 1}', b"\xff"]
+)
+def test_an_export_replaces_nobody_elses_files(tmp_path, monkeypatch, capsys, provenance):
+    (tmp_path / "README.md").write_text("mine")
+    if provenance is not None:
+        (tmp_path / "provenance.json").write_bytes(provenance)
+    arguments = ["chorale", "adapter", "export", "run-1", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [*arguments, "--format", "json"])
+    with pytest.raises(SystemExit) as stopped:
+        run_app(app)
+    said = json.loads(capsys.readouterr().out)
+    assert (stopped.value.code, said["error_code"]) == (4, "directory_in_use")
+    assert "new directory" in said["next_step"]
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_an_export_may_be_written_again(tmp_path):
+    require_export_directory(tmp_path / "absent")
+    require_export_directory(tmp_path)
+    (tmp_path / "README.md").write_text("a card")
+    with pytest.raises(ExportError, match="nothing was written"):
+        require_export_directory(tmp_path)
+    (tmp_path / "provenance.json").write_text('{"adapter_sha256": "00"}')
+    require_export_directory(tmp_path)

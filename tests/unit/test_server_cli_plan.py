@@ -133,7 +133,8 @@ def test_a_known_base_says_its_memory_and_needs_no_dimension(monkeypatch, capsys
     assert sum("GiB" in line or "training" in line for line in err.splitlines()) >= 4
 
 
-def test_an_unknown_base_says_so(monkeypatch, capsys):
+def test_an_unknown_base_says_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
     code, out, err = call(
         monkeypatch, capsys, "run", "plan", DISTRIBUTED, *TEN, "--dimension", 3072, "--format",
         "json",

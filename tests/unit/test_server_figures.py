@@ -36,11 +36,12 @@ def test_every_field_survives():
         silo_norm_sq_error=0.375,
         outcome="aggregated",
         adapter_sha256=bytes(range(32)),
+        restored_round=2,
     )
     again = RoundFigures.from_json(figures.to_json())
     assert again == figures
     assert type(again.phase) is Phase
-    assert len(fields(RoundFigures)) == 21
+    assert len(fields(RoundFigures)) == 22
 
 
 def test_figures_of_a_version_without_steps_are_of_step_0():

@@ -1,4 +1,4 @@
-"""Blobs and durable files: complete or absent, checked on the way out."""
+"""Blobs: complete or absent, checked on the way out."""
 
 import hashlib
 import os
@@ -7,7 +7,6 @@ import pytest
 
 from federation.errors import UpdateError
 from server.blobs import CHUNK_BYTES, BlobStore
-from server.durable import write_durably
 from server.errors import BlobError
 
 
@@ -83,26 +82,3 @@ def test_a_put_that_fails_or_crashes_leaves_no_blob(tmp_path):
 def test_what_is_not_there_is_a_typed_error(tmp_path, sha256):
     with pytest.raises(BlobError):
         BlobStore(tmp_path).get(sha256)
-
-
-def test_modes_hold_against_the_umask(tmp_path):
-    before = os.umask(0)
-    try:
-        write_durably(tmp_path / "secret", b"x")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_durably(path, b"old")
-    monkeypatch.setattr("server.durable.os.fsync", _fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_durably(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def _fail(_descriptor):
-    raise OSError("disk full")

@@ -7,9 +7,11 @@ import pytest
 
 from chorale.v1 import round_pb2
 from secagg import wire
+from secagg.errors import MalformedMessageError
 from server import instructions
 from server.conductor import Conductor
 from server.phase import Phase
+from server.service import MAX_INSTRUCTION_ID_CHARS, RoundService
 from server.signal import Signal
 from tests.unit.test_server_round import NAMES, Played
 
@@ -103,3 +105,22 @@ def test_the_next_phase_is_built_anew_and_a_poll_that_hangs_up_costs_nobody_its_
     seen = asyncio.run(scenario())
     assert seen == ["descriptor"] * 4 + ["key_bundles"] * 4 + ["box_delivery"] * 4
     assert built == ["SignedDescriptor", "KeyBundles", "BoxDelivery"]
+
+
+def test_the_instruction_id_of_a_poll_is_bounded(monkeypatch):
+    monkeypatch.setattr("server.service.current_peer", lambda: SimpleNamespace(name="silo-000"))
+    liveness = SimpleNamespace(touch=lambda _silo_id: None)
+    asked = []
+
+    async def poll(_silo_id, last, _wait_s):
+        asked.append(last)
+        return b""
+
+    service = RoundService(SimpleNamespace(context=SimpleNamespace(liveness=liveness), poll=poll))
+    ask = lambda size: service.Poll(  # noqa: E731
+        round_pb2.PollRequest(last_instruction_id="x" * size), None
+    )
+    asyncio.run(ask(MAX_INSTRUCTION_ID_CHARS))
+    with pytest.raises(MalformedMessageError, match="at most 512"):
+        asyncio.run(ask(MAX_INSTRUCTION_ID_CHARS + 1))
+    assert asked == ["x" * MAX_INSTRUCTION_ID_CHARS]

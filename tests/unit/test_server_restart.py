@@ -126,7 +126,9 @@ def instants(directory, monkeypatch):
         return cut.seen
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard", [0, *(pytest.param(one, marks=pytest.mark.long) for one in range(1, SHARDS))]
+)
 def test_the_power_may_go_at_every_commit_and_every_write(tmp_path_factory, monkeypatch, shard):
     seen = instants(tmp_path_factory.mktemp("whole"), monkeypatch)
     # Commits, and in each fold and the release the writes between them.

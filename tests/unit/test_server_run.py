@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from federation.adapter import decode_adapter
+from federation.audit_log import verify_log
 from federation.record import Place, verify_chain
 from federation.task import SURVIVORS_ALREADY_SIGNED
 from federation.verify import verify_update
@@ -79,7 +80,7 @@ def test_a_run_to_its_end(world):
         assert figure.upload_bytes == 4 * (sw.DIMENSION + 3) * 4
         # All silos move in one direction, so they agree as far as their unequal lengths allow.
         assert 0.4 < figure.agreement < 1.0
-    assert world.audit.verify() == len(world.events())
+    assert verify_log(world.audit.path) == len(world.events())
     assert world.events().count("round_finished") == 2
     assert world.value("chorale_rounds_total", outcome="aggregated") == 2
     # Without noise a charge is unbounded, and the gauge says so from the first release on.
@@ -235,17 +236,17 @@ def test_messages_that_do_not_fit_change_nothing(world):
         await asyncio.sleep(0)
         head = driver.head.adapter_sha256
         with pytest.raises(WrongRoundError, match="another adapter"):
-            driver.report_ready(
+            driver.cohorts.report_ready(
                 NAMES[0], place=Place(1, 0), adapter_sha256=bytes(32), families=("constant",)
             )
         for place in (Place(2, 0), Place(1, 1)):
             with pytest.raises(WrongRoundError, match=str(place)):
-                driver.report_ready(NAMES[0], place=place, adapter_sha256=head, families=())
+                driver.cohorts.report_ready(NAMES[0], place=place, adapter_sha256=head, families=())
             with pytest.raises(WrongRoundError, match=str(place)):
-                driver.refuse(NAMES[0], place=place, reason="budget")
+                driver.cohorts.refuse(NAMES[0], place=place, reason="budget")
         assert driver.waiting_for == NAMES
-        driver.refuse(NAMES[0], place=Place(1, 0), reason="busy")
-        driver.report_ready(
+        driver.cohorts.refuse(NAMES[0], place=Place(1, 0), reason="busy")
+        driver.cohorts.report_ready(
             NAMES[0], place=Place(1, 0), adapter_sha256=head, families=("constant",)
         )
         assert (driver.training.refused, driver.waiting_for) == ({}, NAMES[1:])

@@ -15,6 +15,7 @@ from chorale.v1 import round_pb2 as pb
 from federation.record import Place
 from federation.task import RoundTask
 from secagg.descriptor import SignedDescriptor
+from secagg.errors import MalformedMessageError
 from server import access, liveness
 from server.access import Peer, Role
 from server.errors import WrongRoundError
@@ -296,7 +297,11 @@ def test_ready_for_a_step_is_ready_for_that_step_alone(world):
             except WrongRoundError as error:
                 seen.append(type(error).__name__)
         ready = dict(world.driver.training.ready)
-        refusal = pb.RefuseRequest(run_id=run_id, round=1, step=0, reason="busy")
+        refusal = pb.RefuseRequest(run_id=run_id, round=1, step=0, reason="busy\x1b[2J\n9 forged")
+        with pytest.raises(MalformedMessageError, match="printable"):
+            await service.Refuse(refusal, None)
+        assert world.driver.training.refused == {}
+        refusal.reason = "busy"
         await service.Refuse(refusal, None)
         assert world.driver.training.refused == {NAMES[0]: "busy"}
         await world.conductor.close()

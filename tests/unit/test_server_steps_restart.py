@@ -59,7 +59,9 @@ def commits_of_later_steps(directory, monkeypatch):
         return [at for at, name in instants if "commit" in name and at > first]
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard", [0, *(pytest.param(one, marks=pytest.mark.long) for one in range(1, SHARDS))]
+)
 def test_the_power_may_go_at_every_commit_of_a_round(tmp_path_factory, monkeypatch, shard):
     commits = commits_of_later_steps(tmp_path_factory.mktemp("whole"), monkeypatch)
     assert len(commits) > 50

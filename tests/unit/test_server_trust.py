@@ -107,7 +107,7 @@ class PowerCutError(Exception):
 def cut_after(monkeypatch, writes):
     """Let that many durable writes happen, then stop."""
     left = [writes]
-    real = trust_module.write_durably
+    real = trust_module.replace_file
 
     def write(*arguments, **options):
         if left[0] == 0:
@@ -115,8 +115,8 @@ def cut_after(monkeypatch, writes):
         left[0] -= 1
         real(*arguments, **options)
 
-    monkeypatch.setattr(trust_module, "write_durably", write)
-    monkeypatch.setattr("server.pki.write_durably", write)
+    monkeypatch.setattr(trust_module, "replace_file", write)
+    monkeypatch.setattr("server.pki.replace_file", write)
 
 
 @pytest.mark.parametrize("writes", range(7))

@@ -4,11 +4,15 @@ import io
 import json
 import math
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
+import grpc
 import pytest
 from rich.console import Console
 
 from chorale.v1 import admin_pb2 as pb
+from server.cli import watch
 from server.cli.client import plain
 from server.cli.run_view import bars, place_of, span, view
 from server.cli.watch import Panel
@@ -127,6 +131,17 @@ def test_a_reason_is_shown_in_every_state():
         assert "reason: the quorum is gone" in shown(status(state, error="the quorum is gone"))
 
 
+def test_a_silos_reason_does_not_drive_the_terminal():
+    error = "silo-a: \x1b[2J\x1b[8mrun r: finished\nreason: none"
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, no_color=True)
+    console.print(view(status("failed", error=error), {}, NOW))
+    text = console.file.getvalue()
+    assert "\x1b[2J" not in text
+    assert "\x1b[8m" not in text
+    (line,) = (line for line in text.splitlines() if "reason:" in line)
+    assert "run r: finished reason: none" in line
+
+
 def test_each_environment_has_its_curve():
     lines = shown(status(), {"shop": [0.0, 0.5, 1.0], "maze-long": [0.25], "empty": []})
     assert lines[-2:] == ["success maze-long ▃ 25.0%", "success shop      ▁▅█ 100.0%"]
@@ -236,3 +251,63 @@ def test_for_scripts_the_panel_is_silent_and_a_status_is_json_without_nan():
     assert read["epsilon_spent"] == "inf"
     assert read["finished"][0]["success"][0]["success_ratio"] is None
     assert read["run"]["state"] == "paused"
+
+
+class Away(grpc.RpcError):
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+
+def following(monkeypatch, *answers):
+    """Follow a coordinator whose calls end so, one after the other; the last one repeats."""
+    left, now = list(answers), [1000.0]
+    calls = []
+
+    def call(_request):
+        calls.append(now[0])
+        statuses, error = left.pop(0) if len(left) > 1 else left[0]
+        yield from statuses
+        if error is not None:
+            raise error
+
+    @contextmanager
+    def connect(_data):
+        yield SimpleNamespace(WatchRun=call)
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: NOW + now[0], sleep=sleep)
+    monkeypatch.setattr(watch, "connect", connect)
+    monkeypatch.setattr(watch, "time", clock)
+    told = []
+    return watch.follow("data", "clinic-1", waiting=told.append), told, calls
+
+
+def test_a_coordinator_that_never_answered_is_not_waited_for(monkeypatch):
+    statuses, told, calls = following(monkeypatch, ([], Away()))
+    with pytest.raises(Away):
+        next(statuses)
+    assert (told, len(calls)) == ([], 1)
+
+
+def test_one_that_is_away_is_waited_for_and_that_is_said_once_each_time(monkeypatch):
+    gone, back = ([], Away()), ([status()], Away())
+    statuses, told, calls = following(
+        monkeypatch, back, gone, gone, back, gone, ([status("finished")], None)
+    )
+    assert [answer.run.state for answer in statuses] == ["running", "running", "finished"]
+    assert told == [NOW + 1000 + watch.PATIENCE_S, NOW + 1003 + watch.PATIENCE_S]
+    statuses, told, calls = following(monkeypatch, back, gone)
+    next(statuses)
+    with pytest.raises(Away):
+        next(statuses)
+    assert (len(told), len(calls)) == (1, watch.PATIENCE_S + 2)
+
+
+def test_the_panel_says_that_it_waits():
+    console = Console(width=40, file=io.StringIO())
+    Panel(live=False, console=console).wait(NOW)
+    said = console.file.getvalue()
+    assert said.startswith("the coordinator does not answer; waiting for it until ")
+    assert said.endswith(time.strftime("%H:%M:%S", time.localtime(NOW)) + "\n")

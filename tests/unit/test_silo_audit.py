@@ -11,9 +11,10 @@ import pytest
 
 from dp.config import Mode
 from federation.audit_chain import ChainHead
+from federation.audit_log import verify_log
 from federation.errors import AuditChainError
 from federation.record import Place
-from silo_agent.audit import AUDIT_FILE, AuditLog, SiloEvent, verify_log
+from silo_agent.audit import AUDIT_FILE, AuditLog, SiloEvent, read_log
 from silo_agent.audited import open_audit
 from silo_agent.errors import AuditLogError, LocalStoreError
 from silo_agent.metrics import SiloMetrics
@@ -74,7 +75,7 @@ def test_an_unreadable_last_record_is_a_typed_error(tmp_path):
     with pytest.raises(AuditLogError, match="record 0 is unreadable"):
         AuditLog(tmp_path)
     with pytest.raises(AuditLogError, match="cannot read"):
-        verify_log(tmp_path / "absent")
+        read_log(tmp_path / "absent")
 
 
 def test_the_log_is_no_way_out_of_the_directory(tmp_path):

@@ -135,7 +135,7 @@ def test_unknown_keys_are_argument_errors(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["budget", "--nonsense"], ["nonsense"], ["policy", "check"], ["join"]]
+    "arguments", [["budget", "--nonsense"], ["nonsense"], ["policy", "check"], ["approve"]]
 )
 def test_wrong_arguments_exit_with_their_own_code(monkeypatch, capsys, arguments: list[str]):
     code, out, _ = call(monkeypatch, capsys, *arguments)

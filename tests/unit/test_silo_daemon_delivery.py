@@ -274,7 +274,7 @@ def test_a_task_is_something_to_do_once(bench):
 
 def test_a_closed_round_is_something_to_do_once(bench, monkeypatch):
     daemon = bench.daemon
-    record = SimpleNamespace(plan_sha256=bytes(32), run_id="run-1", round=1)
+    record = SimpleNamespace(plan_sha256=bytes(32), run_id="run-1", round=1, place=None)
     verdict = SimpleNamespace(accepted=True, rule="accepted")
     monkeypatch.setattr("silo_agent.gate.check_plan", lambda *_, **__: verdict)
     daemon.policy, daemon.work = None, SimpleNamespace(base_sha256=bytes(32))
@@ -282,7 +282,7 @@ def test_a_closed_round_is_something_to_do_once(bench, monkeypatch):
         head=None, coordinator_key=None, plan=lambda _sha256: None
     )
 
-    def follow(_run_id):
+    def follow(_run_id, _plan_sha256):
         published.head = SimpleNamespace(record=record)
         return published.head
 

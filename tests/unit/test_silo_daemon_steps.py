@@ -120,7 +120,7 @@ def asked(bench, monkeypatch):
         coordinator_key=None,
         roster=lambda _sha256: signed_roster(make_roster()),
         plan=lambda _sha256: PLAN,
-        follow=lambda _run: [did.append("follow"), SimpleNamespace(record=record)][1],
+        follow=lambda _run, _plan: [did.append("follow"), SimpleNamespace(record=record)][1],
     )
     daemon.work = SimpleNamespace(
         base_sha256=bytes(32),
@@ -185,8 +185,13 @@ def published_at(head):
     made = Published.__new__(Published)
     made.followed = []
     made.head = head and SimpleNamespace(record=SimpleNamespace(run_id="run-1", place=Place(*head)))
-    made.follow = made.followed.append
+    made.follow = lambda run_id, plan_sha256: made.followed.append((run_id, plan_sha256))
     return made
+
+
+def descriptor_of(run_id, number, step):
+    identity = SimpleNamespace(run_id=run_id, round=number, step=step)
+    return SimpleNamespace(identity=identity, plan_sha256=bytes(32))
 
 
 @pytest.mark.parametrize(
@@ -203,14 +208,12 @@ def published_at(head):
     ],
 )
 def test_a_later_step_is_followed_to_before_it_is_joined(head, asked_for, follows):
-    number, step = asked_for
     made = published_at(head)
-    identity = SimpleNamespace(run_id="run-1", round=number, step=step)
-    made.head_before(identity, PLAN)
-    assert made.followed == (["run-1"] if follows else [])
+    made.head_before(descriptor_of("run-1", *asked_for), PLAN)
+    assert made.followed == ([("run-1", bytes(32))] if follows else [])
 
 
 def test_another_runs_head_is_not_the_one_before():
     made = published_at((1, 1))
-    made.head_before(SimpleNamespace(run_id="run-2", round=1, step=2), PLAN)
-    assert made.followed == ["run-2"]
+    made.head_before(descriptor_of("run-2", 1, 2), PLAN)
+    assert made.followed == [("run-2", bytes(32))]

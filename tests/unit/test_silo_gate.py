@@ -37,7 +37,7 @@ class Site(Bench):
             coordinator_key=None,
             roster=lambda _sha256: signed_roster(make_roster()),
             plan=lambda _sha256: PLAN,
-            follow=lambda _run: SimpleNamespace(record=record),
+            follow=lambda _run, _plan: SimpleNamespace(record=record),
         )
         daemon.work = SimpleNamespace(
             base_sha256=bytes(32),

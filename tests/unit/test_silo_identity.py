@@ -4,8 +4,6 @@ import dataclasses
 import datetime as dt
 import hashlib
 import shutil
-import socket
-import threading
 import time
 
 import pytest
@@ -16,10 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from federation.invite import Invite
-from silo_agent.errors import IdentityError, TransportError
+from silo_agent.errors import IdentityError
 from silo_agent.identity import Identity, InviteRefusedError, NotJoinedError, join
 from silo_agent.identity_files import forget_previous, has_previous
-from silo_agent.tls_chain import fetch_chain
 
 
 def certificate(key):
@@ -144,31 +141,6 @@ def test_a_malformed_invite_is_refused(tmp_path):
     with pytest.raises(InviteRefusedError, match="chorale1") as caught:
         join("hello", tmp_path / "silo")
     assert caught.value.reason == "invite_malformed"
-
-
-def test_a_server_that_never_answers_is_left_in_time():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        started = time.monotonic()
-        with pytest.raises(TransportError, match="in time"):
-            fetch_chain(f"127.0.0.1:{port}", timeout_s=0.3)
-        assert time.monotonic() - started < 5
-
-
-def test_a_server_that_does_not_speak_tls_is_a_transport_error():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer():
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(100)
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(TransportError):
-            fetch_chain(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=5)
-        thread.join()
 
 
 def test_the_work_seed_is_another_one_for_each_run_and_silo():

@@ -35,15 +35,16 @@ def names(directory):
 
 
 def test_wiping_keeps_what_proves_and_what_the_site_wrote(full):
-    deleted = wipe(full, proofs=False)
-    assert set(deleted) == set(PRIVATE)
+    wiped = wipe(full, proofs=False)
+    assert set(wiped.deleted) == set(PRIVATE)
+    assert wiped.links == ()
     assert names(full) == (set(PROOFS) | KEPT) - {"leaving.json", "approvals.jsonl"}
 
 
 def test_everything_goes_if_it_is_asked_for_by_name_and_a_second_call_is_none(full):
     wipe(full, proofs=True)
     assert names(full) == {"silo.toml", "policy.toml"}
-    assert wipe(full, proofs=True) == ()
+    assert wipe(full, proofs=True).deleted == ()
 
 
 def test_nothing_is_deleted_while_a_daemon_holds_the_ledger(full):
@@ -57,16 +58,36 @@ def test_nothing_is_deleted_while_a_daemon_holds_the_ledger(full):
     assert not daemon_runs(full)
 
 
-def test_a_link_is_removed_and_what_it_leads_to_stays(full, tmp_path_factory):
+def test_a_link_is_removed_and_what_it_leads_to_stays_and_is_named(full, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "model").write_bytes(b"x")
+    (full / "evolve" / "run").symlink_to(elsewhere / "model")
     for child in (full / "adapters").iterdir():
         child.unlink()
     (full / "adapters").rmdir()
     (full / "adapters").symlink_to(elsewhere)
-    wipe(full, proofs=False)
+    wiped = wipe(full, proofs=False)
     assert names(elsewhere) == {"model"}
-    assert "adapters" not in names(full)
+    assert not {"adapters", "evolve"} & names(full)
+    assert "adapters" not in wiped.deleted
+    assert {(link.name, link.target) for link in wiped.links} == {
+        ("adapters", str(elsewhere)),
+        ("evolve/run", str(elsewhere / "model")),
+    }
+
+
+@pytest.mark.parametrize("name", [None, "coordinator.toml"])
+def test_nothing_is_deleted_where_no_silo_lives(tmp_path, monkeypatch, capsys, name):
+    """A coordinator's directory has entries of the same names."""
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "audit.jsonl").write_bytes(b"")
+    if name is not None:
+        (tmp_path / name).write_text("")
+        (tmp_path / "leaving.json").write_text("")
+    before = names(tmp_path)
+    code, said, _ = leave(monkeypatch, capsys, tmp_path, "--wipe", "--wipe-ledger", "--yes")
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "local_store")
+    assert names(tmp_path) == before
 
 
 @pytest.fixture
@@ -79,6 +100,7 @@ def member(tmp_path, monkeypatch):
         "silo_agent.departure.tell", lambda who, *, revoke: told.append((who.silo_id, revoke))
     )
     (tmp_path / "spool").mkdir()
+    (tmp_path / "silo.toml").write_text("environments = []")
     (tmp_path / "privacy.ledger").write_bytes(b"")
     return tmp_path, told
 
@@ -102,6 +124,44 @@ def test_leaving_marks_tells_and_deletes_only_what_was_asked_for(member, monkeyp
     assert said["data"]["deleted"] == ["spool"]
     assert "kept: the privacy ledger" in err
     assert (directory / "privacy.ledger").exists()
+
+
+def test_a_damaged_audit_log_does_not_keep_a_silo_from_leaving(member, monkeypatch, capsys):
+    directory, told = member
+    (directory / "audit.jsonl").write_text("no record\n")
+    code, said, err = leave(monkeypatch, capsys, directory)
+    assert code == Exit.OK
+    assert told == [("hospital-a", False)]
+    assert Departure(directory).mark() is not None
+    assert "audit record 0 is unreadable" in said["data"]["not_audited"]
+    assert "the audit log does not hold it" in err
+
+
+def test_the_certificate_that_was_renewed_meanwhile_is_the_one_that_leaves(
+    member, monkeypatch, capsys
+):
+    directory, told = member
+    before, after = (SimpleNamespace(silo_id=f"certificate-{name}") for name in "ab")
+    at_hand = [before]
+    monkeypatch.setattr(Identity, "load", lambda _: at_hand[-1])
+
+    def renewing(_directory, *, timeout_s):
+        at_hand.append(after)
+        return True
+
+    monkeypatch.setattr("silo_agent.departure.wait_for_daemon", renewing)
+    assert leave(monkeypatch, capsys, directory)[0] == Exit.OK
+    assert told == [("certificate-b", False)]
+
+
+def test_a_link_is_said_and_not_called_deleted(member, monkeypatch, capsys, tmp_path_factory):
+    directory, _ = member
+    disk = tmp_path_factory.mktemp("disk")
+    (directory / "evolve").symlink_to(disk)
+    _, said, err = leave(monkeypatch, capsys, directory, "--wipe", "--yes")
+    assert said["data"]["deleted"] == ["spool"]
+    assert said["data"]["not_deleted"] == [{"name": "evolve", "target": str(disk)}]
+    assert f"NOT deleted: {disk}" in err
 
 
 def test_a_coordinator_that_is_away_stops_nothing_here(member, monkeypatch, capsys):

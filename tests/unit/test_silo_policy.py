@@ -358,6 +358,7 @@ def test_a_base_of_unknown_shape_is_not_judged_by_its_disk():
 def test_every_rule_has_a_test_that_makes_it_fire():
     # Those of the record level are in test_silo_policy_modes.py.
     record = {"evolver_dp_compat", "record_units", "sampling_rate", "steps"}
-    other = {"dimension", "hardware", *OPERATOR}
+    # That of a rollback is in test_silo_rollback.py.
+    other = {"dimension", "hardware", "rollback_allowed", *OPERATOR}
     tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record}
     assert tested == set(RULE_NAMES)

@@ -19,6 +19,7 @@ from silo_agent.renewal import Chance, Renewal
 DAY = 86400
 CA = CertificateAuthority.create("oncology")
 OTHER = CertificateAuthority.create("oncology")
+VERSION_3, VERSION_6 = b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05"
 
 
 def der(certificate):
@@ -76,11 +77,12 @@ class World:
         self.coordinator = Coordinator()
         self.fraction = fraction
         self.stopping = threading.Event()
+        self.metrics = SiloMetrics()
         self.renewal = Renewal(
             identity=self.identity,
             data_dir=directory,
             coordinator=self.coordinator,
-            metrics=SiloMetrics(),
+            metrics=self.metrics,
             stopping=self.stopping,
             chance=Chance(clock=lambda: self.now, fraction=lambda: self.fraction),
         )
@@ -189,6 +191,7 @@ def hostile(name, world):
             "nothing": lambda _: b"",
             "rubbish": lambda _: b"\x30" * 500,
             "too long": lambda _: b"\x30" * 1_000_000,
+            "no known version": lambda csr: honest(csr).replace(VERSION_3, VERSION_6),
         }.get(name, honest),
     )
     coordinator.answer = certificate
@@ -204,7 +207,7 @@ def hostile(name, world):
     "name",
     [
         "another key", "another silo", "another federation", "another issuer", "altered",
-        "nothing", "rubbish", "too long", "no ca", "five cas", "a leaf as ca",
+        "nothing", "rubbish", "too long", "no known version", "no ca", "five cas", "a leaf as ca",
         "a ca that another signed",
     ],
 )  # fmt: skip
@@ -242,6 +245,32 @@ def test_a_suspension_is_no_reason_to_go_back(world):
     assert world.coordinator.asked == 1
     assert Identity.load(world.directory).leaf == newest
     assert [path.name for path in world.directory.iterdir()] == ["identity"]
+
+
+def test_what_nobody_foresaw_is_counted_and_tried_again(world, monkeypatch):
+    monkeypatch.setattr("silo_agent.renewal.LOOK_S", 0.01)
+    world.now = world.begins + world.life_s * 0.6
+    renewed, failures = threading.Event(), [ZeroDivisionError("nobody foresaw this")]
+    honest = world.coordinator.answer
+
+    def answer(csr):
+        if failures:
+            raise failures.pop()
+        renewed.set()
+        return honest(csr)
+
+    world.coordinator.answer = answer
+    world.renewal.start()
+    for _ in range(500):
+        world.now += 1
+        if renewed.wait(0.02):
+            break
+    assert renewed.is_set()
+    world.stopping.set()
+    world.renewal.close()
+    value = world.metrics.registry.get_sample_value
+    assert value("chorale_silo_errors_total", {"kind": "other"}) == 1
+    assert value("chorale_silo_certificate_renewals_total", {"outcome": "failed"}) == 1
 
 
 def test_it_stops_at_once(world):

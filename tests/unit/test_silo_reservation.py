@@ -31,7 +31,12 @@ def reservation_of(tmp_path):
         def make(run):
             task = replace(task_of(), run_id=run)
             return Reservation(
-                ledger=ledger, store=store, audit=AuditLog(tmp_path), task=task, plan=PLAN
+                ledger=ledger,
+                store=store,
+                audit=AuditLog(tmp_path),
+                task=task,
+                plan=PLAN,
+                allow=lambda _task, _plan: None,
             )
 
         make.ledger = ledger

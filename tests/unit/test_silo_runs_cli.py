@@ -51,15 +51,19 @@ def test_a_run_that_waits_is_shown_with_what_it_costs_and_what_to_do(ask):
     assert (run["state"], run["round"], run["rounds"]) == ("waiting for approval", 2, 5)
     assert run["epsilons_at_most"]["silo"] > 1.0
     assert run["epsilons_charged"] == {}
-    assert "chorale-silo approve run-1" in err
+    assert f"chorale-silo approve run-1 --plan-sha256 {DIGEST.hex()}" in err
     assert f"at most {run['epsilons_at_most']['silo']:.4g} in all" in err
     _, said, err = ask("status")
     assert [one["run"] for one in said["data"]["waiting"]] == ["run-1"]
     assert "run run-1: waiting for approval" in err
 
 
+def approve(ask):
+    return ask("approve", "run-1", "--plan-sha256", DIGEST.hex())
+
+
 def test_approving_is_durable_audited_and_for_the_plan_that_was_shown(ask, silo):
-    code, said, _ = ask("approve", "run-1", "--plan-sha256", DIGEST.hex())
+    code, said, _ = approve(ask)
     assert code == Exit.OK
     assert said["data"]["plan_sha256"] == DIGEST.hex()
     assert Approvals(silo).standing("run-1", DIGEST, manual=True) is Standing.APPROVED
@@ -77,29 +81,61 @@ def test_an_approval_for_another_plan_than_the_one_asked_for_is_refused(ask, sil
     assert Approvals(silo).words() == ()
 
 
-def test_a_new_plan_under_the_same_run_waits_again(ask, silo):
-    ask("approve", "run-1")
+def hear_another_plan(silo):
+    """What the daemon does when the coordinator's next task names another plan."""
     other = edited(PLAN, NO_MODEL, ("count = 5", "count = 4")).encode()
-    task = make_task(run_id="run-1", plan_sha256=hashlib.sha256(other).digest())
-    HeardRuns(silo).hear(task, lambda: other)
+    digest = hashlib.sha256(other).digest()
+    HeardRuns(silo).hear(make_task(run_id="run-1", plan_sha256=digest), lambda: other)
     HeardRuns(silo).judged("run-1", "approval_pending")
+    return digest
+
+
+def test_an_approval_that_names_no_plan_approves_nothing(ask, silo):
+    code, said, _ = ask("approve", "run-1")
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "plan_not_named")
+    assert Approvals(silo).words() == ()
+
+
+def test_a_plan_that_was_switched_after_it_was_shown_is_not_approved(ask, silo):
+    _, _, err = ask("runs")
+    (command,) = (line.split() for line in err.splitlines() if "silo approve" in line)
+    digest = hear_another_plan(silo)
+    code, said, _ = ask(*command[1:])
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "another_plan")
+    assert Approvals(silo).standing("run-1", digest, manual=True) is Standing.PENDING
+    assert AuditLog(silo).head_index == 0
+
+
+def test_a_plan_that_cannot_be_read_is_not_approved(ask, silo):
+    (path,) = silo.glob("runs/*/plan.toml")
+    path.write_text("")
+    code, said, _ = approve(ask)
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "plan_unreadable")
+    assert Approvals(silo).words() == ()
+
+
+def test_a_new_plan_under_the_same_run_waits_again(ask, silo):
+    approve(ask)
+    hear_another_plan(silo)
     assert state(ask) == ("waiting for approval", "")
 
 
 def test_refusing_ends_a_run_that_was_under_way_and_approving_takes_it_back(ask, silo):
-    ask("approve", "run-1")
+    approve(ask)
     HeardRuns(silo).judged("run-1", "accepted")
     HeardRuns(silo).took_part(make_descriptor(make_plan()).identity)
-    assert ask("refuse", "run-1")[0] == Exit.OK
+    code, _, err = ask("refuse", "run-1")
+    assert code == Exit.OK
+    assert f"`chorale-silo approve run-1 --plan-sha256 {DIGEST.hex()}` takes it back" in err
     assert state(ask) == ("refused", "refused_by_operator")
-    assert ask("approve", "run-1")[0] == Exit.OK
+    assert approve(ask)[0] == Exit.OK
     assert state(ask) == ("taking part", "")
 
 
 def test_a_refusal_of_the_policy_is_named_and_an_approval_does_not_lift_it(ask, silo):
     HeardRuns(silo).judged("run-1", "clip")
     assert state(ask) == ("refused", "clip")
-    _, _, err = ask("approve", "run-1")
+    _, _, err = approve(ask)
     assert "rule clip of the policy refused it, and still does" in err
     assert state(ask) == ("refused", "clip")
 
@@ -118,6 +154,17 @@ def test_an_unknown_run_cannot_be_decided(ask):
         code, said, _ = ask(command, "run-9")
         assert (code, said["error_code"]) == (Exit.ARGUMENTS, "unknown_run")
     assert ask("preview", "run-9")[0] != Exit.OK
+
+
+def test_a_damaged_audit_log_keeps_an_approval_back_and_not_a_refusal(ask, silo):
+    (silo / "audit.jsonl").write_text("no record\n")
+    code, said, _ = approve(ask)
+    assert (code, Approvals(silo).words()) == (Exit.ARGUMENTS, ())
+    code, said, err = ask("refuse", "run-1")
+    assert code == Exit.OK
+    assert "audit record 0 is unreadable" in said["data"]["not_audited"]
+    assert "the audit log does not hold it" in err
+    assert Approvals(silo).standing("run-1", DIGEST, manual=True) is Standing.REFUSED
 
 
 def test_a_damaged_file_of_approvals_is_said_and_not_guessed(ask, silo):

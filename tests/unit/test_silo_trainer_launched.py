@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from safetensors.numpy import load_file
 from test_sft_step import ALPHA, EPISODES, PLAN, RANK, ROUNDING, apart
 
 from silo_agent.adapter.lora import initial_adapter
+from silo_agent.errors import LocalTimeError
 from silo_agent.evolve import launched, launched_job, train_worker
 from silo_agent.evolve.evolver import EvolverSetupError
 from silo_agent.evolve.launched import LaunchedTrainer, WorkerError
@@ -33,6 +35,7 @@ from silo_agent.evolve.sft_rows import rows_of
 from silo_agent.evolve.trainer import SftReport
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.evolve.trainers import make_trainer
+from silo_agent.local_time import local_time
 
 # The last of the batches of five holds one row: a process has none of it.
 ROWS = EPISODES[:11]
@@ -120,6 +123,22 @@ def listening(root: int) -> tuple[set[str], int]:
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
                 found.add(fields[1].partition(":")[0])
     return found, len(family) - 1
+
+
+def test_workers_end_with_the_sites_time_and_change_nothing(base, tmp_path, adapter, monkeypatch):
+    started, begin = [], subprocess.Popen
+
+    def noted(*arguments, **options):
+        started.append(begin(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(launched.subprocess, "Popen", noted)
+    trainer = made(base, tmp_path, processes=2)
+    with local_time(0.0), pytest.raises(LocalTimeError):
+        trained(trainer, adapter)
+    assert [worker.poll() for worker in started] == [-signal.SIGTERM]
+    assert all(np.array_equal(value, adapter[name]) for name, value in trainer.adapter().items())
+    assert list((tmp_path / "training").iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -21,8 +21,10 @@ from silo_agent.config import SiloConfig
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.evolve.constant import constant_pattern
 from silo_agent.finished_work import FinishedWork
+from silo_agent.gate import Gate
 from silo_agent.local_store import LocalStore
 from silo_agent.metrics import SiloMetrics
+from silo_agent.policy_document import Policy
 from silo_agent.work import LocalWork
 from tests.unit import server_world_plan as sw
 
@@ -128,6 +130,7 @@ class WorkingSilo:
             audit=self.audit,
             ledger_of=lambda: self.ledger,
             seed_of=lambda _run: 0,
+            allow=Gate(directory, Policy.parse(b""), self.metrics).require_standing,
         )
 
     def start(self, round_number=1, plan=None):

@@ -1,6 +1,7 @@
 """Local training under ``record_local`` is charged before it begins, once, whatever comes of it."""
 
 import threading
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +10,15 @@ import pytest
 from dp.charge import epsilon_of, training_charges
 from dp.errors import BudgetExceededError, LedgerCorruptError, ReceiptError
 from dp.ledger import Ledger
+from silo_agent.approvals import Approvals, Word
 from silo_agent.audit import AuditLog
-from silo_agent.errors import LocalStoreError
+from silo_agent.errors import LocalStoreError, PolicyRefusalError
 from silo_agent.evolve.constant import ConstantEvolver
 from silo_agent.evolve.evolver import Evolution
 from silo_agent.local_store import LocalStore
 from silo_agent.reservation import Reservation
 from tests.unit.silo_record_plans import local_plan, stepped_plan
-from tests.unit.test_silo_work import WorkingSilo, head_of, task_of
+from tests.unit.test_silo_work import WorkingSilo, head_of, plan_of, task_of
 
 PLAN = local_plan()
 COST = epsilon_of(training_charges(PLAN.privacy_spec()), 1e-5)["task"]
@@ -116,6 +118,46 @@ def test_over_budget_nothing_is_trained_and_the_round_is_refused(silo):
     # It is asked again, and alive to say so again.
     one.ask()
     assert len(one.refused) == 2
+
+
+def refuse_run(one):
+    Approvals(one.config.data_dir).say(
+        Word(run_id="run-1", plan_sha256=bytes(32), approved=False, by="op", at_unix_s=1)
+    )
+
+
+@pytest.mark.parametrize("plan", [PLAN, plan_of()], ids=["record_local", "silo"])
+def test_a_run_that_was_refused_while_its_work_waited_is_not_begun_nor_charged(silo, plan):
+    one = silo()
+    waiting = threading.Event()
+    one.work._jobs.put(waiting.wait)
+    one.work.start(task=task_of(), plan=plan, head=head_of())
+    refuse_run(one)
+    waiting.set()
+    one.settle()
+    assert (spent(one), one.store.rounds(), one.reports.calls) == (0.0, [], [])
+    assert one.work.finished("run-1", 1) is None
+    (said,) = one.refused
+    assert said["reason"] == "this silo's operator refused the run"
+    assert one.errors() in {None, 0.0}
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_run_that_was_refused_while_it_explored_is_not_trained_nor_charged(
+    silo, monkeypatch, swallows
+):
+    one = silo()
+
+    def evolve(self, work):
+        refuse_run(one)
+        with suppress(PolicyRefusalError) if swallows else nullcontext():
+            work.privacy.reserve()
+        return Evolution(delta={}, episodes={}, successes={}, metrics={}, duration_s={})
+
+    monkeypatch.setattr(ConstantEvolver, "evolve", evolve)
+    one.ask()
+    assert [said["reason"] for said in one.refused] == ["this silo's operator refused the run"]
+    assert (spent(one), one.work.finished("run-1", 1)) == (0.0, None)
 
 
 def swallowing(self, work):
@@ -226,6 +268,7 @@ def parts(tmp_path):
             "audit": AuditLog(tmp_path),
             "task": task_of(),
             "plan": PLAN,
+            "allow": lambda _task, _plan: None,
         }
 
 

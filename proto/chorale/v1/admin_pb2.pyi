@@ -311,14 +311,18 @@ class ProposeRosterRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COLLUDING_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     colluding: builtins.int
-    """0 stands for the federation's."""
+    """0 stands for that of the roster in force; without one, for the federation's."""
+    epoch: builtins.int
+    """0 stands for the one after the roster in force."""
     def __init__(
         self,
         *,
         colluding: builtins.int = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["colluding", b"colluding"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["colluding", b"colluding", "epoch", b"epoch"]) -> None: ...
 
 global___ProposeRosterRequest = ProposeRosterRequest
 
@@ -708,6 +712,7 @@ class RoundStatus(google.protobuf.message.Message):
     SILO_NORM_SQ_STANDARD_ERROR_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     STALLED_SINCE_UNIX_S_FIELD_NUMBER: builtins.int
+    RESTORED_ROUND_FIELD_NUMBER: builtins.int
     round: builtins.int
     attempt: builtins.int
     phase: builtins.str
@@ -730,6 +735,8 @@ class RoundStatus(google.protobuf.message.Message):
     step: builtins.int
     stalled_since_unix_s: builtins.int
     """Since when the quorum is missing though a deadline has passed; 0 if it is not."""
+    restored_round: builtins.int
+    """Of a rollback: the earlier round whose adapter it brought back."""
     @property
     def waiting_for(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitingFor]: ...
     @property
@@ -766,8 +773,11 @@ class RoundStatus(google.protobuf.message.Message):
         silo_norm_sq_standard_error: builtins.float = ...,
         step: builtins.int = ...,
         stalled_since_unix_s: builtins.int = ...,
+        restored_round: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "restored_round", b"restored_round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_restored_round", b"_restored_round"]) -> typing.Literal["restored_round"] | None: ...
 
 global___RoundStatus = RoundStatus
 
@@ -783,6 +793,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     DELTA_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     EPSILON_UNIT_FIELD_NUMBER: builtins.int
+    ROLLBACK_TO_ROUND_FIELD_NUMBER: builtins.int
     epsilon_spent: builtins.float
     epsilon_cap: builtins.float
     delta: builtins.float
@@ -790,6 +801,8 @@ class WatchRunResponse(google.protobuf.message.Message):
     """Why a failed or aborted run stopped."""
     epsilon_unit: builtins.str
     """The kind of unit that epsilon is about: silo, task or user."""
+    rollback_to_round: builtins.int
+    """Of a rollback that an admin asked for and that has no record yet: the round it goes back to."""
     @property
     def run(self) -> global___RunSummary: ...
     @property
@@ -809,9 +822,11 @@ class WatchRunResponse(google.protobuf.message.Message):
         delta: builtins.float = ...,
         error: builtins.str = ...,
         epsilon_unit: builtins.str = ...,
+        rollback_to_round: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["current", b"current", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["current", b"current", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "epsilon_spent", b"epsilon_spent", "epsilon_unit", b"epsilon_unit", "error", b"error", "finished", b"finished", "run", b"run"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rollback_to_round", b"_rollback_to_round", "current", b"current", "rollback_to_round", b"rollback_to_round", "run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rollback_to_round", b"_rollback_to_round", "current", b"current", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "epsilon_spent", b"epsilon_spent", "epsilon_unit", b"epsilon_unit", "error", b"error", "finished", b"finished", "rollback_to_round", b"rollback_to_round", "run", b"run"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_rollback_to_round", b"_rollback_to_round"]) -> typing.Literal["rollback_to_round"] | None: ...
 
 global___WatchRunResponse = WatchRunResponse
 
@@ -851,6 +866,49 @@ class ListAdaptersResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
 
 global___ListAdaptersResponse = ListAdaptersResponse
+
+@typing.final
+class RollbackAdapterRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    TO_ROUND_FIELD_NUMBER: builtins.int
+    SUBMIT_TOKEN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    to_round: builtins.int
+    """0 stands for the adapter that the run started from."""
+    submit_token: builtins.str
+    """The same token asks once; empty stands for a new one."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        to_round: builtins.int = ...,
+        submit_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "submit_token", b"submit_token", "to_round", b"to_round"]) -> None: ...
+
+global___RollbackAdapterRequest = RollbackAdapterRequest
+
+@typing.final
+class RollbackAdapterResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """The round whose place the rollback took; 0 while it has no record."""
+    state: builtins.str
+    """The run's."""
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        state: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["round", b"round", "state", b"state"]) -> None: ...
+
+global___RollbackAdapterResponse = RollbackAdapterResponse
 
 @typing.final
 class GetAdapterRequest(google.protobuf.message.Message):

@@ -119,6 +119,11 @@ class AdminServiceStub(object):
                 request_serializer=chorale_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
+        self.RollbackAdapter = channel.unary_unary(
+                '/chorale.v1.AdminService/RollbackAdapter',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.RollbackAdapterRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.RollbackAdapterResponse.FromString,
+                _registered_method=True)
         self.GetBudget = channel.unary_unary(
                 '/chorale.v1.AdminService/GetBudget',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.GetBudgetRequest.SerializeToString,
@@ -253,6 +258,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RollbackAdapter(self, request, context):
+        """RollbackAdapter notes that a run goes back to the adapter of an earlier round, once a token. The
+        rollback takes the place of the next round that has not begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetBudget(self, request, context):
         """GetBudget says what runs have cost by their plans, and the newest ledger head of each silo.
         """
@@ -366,6 +379,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAdapters,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'RollbackAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackAdapter,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.RollbackAdapterRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.RollbackAdapterResponse.SerializeToString,
             ),
             'GetBudget': grpc.unary_unary_rpc_method_handler(
                     servicer.GetBudget,
@@ -847,6 +865,33 @@ class AdminService(object):
             '/chorale.v1.AdminService/ListAdapters',
             chorale_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
             chorale_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/RollbackAdapter',
+            chorale_dot_v1_dot_admin__pb2.RollbackAdapterRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.RollbackAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

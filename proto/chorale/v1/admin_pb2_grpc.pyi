@@ -113,6 +113,14 @@ class AdminServiceStub:
         chorale.v1.admin_pb2.ListAdaptersResponse,
     ]
 
+    RollbackAdapter: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.RollbackAdapterRequest,
+        chorale.v1.admin_pb2.RollbackAdapterResponse,
+    ]
+    """RollbackAdapter notes that a run goes back to the adapter of an earlier round, once a token. The
+    rollback takes the place of the next round that has not begun.
+    """
+
     GetBudget: grpc.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.GetBudgetRequest,
         chorale.v1.admin_pb2.GetBudgetResponse,
@@ -227,6 +235,14 @@ class AdminServiceAsyncStub:
         chorale.v1.admin_pb2.ListAdaptersRequest,
         chorale.v1.admin_pb2.ListAdaptersResponse,
     ]
+
+    RollbackAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.RollbackAdapterRequest,
+        chorale.v1.admin_pb2.RollbackAdapterResponse,
+    ]
+    """RollbackAdapter notes that a run goes back to the adapter of an earlier round, once a token. The
+    rollback takes the place of the next round that has not begun.
+    """
 
     GetBudget: grpc.aio.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.GetBudgetRequest,
@@ -376,6 +392,16 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: chorale.v1.admin_pb2.ListAdaptersRequest,
         context: _ServicerContext,
     ) -> typing.Union[chorale.v1.admin_pb2.ListAdaptersResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.ListAdaptersResponse]]: ...
+
+    @abc.abstractmethod
+    def RollbackAdapter(
+        self,
+        request: chorale.v1.admin_pb2.RollbackAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.RollbackAdapterResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.RollbackAdapterResponse]]:
+        """RollbackAdapter notes that a run goes back to the adapter of an earlier round, once a token. The
+        rollback takes the place of the next round that has not begun.
+        """
 
     @abc.abstractmethod
     def GetBudget(

@@ -85,6 +85,7 @@ class AdapterRecord(google.protobuf.message.Message):
     RECORD_PARENT_SHA256_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    RESTORED_ROUND_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     """The round that made this adapter; record 0 is the initial adapter."""
@@ -93,14 +94,18 @@ class AdapterRecord(google.protobuf.message.Message):
     plan_sha256: builtins.bytes
     base_model_sha256: builtins.bytes
     descriptor_sha256: builtins.bytes
-    """Digest of the descriptor whose sum made this adapter; empty for record 0 and a skipped round."""
+    """Digest of the descriptor whose sum made this adapter; empty for all but an
+    aggregated record.
+    """
     sum_sha256: builtins.bytes
     kind: builtins.str
-    """How the adapter came to be: initial, aggregated, skipped."""
+    """How the adapter came to be: initial, aggregated, skipped, rollback."""
     record_parent_sha256: builtins.bytes
     signature: builtins.bytes
     step: builtins.int
     """The step of the round that made this adapter, from 0."""
+    restored_round: builtins.int
+    """Of a rollback: the earlier round whose adapter it brings back, 0 for the initial adapter."""
     @property
     def survivors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -119,8 +124,11 @@ class AdapterRecord(google.protobuf.message.Message):
         record_parent_sha256: builtins.bytes = ...,
         signature: builtins.bytes = ...,
         step: builtins.int = ...,
+        restored_round: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "descriptor_sha256", b"descriptor_sha256", "kind", b"kind", "parent_sha256", b"parent_sha256", "plan_sha256", b"plan_sha256", "record_parent_sha256", b"record_parent_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step", "sum_sha256", b"sum_sha256", "survivors", b"survivors"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "restored_round", b"restored_round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "descriptor_sha256", b"descriptor_sha256", "kind", b"kind", "parent_sha256", b"parent_sha256", "plan_sha256", b"plan_sha256", "record_parent_sha256", b"record_parent_sha256", "restored_round", b"restored_round", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step", "sum_sha256", b"sum_sha256", "survivors", b"survivors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_restored_round", b"_restored_round"]) -> typing.Literal["restored_round"] | None: ...
 
 global___AdapterRecord = AdapterRecord
 

@@ -1,29 +1,54 @@
 """Writing a file so that it is either the old one or the new one, whatever crashes when.
 
-Invariant: ``replace_file`` returns only after the content and the directory entry are on disk;
-before that, readers see the previous content.
+Invariants: ``replace_file`` returns only after the content and the directory entry are on disk, and
+before that readers see the previous content; of several writers each writes a file of its own, and
+the last one to finish stays. ``append_line`` is for one writer at a time.
 
-Covered: power loss and kill at any point. Not covered: disks that lie about flushing.
+Covered: power loss and kill at any point. Not covered: disks that lie about flushing; what a kill
+left of a file that was not finished stays beside it, under a name that ``is_partial`` knows.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["append_line", "is_partial", "replace_file", "sync_directory"]
+__all__ = ["append_line", "is_partial", "private_directory", "replace_file", "sync_directory"]
 
 _PRIVATE = 0o600
 
 
-def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write the parts to ``path`` durably and at once; readable by the owner alone."""
-    temporary = path.with_name(f".{path.name}.partial")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+def private_directory(path: Path) -> Path:
+    """Create a directory that only its owner can enter, or make an existing one so.
+
+    Args:
+        path: The directory.
+
+    Returns:
+        The same path.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path
+
+
+def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, mode: int = _PRIVATE) -> None:
+    """Write a file durably and at once.
+
+    Args:
+        path: The file; its directory exists.
+        parts: All of its bytes.
+        mode: Permission bits, set before the first byte is written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(temporary, flags, _PRIVATE), "wb") as file:
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+            # The umask may have taken bits away, and never adds any.
+            os.fchmod(file.fileno(), mode)
             for part in parts:
                 file.write(part)
             file.flush()

@@ -1,0 +1,36 @@
+"""What a command notes in the audit log after it was done.
+
+A departure and a refusal stand whatever the log's state: a damaged file must not keep a silo in a
+run, or in a federation. An approval is written down first instead (``silo_agent/cli/runs.py``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from federation.audit_chain import Detail
+from silo_agent.audit import AuditLog, SiloEvent
+from silo_agent.cli.envelope import say
+from silo_agent.errors import AuditLogError
+
+__all__ = ["note_done"]
+
+
+def note_done(data: Path, event: SiloEvent, **details: Detail) -> str:
+    """Write one record, or say why it could not be written.
+
+    Args:
+        data: The silo's data directory.
+        event: What was done.
+        details: About it.
+
+    Returns:
+        What went wrong; empty where it is written.
+    """
+    try:
+        AuditLog(data).append(event, **details)
+    except AuditLogError as error:
+        say(f"note: it is done, and the audit log does not hold it: {error}")
+        say("next: chorale-silo audit verify")
+        return str(error)
+    return ""
