@@ -23,7 +23,7 @@ test: setup
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not long" $(TEST_ARGS)
 
 test-long: setup
-	$(BIN)/pytest -m long $(TEST_ARGS)
+	$(BIN)/pytest -m long --ignore tests/upgrade $(TEST_ARGS)
 
 # Switches off each verification of secure aggregation in turn; every mutant must be caught.
 mutants-secagg: setup
@@ -111,6 +111,8 @@ experiments-fedse: setup
 
 experiments-aggregation: setup
 	$(BIN)/chorale-lab run experiments/aggregation.toml --out $(EXPERIMENTS)/aggregation $(LAB_ARGS)
+	$(BIN)/chorale-lab run experiments/aggregation-noise.toml \
+	  --out $(EXPERIMENTS)/aggregation-noise $(LAB_ARGS)
 
 .PHONY: test-vllm test-environments
 # Against a real vLLM server on the CPU, and real environment packages, in environments of their own.
@@ -124,6 +126,16 @@ test-environments:
 # The operators' handbook, typed command by command on an installed wheel.
 test-journey: setup
 	$(BIN)/pytest tests/integration/test_journey.py --timeout 900 $(TEST_ARGS)
+
+.PHONY: test-chaos
+# kill -9 at every phase, on SQLite and PostgreSQL: at most 35 minutes on two cores; prints the matrix.
+test-chaos: setup
+	@$(BIN)/python -m tests.chaos.matrix $(CHAOS_ARGS)
+
+.PHONY: test-upgrade
+# Federations of this version and of the previous release, deploy/previous-release; needs its commit.
+test-upgrade: setup
+	$(BIN)/pytest tests/upgrade -m long -s --timeout 900 $(TEST_ARGS)
 
 .PHONY: release
 # Wheel, source archive, bills of materials and digests of the commit that is checked out, in dist/.

@@ -58,6 +58,10 @@ MICRO_TOKENS = 1024
 SAME = 1e-3
 """Difference that passes as rounding, as a share of how far the adapter moved: AdamW divides small
 gradients by their own size, so that a rounding of one near zero moves its entry by a whole step."""
+REORDERED = 1e-2
+"""The same for micro-batches, which sum in another order. With --quick 3.0e-3 was measured, all but
+nothing of the first step's difference in 20 of 49,152 entries. A learning rate off by 1 % is
+1.6e-2 away; a clip off by 10 % is 4e-4, which neither bound would notice."""
 
 Train = Callable[[], tuple[dict[str, np.ndarray], float]]
 
@@ -188,7 +192,7 @@ def main() -> int:
     for name, arm in arms.items():
         result = arm()[0]
         apart = norm(result, expected) / norm(expected, adapter)
-        if not apart <= SAME:
+        if not apart <= (REORDERED if name == "micro" else SAME):
             sys.exit(f"{name} ends {apart:.2e} of the way off the bare loop's: other arithmetic")
     names = list(arms)
     seconds: dict[str, list[float]] = {name: [] for name in names}
