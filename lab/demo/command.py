@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from lab.demo.choices import Control, Privacy, Scenario
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lab.demo.outcome import Outcome
     from lab.demo.scenario import DemoSettings
 
@@ -206,6 +207,8 @@ def _require_packages() -> None:
 
 def _console() -> Console:
     """Standard output; wide enough for the table where there is no terminal to fit into."""
+    from rich.console import Console
+
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=LOG_WIDTH)
 
