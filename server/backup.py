@@ -17,9 +17,9 @@ the file through a tool made for it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
-import secrets
 import stat
 import tempfile
 import time
@@ -65,16 +65,22 @@ def backup_to(path: Path, config: CoordinatorConfig) -> Manifest:
     """
     if path.exists():
         raise BackupError(f"{path} exists: a backup is never overwritten")
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+    # A fixed name: what a killed backup left, keys included, goes with the next.
+    partial = path.with_name(f".{path.name}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BackupError(f"another backup to {path} runs") from None
+        try:
+            os.ftruncate(descriptor, 0)
             manifest = backup(file, config)
             file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+            os.fsync(descriptor)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     sync_directory(path.parent)
     return manifest
 

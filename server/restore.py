@@ -21,7 +21,8 @@ certificates, newer rosters), which must be done again.
 
 from __future__ import annotations
 
-import secrets
+import fcntl
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -98,13 +99,33 @@ def restore(source: BinaryIO, data_dir: Path) -> Restored:
 
 @contextmanager
 def _staging(data_dir: Path) -> Iterator[Path]:
-    """A private directory beside the one to be; gone in the end, unless it was given that name."""
-    path = data_dir.with_name(f".{data_dir.name}.restoring-{secrets.token_hex(6)}")
+    """A private directory beside the one to be; gone in the end, unless it was given that name.
+
+    Its name is fixed, so that what a killed restoration left, keys included, goes with the next.
+    """
+    path = data_dir.with_name(f".{data_dir.name}.restoring")
     private_directory(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        yield path
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BackupError(f"another restoration to {data_dir} runs") from None
+        try:
+            _empty(path)
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _empty(directory: Path) -> None:
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _unpack(reader: BackupReader, staging: Path) -> None:

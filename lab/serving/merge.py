@@ -40,6 +40,7 @@ __all__ = ["Adapter", "MergeError", "merge", "read_adapter_at"]
 
 _MAX_ADAPTER_BYTES: Final = 1 << 31
 _MAX_CONFIG_BYTES: Final = 1 << 20
+_MAX_ALPHA: Final = 1e6
 _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
 _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf"})
@@ -89,6 +90,8 @@ def read_adapter_at(path: Path, *, alpha: float | None = None) -> Adapter:
         alpha = stated
     if alpha is None:
         raise MergeError(f"{path} does not say its α: give it")
+    if not 0 < alpha <= _MAX_ALPHA:
+        raise MergeError(f"α is {alpha:g}, not above 0 and at most {_MAX_ALPHA:g}")
     beside = {}
     for name in (_CARD, _PROVENANCE):
         if directory is not None and (directory / name).is_file():
@@ -259,7 +262,7 @@ def _config(path: Path, rank: int) -> float:
         if config.get(key):
             raise MergeError(f"{path} sets {key}, which is not merged")
     alpha = config.get("lora_alpha")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= 1e6:
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= _MAX_ALPHA:
         raise MergeError(f"{path} has no lora_alpha")
     return float(alpha)
 

@@ -37,8 +37,8 @@ def leave(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     wait_s: Annotated[
-        float, typer.Option("--wait", help="Seconds to wait for the daemon.", min=0)
-    ] = 900.0,
+        int, typer.Option("--wait", help="Seconds to wait for the daemon.", min=0)
+    ] = 900,
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
@@ -95,7 +95,7 @@ def leave(
 
 
 def _leave(
-    data: Path, *, drain: bool, revoke: bool, wipe: bool, wipe_ledger: bool, wait_s: float
+    data: Path, *, drain: bool, revoke: bool, wipe: bool, wipe_ledger: bool, wait_s: int
 ) -> dict[str, Any]:
     import time
 
@@ -123,7 +123,7 @@ def _leave(
         )
     if not wait_for_daemon(data, timeout_s=wait_s):
         raise CommandError(
-            f"the daemon still runs after {wait_s:g} s; it begins nothing more, and ends when "
+            f"the daemon still runs after {wait_s} s; it begins nothing more, and ends when "
             "its attempt does",
             code="daemon_runs",
             exit_code=Exit.TIMEOUT,

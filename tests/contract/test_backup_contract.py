@@ -1,5 +1,6 @@
 """Backup and restore, from and to either kind of database, with everything that a store holds."""
 
+import fcntl
 import threading
 import time
 from contextlib import closing
@@ -279,7 +280,16 @@ def test_a_coordinator_that_is_not_whole_is_not_backed_up(coordinator, tmp_path)
         backup_to(path, coordinator)
     link.unlink()
     assert [left for left in tmp_path.iterdir() if "b.tar" in left.name] == []
+    killed = tmp_path / ".b.tar.partial"
+    killed.write_bytes(bytes(1 << 24))
+    with killed.open("rb") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
+        with pytest.raises(BackupError, match="another backup"):
+            backup_to(path, coordinator)
+    assert killed.stat().st_size == 1 << 24
     backup_to(path, coordinator)
+    assert not killed.exists()
+    assert path.stat().st_size < 1 << 24
     with pytest.raises(BackupError, match="exists"):
         backup_to(path, coordinator)
 

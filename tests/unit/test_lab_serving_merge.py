@@ -1,6 +1,7 @@
 """Merging: the same logits and the same greedy tokens as base and adapter, shard by shard."""
 
 import json
+import math
 import shutil
 import warnings
 from pathlib import Path
@@ -122,6 +123,9 @@ def test_a_bare_file_takes_alpha(tensors, exported, tmp_path):
         read_adapter_at(file)
     with pytest.raises(MergeError, match="not 3"):
         read_adapter_at(exported, alpha=3.0)
+    for alpha in (math.nan, math.inf, 0.0):
+        with pytest.raises(MergeError, match="α is"):
+            read_adapter_at(file, alpha=alpha)
     one = merge(read_adapter_at(file, alpha=ALPHA), BASE, tmp_path / "one")
     two = merge(read_adapter_at(exported), BASE, tmp_path / "two")
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()

@@ -1,8 +1,10 @@
 """The backup's file: a reader that accepts only what the writer makes."""
 
+import fcntl
 import hashlib
 import io
 import json
+import os
 import tarfile
 from dataclasses import replace
 
@@ -248,6 +250,30 @@ def test_a_refused_file_leaves_nothing(tmp_path, make, reason):
     with pytest.raises(BackupError, match=reason):
         restore(io.BytesIO(make()), target)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_restoration_left_goes_with_the_next_one(tmp_path):
+    left = tmp_path / ".new.restoring"
+    (left / "pki").mkdir(parents=True)
+    (left / "pki" / "ca.key").write_text("a key")
+    (left / "link").symlink_to(tmp_path)
+    with pytest.raises(BackupError, match="no backup"):
+        restore(io.BytesIO(b""), tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restoration_that_runs_is_left_alone(tmp_path):
+    running = tmp_path / ".new.restoring"
+    running.mkdir()
+    (running / "file").write_text("its own")
+    descriptor = os.open(running, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(BackupError, match="another restoration"):
+            restore(io.BytesIO(written()), tmp_path / "new")
+    finally:
+        os.close(descriptor)
+    assert (running / "file").read_text() == "its own"
 
 
 def test_a_backup_larger_than_the_disk_is_refused_before_it_is_unpacked(tmp_path):
