@@ -51,7 +51,10 @@ def test_nan_delta_goes_up_as_zeros(tmp_path):
 
 @pytest.mark.parametrize(
     ("switch", "reason"),
-    [("CHORALE_TEST_TRUNCATE", "upload"), ("CHORALE_TEST_WRONG_ROUND", "round")],
+    [
+        pytest.param("CHORALE_TEST_TRUNCATE", "upload", marks=pytest.mark.long),
+        ("CHORALE_TEST_WRONG_ROUND", "round"),
+    ],
 )
 def test_a_bad_upload_costs_only_its_sender_and_only_once(tmp_path, switch, reason):
     with cf.federation(tmp_path) as loopback:

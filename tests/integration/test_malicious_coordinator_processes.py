@@ -20,7 +20,7 @@ import pytest
 from secagg.errors import Check
 from tests.integration import constant_federation as cf
 
-pytestmark = pytest.mark.xdist_group("hostile_coordinator")
+pytestmark = [pytest.mark.xdist_group("hostile_coordinator"), pytest.mark.long]
 
 A, B, C, D = cf.SILOS
 ALL, MODULE = cf.SILOS, "tests.integration.hostile_coordinator"

@@ -9,12 +9,12 @@ from tests.integration import constant_federation as cf
 @pytest.mark.parametrize(
     ("die_at", "survivors"),
     [
-        ("", cf.SILOS),
+        pytest.param("", cf.SILOS, marks=pytest.mark.long),
         pytest.param("advertise_keys", cf.SILOS[:3], marks=pytest.mark.long),
         pytest.param("share_keys", cf.SILOS[:3], marks=pytest.mark.long),
         ("upload", cf.SILOS[:3]),
         pytest.param("check_consistency", cf.SILOS, marks=pytest.mark.long),
-        ("unmask", cf.SILOS),
+        pytest.param("unmask", cf.SILOS, marks=pytest.mark.long),
     ],
 )
 def test_sum_is_exact_whoever_drops_where(tmp_path, die_at, survivors):

@@ -3,12 +3,14 @@
 import time
 
 import numpy as np
+import pytest
 
 from tests.integration import constant_federation as cf
 
 LAST = cf.SILOS[3]
 
 
+@pytest.mark.long
 def test_a_restarted_silo_is_in_the_sum_and_back_in_the_next_round(tmp_path):
     with cf.federation(tmp_path) as loopback:
         for silo_id in cf.SILOS[:3]:

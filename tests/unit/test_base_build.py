@@ -134,7 +134,13 @@ def test_shipped_record_has_room_to_improve_and_something_to_filter():
         assert measured["temperature_1"] < measured["greedy"]
 
 
-@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name == "babyai" else name
+        for name in sorted(ENVIRONMENTS)
+    ],
+)
 def test_shipped_model_beats_a_random_player(shipped, name):
     model, tokenizer = shipped
     environment = scripted(name)

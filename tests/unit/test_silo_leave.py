@@ -194,7 +194,7 @@ def test_a_daemon_that_does_not_end_is_a_timeout_and_nobody_is_told(member, monk
     directory, told = member
     (directory / "privacy.ledger").unlink()
     with Ledger.open(directory / "privacy.ledger", delta=1e-5, caps={}):
-        code, said, _ = leave(monkeypatch, capsys, directory, "--drain", "--wait", "0.3")
+        code, said, _ = leave(monkeypatch, capsys, directory, "--drain", "--wait", "1")
     assert (code, said["error_code"]) == (Exit.TIMEOUT, "daemon_runs")
     assert told == []
     assert Departure(directory).mark().drain
