@@ -227,7 +227,9 @@ CATALOGUE: Final = MappingProxyType(
             "propose the roster again and have the root sign it",
         ),
         errors.RootKeyError: _entry(
-            StatusCode.FAILED_PRECONDITION, Reason.ROOT_KEY, "check the root directory"
+            StatusCode.FAILED_PRECONDITION,
+            Reason.ROOT_KEY,
+            "check --dir; compare the fingerprints with the silos, then answer y",
         ),
         errors.BlobError: _entry(
             StatusCode.NOT_FOUND, Reason.BLOB_UNAVAILABLE, "ask for a published digest"

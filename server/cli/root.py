@@ -62,7 +62,10 @@ def sign(
 
         def confirm(text: str) -> bool:
             say(*text.splitlines())
-            return yes or typer.confirm("sign this roster?", err=True)
+            try:
+                return yes or typer.confirm("sign this roster?", err=True)
+            except typer.Abort:
+                return False
 
         signed = sign_roster(read_roster(roster).roster, directory, confirm=confirm)
         write_roster(target, roster_message(signed))

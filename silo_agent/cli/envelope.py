@@ -22,6 +22,8 @@ from enum import IntEnum, StrEnum
 from itertools import pairwise
 from typing import Any, NoReturn
 
+from silo_agent.cli.logs import logs_on_stderr
+
 __all__ = [
     "Answered",
     "CommandError",
@@ -105,7 +107,8 @@ def succeed(output: Format, data: Mapping[str, Any]) -> None:
 def answering(output: Format) -> Iterator[None]:
     """Turn whatever a command raises into one envelope and one exit code."""
     try:
-        yield
+        with logs_on_stderr():
+            yield
     except CommandError as error:
         _fail(output, error)
     except UnicodeEncodeError:

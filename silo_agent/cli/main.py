@@ -108,9 +108,13 @@ def join(
             write_default(policy_file)
         say(f"joined {identity.federation} as {identity.silo_id}; keys are in {data}")
         if config_written:
-            say(f"wrote {data / 'silo.toml'}: say what this silo explores, and with which base")
+            rest = "" if base_model is not None else ", and with which base"
+            say(f"wrote {data / 'silo.toml'}: say what this silo explores{rest}")
         if policy_written:
-            say(f"wrote {policy_file}: it refuses everything until you allow something")
+            say(
+                f"wrote {policy_file}: it refuses everything until you allow something; "
+                f"`chorale-silo policy init --plan PLAN --data {data}` allows one plan"
+            )
         say(f"next: edit both, then `chorale-silo run --data {data}`")
         succeed(
             output,
@@ -143,7 +147,6 @@ def run(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
                 hint="`chorale-silo leave` was called for this data directory",
                 next_step="chorale-silo join INVITE, with a new invite, takes part again",
             )
-        _log_to_stderr()
         process.run(config)
         succeed(output, {"stopped": True})
 
@@ -187,21 +190,6 @@ def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         for line in lines(found):
             say(line)
         succeed(output, asdict(found))
-
-
-def _log_to_stderr() -> None:
-    """One JSON object per line on stderr; stdout belongs to the envelope."""
-    import structlog
-
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
 
 
 def main() -> None:

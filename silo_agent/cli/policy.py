@@ -85,12 +85,15 @@ def policy_check(
             "allow_rollback": policy.methods.allow_rollback,
         }
         if not decision.accepted:
+            where = f"allow it in {config.policy_file}"
+            if decision.rule == "base_model_match":
+                where = f"name that base in {data / 'silo.toml'}"
             raise CommandError(
                 f"refused by rule {decision.rule}: {decision.detail}",
                 code="policy_refusal",
                 exit_code=Exit.SERVER,
                 hint=f'the coordinator would be told "{decision.public_reason}"',
-                next_step=f"allow it in {config.policy_file}, or ask for another plan",
+                next_step=f"{where}, or ask for another plan",
                 data=data_out,
             )
         say("accepted: no rule about plans refuses it")

@@ -69,7 +69,8 @@ def test_from_invites_to_a_published_roster(coordinator, tmp_path):
     assert unsigned["error_code"] == "roster_unsigned"
     root = ("--dir", coordinator.root_dir, "--format", "json")
     # Nobody answers the question, so nothing is signed.
-    assert chorale("root", "sign", roster, "--out", signed, *root).returncode != 0
+    refused = failure(chorale("root", "sign", roster, "--out", signed, *root), 4)
+    assert "not confirmed" in refused["message"]
     assert not signed.exists()
     data(chorale("root", "sign", roster, "--out", signed, "--yes", *root))
     assert data(chorale("roster", "publish", signed, *where))["epoch"] == 1

@@ -19,6 +19,7 @@ from silo_agent.policy_document import Policy
 from silo_agent.probes import ADDRESS_FILE, Probes
 
 NO_MODEL = ("ab" * 32, "00" * 32)
+ROOT = Path(__file__).parents[2]
 DENY_ALL = b"[limits]\nmax_dimension = 0\nmax_attempts_per_round = 0"
 HEAVY = ("torch", "transformers", "peft", "minigrid", "gymnasium", "grpc", "numpy", "pydantic")
 
@@ -178,6 +179,22 @@ def test_policy_init_from_a_plan_is_a_policy_that_accepts_it(silo: Path, monkeyp
     plan = str(silo / "plan.toml")
     assert call(monkeypatch, capsys, "policy", "init", "--plan", plan, "--data", str(silo))[0] == 0
     assert call(monkeypatch, capsys, "policy", "check", plan, "--data", str(silo))[0] == 0
+
+
+def test_what_a_command_logs_is_not_on_stdout(tmp_path: Path, monkeypatch, capsys):
+    """The hardware that a plan is fitted to is logged, here and in the daemon."""
+    base = ROOT / "lab" / "base_model"
+    (tmp_path / "silo.toml").write_text(f'base_model = "{base}"\nenvironments = ["craft"]\n')
+    plan = tmp_path / "plan.toml"
+    text = (ROOT / "deploy" / "examples" / "plan-record-local.toml").read_text()
+    plan.write_text(text.replace("0" * 64, SiloConfig.load(tmp_path).base_sha256().hex()))
+    given = ("--data", str(tmp_path), "--format", "json")
+    assert call(monkeypatch, capsys, "policy", "init", "--plan", str(plan), *given)[0] == 0
+    code, out, err = call(monkeypatch, capsys, "policy", "check", str(plan), *given)
+    assert code == Exit.OK, err
+    assert json.loads(out)["data"]["accepted"]
+    assert '"event": "hardware"' in err
+    assert not structlog.is_configured()
 
 
 def test_status_of_a_silo_that_has_not_joined(silo: Path, monkeypatch, capsys):
