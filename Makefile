@@ -28,7 +28,7 @@ test: setup
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not long" $(TEST_ARGS)
 
 test-long: setup
-	$(BIN)/pytest -n 2 --dist loadgroup -m long --ignore tests/upgrade $(TEST_ARGS)
+	$(BIN)/pytest -n 2 --dist loadgroup -m long --timeout 900 --ignore tests/upgrade $(TEST_ARGS)
 
 # Switches off each verification of secure aggregation in turn; every mutant must be caught.
 mutants-secagg: setup
