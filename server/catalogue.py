@@ -71,6 +71,7 @@ class Reason(StrEnum):
     AUDIT_BROKEN = "audit_broken"
     AUDIT_HEAD_REFUSED = "audit_head_refused"
     AUDIT_HEAD_CONFLICT = "audit_head_conflict"
+    STORE_AWAY = "store_away"
     STORE_REFUSED = "store_refused"
     STORAGE_FULL = "storage_full"
     BACKUP_REFUSED = "backup_refused"
@@ -238,6 +239,12 @@ CATALOGUE: Final = MappingProxyType(
             StatusCode.UNAVAILABLE,
             Reason.BLOB_STORAGE_AWAY,
             "try again; the coordinator's log says what its object storage answered",
+            public_text=False,
+        ),
+        errors.StoreUnavailableError: _entry(
+            StatusCode.UNAVAILABLE,
+            Reason.STORE_AWAY,
+            "try again; the coordinator's log says what its database answered",
             public_text=False,
         ),
         errors.StoreError: _entry(

@@ -29,6 +29,7 @@
     ├── BlobError                  a blob is absent, or its bytes are not those of its digest
     │   └── BlobUnavailableError       the storage of blobs cannot be reached, or refuses us
     ├── StoreError                 the database is unusable or refuses a change
+    │   └── StoreUnavailableError      it cannot be reached, or is failing
     ├── StorageFullError           the disk for uploads and sums is full
     ├── BackupError                a backup cannot be taken, or a file is refused at restoring
     ├── UnknownRunError            no such run
@@ -90,6 +91,7 @@ __all__ = [
     "StandingError",
     "StorageFullError",
     "StoreError",
+    "StoreUnavailableError",
     "SubmitTokenError",
     "SuspendedSiloError",
     "TooFewSilosError",
@@ -209,6 +211,10 @@ class BlobUnavailableError(BlobError):
 
 class StoreError(CoordinatorError):
     """The database is unusable or refuses a change."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database cannot be reached or is failing; the very same call may be repeated."""
 
 
 class StorageFullError(CoordinatorError):

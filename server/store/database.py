@@ -10,8 +10,8 @@ Invariants:
 3. A transaction inside another joins it; there is no partial commit.
 4. Deleted content is overwritten in SQLite's file (``secure_delete``); ``scrub`` empties the log.
    PostgreSQL keeps it until it vacuums.
-5. A database that is away or slow is a ``StoreError`` after a bounded wait, and a connection that
-   was lost is made anew by the next transaction.
+5. A database that is away or slow is a ``StoreUnavailableError`` after a bounded wait, which tells
+   callers to come again; a connection that was lost is made anew by the next transaction.
 
 Covered: SQLite and PostgreSQL by URL, threads, several processes that migrate at once. Not covered:
 ``await`` inside a transaction, two coordinators that serve one database.
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
-from server.errors import StoreError
+from server.errors import StoreError, StoreUnavailableError
 
 __all__ = ["Database", "engine_for"]
 
@@ -215,7 +215,9 @@ class Database:
 
 
 def _failed(error: Exception) -> StoreError:
-    return StoreError(f"the database failed: {type(error).__name__}")
+    away = isinstance(error, OperationalError | InterfaceError | sqlite3.OperationalError)
+    kind = StoreUnavailableError if away else StoreError
+    return kind(f"the database failed: {type(error).__name__}")
 
 
 def _migrations(connection: Connection | None) -> Any:

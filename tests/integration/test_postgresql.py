@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from server.errors import StoreError
+from server.errors import StoreError, StoreUnavailableError
 from server.store import Store, database
 from server.store.database import WRITER_LOCK, Database
 from tests.unit.store_samples import make_run, silo
@@ -37,11 +37,11 @@ def test_a_server_that_restarts_costs_an_error_and_nothing_else(postgresql, url)
                 postgresql.stop()
                 make_run(store, token="u", run_id="run-2")
 
-        with pytest.raises(StoreError) as caught:
+        with pytest.raises(StoreUnavailableError) as caught:
             cut()
         assert postgresql.password not in whole(caught.value)
         for call in (store.check_writable, store.runs.list, lambda: store.silos.touch("x", 1.0)):
-            with pytest.raises(StoreError):
+            with pytest.raises(StoreUnavailableError):
                 call()
         postgresql.start()
         # The first call after it works, on a connection of its own; nothing was half done.
@@ -72,11 +72,11 @@ def test_a_lock_that_is_not_let_go_is_a_typed_error(postgresql, url, migrated, m
         store.silos.enrol(silo())
         with held(postgresql, migrated):
             began = time.monotonic()
-            with pytest.raises(StoreError, match="the database failed"):
+            with pytest.raises(StoreUnavailableError, match="the database failed"):
                 store.silos.list()
             assert time.monotonic() - began < 8
             monkeypatch.setattr(database, "MIGRATION_TIMEOUT_S", 1)
-            with pytest.raises(StoreError):
+            with pytest.raises(StoreUnavailableError):
                 Store(url)
         assert store.silos.list() == (silo(),)
 
@@ -92,7 +92,7 @@ def test_the_password_comes_from_a_file_and_is_in_no_error(postgresql, migrated,
             store.check_writable()
     passfile.write_text(f"{address}:*:chorale:wrong-{postgresql.password}\n")
     for refused in (f"{plain}?passfile={passfile}", plain.replace("@", ":wrong-secret@")):
-        with pytest.raises(StoreError) as caught:
+        with pytest.raises(StoreUnavailableError) as caught:
             Store(refused)
         said = whole(caught.value)
         assert postgresql.password not in said
