@@ -138,7 +138,7 @@ test-journey: setup
 	$(BIN)/pytest tests/integration/test_journey.py --timeout 900 $(TEST_ARGS)
 
 .PHONY: test-chaos
-# kill -9 at every phase, on SQLite and PostgreSQL: at most 35 minutes on two cores; prints the matrix.
+# kill -9 at every phase, on SQLite and PostgreSQL: about 8 minutes on two cores; prints the matrix.
 test-chaos: setup
 	@$(BIN)/python -m tests.chaos.matrix $(CHAOS_ARGS)
 

