@@ -12,6 +12,7 @@
     ├── AuditChainError an audit log that is not as it was written; names the first bad record
     ├── AuditHeadError  a signed head of an audit log that is malformed or not its writer's
     │   └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
+    ├── ProbeError      the port of probes and metrics cannot be served
     └── VersionError    what a peer says of its version is malformed
         └── VersionMismatchError  two versions that cannot work together; says which to upgrade
 
@@ -62,6 +63,10 @@ class UpdateError(FederationError):
 
 class OptimiserStateError(UpdateError):
     """The optimiser's state is not that of the release before: replay the round's earlier sums."""
+
+
+class ProbeError(FederationError):
+    """The port of probes and metrics cannot be served."""
 
 
 class TranscriptCheck(StrEnum):

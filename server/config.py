@@ -23,35 +23,15 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from federation.address import split_address
 from federation.durable import replace_file
 from federation.invite import FEDERATION_NAME
 from server.errors import ConfigurationError
 
-__all__ = ["CoordinatorConfig", "DataPaths", "split_address", "write_config"]
+__all__ = ["CoordinatorConfig", "DataPaths", "write_config"]
 
 CONFIG_NAME: Final = "coordinator.toml"
 ENV_PREFIX: Final = "CHORALE_COORDINATOR_"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 host is in brackets.
-
-    Args:
-        address: The text.
-
-    Returns:
-        Host without brackets, and port.
-
-    Raises:
-        ValueError: It is not of that form.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not host:port")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if ":" in host and not bracketed:
-        raise ValueError(f"{address!r}: an IPv6 address needs brackets")
-    return (host[1:-1] if bracketed else host), int(port)
 
 
 def _address(address: str) -> str:
@@ -83,6 +63,11 @@ class DataPaths:
     def pki(self) -> Path:
         """CA and server certificate with their keys."""
         return self.data_dir / "pki"
+
+    @property
+    def trusted_cas(self) -> Path:
+        """PEM of every CA that client certificates may be of."""
+        return self.pki / "ca.pem"
 
     @property
     def admin(self) -> Path:
@@ -134,7 +119,11 @@ class CoordinatorConfig(BaseSettings):
     enrol_listen: Address = "0.0.0.0:7444"
     """Server TLS only: enrolment."""
     probes_listen: Address = "127.0.0.1:7445"
-    """Plain HTTP: /livez, /readyz, /metrics."""
+    """/livez, /readyz, /metrics and the status page; plain HTTP unless there is a certificate."""
+    probes_certificate: Path | None = None
+    """PEM: TLS for the probes; a relative path is below the data directory."""
+    probes_key: Path | None = None
+    """PEM: its key."""
     coordinator_address: Address | None = None
     """What silos dial; the first host name with the port of ``listen`` if unset."""
     enrol_address: Address | None = None
@@ -218,6 +207,16 @@ class CoordinatorConfig(BaseSettings):
     def adapters(self) -> Path:
         """The blob directory in force."""
         return self.adapters_dir or self._data_dir / "adapters"
+
+    @property
+    def probes_certificate_file(self) -> Path | None:
+        """The probes' certificate, wherever the process was started."""
+        return self.probes_certificate and self._data_dir / self.probes_certificate
+
+    @property
+    def probes_key_file(self) -> Path | None:
+        """Its key."""
+        return self.probes_key and self._data_dir / self.probes_key
 
     @property
     def dial_coordinator(self) -> str:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from dataclasses import replace
 
 import grpc
 import structlog
 
 from chorale.v1 import admin_pb2_grpc, enrolment_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
 from federation.audit_log import verify_log
-from federation.errors import AuditChainError
+from federation.errors import AuditChainError, ProbeError
+from federation.probe_tls import ProbeTls
+from federation.probes import Probes
 from secagg.suite import verification_key
 from server.access import AccessInterceptor, AccessPolicy
 from server.admin import AdminContext, AdminService
@@ -33,9 +34,9 @@ from server.keys import load_signing_key, read_public_key
 from server.liveness import Liveness
 from server.membership import MembershipContext, MembershipService
 from server.metrics import CoordinatorMetrics
-from server.probes import Probes
 from server.renewal import Renewals
 from server.roster_approvals import RosterApprovals
+from server.scrape import Scrape
 from server.service import RoundService
 from server.signal import Signal
 from server.standing import Standing
@@ -146,12 +147,27 @@ async def _serve(config: CoordinatorConfig) -> None:
     )
     _bind(rounds, config.listen, tls.credentials(require_client=True))
     _bind(enrolment, config.enrol_listen, tls.credentials(require_client=False))
-    probes = Probes(
-        listen=config.probes_listen,
-        registry=metrics.registry,
-        checks={"database": store.check_writable},
-        refresh=lambda: _refresh(store, metrics, audit, liveness),
+    scrape = Scrape(
+        context=conductor.context,
+        trust=trust,
+        data_dir=config.data_dir,
+        shown=lambda: conductor.driver,
     )
+    try:
+        probes = Probes(
+            listen=config.probes_listen,
+            registry=metrics.registry,
+            checks={
+                "database": store.check_writable,
+                "certificate authority": trust.require_valid,
+            },
+            refresh=scrape.refresh,
+            tls=ProbeTls.of_files(
+                config.probes_certificate_file, config.probes_key_file, client_ca=paths.trusted_cas
+            ),
+        )
+    except ProbeError as error:
+        raise ConfigurationError(str(error)) from error
     audit.append(AuditEvent.COORDINATOR_STARTED)
     # Before the ports open: a silo that is told of no attempt leaves the one it is in.
     conductor.resume()
@@ -185,19 +201,6 @@ def _verify_audit(audit: AuditLog, metrics: CoordinatorMetrics) -> None:
     except AuditChainError as error:
         metrics.audit_failures.inc()
         log.error("audit_broken", reason=str(error))  # noqa: TRY400 - the reason says it all
-
-
-def _refresh(
-    store: Store, metrics: CoordinatorMetrics, audit: AuditLog, liveness: Liveness
-) -> None:
-    roster = store.rosters.current()
-    rostered = frozenset(roster.roster.silo_ids) if roster is not None else frozenset()
-    silos = [
-        replace(silo, last_seen_unix_s=max(silo.last_seen_unix_s, liveness.last_seen(silo.silo_id)))
-        for silo in store.silos.list()
-    ]
-    metrics.observe_silos(invited=len(store.invites.open()), silos=silos, rostered=rostered)
-    metrics.audit_head.set(audit.head_index)
 
 
 async def _until_signalled() -> None:

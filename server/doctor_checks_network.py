@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from federation.address import split_address
 from federation.checkup import Verdict, failed, ok, warning
 from federation.errors import VersionError
 from federation.reach import (
@@ -28,7 +29,7 @@ from federation.reach import (
     split_host_port,
 )
 from federation.version import Version, read_version, this_version
-from server.config import CoordinatorConfig, split_address
+from server.config import CoordinatorConfig
 from server.trust import Trust
 
 __all__ = [

@@ -13,6 +13,7 @@ Not covered: silo figures, which stay on the silo's own port.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from enum import StrEnum
@@ -20,10 +21,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
+from federation.process_metrics import ProcessMetrics
 from federation.version import installed_version
 from server.catalogue import Reason
 from server.figures import RoundFigures
 from server.round import STEPS, Phase
+from server.store.runs import RunState
 from server.store.silos import SiloRow
 
 __all__ = ["CoordinatorMetrics", "RoundOutcome", "SiloState", "state_of"]
@@ -86,13 +89,13 @@ class CoordinatorMetrics:
         self.silos = Gauge("chorale_silos", "Silos by state.", ["state"], registry=reg)
         self.silo_last_seen = Gauge(
             "chorale_silo_last_seen_timestamp_seconds",
-            "When a silo last called.",
+            "When a silo that may take part last called.",
             ["silo"],
             registry=reg,
         )
         self.certificate_expiry = Gauge(
             "chorale_certificate_expiry_timestamp_seconds",
-            "When a silo's certificate ends.",
+            "When the certificate of a silo that has not left ends.",
             ["silo"],
             registry=reg,
         )
@@ -114,6 +117,23 @@ class CoordinatorMetrics:
             buckets=PHASE_BUCKETS_S,
             registry=reg,
         )
+        self.phase_started = Gauge(
+            "chorale_round_phase_started_timestamp_seconds",
+            "When the phase under way was entered first, 0 while no run is driven.",
+            registry=reg,
+        )
+        self.deadline = Gauge(
+            "chorale_round_deadline_timestamp_seconds",
+            "When the phase under way closes at the latest, 0 while no run is driven.",
+            registry=reg,
+        )
+        self.waiting = Gauge(
+            "chorale_round_waiting",
+            "1 while the phase under way waits for this silo.",
+            ["silo"],
+            registry=reg,
+        )
+        self.runs = Gauge("chorale_runs", "Runs by state.", ["state"], registry=reg)
         self.upload_bytes = Counter(
             "chorale_upload_bytes", "Masked bytes folded into sums.", registry=reg
         )
@@ -147,11 +167,27 @@ class CoordinatorMetrics:
             ["environment"],
             registry=reg,
         )
+        self.success_error = Gauge(
+            "chorale_federation_success_ratio_standard_error",
+            "Standard error of the success ratio, of sampling and of noise.",
+            ["environment"],
+            registry=reg,
+        )
         self.agreement = Gauge(
             "chorale_agreement_ratio", "How far the updates agree, from the sum.", registry=reg
         )
+        self.agreement_error = Gauge(
+            "chorale_agreement_ratio_standard_error",
+            "Standard error of the agreement.",
+            registry=reg,
+        )
         self.heterogeneity = Gauge(
             "chorale_update_heterogeneity", "Spread of the updates, from the sum.", registry=reg
+        )
+        self.heterogeneity_error = Gauge(
+            "chorale_update_heterogeneity_standard_error",
+            "Standard error of the spread.",
+            registry=reg,
         )
         self.audit_head = Gauge("chorale_audit_head_index", "Newest audit record.", registry=reg)
         self.audit_failures = Counter(
@@ -176,6 +212,12 @@ class CoordinatorMetrics:
             "When the server's certificate ends.",
             registry=reg,
         )
+        self.ca_certificate_expiry = Gauge(
+            "chorale_ca_certificate_expiry_timestamp_seconds",
+            "When the issuing CA's certificate ends.",
+            registry=reg,
+        )
+        self.process = ProcessMetrics(reg, free_bytes_name="chorale_data_free_bytes")
         rpc = ["grpc_type", "grpc_service", "grpc_method"]
         self.rpc_handled = Counter(
             "grpc_server_handled", "Finished calls.", [*rpc, "grpc_code"], registry=reg
@@ -183,11 +225,22 @@ class CoordinatorMetrics:
         self.rpc_seconds = Histogram(
             "grpc_server_handling_seconds", "Time to answer a call.", rpc, registry=reg
         )
+        self._waited_for: frozenset[str] = frozenset()
         self._initialise()
 
     def _initialise(self) -> None:
         for state in SiloState:
             self.silos.labels(state=state.value).set(0)
+        for run_state in RunState:
+            self.runs.labels(state=run_state.value).set(0)
+        # Nothing was measured yet, which is not the same as a measured nothing.
+        for gauge in (
+            self.agreement,
+            self.agreement_error,
+            self.heterogeneity,
+            self.heterogeneity_error,
+        ):
+            gauge.set(math.nan)
         for outcome in RoundOutcome:
             self.rounds.labels(outcome=outcome.value)
             self.releases.labels(outcome=outcome.value)
@@ -256,12 +309,15 @@ class CoordinatorMetrics:
             figures: The figures.
         """
         self.releases.labels(outcome=RoundOutcome(figures.outcome).value).inc()
-        for family, (ratio, _) in figures.success.items():
+        for family, (ratio, error) in figures.success.items():
             self.success.labels(environment=family).set(ratio)
+            self.success_error.labels(environment=family).set(error)
         if not math.isnan(figures.agreement):
             self.agreement.set(figures.agreement)
+            self.agreement_error.set(figures.agreement_error)
         if not math.isnan(figures.heterogeneity):
             self.heterogeneity.set(figures.heterogeneity)
+            self.heterogeneity_error.set(figures.heterogeneity_error)
 
     def observe_silos(
         self, *, invited: int, silos: Sequence[SiloRow], rostered: frozenset[str]
@@ -277,7 +333,51 @@ class CoordinatorMetrics:
         counts[SiloState.INVITED] = invited
         for silo in silos:
             counts[state_of(silo, rostered)] += 1
-            self.silo_last_seen.labels(silo=silo.silo_id).set(silo.last_seen_unix_s)
-            self.certificate_expiry.labels(silo=silo.silo_id).set(silo.certificate_expiry_unix_s)
+            # A series of a silo that is gone for good would be an alert for ever.
+            _show(self.silo_last_seen, silo.silo_id, silo.last_seen_unix_s, silo.takes_part)
+            _show(
+                self.certificate_expiry,
+                silo.silo_id,
+                silo.certificate_expiry_unix_s,
+                silo.is_member,
+            )
+            counted_on = silo.takes_part and silo.silo_id in rostered
+            _show(self.waiting, silo.silo_id, silo.silo_id in self._waited_for, counted_on)
         for state, count in counts.items():
             self.silos.labels(state=state.value).set(count)
+
+    def observe_runs(self, states: Sequence[RunState]) -> None:
+        """Show how many runs are where.
+
+        Args:
+            states: Of every run.
+        """
+        for state in RunState:
+            self.runs.labels(state=state.value).set(states.count(state))
+
+    def observe_waiting(
+        self,
+        silos: Sequence[str],
+        *,
+        since_unix_s: float = 0.0,
+        deadline_unix_s: float = 0.0,
+    ) -> None:
+        """Note who the phase under way waits for; ``observe_silos`` shows it.
+
+        Args:
+            silos: Rostered; nobody where no run is driven.
+            since_unix_s: When the phase was entered first; 0 where no run is driven.
+            deadline_unix_s: When it closes at the latest; 0 where no run is driven.
+        """
+        self.phase_started.set(since_unix_s)
+        self.deadline.set(deadline_unix_s)
+        self._waited_for = frozenset(silos)
+
+
+def _show(gauge: Gauge, silo: str, value: float, shown: bool) -> None:  # noqa: FBT001 - in words
+    """Set a silo's series, or take it away."""
+    if shown:
+        gauge.labels(silo=silo).set(value)
+    else:
+        with contextlib.suppress(KeyError):
+            gauge.remove(silo)

@@ -27,7 +27,7 @@ from server.run import RunDriver
 from server.run_queue import places_behind
 from server.store.runs import ACTIVE, OVER, RunRow, RunState
 
-__all__ = ["run_summary", "watch_response", "watch_run"]
+__all__ = ["run_summary", "since_unix_s", "watch_response", "watch_run"]
 
 STATUS_EVERY_S: Final = 2.0
 FINISHED_PER_STATUS = 64
@@ -132,7 +132,7 @@ def watch_response(
     if driver is not None and row.state in ACTIVE | OVER:
         current = _round_status(driver.current)
         if row.state in ACTIVE:
-            since = _since_unix_s(driver.current, row, context)
+            since = since_unix_s(driver.current, row, context)
             current.phase_since_unix_s = int(since)
             stalled = since + plan.rounds.ready_deadline_s
             if current.phase == Phase.TRAINING.value and context.clock() >= stalled:
@@ -147,7 +147,7 @@ def watch_response(
     return response
 
 
-def _since_unix_s(figures: RoundFigures, row: RunRow, context: RunContext) -> float:
+def since_unix_s(figures: RoundFigures, row: RunRow, context: RunContext) -> float:
     """When the phase was entered first, but not before the run was last taken up."""
     first = [
         time.at_unix_s

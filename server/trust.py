@@ -126,6 +126,18 @@ class Trust:
             self._digests = {ders: trust_sha256(ders)}
         return self._digests[ders]
 
+    def require_valid(self) -> None:
+        """Check that the issuing CA can be believed now.
+
+        Raises:
+            PkiError: Its time has not come, or is over.
+        """
+        certificate = self.issuing.certificate
+        first = certificate.not_valid_before_utc.timestamp()
+        last = certificate.not_valid_after_utc.timestamp()
+        if not first <= self._clock() <= last:
+            raise PkiError("the issuing CA is not valid now: chorale ca rotate, and the clock")
+
     def rotate(
         self,
         overlap_s: int,

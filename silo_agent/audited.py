@@ -13,12 +13,15 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from federation.audit_log import verify_log
+from federation.errors import AuditChainError
 from federation.record import AdapterRecord, Place
 from federation.task import RoundTask
 from secagg.descriptor import AggregationId
-from silo_agent.audit import AuditLog, SiloEvent, asked, place
+from silo_agent.audit import AUDIT_FILE, AuditLog, SiloEvent, asked, place
 from silo_agent.audit_heads import AuditHeadExchange, Exchanges
 from silo_agent.errors import AuditLogError
 from silo_agent.identity import Identity
@@ -26,6 +29,8 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.published import Published
 
 __all__ = ["DaemonAudit", "open_audit"]
+
+log = structlog.get_logger(__name__)
 
 
 class DaemonAudit:
@@ -120,7 +125,15 @@ def open_audit(
     Raises:
         AuditLogError: It cannot be opened.
     """
-    log = AuditLog(data_dir, on_failure=lambda: metrics.count_error(AuditLogError.__name__))
+    path = data_dir / AUDIT_FILE
+    try:
+        if path.exists():
+            verify_log(path)
+    except AuditChainError as error:
+        # Counted, logged and gone on with, as long as its end can be written: an alert tells.
+        metrics.audit_failures.inc()
+        log.error("audit_broken", reason=str(error))  # noqa: TRY400 - the reason says it all
+    audit = AuditLog(data_dir, on_failure=lambda: metrics.count_error(AuditLogError.__name__))
     return DaemonAudit(
-        log, AuditHeadExchange(data_dir=data_dir, audit=log, identity=identity, metrics=metrics)
+        audit, AuditHeadExchange(data_dir=data_dir, audit=audit, identity=identity, metrics=metrics)
     )

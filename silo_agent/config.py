@@ -61,16 +61,16 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
+from federation.address import split_address
 from silo_agent.adapter.base_model import BaseModelError, base_sha256
 from silo_agent.envs.catalogue import Catalogue
 from silo_agent.envs.errors import EnvironmentFailureError
 from silo_agent.envs.foreign_spec import ForeignSpec
 from silo_agent.envs.tasks import Shard
-from silo_agent.errors import ConfigError, ProbeError
+from silo_agent.errors import ConfigError
 from silo_agent.evolve.evolver import Assignment
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.foreign_config import foreign_specs, problems, spec_of
-from silo_agent.probes import parse_listen
 from silo_agent.rollout.spec import EngineSpec
 
 __all__ = ["CONFIG_FILE", "NO_BASE_MODEL", "EnvironmentEntry", "SiloConfig", "write_starter"]
@@ -124,6 +124,10 @@ class SiloConfig(BaseSettings):
     """Directory of the base model."""
     probes_listen: str = "127.0.0.1:0"
     """``host:port`` of probes and metrics; port 0 is written to ``probes.address``."""
+    probes_certificate: Path | None = None
+    """PEM: TLS for the probes; a relative path is below the data directory."""
+    probes_key: Path | None = None
+    """PEM: its key."""
     environments: tuple[EnvironmentEntry, ...] = ()
     """What is explored here."""
     plugins: Annotated[tuple[str, ...], Field(max_length=64)] = ()
@@ -184,10 +188,7 @@ class SiloConfig(BaseSettings):
     @field_validator("probes_listen")
     @classmethod
     def _listen(cls, value: str) -> str:
-        try:
-            parse_listen(value)
-        except ProbeError as error:
-            raise ValueError(str(error)) from error
+        split_address(value)
         return value
 
     @field_validator("environments", mode="before")
@@ -218,6 +219,11 @@ class SiloConfig(BaseSettings):
         data_dir = self.data_dir.expanduser().absolute()
         object.__setattr__(self, "data_dir", data_dir)
         object.__setattr__(self, "policy_file", data_dir / self.policy_file.expanduser())
+        if (self.probes_certificate is None) != (self.probes_key is None):
+            raise ValueError("probes_certificate and probes_key go together")
+        for name in ("probes_certificate", "probes_key"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, data_dir / path.expanduser())
         if self.base_model is not None:
             object.__setattr__(self, "base_model", _base_directory(data_dir, self.base_model))
         names = [entry.environment for entry in self.environments]
@@ -374,7 +380,9 @@ evaluate = true
 # Threads of the learning framework.
 threads = 1
 
-# Probes and metrics, plain HTTP. Port 0 lets the system choose and writes it to probes.address;
-# set a fixed port for Prometheus.
+# Probes and metrics. Port 0 lets the system choose and writes it to probes.address; set a fixed
+# port for Prometheus. Plain HTTP, or TLS with a certificate and a key (PEM):
+#   probes_certificate = "probes.pem"
+#   probes_key = "probes.key"
 probes_listen = "127.0.0.1:0"
 """

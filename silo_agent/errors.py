@@ -17,8 +17,7 @@
     ├── LocalStoreError        the silo's own state on disk cannot be used
     │   └── AuditLogError      its audit log cannot be read or written
     ├── LocalTimeError         local work took longer than the site allows
-    ├── DiskLimitError         the data directory holds more than the site allows
-    └── ProbeError             the port for probes and metrics cannot be opened
+    └── DiskLimitError         the data directory holds more than the site allows
 
 Texts may name local facts; only ``PolicyRefusalError.public_reason`` is ever sent anywhere.
 """
@@ -40,7 +39,6 @@ __all__ = [
     "NotServedError",
     "PolicyFileError",
     "PolicyRefusalError",
-    "ProbeError",
     "SessionError",
     "SiloError",
     "SpoolError",
@@ -144,7 +142,3 @@ class LocalTimeError(SiloError):
 
 class DiskLimitError(SiloError):
     """The data directory holds more than the site allows."""
-
-
-class ProbeError(SiloError):
-    """The port for probes and metrics cannot be opened."""

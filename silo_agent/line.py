@@ -93,6 +93,11 @@ class Line:
         """What the coordinator last said that it runs; None before its first answer."""
         return self._hear.version
 
+    @property
+    def answered_unix_s(self) -> float:
+        """When the coordinator last answered, a refusal of its own included; 0 before."""
+        return self._hear.answered_unix_s
+
     def replace(self, credentials: grpc.ChannelCredentials) -> None:
         """Let new calls go over a channel with other credentials.
 
@@ -186,6 +191,7 @@ class _Hear(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # gene
         self.notice: Callable[[str], None] | None = None
         self.version_notice: Callable[[Version], None] | None = None
         self.version: Version | None = None
+        self.answered_unix_s = 0.0
         self._told: Version | None = None
         self._told_s = -math.inf
 
@@ -194,6 +200,9 @@ class _Hear(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # gene
     ) -> Any:
         answer = continuation(client_call_details, request)
         said = answer.trailing_metadata() or ()
+        refused = any(key == REASON_METADATA for key, _ in said)
+        if refused or answer.code() is grpc.StatusCode.OK:
+            self.answered_unix_s = time.time()
         if answer.code() is grpc.StatusCode.OK:
             self._judge(said)
             for key, value in said:
@@ -203,7 +212,7 @@ class _Hear(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # gene
                     and len(value) == _DIGEST_CHARS
                 ):
                     self.notice(str(value))
-        elif any(key == REASON_METADATA for key, _ in said):
+        elif refused:
             # A refusal of its own: it, too, says which version it is.
             self._judge(said)
         return answer

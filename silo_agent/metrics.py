@@ -7,20 +7,22 @@ Names begin with ``chorale_silo_``. Invariants:
    alert never waits for a first event. A value outside its set is counted under ``other``.
 3. Run ids, rounds, tasks and texts are never labels.
 
-Covered: what the daemon counts. Not covered: memory of the GPU, for which the exporter of its maker
-is the better source.
+Covered: what the daemon counts; memory of the GPUs that this process may use, once torch is loaded.
+Not covered: their temperature and load, for which the exporter of their maker is the better source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from dp.charge import UNIT_KINDS
 from dp.errors import PrivacyError
 from dp.ledger import Ledger
 from federation.errors import FederationError
+from federation.process_metrics import ProcessMetrics
+from federation.version import installed_version
 from secagg.descriptor import STEPS
 from secagg.errors import Check, SecAggError
 from silo_agent.envs.registry import ENVIRONMENTS
@@ -54,6 +56,9 @@ class SiloMetrics:
     ) -> None:
         self._families = tuple(dict.fromkeys((*FAMILIES, *families)))
         self.registry = registry or CollectorRegistry()
+        Info("chorale_silo_build", "What runs here.", registry=self.registry).info(
+            {"version": installed_version()}
+        )
         self.rounds = self._counter("rounds", "Rounds by how they ended for this silo", "outcome")
         self.policy_decisions = self._counter(
             "policy_decisions", "Verdicts of the site policy by rule", "decision", "rule"
@@ -74,6 +79,20 @@ class SiloMetrics:
         self.certificate_expiry = self._gauge(
             "certificate_expiry_timestamp_seconds", "When this silo's certificate ends"
         )
+        self.coordinator_contact = self._gauge(
+            "coordinator_contact_timestamp_seconds", "When the coordinator last answered"
+        )
+        self.audit_head = self._gauge("audit_head_index", "Newest record of this site's audit log")
+        self.audit_failures = self._counter(
+            "audit_verify_failures", "Failed checks of this site's audit chain"
+        )
+        self.gpu_memory_used = self._gauge(
+            "gpu_memory_used_bytes", "Memory of a GPU that anyone uses", "device"
+        )
+        self.gpu_memory_total = self._gauge(
+            "gpu_memory_total_bytes", "Memory that a GPU has", "device"
+        )
+        self.process = ProcessMetrics(self.registry, free_bytes_name="chorale_silo_data_free_bytes")
         self.nonfinite_deltas = self._counter(
             "nonfinite_deltas", "Deltas that were not finite, for which zeros went up"
         )

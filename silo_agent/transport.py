@@ -127,6 +127,11 @@ class Coordinator:
         """What the coordinator last said that it runs; None before its first answer."""
         return self._line.version
 
+    @property
+    def answered_unix_s(self) -> float:
+        """When the coordinator last answered, a refusal of its own included; 0 before."""
+        return self._line.answered_unix_s
+
     def ping(self) -> None:
         """Make one call that changes nothing; a failure is not tried again."""
         self._once(self._stub.Poll, pb.PollRequest())

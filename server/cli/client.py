@@ -21,9 +21,10 @@ from cryptography import x509
 from google.protobuf.message import Message
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc
+from federation.address import split_address
 from federation.version import read_version
 from server.cli.envelope import CommandError, Exit
-from server.config import CoordinatorConfig, split_address
+from server.config import CoordinatorConfig
 from server.doctor_checks_network import Called
 
 __all__ = ["CALL_TIMEOUT_S", "call_once", "connect", "plain", "start_parts"]

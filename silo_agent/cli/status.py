@@ -8,6 +8,7 @@ covered: asking the coordinator.
 from __future__ import annotations
 
 import http.client
+import ssl
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dp.errors import PrivacyError
+from federation.address import split_address
+from federation.probes import ADDRESS_FILE
 from silo_agent.budget import UnitBudget, read_budget
 from silo_agent.config import SiloConfig
 from silo_agent.departure import Departure
@@ -23,7 +26,6 @@ from silo_agent.identity import Identity
 from silo_agent.judgement import Judgement, newest_judgements
 from silo_agent.local_store import LocalStore
 from silo_agent.policy_document import Policy
-from silo_agent.probes import ADDRESS_FILE, parse_listen
 from silo_agent.run_list import WAITING, ListedRun, list_runs
 
 __all__ = ["RunStatus", "Status", "read_status"]
@@ -150,7 +152,7 @@ def read_status(data_dir: Path) -> Status:
     except (SiloError, PrivacyError) as error:
         problems.append(str(error))
     address = _address(config.data_dir)
-    daemon = _ask(address) if address else "not running"
+    daemon = _ask(address, config) if address else "not running"
     done = [entry.get("run") for entry in store.rounds()]
     heads = store.chain_heads()
     judged: dict[str, tuple[Judgement, ...]] = {}
@@ -194,9 +196,19 @@ def _address(data_dir: Path) -> str | None:
         return None
 
 
-def _ask(address: str) -> str:
-    host, port = parse_listen(address)
-    with closing(http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)) as connection:
+def _connection(address: str, config: SiloConfig) -> http.client.HTTPConnection:
+    host, port = split_address(address)
+    if config.probes_certificate is None:
+        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    # The daemon's own certificate, whatever its names are: the file is what is trusted.
+    context = ssl.create_default_context(cafile=str(config.probes_certificate))
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+
+
+def _ask(address: str, config: SiloConfig) -> str:
+    with closing(_connection(address, config)) as connection:
         try:
             connection.request("GET", "/readyz")
             answer = connection.getresponse()

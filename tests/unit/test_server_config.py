@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from federation.address import split_address
 from server.audit import AuditLog
-from server.config import CoordinatorConfig, split_address, write_config
+from server.config import CoordinatorConfig, write_config
 from server.errors import ConfigurationError, PkiError, RootKeyError
 from server.founding import Founding, found, renew_admin
 from server.keys import load_signing_key, read_public_key

@@ -1,16 +1,15 @@
 """Metrics exist from the start, and the probe port shows them."""
 
-import http.client
+import math
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from server.catalogue import Reason
-from server.errors import ConfigurationError, StoreError
 from server.figures import RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.probes import Probes
 from server.round import STEPS, Phase
+from server.store.runs import RunState
 from server.store.silos import SiloRow
 
 
@@ -76,22 +75,25 @@ def test_a_round_is_observed(metrics):
     assert value(metrics, "chorale_releases_total", outcome="aggregated") == 1
     assert value(metrics, "chorale_federation_success_ratio", environment="craft") == 0.25
     assert value(metrics, "chorale_agreement_ratio") == 0.5
-    assert value(metrics, "chorale_update_heterogeneity") == 0
+    assert math.isnan(value(metrics, "chorale_update_heterogeneity"))
+    name = "chorale_federation_success_ratio_standard_error"
+    assert value(metrics, name, environment="craft") == 0.01
+
+
+def silo(silo_id, **standing):
+    return SiloRow(
+        silo_id=silo_id,
+        spiffe_uri=f"spiffe://f/silo/{silo_id}",
+        verification_key=b"\x01" * 32,
+        certificate_sha256=b"\x02" * 32,
+        certificate_expiry_unix_s=77,
+        enrolled_unix_s=1,
+        last_seen_unix_s=5.0,
+        **standing,
+    )
 
 
 def test_silos_are_counted_by_state(metrics):
-    def silo(silo_id, *, revoked=False):
-        return SiloRow(
-            silo_id=silo_id,
-            spiffe_uri=f"spiffe://f/silo/{silo_id}",
-            verification_key=b"\x01" * 32,
-            certificate_sha256=b"\x02" * 32,
-            certificate_expiry_unix_s=77,
-            enrolled_unix_s=1,
-            last_seen_unix_s=5.0,
-            revoked=revoked,
-        )
-
     metrics.observe_silos(
         invited=2,
         silos=[silo("a"), silo("b"), silo("c", revoked=True)],
@@ -104,45 +106,47 @@ def test_silos_are_counted_by_state(metrics):
     assert counts == {"invited": 2, "enrolled": 1, "rostered": 1, "revoked": 1}
     name = "chorale_certificate_expiry_timestamp_seconds"
     assert value(metrics, name, silo="a") == 77
+    assert value(metrics, name, silo="c") is None
 
 
-def get(port, path, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
+SEEN = "chorale_silo_last_seen_timestamp_seconds"
+ENDS = "chorale_certificate_expiry_timestamp_seconds"
+WAITED_FOR = "chorale_round_waiting"
 
 
-def test_the_probe_port(metrics):
-    broken = []
-    refreshed = []
+def test_a_silo_that_is_gone_leaves_no_series_behind(metrics):
+    rostered = frozenset({"a", "b", "c"})
+    everyone = [silo("a"), silo("b"), silo("c"), silo("new")]
+    metrics.observe_waiting(("b",), since_unix_s=10.0, deadline_unix_s=20.0)
+    metrics.observe_silos(invited=0, silos=everyone, rostered=rostered)
+    assert [value(metrics, WAITED_FOR, silo=s) for s in "abc"] == [0, 1, 0]
+    # Not in the roster: seen, and never waited for.
+    assert value(metrics, SEEN, silo="new") == 5
+    assert value(metrics, WAITED_FOR, silo="new") is None
+    assert value(metrics, "chorale_round_phase_started_timestamp_seconds") == 10
+    assert value(metrics, "chorale_round_deadline_timestamp_seconds") == 20
 
-    def check():
-        if broken:
-            raise StoreError("disk full: a private detail")
+    gone = [silo("a", left=True), silo("b", revoked=True), silo("c", suspended=True)]
+    metrics.observe_silos(invited=0, silos=gone, rostered=rostered)
+    for name in (SEEN, WAITED_FOR):
+        assert [value(metrics, name, silo=s) for s in "abc"] == [None, None, None]
+    # A suspended silo comes back with the certificate it has.
+    assert [value(metrics, ENDS, silo=s) for s in "abc"] == [None, None, 77]
 
-    probes = Probes(
-        listen="127.0.0.1:0",
-        registry=metrics.registry,
-        checks={"database": check},
-        refresh=lambda: refreshed.append(1),
-    )
-    probes.start()
-    try:
-        assert get(probes.port, "/livez") == (200, "ok\n")
-        assert get(probes.port, "/readyz") == (200, "ready\n")
-        status, body = get(probes.port, "/metrics")
-        assert status == 200
-        assert "chorale_build_info" in body
-        assert refreshed == [1]
-        broken.append(1)
-        assert get(probes.port, "/readyz") == (503, "database failed\n")
-        assert get(probes.port, "/livez", "HEAD") == (200, "")
-        assert get(probes.port, "/secret")[0] == 404
-        with pytest.raises(ConfigurationError, match="cannot be bound"):
-            Probes(listen=f"127.0.0.1:{probes.port}", registry=metrics.registry, checks={})
-    finally:
-        probes.close()
+
+def test_nobody_is_waited_for_when_no_run_is_driven(metrics):
+    metrics.observe_waiting(("a",), since_unix_s=10.0, deadline_unix_s=20.0)
+    metrics.observe_silos(invited=0, silos=[silo("a")], rostered=frozenset({"a"}))
+    assert value(metrics, WAITED_FOR, silo="a") == 1
+    metrics.observe_waiting(())
+    metrics.observe_silos(invited=0, silos=[silo("a")], rostered=frozenset({"a"}))
+    assert value(metrics, WAITED_FOR, silo="a") == 0
+    assert value(metrics, "chorale_round_phase_started_timestamp_seconds") == 0
+
+
+def test_runs_are_counted_by_state(metrics):
+    metrics.observe_runs([RunState.FINISHED, RunState.FINISHED, RunState.RUNNING])
+    counts = {state: value(metrics, "chorale_runs", state=state.value) for state in RunState}
+    assert counts[RunState.FINISHED] == 2
+    assert counts[RunState.RUNNING] == 1
+    assert sum(counts.values()) == 3

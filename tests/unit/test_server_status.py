@@ -21,7 +21,6 @@ from server.round import Attempt, Phase
 from server.service import RoundService
 from server.signal import Signal
 from server.status import run_summary, watch_response
-from server.store import Store
 from server.store.rounds import Charged
 from server.store.silos import SiloRow
 from tests.simulation.secagg_cohort import Cohort
@@ -156,25 +155,6 @@ def silo_row(silo_id, last_seen=0.0):
         enrolled_unix_s=1,
         last_seen_unix_s=last_seen,
     )
-
-
-def test_a_scrape_shows_when_each_silo_last_called(tmp_path):
-    store = Store(f"sqlite:///{tmp_path}/db")
-    store.silos.enrol(silo_row("a"))
-    store.silos.enrol(silo_row("b", last_seen=50.0))
-    audit, metrics, clock = AuditLog(tmp_path / "audit"), CoordinatorMetrics(), sw.Clock()
-    liveness = Liveness(clock)
-    liveness.touch("a")
-    audit.append(AuditEvent.COORDINATOR_STARTED)
-    daemon._refresh(store, metrics, audit, liveness)
-    store.close()
-
-    def seen(silo_id):
-        name = "chorale_silo_last_seen_timestamp_seconds"
-        return metrics.registry.get_sample_value(name, {"silo": silo_id})
-
-    assert (seen("a"), seen("b")) == (clock.now, 50.0)
-    assert metrics.registry.get_sample_value("chorale_audit_head_index") == 0
 
 
 def test_a_broken_audit_chain_is_counted_at_start_and_stops_nothing(tmp_path, capsys):

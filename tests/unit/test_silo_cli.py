@@ -11,12 +11,12 @@ import structlog
 from prometheus_client import CollectorRegistry
 from silo_policy_samples import PLAN, POLICY, edited
 
+from federation.probes import ADDRESS_FILE, Probes
 from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
 from silo_agent.config import SiloConfig
 from silo_agent.local_store import ChainHead, LocalStore
 from silo_agent.policy_document import Policy
-from silo_agent.probes import ADDRESS_FILE, Probes
 
 NO_MODEL = ("ab" * 32, "00" * 32)
 ROOT = Path(__file__).parents[2]
@@ -236,13 +236,18 @@ def test_status_finds_a_running_daemon_and_notices_a_dead_one(silo: Path, monkey
         ),
     )
     store.append_round({"run": "run-1", "round": 1})
-    probes = Probes(listen="127.0.0.1:0", registry=CollectorRegistry(), data_dir=silo)
+    probes = Probes(
+        listen="127.0.0.1:0",
+        registry=CollectorRegistry(),
+        checks={},
+        address_file=silo / ADDRESS_FILE,
+    )
     probes.start()
     address = probes.address
     try:
         _, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
     finally:
-        probes.stop()
+        probes.close()
     data = json.loads(out)["data"]
     assert (data["daemon"], data["probes"], data["roster_epoch"]) == ("ready", address, 7)
     assert data["runs"] == [

@@ -76,7 +76,7 @@ def test_an_empty_file_is_a_silo_without_model_or_environments(tmp_path: Path):
         ("threads = 0", "threads"),
         ('threads = "many"', "threads"),
         ('probes_listen = "9464"', "host:port"),
-        ('probes_listen = "127.0.0.1:99999"', "not a port"),
+        ('probes_listen = "127.0.0.1:99999"', "host:port"),
         ('environments = ["chess"]', "unknown environment 'chess'"),
         ('environments = ["maze", "maze"]', "once"),
         ('environments = [{ environment = "maze", shards = 4 }]', "unknown key"),

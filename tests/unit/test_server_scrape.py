@@ -1,0 +1,105 @@
+"""What a scrape finds out by itself: silos, runs, who is waited for, certificates, the machine."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from server.errors import StoreError
+from server.pki import CertificateAuthority
+from server.scrape import Scrape
+from server.store.silos import SiloRow
+from server.trust import Trust
+from tests.unit import server_world as sw
+
+STARTED = "chorale_round_phase_started_timestamp_seconds"
+DEADLINE = "chorale_round_deadline_timestamp_seconds"
+
+
+@pytest.fixture
+def world(tmp_path):
+    with sw.World(tmp_path) as made:
+        for name in made.silos:
+            made.store.silos.enrol(
+                SiloRow(
+                    silo_id=name,
+                    spiffe_uri=f"spiffe://f/silo/{name}",
+                    verification_key=b"\x01" * 32,
+                    certificate_sha256=name.encode().rjust(32),
+                    certificate_expiry_unix_s=77,
+                    enrolled_unix_s=1,
+                    last_seen_unix_s=50.0,
+                )
+            )
+        yield made
+
+
+@pytest.fixture
+def scrape(world, tmp_path):
+    CertificateAuthority.create("test").save(tmp_path)
+    return Scrape(
+        context=world.context,
+        trust=Trust.load(tmp_path),
+        data_dir=tmp_path,
+        shown=lambda: world.conductor.driver,
+    )
+
+
+def test_when_each_silo_last_called(world, scrape):
+    first, second = list(world.silos)[:2]
+    world.context.liveness.touch(first)
+    scrape.refresh()
+    name = "chorale_silo_last_seen_timestamp_seconds"
+    assert world.value(name, silo=first) == world.clock.now
+    # Before this process it called another one, which noted it.
+    assert world.value(name, silo=second) == 50.0
+
+
+def test_the_machine_and_the_certificates(world, scrape):
+    scrape.refresh()
+    ends = scrape.trust.issuing.certificate.not_valid_after_utc.timestamp()
+    assert world.value("chorale_ca_certificate_expiry_timestamp_seconds") == ends
+    assert world.value("chorale_data_free_bytes") > 0
+    assert world.value("process_resident_memory_bytes") > 1e6
+    assert world.value("chorale_audit_head_index") == world.audit.head_index
+
+
+def test_every_phase_says_whom_it_waits_for_since_when_and_until_when(world, scrape):
+    """One silo never answers: from its first phase on it is waited for, then no more."""
+    dead = list(world.silos)[-1]
+    seen = {}
+
+    def look():
+        scrape.refresh()
+        phase = world.driver.current.phase.value
+        waited = tuple(
+            name for name in world.silos if world.value("chorale_round_waiting", silo=name)
+        )
+        seen.setdefault(phase, []).append((waited, world.value(STARTED), world.value(DEADLINE)))
+        world.silos[dead].dead = phase != "training"
+
+    world.before_wait = look
+    asyncio.run(world.run(sw.plan_toml(rounds=1)))
+    assert {"training", "advertise_keys"} <= set(seen)
+    for looks in seen.values():
+        for _, started, deadline in looks:
+            assert 0 < started <= world.clock.now
+            assert deadline >= started
+    assert seen["advertise_keys"][-1][0] == (dead,)
+    assert all(dead not in waited for waited, _, _ in seen.get("share_keys", []))
+    world.before_wait = lambda: None
+    scrape.refresh()
+    assert world.value("chorale_runs", state="finished") == 1
+    assert [world.value("chorale_round_waiting", silo=name) for name in world.silos] == [0] * 4
+    assert (world.value(STARTED), world.value(DEADLINE)) == (0, 0)
+
+
+def test_what_cannot_be_looked_up_hides_nothing_else(world, scrape, monkeypatch):
+    def broken():
+        raise StoreError("the database is away")
+
+    monkeypatch.setattr(world.store.silos, "list", broken)
+    with capture_logs() as logs:
+        scrape.refresh()
+    assert [(entry["event"], entry["part"]) for entry in logs] == [("scrape_incomplete", "_silos")]
+    assert world.value("chorale_data_free_bytes") > 0
