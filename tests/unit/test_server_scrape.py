@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -11,6 +12,7 @@ from server.scrape import Scrape
 from server.store.silos import SiloRow
 from server.trust import Trust
 from tests.unit import server_world as sw
+from tests.unit.server_world_plan import EPISODES, FAMILY, fixed_point
 
 STARTED = "chorale_round_phase_started_timestamp_seconds"
 DEADLINE = "chorale_round_deadline_timestamp_seconds"
@@ -103,3 +105,32 @@ def test_what_cannot_be_looked_up_hides_nothing_else(world, scrape, monkeypatch)
         scrape.refresh()
     assert [(entry["event"], entry["part"]) for entry in logs] == [("scrape_incomplete", "_silos")]
     assert world.value("chorale_data_free_bytes") > 0
+
+
+OF_ONE_SILO = {
+    "chorale_silo_last_seen_timestamp_seconds",
+    "chorale_certificate_expiry_timestamp_seconds",
+    "chorale_round_waiting",
+}
+"""What a relay sees of a silo by itself, and all that it may say of one."""
+
+
+def test_nothing_that_one_silo_learned_is_shown(world, scrape):
+    """Each silo has another success ratio and another norm; only those of the sum come out."""
+    asyncio.run(world.run(sw.plan_toml(rounds=2)))
+    scrape.refresh()
+    samples = [s for family in world.metrics.registry.collect() for s in family.samples]
+    assert {s.name for s in samples if "silo" in s.labels} == OF_ONE_SILO
+    named = {s.name for s in samples if set(world.silos) & set(s.labels.values())}
+    assert named == OF_ONE_SILO
+
+    successes = [8 * (1 + int(name[-3:])) for name in world.silos]
+    norms = [np.linalg.norm(fixed_point(name) * (sw.CLIP / sw.GRID)) for name in world.silos]
+    ratios = [count / EPISODES for count in successes]
+    private = [*ratios, *norms, *np.square(norms)]
+    shown = [s.value for s in samples if not s.name.startswith(("process_", "python_"))]
+    # Positive control: the pooled ratio, from the masked sum, is there.
+    pooled = sum(successes) / (EPISODES * len(successes))
+    ratio = world.value("chorale_federation_success_ratio", environment=FAMILY)
+    assert ratio == pytest.approx(pooled, rel=1e-4)
+    assert not [value for value in private if any(np.isclose(value, shown, rtol=1e-4, atol=0))]
