@@ -95,13 +95,27 @@ bench-dp-overhead: setup
 bench-privacy-modes: setup
 	$(BIN)/python benchmarks/privacy_modes.py $(BENCH_ARGS)
 
-.PHONY: bench-rollout bench-sft-step
+.PHONY: demo-ops
+# A federation with a real Prometheus, a dead silo, and what ops see of it; needs Debian's prometheus
+# and chromium. About 6 minutes; DEMO_ARGS="--out DIR".
+demo-ops: setup
+	@$(BIN)/python -m deploy.ops_demo $(DEMO_ARGS)
+
+.PHONY: bench-coordinator-idle bench-rollout bench-sft-step
+
+bench-coordinator-idle: setup
+	$(BIN)/python benchmarks/coordinator_idle.py $(BENCH_ARGS)
 
 bench-rollout: setup
 	$(BIN)/python benchmarks/rollout.py $(BENCH_ARGS)
 
 bench-sft-step: setup
 	$(BIN)/python benchmarks/sft_step.py $(BENCH_ARGS)
+
+.PHONY: dashboards
+# The Grafana dashboards are generated and committed; a test fails when they are stale.
+dashboards: setup
+	$(BIN)/python -m deploy.grafana.generate
 
 .PHONY: experiments-fedse experiments-aggregation
 EXPERIMENTS ?= experiments/results

@@ -36,10 +36,12 @@ from server.membership import MembershipContext, MembershipService
 from server.metrics import CoordinatorMetrics
 from server.renewal import Renewals
 from server.roster_approvals import RosterApprovals
+from server.run import RunDriver
 from server.scrape import Scrape
 from server.service import RoundService
 from server.signal import Signal
 from server.standing import Standing
+from server.status_page import status_page
 from server.store import Store
 from server.tls import ServerTls
 from server.trust import Trust
@@ -147,12 +149,11 @@ async def _serve(config: CoordinatorConfig) -> None:
     )
     _bind(rounds, config.listen, tls.credentials(require_client=True))
     _bind(enrolment, config.enrol_listen, tls.credentials(require_client=False))
-    scrape = Scrape(
-        context=conductor.context,
-        trust=trust,
-        data_dir=config.data_dir,
-        shown=lambda: conductor.driver,
-    )
+
+    def shown() -> RunDriver | None:
+        return conductor.driver
+
+    scrape = Scrape(context=conductor.context, trust=trust, data_dir=config.data_dir, shown=shown)
     try:
         probes = Probes(
             listen=config.probes_listen,
@@ -162,6 +163,9 @@ async def _serve(config: CoordinatorConfig) -> None:
                 "certificate authority": trust.require_valid,
             },
             refresh=scrape.refresh,
+            pages=status_page(
+                context=conductor.context, trust=trust, data_dir=config.data_dir, shown=shown
+            ),
             tls=ProbeTls.of_files(
                 config.probes_certificate_file, config.probes_key_file, client_ca=paths.trusted_cas
             ),
@@ -200,7 +204,7 @@ def _verify_audit(audit: AuditLog, metrics: CoordinatorMetrics) -> None:
         verify_log(audit.path)
     except AuditChainError as error:
         metrics.audit_failures.inc()
-        log.error("audit_broken", reason=str(error))  # noqa: TRY400 - the reason says it all
+        log.error("audit_broken", reason=error)  # noqa: TRY400 - the reason says it all
 
 
 async def _until_signalled() -> None:

@@ -45,7 +45,7 @@ class Scrape:
                 look()
             except (CoordinatorError, OSError) as error:
                 # What is wrong shows elsewhere: in /readyz and in the storage's faults.
-                log.warning("scrape_incomplete", part=look.__name__, reason=str(error))
+                log.warning("scrape_incomplete", part=look.__name__, reason=error)
 
     def _silos(self) -> None:
         store, seen = self.context.store, self.context.liveness.last_seen
@@ -69,6 +69,7 @@ class Scrape:
             return
         figures, row = driver.current, self.context.store.runs.get(driver.row.run_id)
         if row.state not in ACTIVE or figures.phase is Phase.FINISHED:
+            metrics.set_phase(Phase.FINISHED.value)
             metrics.observe_waiting(())
             return
         metrics.observe_waiting(

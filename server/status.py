@@ -151,7 +151,7 @@ def since_unix_s(figures: RoundFigures, row: RunRow, context: RunContext) -> flo
     """When the phase was entered first, but not before the run was last taken up."""
     first = [
         time.at_unix_s
-        for attempt in context.store.rounds.list(row.run_id)
+        for attempt in context.store.rounds.newest(row.run_id, 1)
         if (attempt.round, attempt.step, attempt.attempt)
         == (figures.round, figures.step, figures.attempt)
         for time in attempt.phases

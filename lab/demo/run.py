@@ -60,7 +60,7 @@ class Demo:
         """Run every stage; all processes end with it."""
         outcome = Outcome()
         with LoopbackFederation(directory=self.directory) as loopback:
-            self._timed(outcome, "set up", lambda: self._set_up(loopback))
+            self._timed(outcome, "set up", lambda: self.set_up(loopback))
             self._timed(outcome, "together", lambda: self._together(loopback, outcome))
             if self.alone and self.settings.control is Control.NONE:
                 self._timed(outcome, "alone", lambda: self._alone(outcome))
@@ -84,7 +84,8 @@ class Demo:
 
     # Stages ---------------------------------------------------------------------------------------
 
-    def _set_up(self, loopback: LoopbackFederation) -> None:
+    def set_up(self, loopback: LoopbackFederation) -> None:
+        """Found, enrol and start everybody, with the files that the settings ask for."""
         say = self.progress.say
         digest = base_sha256(self.base_model)
         toml = plan_toml(self.settings, base=str(self.base_model.resolve()), base_sha256=digest)

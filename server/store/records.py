@@ -84,6 +84,25 @@ class Records:
             ).scalars()
             return _decoded(rows)
 
+    def newest(self, run_id: str, limit: int) -> tuple[AdapterRecord, ...]:
+        """Return the end of a run's chain.
+
+        Args:
+            run_id: The run.
+            limit: The most records.
+
+        Returns:
+            In the order of the chain; empty for an unknown run.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                select(records.c.record)
+                .where(records.c.run_id == run_id)
+                .order_by(records.c.round.desc(), records.c.step.desc())
+                .limit(limit)
+            ).scalars()
+            return _decoded(reversed(rows.all()))
+
     def list(self, run_id: str) -> tuple[AdapterRecord, ...]:
         """Return a run's chain.
 

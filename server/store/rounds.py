@@ -121,6 +121,25 @@ class Rounds:
             ).all()
         return tuple(_round(row) for row in rows)
 
+    def newest(self, run_id: str, limit: int) -> tuple[RoundRow, ...]:
+        """Return a run's last attempts, however many there were before.
+
+        Args:
+            run_id: The run.
+            limit: The most attempts.
+
+        Returns:
+            By round, step and attempt; the last of them is the run's newest.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                select(rounds)
+                .where(rounds.c.run_id == run_id)
+                .order_by(rounds.c.round.desc(), rounds.c.step.desc(), rounds.c.attempt.desc())
+                .limit(limit)
+            ).all()
+        return tuple(_round(row) for row in reversed(rows))
+
     def finished(self, run_id: str) -> tuple[RoundRow, ...]:
         """Return the attempts that closed a step of a round.
 
@@ -141,12 +160,17 @@ class Rounds:
         Returns:
             How many.
         """
-        rows = self.list(run_id)
-        steps = [
-            row.step for row in rows if any(time.phase == RELEASE_PHASE for time in row.phases)
-        ]
+        # Without the figures, which are most of a long run's rows: whoever shows ε asks often.
+        with self._database.transaction() as connection:
+            found = connection.execute(
+                select(rounds.c.round, rounds.c.step, rounds.c.phases_unix_s).where(
+                    rounds.c.run_id == run_id
+                )
+            ).all()
+        rows = [(row.round, row.step, json.loads(row.phases_unix_s)) for row in found]
+        steps = [step for _, step, phases in rows if RELEASE_PHASE in phases]
         # Its first phase is that of the task; a step that is skipped without one has none.
-        rounds_begun = len({row.round for row in rows if row.phases})
+        rounds_begun = len({number for number, _, phases in rows if phases})
         return Charged(releases=len(steps), first_steps=steps.count(0), rounds=rounds_begun)
 
     @staticmethod

@@ -94,6 +94,7 @@ def test_every_phase_says_whom_it_waits_for_since_when_and_until_when(world, scr
     assert world.value("chorale_runs", state="finished") == 1
     assert [world.value("chorale_round_waiting", silo=name) for name in world.silos] == [0] * 4
     assert (world.value(STARTED), world.value(DEADLINE)) == (0, 0)
+    assert world.value("chorale_round_phase", phase="finished") == 1
 
 
 def test_what_cannot_be_looked_up_hides_nothing_else(world, scrape, monkeypatch):

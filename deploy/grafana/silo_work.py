@@ -1,0 +1,200 @@
+"""What a silo learns, and how its rounds go.
+
+Covered: success, reward, loss, tokens, rounds, phases, verdicts of the policy. Not covered:
+trajectories, which no metric tells of.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from deploy.grafana.dashboard import Row
+from deploy.grafana.panel import Column, Kind, Legend, Panel, Query
+from deploy.grafana.presets import SILO, counter, in_range
+
+__all__ = ["learning_row", "rounds_row"]
+
+_OF: Final = SILO.of
+
+
+def learning_row() -> Row:
+    """What the silo learns."""
+    return Row(title="Learning at this site", panels=(_success(), _reward(), _loss(), _tokens()))
+
+
+def rounds_row() -> Row:
+    """How its rounds go."""
+    panels = (_rounds(), _decisions(), _resumed(), _durations(), _trend())
+    return Row(title="Rounds and policy", panels=panels)
+
+
+def _success() -> Panel:
+    ratio = _OF("chorale_silo_success_ratio")
+    return Panel(
+        kind=Kind.LINES,
+        title="Success by environment",
+        shows="Successes per episode of this silo's last exploration. The site's own figure.",
+        remedy=(
+            "Zero from the start: environment or tasks are at fault; `chorale-silo preview RUN` "
+            "shows what is sent. A fall after a round: `chorale-silo status` compares adapters on "
+            "held-out tasks."
+        ),
+        queries=(
+            # A family that was never played has no number, and no line.
+            Query(expr=f"{ratio} >= 0", legend="{{environment}}"),
+        ),
+        unit="percentunit",
+        minimum=0,
+        maximum=1,
+        steps=True,
+        quiet="nothing was played yet",
+        width=12,
+    )
+
+
+def _reward() -> Panel:
+    return Panel(
+        kind=Kind.LINES,
+        title="Task reward",
+        shows="Mean reward of the last exploration, all environments together.",
+        remedy="Reward that rises while success does not: partial credit is learned, not the task.",
+        queries=(Query(expr=f"{_OF('chorale_silo_task_reward')} > -Inf", legend="reward"),),
+        unit="none",
+        decimals=2,
+        steps=True,
+        quiet="nothing was played yet",
+        width=6,
+    )
+
+
+def _loss() -> Panel:
+    return Panel(
+        kind=Kind.LINES,
+        title="Training loss",
+        shows="Loss of the last local training step.",
+        remedy=(
+            "Rising, or not a number: lower the plan's learning rate. Near zero: few successes are "
+            "learned by heart; more tasks help."
+        ),
+        queries=(Query(expr=f"{_OF('chorale_silo_train_loss')} > -Inf", legend="loss"),),
+        unit="none",
+        decimals=3,
+        steps=True,
+        quiet="not a number",
+        width=6,
+    )
+
+
+def _tokens() -> Panel:
+    tokens = _OF("chorale_silo_rollout_tokens_total")
+    return Panel(
+        kind=Kind.LINES,
+        title="Tokens trained on, per second",
+        shows="Tokens of the agent's own turns, counted when a round's local work ends.",
+        remedy="None over several rounds: nothing succeeded, so there was nothing to learn from.",
+        queries=(Query(expr=f"rate({tokens}[$__rate_interval])", legend="tokens"),),
+        unit="si:tok/s",
+        minimum=0,
+        width=24,
+        height=6,
+    )
+
+
+def _rounds() -> Panel:
+    return counter(
+        title="Rounds by outcome",
+        shows="Rounds since the daemon started, by how they ended for this silo.",
+        remedy=(
+            "`refused`: the policy did not allow it, see the verdicts. `aborted`: too few silos, "
+            "or a check failed; see failed checks."
+        ),
+        queries=(Query(expr=_OF("chorale_silo_rounds_total"), legend="{{outcome}}"),),
+    )
+
+
+def _decisions() -> Panel:
+    return in_range(
+        selector=_OF("chorale_silo_policy_decisions_total"),
+        by="decision, rule",
+        title="Verdicts of the policy in this range",
+        shows="What this site's policy decided, and by which rule.",
+        remedy=(
+            "A refusal names its rule here and, with what was compared, in the log. Change "
+            "`policy.toml` and restart, or ask for another plan: `chorale-silo policy check PLAN`."
+        ),
+        quiet="nothing was decided",
+    )
+
+
+def _resumed() -> Panel:
+    return counter(
+        title="Mended by itself",
+        shows=(
+            "Uploads that a restarted daemon finished, and deltas that were not finite, for which "
+            "zeros went up; both since the daemon started."
+        ),
+        remedy=(
+            "Deltas that are not finite: training diverged; look at the loss. Uploads: something "
+            "restarts this daemon in the middle of rounds."
+        ),
+        queries=(
+            Query(expr=_OF("chorale_silo_resumed_uploads_total"), legend="uploads finished"),
+            Query(expr=_OF("chorale_silo_nonfinite_deltas_total"), legend="deltas not finite"),
+        ),
+        runbooks=("SiloNonfiniteDeltas",),
+    )
+
+
+def _spans(name: str, function: str, window: str, by: str = "phase") -> str:
+    selector = _OF(f"chorale_silo_phase_duration_seconds_{name}")
+    return f"sum by ({by}) ({function}({selector}[{window}]))"
+
+
+def _durations() -> Panel:
+    count = _spans("count", "increase", "$__range")
+    total = _spans("sum", "increase", "$__range")
+    buckets = _spans("bucket", "increase", "$__range", "phase, le")
+    return Panel(
+        kind=Kind.TABLE,
+        title="Phase durations in this range",
+        shows=(
+            "How often each phase was done in the range shown, its mean duration, and the duration "
+            "that nine in ten stayed below."
+        ),
+        remedy=(
+            "`explore` and `train` are this site's own work: more GPUs, or a vLLM server. "
+            "`masked_input` is the upload. A silo that is too slow for a deadline misses the round."
+        ),
+        queries=(
+            Query(expr=f"round({count}) > 0"),
+            Query(expr=f"{total} / ({count} > 0)"),
+            Query(expr=f"histogram_quantile(0.9, {buckets}) >= 0"),
+        ),
+        unit="none",
+        columns=(
+            Column(source="phase", title="Phase"),
+            Column(source="A", title="Done"),
+            Column(source="B", title="Mean", unit="s"),
+            Column(source="C", title="90 % below", unit="s"),
+        ),
+        quiet="no phase done",
+        width=10,
+        height=9,
+    )
+
+
+def _trend() -> Panel:
+    total, count = _spans("sum", "rate", "1h"), _spans("count", "rate", "1h")
+    return Panel(
+        kind=Kind.LINES,
+        title="Phase durations over time",
+        shows="Mean duration of each phase, over the hour before each point.",
+        remedy="A step up after another plan, model or machine is the price of that change.",
+        queries=(Query(expr=f"{total} / ({count} > 0)", legend="{{phase}}"),),
+        unit="s",
+        logarithmic=True,
+        legend=Legend.BESIDE,
+        quiet="no phase done",
+        width=14,
+        height=9,
+    )

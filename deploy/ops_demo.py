@@ -1,0 +1,221 @@
+"""A federation as ops see it: three rounds, a dead silo, and what Prometheus says of it.
+
+``make demo-ops`` (``python -m deploy.ops_demo --out DIR``):
+
+1. a coordinator and four silos of the small base model, real processes over mutual TLS, with a real
+   Prometheus that scrapes all of them by ``deploy/prometheus/laptop.yml`` and its rules, unchanged;
+2. a run of three rounds under ``record_local``; in the second one silo is killed, and stays dead;
+3. once the alert on it fires, every alert that fires or is about to;
+4. both Grafana dashboards as contact sheets, and the coordinator's status page, light and dark.
+
+Everything ends with the command; DIR keeps the pictures, the logs and Prometheus' data.
+
+Covered: this machine over loopback. Not covered: Grafana itself, an Alertmanager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from deploy.browser import Browser, BrowserError
+from deploy.browser import executable as chromium
+from deploy.grafana.contact_sheet import contact_sheet
+from deploy.grafana.generate import DASHBOARDS
+from deploy.grafana.reading import Window
+from deploy.prometheus_server import Prometheus, PrometheusError
+from lab.demo.progress import Progress
+from lab.demo.run import Demo
+from lab.demo.scenario import SILOS, DemoSettings
+from lab.loopback import LoopbackError, LoopbackFederation
+
+RULES: Final = Path(__file__).parent / "prometheus"
+VICTIM: Final = SILOS[-1]
+DIES_IN_ROUND: Final = 2
+EXPECTED: Final = "SiloDown"
+ALERT_PATIENCE_S: Final = 300.0
+WIDTH: Final = 1280
+SCRAPE_S: Final = 5.0
+"""As laptop.yml says."""
+
+
+class OpsDemo:
+    """One demonstration in one directory."""
+
+    def __init__(self, out: Path, *, episodes: int) -> None:
+        self.out = out
+        self.progress = Progress()
+        self._shown = ""
+        """Address of the silo whose dashboard is drawn."""
+        self.demo = Demo(
+            directory=out / "federation",
+            settings=DemoSettings(rounds=3, episodes=episodes),
+            progress=self.progress,
+            kill=False,
+            alone=False,
+        )
+
+    def run(self) -> list[Path]:
+        """Run every stage.
+
+        Returns:
+            The pictures.
+        """
+        say = self.progress.say
+        with LoopbackFederation(directory=self.demo.directory) as loopback:
+            self.demo.set_up(loopback)
+            begun = time.time()
+            config = self._write_config(loopback)
+            with Prometheus(config, data_dir=self.out / "prometheus" / "data") as prometheus:
+                say(
+                    f"Prometheus on {prometheus.url} scrapes the coordinator and {len(SILOS)} silos"
+                )
+                self._three_rounds(loopback)
+                self._await_alert(prometheus)
+                print_alerts(alerts(prometheus))
+                pictures = self._sheets(prometheus.url, begun)
+            pictures += self._status_page(loopback)
+        return pictures
+
+    def _write_config(self, loopback: LoopbackFederation) -> Path:
+        directory = self.out / "prometheus" / "config"
+        shutil.copytree(RULES, directory, ignore=shutil.ignore_patterns("targets", "tests"))
+        (directory / "targets").mkdir()
+        addresses = [address_of(loopback, silo) for silo in SILOS]
+        self._shown = addresses[0]
+        for name, targets in (
+            ("coordinator", [f"127.0.0.1:{loopback.probes_port}"]),
+            ("silos", addresses),
+        ):
+            path = directory / "targets" / f"{name}.yml"
+            path.write_text(json.dumps([{"targets": targets}]))
+        return directory / "laptop.yml"
+
+    def _three_rounds(self, loopback: LoopbackFederation) -> None:
+        say, demo = self.progress.say, self.demo
+        run = loopback.start_run(demo.plan_file, demo.adapter_file, token="demo-ops")  # noqa: S106  # names the submission, opens nothing
+        say(f"run {run} started")
+        last: dict[str, Any] = {}
+        with self.progress:
+            for status in loopback.watch(run):
+                self.progress.status(status)
+                last = status
+                current = status.get("current") or {}
+                due = current.get("round") == DIES_IN_ROUND and current.get("phase") == "training"
+                if due and loopback.alive(VICTIM):
+                    loopback.kill(VICTIM)
+                    say(f"killed {VICTIM} in round {DIES_IN_ROUND}; nobody starts it again")
+        if last["run"]["state"] != "finished":
+            raise LoopbackError(f"the run ended as {last['run']['state']}: {last.get('error')}")
+
+    def _await_alert(self, prometheus: Prometheus) -> None:
+        self.progress.say(f"waiting for the alert {EXPECTED}, which holds for two minutes first")
+        give_up_at = time.monotonic() + ALERT_PATIENCE_S
+        while EXPECTED not in {
+            found["labels"]["alertname"] for found in alerts(prometheus, "firing")
+        }:
+            if time.monotonic() > give_up_at:
+                raise PrometheusError(f"{EXPECTED} does not fire, though {VICTIM} is dead")
+            time.sleep(1)
+
+    def _sheets(self, url: str, begun: float) -> list[Path]:
+        pictures = []
+        now = time.time()
+        window = Window(end_unix_s=now, span_s=now - begun, scrape_s=SCRAPE_S)
+        for dashboard in sorted(DASHBOARDS.glob("*.json")):
+            picture = self.out / f"{dashboard.stem}.png"
+            reading = contact_sheet(
+                dashboard,
+                prometheus=url,
+                out=picture,
+                window=window,
+                chosen={"instance": self._shown} if dashboard.stem == "silo" else None,
+            )
+            if reading.failed:
+                raise PrometheusError(f"{dashboard.name}: {'; '.join(reading.failed)}")
+            pictures.append(picture)
+        return pictures
+
+    def _status_page(self, loopback: LoopbackFederation) -> list[Path]:
+        pictures = []
+        with Browser() as opened:
+            for name, width, dark in (
+                ("status-light", WIDTH, False),
+                ("status-dark", WIDTH, True),
+                ("status-phone", 360, False),
+            ):
+                opened.open(f"http://127.0.0.1:{loopback.probes_port}/", width=width, dark=dark)
+                pictures.append(opened.capture(self.out / f"{name}.png", width=width))
+        return pictures
+
+
+def address_of(loopback: LoopbackFederation, silo: str) -> str:
+    """Where a silo's probes are; waits for its daemon."""
+    path = loopback.silo_dir(silo) / "probes.address"
+    give_up_at = time.monotonic() + ALERT_PATIENCE_S
+    while not path.exists():
+        if not loopback.alive(silo) or time.monotonic() > give_up_at:
+            raise LoopbackError(f"{silo} has no probes:\n{loopback.log(silo)[-2000:]}")
+        time.sleep(0.2)
+    return path.read_text().strip()
+
+
+def alerts(prometheus: Prometheus, state: str | None = None) -> list[Mapping[str, Any]]:
+    """What fires or is pending, by name.
+
+    Args:
+        prometheus: Is asked.
+        state: firing or pending; both if unset.
+    """
+    found = prometheus.ask("alerts")["alerts"]
+    chosen = [one for one in found if state in {None, one["state"]}]
+    return sorted(chosen, key=lambda one: (one["state"], one["labels"]["alertname"]))
+
+
+def print_alerts(found: list[Mapping[str, Any]]) -> None:
+    """One paragraph for each alert, on stdout."""
+    for one in found:
+        labels, notes = one["labels"], one["annotations"]
+        about = ", ".join(
+            f"{name}={value}"
+            for name, value in sorted(labels.items())
+            if name not in {"alertname", "severity", "job"}
+        )
+        print(f"{one['state'].upper():8} {labels['alertname']} ({labels['severity']}) {about}")
+        print(f"         {notes['summary']} {notes['description']}")
+        print(f"         {notes['runbook_url']}\n")
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="demo-ops", description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo-ops"), help="a new directory")
+    parser.add_argument("--episodes", type=int, default=240, help="per silo and round")
+    options = parser.parse_args()
+    missing = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+    if chromium() is None:
+        missing.append("chromium")
+    if missing:
+        parser.error(f"not installed: {', '.join(missing)} (Debian: prometheus, chromium)")
+    if options.out.exists() and any(options.out.iterdir()):
+        parser.error(f"{options.out} is not empty: name another with --out, or remove it")
+    try:
+        pictures = OpsDemo(options.out.resolve(), episodes=options.episodes).run()
+    except (BrowserError, LoopbackError, PrometheusError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    print("To look at:")
+    for picture in pictures:
+        print(f"  {picture}")
+
+
+if __name__ == "__main__":
+    main()

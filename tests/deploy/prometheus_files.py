@@ -1,0 +1,87 @@
+"""The rules and their unit tests, as data; and the tools that read them."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+DIRECTORY = REPOSITORY / "deploy" / "prometheus"
+RUNBOOKS = REPOSITORY / "docs" / "operations"
+PARTS = ("coordinator", "silo")
+"""Rule files, by whose they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One rule of a file."""
+
+    part: str
+    name: str
+    records: bool
+    expr: str
+    labels: dict = field(default_factory=dict)
+    annotations: dict = field(default_factory=dict)
+
+
+def rules(part):
+    """Every rule of one file, in order."""
+    content = yaml.safe_load((DIRECTORY / "rules" / f"{part}.yml").read_text())
+    return [
+        Rule(
+            part=part,
+            name=rule.get("record") or rule["alert"],
+            records="record" in rule,
+            expr=rule["expr"],
+            labels=rule.get("labels", {}),
+            annotations=rule.get("annotations", {}),
+        )
+        for group in content["groups"]
+        for rule in group["rules"]
+    ]
+
+
+@functools.cache
+def unit_tests(part):
+    """Every group of unit tests of a rule file."""
+    return [
+        group
+        for path in sorted((DIRECTORY / "tests").glob(f"{part}-*.yml"))
+        for group in yaml.safe_load(path.read_text())["tests"]
+    ]
+
+
+def require(tool):
+    """Skip without Prometheus' Debian package; where CI promised it, fail."""
+    if shutil.which(tool):
+        return
+    reason = f"{tool} is not installed: apt-get install prometheus"
+    if os.environ.get("CI_REQUIRES_PROMTOOL"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def promtool(*arguments, text=None):
+    """Run promtool.
+
+    Returns:
+        Its exit code, and everything it said.
+    """
+    require("promtool")
+    done = subprocess.run(
+        ["promtool", *map(str, arguments)],
+        input=text, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def over_tls(config):
+    """A scrape configuration with its TLS variant, which is in comments, switched on."""
+    at = config.index("    # scheme: https")
+    return config[:at] + re.sub(r"(?m)^    # ", "    ", config[at:])

@@ -1,0 +1,84 @@
+"""What both daemons show on ``/metrics``: their real registries, with values in every metric."""
+
+import time
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.figures import RoundFigures
+from server.metrics import CoordinatorMetrics
+from server.phase import STEPS, Phase
+from server.store.runs import RunState
+from server.store.silos import SiloRow
+from silo_agent.metrics import PHASES, SiloMetrics
+
+
+def coordinator():
+    """The text of a coordinator in the middle of a run."""
+    now = time.time()
+    metrics = CoordinatorMetrics()
+    row = SiloRow(
+        silo_id="hospital-a",
+        spiffe_uri="spiffe://oncology/silo/hospital-a",
+        verification_key=b"\x01" * 32,
+        certificate_sha256=b"\x02" * 32,
+        certificate_expiry_unix_s=int(now) + 86400,
+        enrolled_unix_s=int(now),
+        last_seen_unix_s=now,
+    )
+    metrics.observe_waiting(("hospital-a",), since_unix_s=now, deadline_unix_s=now + 60)
+    metrics.observe_silos(invited=1, silos=[row], rostered=frozenset({"hospital-a"}))
+    metrics.observe_runs([RunState.RUNNING, RunState.FAILED])
+    metrics.set_place(3, 0)
+    for phase in Phase:
+        metrics.set_phase(phase)
+        metrics.phase_duration.labels(phase=phase.value).observe(2.5)
+    for step in STEPS:
+        metrics.aborts.labels(reason=f"too_few_{step.value}").inc()
+        metrics.dropouts.labels(stage=step.value).inc()
+    figures = RoundFigures(round=2, outcome="aggregated", success={"maze": (0.5, 0.02)})
+    figures.agreement = figures.heterogeneity = 0.5
+    figures.agreement_error = figures.heterogeneity_error = 0.1
+    metrics.observe_step(figures)
+    metrics.observe_round("aggregated")
+    metrics.set_epsilon(spent=1.5, cap=8.0)
+    metrics.count_refusal("wrong_round")
+    metrics.enrolments.labels(outcome="joined").inc()
+    rpc = {
+        "grpc_type": "unary_unary",
+        "grpc_service": "chorale.v1.RoundService",
+        "grpc_method": "Poll",
+    }
+    metrics.rpc_handled.labels(**rpc, grpc_code="OK").inc()
+    metrics.rpc_seconds.labels(**rpc).observe(0.01)
+    return generate_latest(metrics.registry).decode()
+
+
+def silo():
+    """The text of a silo after a round."""
+    metrics = SiloMetrics()
+    for phase in PHASES:
+        metrics.observe_phase(phase, 2.5)
+    metrics.count_error("TransportError")
+    metrics.count_decision(accepted=False, rule="clip")
+    metrics.observe_evolution(
+        episodes={"maze": 8},
+        successes={"maze": 4},
+        figures={"last_loss": 0.7, "agent_tokens": 900.0, "task_reward": 0.5},
+    )
+    for gauge in (metrics.gpu_memory_used, metrics.gpu_memory_total):
+        gauge.labels(device="0").set(1e9)
+    return generate_latest(metrics.registry).decode()
+
+
+def series(text):
+    """Every series of an exposition.
+
+    Returns:
+        Metric name to the label sets it has.
+    """
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found

@@ -1,0 +1,254 @@
+"""Scrape configurations, rules and their unit tests, checked by Prometheus' own tools.
+
+What ``promtool`` cannot know is checked besides: that rules read what the daemons really export,
+that every rule is tested both ways, and that every alert leads to a page and no page to nothing.
+"""
+
+import functools
+import re
+
+import prometheus_files as files
+import pytest
+import real_expositions
+import yaml
+
+from deploy.promql import label_names, metric_names, selectors
+
+CONFIGURATIONS = ("coordinator", "silo", "laptop")
+TARGET_LABELS = {"job", "instance"}
+OPEN_LABELS = {*TARGET_LABELS, "silo", "environment", "grpc_code", "device"}
+"""Labels whose values are not all known before something happens."""
+RULES = {part: files.rules(part) for part in files.PARTS}
+ALERTS = [rule for part in files.PARTS for rule in RULES[part] if not rule.records]
+RECORDS = [rule for part in files.PARTS for rule in RULES[part] if rule.records]
+NAMES = sorted({rule.name for rule in ALERTS})
+
+
+@functools.cache
+def exposition(part):
+    return {"coordinator": real_expositions.coordinator, "silo": real_expositions.silo}[part]()
+
+
+@functools.cache
+def known_series(part):
+    """What a rule of this part may read: the daemon's own series, ``up``, and recorded ones."""
+    known = real_expositions.series(exposition(part))
+    known["up"] = [{}]
+    for rule in RULES[part]:
+        if rule.records:
+            labels = {label: "" for name in base_metrics(rule) for label in known[name][0]}
+            known.setdefault(rule.name, []).append(labels | rule.labels)
+    return known
+
+
+def base_metrics(rule):
+    """The metrics that a rule reads, itself or through what other rules record."""
+    recorded = {one.name: one for one in RULES[rule.part] if one.records}
+    found = set()
+    for name in metric_names(rule.expr):
+        found |= base_metrics(recorded[name]) if name in recorded else {name}
+    return found
+
+
+def wrong_names(expr, known):
+    """What an expression names and nobody exports."""
+    wrong = [name for name in metric_names(expr) if name not in known]
+    for one in selectors(expr):
+        for matcher in one.matchers:
+            values = {labels.get(matcher.label) for labels in known.get(one.metric, ())}
+            if matcher.label in TARGET_LABELS:
+                continue
+            if values <= {None}:
+                wrong.append(f"{one.metric}{{{matcher.label}}}")
+            elif matcher.label not in OPEN_LABELS:
+                parts = (
+                    [matcher.value] if matcher.operator in {"=", "!="} else alternatives(matcher)
+                )
+                wrong += [
+                    f'{one.metric}{{{matcher.label}="{part}"}}'
+                    for part in parts
+                    if not any(re.fullmatch(part, value or "") for value in values)
+                ]
+    labels = {
+        label for name in metric_names(expr) for one in known.get(name, ()) for label in one
+    } | TARGET_LABELS
+    return wrong + sorted(label_names(expr) - labels)
+
+
+def alternatives(matcher):
+    return matcher.value.split("|")
+
+
+# Prometheus' own checks -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_configuration_is_valid(name):
+    code, said = files.promtool("check", "config", files.DIRECTORY / f"{name}.yml")
+    assert code == 0, said
+    assert "WARNING" not in said
+
+
+@pytest.mark.parametrize("part", files.PARTS)
+def test_the_tls_variant_of_a_configuration_is_valid(part, tmp_path):
+    text = files.over_tls((files.DIRECTORY / f"{part}.yml").read_text())
+    path = tmp_path / f"{part}.yml"
+    path.write_text(text)
+    job = yaml.safe_load(text)["scrape_configs"][0]
+    assert job["scheme"] == "https"
+    assert set(job["tls_config"]) == {"ca_file", "server_name"}
+    # The files that it names are not here.
+    code, said = files.promtool("check", "config", "--syntax-only", path)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("part", files.PARTS)
+def test_a_configuration_offers_what_it_says(part, tmp_path):
+    """Uncommenting the whole stub of the alerting and the runbooks label is valid too."""
+    text = (files.DIRECTORY / f"{part}.yml").read_text()
+    offered = re.sub(r"(?m)^( *)# (alerting:|  alertmanagers:|  +- |runbooks: )", r"\1\2", text)
+    content = yaml.safe_load(offered)
+    assert content["alerting"]["alertmanagers"]
+    assert content["global"]["external_labels"]["runbooks"].startswith("https://")
+    path = tmp_path / f"{part}.yml"
+    path.write_text(offered)
+    code, said = files.promtool("check", "config", "--syntax-only", path)
+    assert code == 0, said
+
+
+def test_rules_are_clean():
+    paths = sorted((files.DIRECTORY / "rules").glob("*.yml"))
+    assert [path.stem for path in paths] == sorted(files.PARTS)
+    code, said = files.promtool("check", "rules", "--lint=all", "--lint-fatal", *paths)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("path", sorted((files.DIRECTORY / "tests").glob("*.yml")), ids=str)
+def test_unit_tests_pass(path):
+    code, said = files.promtool("test", "rules", path)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("part", files.PARTS)
+def test_metrics_are_clean(part):
+    code, said = files.promtool("check", "metrics", text=exposition(part))
+    assert (code, said.strip()) == (0, "")
+
+
+# What the daemons export ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", files.PARTS)
+def test_rules_read_what_the_daemon_exports(part):
+    known = known_series(part)
+    for rule in RULES[part]:
+        assert wrong_names(rule.expr, known) == [], rule.name
+        annotated = set(re.findall(r"\$labels\.(\w+)", str(rule.annotations)))
+        read = {label for name in metric_names(rule.expr) for one in known[name] for label in one}
+        assert annotated <= read | TARGET_LABELS, rule.name
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        "chorale_silos_total",
+        'chorale_runs{state="fialed"}',
+        'chorale_runs{status="failed"}',
+        'chorale_secagg_aborts_total{reason=~"too_many_.+"}',
+        'chorale_rejected_messages_total{reason=~"internal|nothing"}',
+        "sum by (hospital) (chorale_runs)",
+        "chorale_silo_train_loss",
+    ],
+)
+def test_a_wrong_name_is_found(expr):
+    assert wrong_names(expr, known_series("coordinator"))
+
+
+def test_each_rule_file_reads_one_daemon():
+    """Neither side's Prometheus scrapes the other's daemon."""
+    ours, theirs = (set(real_expositions.series(exposition(part))) for part in files.PARTS)
+    for part, others in (("coordinator", theirs - ours), ("silo", ours - theirs)):
+        for rule in RULES[part]:
+            assert not metric_names(rule.expr) & others, rule.name
+
+
+# Alerts and their tests -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: f"{rule.name}-{rule.labels['severity']}")
+def test_an_alert_says_what_operators_need(rule):
+    assert set(rule.labels) == {"severity"}
+    assert rule.labels["severity"] in {"page", "ticket"}
+    assert set(rule.annotations) == {"summary", "description", "runbook_url"}
+    assert rule.annotations["runbook_url"] == (
+        f'{{{{ or $externalLabels.runbooks "docs/operations" }}}}/{rule.name}.md'
+    )
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: f"{rule.name}-{rule.labels['severity']}")
+def test_an_alert_is_tested_both_ways(rule):
+    """Firing with all its texts; and quiet although what it reads is there."""
+    cases = [
+        (group, case)
+        for group in files.unit_tests(rule.part)
+        for case in group.get("alert_rule_test", ())
+        if case["alertname"] == rule.name
+    ]
+    firing = [
+        alert
+        for _, case in cases
+        for alert in case["exp_alerts"]
+        if alert["exp_labels"]["severity"] == rule.labels["severity"]
+    ]
+    assert firing
+    assert all(set(alert["exp_annotations"]) == set(rule.annotations) for alert in firing)
+    read = base_metrics(rule) | {"up"}
+    quiet = [
+        group
+        for group, case in cases
+        if not any(
+            alert["exp_labels"]["severity"] == rule.labels["severity"]
+            for alert in case["exp_alerts"]
+        )
+        and any(read & metric_names(one["series"]) for one in group["input_series"])
+    ]
+    assert quiet
+
+
+@pytest.mark.parametrize("rule", RECORDS, ids=lambda rule: f"{rule.name}-{len(rule.labels)}")
+def test_a_recorded_value_is_tested(rule):
+    seen = [
+        sample["labels"]
+        for group in files.unit_tests(rule.part)
+        for case in group.get("promql_expr_test", ())
+        for sample in case["exp_samples"]
+        if rule.name in metric_names(case["expr"])
+    ]
+    wanted = {f'{label}="{value}"' for label, value in rule.labels.items()}
+    assert any(wanted <= set(re.findall(r'\w+="[^"]*"', labels)) for labels in seen)
+
+
+def test_every_recorded_series_is_used():
+    used = {name for rule in (*ALERTS, *RECORDS) for name in metric_names(rule.expr)}
+    assert {rule.name for rule in RECORDS} <= used
+
+
+def test_no_alert_has_the_same_name_at_both_sides():
+    ours, theirs = ({r.name for r in RULES[part] if not r.records} for part in files.PARTS)
+    assert not ours & theirs
+
+
+# Runbooks -------------------------------------------------------------------------------------
+
+
+def test_every_alert_has_its_page_and_every_page_its_alert():
+    pages = {path.stem for path in files.RUNBOOKS.glob("*.md")} - {"README"}
+    assert pages == set(NAMES)
+
+
+def test_the_index_names_every_page():
+    index = (files.RUNBOOKS / "README.md").read_text()
+    assert set(re.findall(r"\]\((\w+)\.md\)", index)) == set(NAMES)
+    for rule in ALERTS:
+        row = re.search(rf"(?m)^\| \[{rule.name}\].*$", index)[0]
+        assert rule.labels["severity"] in row, row
