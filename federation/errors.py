@@ -13,6 +13,9 @@
     ├── AuditHeadError  a signed head of an audit log that is malformed or not its writer's
     │   └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
     ├── ProbeError      the port of probes and metrics cannot be served
+    ├── DeploymentError files to deploy with that cannot be found, filled in or written
+    ├── LogSettingError a variable that says how to log has a value that it cannot have
+    ├── TracingError    tracing is asked for and cannot be had; says what to install or unset
     └── VersionError    what a peer says of its version is malformed
         └── VersionMismatchError  two versions that cannot work together; says which to upgrade
 
@@ -67,6 +70,18 @@ class OptimiserStateError(UpdateError):
 
 class ProbeError(FederationError):
     """The port of probes and metrics cannot be served."""
+
+
+class DeploymentError(FederationError):
+    """Files to deploy with cannot be found, filled in or written."""
+
+
+class LogSettingError(FederationError):
+    """A variable that says how to log has a value that it cannot have."""
+
+
+class TracingError(FederationError):
+    """Tracing is asked for and cannot be had; the text says what to install or to unset."""
 
 
 class TranscriptCheck(StrEnum):

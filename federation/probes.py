@@ -299,7 +299,7 @@ class _Server(ThreadingHTTPServer):
         _ = (request, client_address)
         error = sys.exc_info()[1]
         if isinstance(error, ProbeError):
-            log.error("probe_tls_failed", reason=str(error))
+            log.error("probe_tls_failed", reason=error)
 
 
 class _Ipv6Server(_Server):

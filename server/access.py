@@ -35,6 +35,7 @@ from cryptography.exceptions import InvalidSignature
 from federation.renewal import TRUST_METADATA
 from federation.version import UNANNOUNCED, Version, this_version
 from server.answers import answer_errors
+from server.call_spans import traced, traced_stream
 from server.client_certificate import parse_certificate, spiffe_name
 from server.decode import Decoded, guarded, require_decoded
 from server.errors import (
@@ -305,9 +306,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             or handler.stream_unary
             or handler.stream_stream
         )
-        wrap = self._stream if handler.response_streaming else self._single
+        answer: Any
+        if handler.response_streaming:
+            answer = traced_stream(method, self._stream(method, kind, inner))
+        else:
+            answer = traced(method, self._single(method, kind, inner))
         return make(
-            wrap(method, kind, inner),
+            answer,
             guarded(handler.request_deserializer),
             _unless_serialised(handler.response_serializer),
         )

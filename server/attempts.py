@@ -230,7 +230,7 @@ class Attempts:
                 async with attempt.lock:
                     await asyncio.to_thread(attempt.fold_upload, attempt.identity, silo_id)
             except UploadError as error:
-                log.warning("upload_discarded", silo=silo_id, reason=str(error))
+                log.warning("upload_discarded", silo=silo_id, reason=error)
             finally:
                 upload.queued = False
 
@@ -275,7 +275,7 @@ class Attempts:
             round=identity.round,
             step=identity.step,
             phase=phase.value,
-            reason=str(error),
+            reason=error,
         )
 
     def end(self, identity: AggregationId, outcome: AggregationOutcome) -> None:
@@ -291,7 +291,7 @@ class Attempts:
             attempt.close()
         except UploadError as error:
             # The next start deletes them.
-            log.warning("scratch_not_deleted", reason=str(error))
+            log.warning("scratch_not_deleted", reason=error)
         scrub(self._context.store)
 
 
@@ -322,7 +322,7 @@ def scrub(store: Store) -> None:
     try:
         store.scrub()
     except StoreError as error:
-        log.warning("secrets_not_scrubbed", reason=str(error))
+        log.warning("secrets_not_scrubbed", reason=error)
 
 
 def _end(store: Store, identity: AggregationId, outcome: AggregationOutcome) -> None:

@@ -119,7 +119,7 @@ class AuditHeadExchange:
         try:
             require_follows(newest, head)
         except AuditHeadConflictError as error:
-            log.warning("audit_head_conflict", silo=silo_id, reason=str(error))
+            log.warning("audit_head_conflict", silo=silo_id, reason=error)
             self._note(silo_id, newest, head)
             raise
 

@@ -88,7 +88,7 @@ class Conductor:
                 self.driver = self._load(finished[-1].run_id)
             except (CoordinatorError, FederationError) as error:
                 # What is over must not keep the coordinator from starting.
-                log.warning("finished_run_not_shown", reason=str(error))
+                log.warning("finished_run_not_shown", reason=error)
         self._wake()
 
     async def close(self) -> None:
@@ -307,13 +307,14 @@ class Conductor:
             await over_storage_faults(go_on, run_id=run_id, metrics=self.context.metrics)
         except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
             # A stop with a known reason is one line; only defects get a traceback.
-            log.error("run_stopped", run=run_id, reason=str(error))  # noqa: TRY400
+            log.error("run_stopped", run=run_id, reason=error)  # noqa: TRY400
             await self._stop(driver, str(error))
         except Exception:
             # The daemon must outlive a defect in one run, and the admin must see that it stopped.
             log.exception("run_crashed", run=run_id)
             await self._stop(driver, "internal error: see log")
         finally:
+            driver.spans.end()
             self.context.changed.notify()
 
     async def _stop(self, driver: RunDriver, reason: str) -> None:

@@ -95,7 +95,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServiceServicer):
             outcome = reason if reason in ENROLMENT_REASONS else Reason.INTERNAL
             self._metrics.enrolments.labels(outcome=outcome.value).inc()
             silo = request.silo_id if SILO_ID.fullmatch(request.silo_id) else "malformed"
-            log.warning("join_refused", silo=silo, reason=outcome.value)
+            log.warning("join_refused", silo=silo, outcome=outcome.value)
             raise
         self._standing.tell_joined(request.silo_id)
         self._metrics.enrolments.labels(outcome="joined").inc()

@@ -169,7 +169,7 @@ class CoordinatorMetrics:
         )
         self.success_error = Gauge(
             "chorale_federation_success_ratio_standard_error",
-            "Standard error of the success ratio, of sampling and of noise.",
+            "Standard error of the success ratio, of the noise alone.",
             ["environment"],
             registry=reg,
         )

@@ -12,6 +12,7 @@ from federation.record import Place
 from server.context import RunContext
 from server.figures import RoundFigures
 from server.phase import STEPS, Phase
+from server.round_spans import RoundSpans
 from server.store.rounds import AttemptPlace
 
 __all__ = ["Progress"]
@@ -24,6 +25,7 @@ class Progress:
         self._run_id = run_id
         self._context = context
         self.figures = RoundFigures(round=0)
+        self.spans = RoundSpans()
 
     def begin(self, place: Place, *, attempt: int, adapter_sha256: bytes) -> None:
         """Start with empty figures."""
@@ -47,16 +49,25 @@ class Progress:
         figures.deadline_unix_s, figures.attempt = deadline_unix_s, attempt
         self._context.store.rounds.set_phase(self.at, phase.value, now)
         self._context.metrics.set_phase(phase.value)
+        self.spans.enter(
+            phase.value, round_number=figures.round, step=figures.step, attempt=attempt
+        )
         self._context.changed.notify()
 
     def leave(self) -> None:
         """Note that the phase is over."""
+        self.spans.leave()
         figures = self.figures
         spent = self._context.clock() - figures.phase_since_unix_s
         figures.timings_s[figures.phase.value] = (
             figures.timings_s.get(figures.phase.value, 0.0) + spent
         )
         self._context.metrics.phase_duration.labels(phase=figures.phase.value).observe(spent)
+
+    def close(self, figures: RoundFigures) -> None:
+        """Show the figures of a release that is over."""
+        self.figures = figures
+        self.spans.end(figures.outcome)
 
     def recall(self, phase: Phase) -> None:
         """Take the times so far from the store, after a restart; the outage counts as its phase's.

@@ -78,6 +78,7 @@ class RunDriver:
         self._context = context
         self._chain = Chain(row.run_id, context, sums_per_round=plan.sums_per_round)
         self._progress = Progress(row.run_id, context)
+        self.spans = self._progress.spans
         self._optimiser = RunOptimiser(plan, self._chain, context.blobs)
         self._attempts = Attempts(
             row=row,
@@ -152,7 +153,7 @@ class RunDriver:
         if self._chain.reload():
             # The commit that closed the release was made, and only its answer was lost.
             row = self._context.store.rounds.finished(self.row.run_id)[-1]
-            self._progress.figures = RoundFigures.from_json(row.figures_json)
+            self._progress.close(RoundFigures.from_json(row.figures_json))
             self._closed()
         self._show_epsilon()
         while self.next_place.round <= self.plan.rounds.count:
@@ -364,7 +365,7 @@ class RunDriver:
                 ),
             )
         self._chain.append(record)
-        self._progress.figures = closed
+        self._progress.close(closed)
         self._closed()
 
     def _closed(self) -> None:

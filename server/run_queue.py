@@ -163,7 +163,7 @@ class RunQueue:
         except STORAGE_FAULTS:
             raise
         except (CoordinatorError, FederationError, PrivacyError, SecAggError) as error:
-            log.error("run_cannot_begin", run=row.run_id, reason=str(error))  # noqa: TRY400
+            log.error("run_cannot_begin", run=row.run_id, reason=error)  # noqa: TRY400
             self.turn_away(row, str(error))
         except Exception:
             log.exception("run_crashed", run=row.run_id)

@@ -65,13 +65,12 @@ class Scrape:
 
     def _round(self) -> None:
         driver, metrics = self.shown(), self.context.metrics
-        if driver is None:
-            return
-        figures, row = driver.current, self.context.store.runs.get(driver.row.run_id)
-        if row.state not in ACTIVE or figures.phase is Phase.FINISHED:
+        row = None if driver is None else self.context.store.runs.get(driver.row.run_id)
+        if driver is None or row is None or row.state not in ACTIVE:
             metrics.set_phase(Phase.FINISHED.value)
             metrics.observe_waiting(())
             return
+        figures = driver.current
         metrics.observe_waiting(
             driver.waiting_for,
             since_unix_s=since_unix_s(figures, row, self.context),

@@ -38,6 +38,7 @@ from secagg.errors import MalformedMessageError
 from server.access import current_peer
 from server.accumulator import Upload
 from server.blob_storage import in_threads
+from server.call_spans import tell_round
 from server.conductor import Conductor
 from server.errors import (
     ForeignMessageError,
@@ -104,6 +105,8 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
             )
         wait_s = min(request.wait_s, MAX_WAIT_S)
         response = await self._conductor.poll(silo_id, request.last_instruction_id, wait_s)
+        driver = self._conductor.driver
+        tell_round(context, "" if driver is None else driver.spans.traceparent)
         self._context.liveness.touch(silo_id)
         return response
 

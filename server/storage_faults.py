@@ -49,9 +49,7 @@ async def over_storage_faults(
                 # It worked for a while: this is another fault than the last one.
                 pause_s = FIRST_PAUSE_S
             metrics.storage_faults.inc()
-            log.warning(
-                "storage_failed", run=run_id, reason=str(error), hint=HINT, retry_in_s=pause_s
-            )
+            log.warning("storage_failed", run=run_id, reason=error, hint=HINT, retry_in_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         else:

@@ -132,7 +132,7 @@ class ServerTls:
         try:
             return _load(self._pki, self._trust.serving)
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-            log.warning("server_certificate_unusable", reason=str(error))
+            log.warning("server_certificate_unusable", reason=error)
             leaf = self._trust.serving.issue_server(self._host_names)
             leaf.save_pair(self._pki, NAME)
             return leaf

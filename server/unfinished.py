@@ -66,4 +66,4 @@ def clear_if_possible(context: RunContext, run_id: str) -> None:
     try:
         clear(context, keep=None)
     except (CoordinatorError, FederationError, OSError) as error:
-        log.warning("attempt_not_cleared", run=run_id, reason=str(error))
+        log.warning("attempt_not_cleared", run=run_id, reason=error)

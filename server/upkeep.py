@@ -91,7 +91,7 @@ class Upkeep:
         try:
             step()
         except (CoordinatorError, FederationError, OSError) as error:
-            log.error("certificate_upkeep_failed", reason=str(error))  # noqa: TRY400 - says it all
+            log.error("certificate_upkeep_failed", reason=error)  # noqa: TRY400 - says it all
 
     def _tidy(self) -> None:
         def note(digest: bytes) -> None:

@@ -66,7 +66,7 @@ class SiloVersions:
             require_compatible(ours, theirs, us=US, them=silo_id or "this silo")
         except VersionMismatchError as error:
             if new:
-                log.warning("silo_version_refused", silo=silo_id, detail=str(error))
+                log.warning("silo_version_refused", silo=silo_id, detail=error)
             raise
         if new and theirs.newest < ours.newest:
             log.warning(

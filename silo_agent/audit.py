@@ -133,7 +133,7 @@ class AuditLog(audit_log.AuditLog[SiloEvent]):
         except AuditLogError as error:
             self._on_failure()
             # One line and no traceback: the reason says it all.
-            log.error("audit_not_written", audited=event.value, detail=str(error))  # noqa: TRY400
+            log.error("audit_not_written", audited=event.value, detail=error)  # noqa: TRY400
 
     def note_policy(self, sha256: bytes) -> None:
         """Record the policy in force, unless the newest record about it names the same one."""

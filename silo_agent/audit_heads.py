@@ -104,7 +104,7 @@ class AuditHeadExchange:
             self._unserved = unserved
             # An earlier version's coordinator is asked again each round, and spoken of once.
             if not (unserved and before):
-                log.warning("audit_heads_not_exchanged", detail=str(error))
+                log.warning("audit_heads_not_exchanged", detail=error)
         else:
             self._unserved = False
 

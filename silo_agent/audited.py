@@ -132,7 +132,7 @@ def open_audit(
     except AuditChainError as error:
         # Counted, logged and gone on with, as long as its end can be written: an alert tells.
         metrics.audit_failures.inc()
-        log.error("audit_broken", reason=str(error))  # noqa: TRY400 - the reason says it all
+        log.error("audit_broken", reason=error)  # noqa: TRY400 - the reason says it all
     audit = AuditLog(data_dir, on_failure=lambda: metrics.count_error(AuditLogError.__name__))
     return DaemonAudit(
         audit, AuditHeadExchange(data_dir=data_dir, audit=audit, identity=identity, metrics=metrics)

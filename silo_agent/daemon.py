@@ -55,7 +55,7 @@ from silo_agent.errors import (
     SpoolError,
     TransportError,
 )
-from silo_agent.failure import check_of, describe
+from silo_agent.failure import check_of, report
 from silo_agent.gate import Gate
 from silo_agent.identity import Identity
 from silo_agent.ledger_echo import LedgerEcho, require_echoed
@@ -198,7 +198,7 @@ class Daemon:
                 self.audit.exchange(self.coordinator, self.published)
                 return moved
             case RoundAborted():
-                log.warning("round_aborted", reason=message.reason)
+                log.warning("round_aborted", said=message.reason)
                 self.metrics.rounds.labels(outcome="aborted").inc()
                 self._end_aggregations()
         return isinstance(message, _OF_AN_ATTEMPT)
@@ -340,7 +340,7 @@ class Daemon:
         except SpoolError as error:
             # Its secrets are wiped. The file holds a masked vector; the next process deletes it.
             self.metrics.count_error(type(error).__name__)
-            log.warning("spool_not_deleted", detail=str(error))
+            log.warning("spool_not_deleted", detail=error)
 
     def _end_aggregations(self) -> None:
         """No attempt is open: nothing of one is of use any more."""
@@ -359,7 +359,7 @@ class Daemon:
     def _refuse(self, refusal: PolicyRefusalError) -> None:
         self._give_up_session()
         self.metrics.count_decision(accepted=False, rule=refusal.rule)
-        log.warning("refused", rule=refusal.rule, detail=refusal.detail)
+        log.warning("refused", rule=refusal.rule, detail=refusal)
         self.audit.refused(self._asked, refusal.rule)
         self.gate.refused(self._asked, refusal.rule)
         self.metrics.rounds.labels(outcome="refused").inc()
@@ -375,7 +375,7 @@ class Daemon:
             )
         except TransportError as error:
             self.metrics.count_error(type(error).__name__)
-            log.warning("refusal_not_delivered", detail=str(error))
+            log.warning("refusal_not_delivered", detail=error)
 
     def _survive(self, error: Exception, instruction: Instruction | None) -> None:
         """Count and log an error in one line, and drop the session unless the error may pass.
@@ -383,12 +383,11 @@ class Daemon:
         Raises:
             PrivacyError: the ledger failed and cannot be opened again; without it nothing may go.
         """
-        said = describe(error, instruction)
-        self.metrics.count_error(said["kind"])
+        self.metrics.count_error(type(error).__name__)
         if (check := check_of(error)) is not None:
             self.metrics.count_check(check)
         if not self.stopping.is_set():
-            log.error("instruction_failed", **said)
+            report(error, instruction)
         lost = isinstance(error, TransportError) and not (instruction and error.refused)
         if not lost:
             # A coordinator that cannot be reached may come back and go on with the attempt.

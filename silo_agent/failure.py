@@ -9,6 +9,8 @@ line and a metric of its own.
 
 from __future__ import annotations
 
+import structlog
+
 from federation.task import RoundTask
 from secagg.descriptor import SignedDescriptor
 from secagg.errors import Check, SecAggError
@@ -16,7 +18,9 @@ from silo_agent.attempt import identity_name
 from silo_agent.errors import SessionError
 from silo_agent.transport import Instruction, RoundClosed
 
-__all__ = ["check_of", "describe"]
+__all__ = ["check_of", "report"]
+
+log = structlog.get_logger(__name__)
 
 
 def check_of(error: Exception) -> Check | None:
@@ -24,17 +28,17 @@ def check_of(error: Exception) -> Check | None:
     return error.check if isinstance(error, SecAggError | SessionError) else None
 
 
-def describe(error: Exception, instruction: Instruction | None) -> dict[str, str]:
-    """The fields of the one line: kind, detail, and where known check, silo and identity."""
-    said = {"kind": type(error).__name__, "detail": str(error)}
+def report(error: Exception, instruction: Instruction | None) -> None:
+    """Log one line: kind, detail, and where known check, silo and identity."""
     check = check_of(error)
-    if check is not None:
-        said["check"] = check.value
-    if isinstance(error, SecAggError) and error.silo is not None:
-        said["silo"] = error.silo
-    if instruction is not None and (where := _identity(instruction)):
-        said["identity"] = where
-    return said
+    log.error(
+        "instruction_failed",
+        kind=type(error).__name__,
+        detail=error,
+        check=None if check is None else check.value,
+        silo=error.silo if isinstance(error, SecAggError) else None,
+        identity=None if instruction is None else _identity(instruction) or None,
+    )
 
 
 def _identity(instruction: Instruction) -> str:

@@ -21,6 +21,7 @@ from dataclasses import asdict
 
 from federation.plan import Plan
 from federation.record import AdapterRecord
+from federation.tracing import spanned
 from silo_agent.chain import Head
 from silo_agent.config import SiloConfig
 from silo_agent.evolve.evolver import Evaluation, Evolver
@@ -68,6 +69,7 @@ class Judge:
         self._judged.add(key)
         return True
 
+    @spanned("evaluate")
     def judge(self, evolver: Evolver, head: Head, plan: Plan) -> None:
         """Judge an adopted adapter, and the silo's own beside it where it keeps one.
 

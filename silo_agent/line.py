@@ -26,8 +26,10 @@ from typing import Any, Final
 
 import grpc
 
+from federation.call_spans import with_spans
 from federation.errors import VersionError, VersionMismatchError
 from federation.renewal import TRUST_METADATA
+from federation.tracing import follow
 from federation.version import Version, read_version, require_compatible, this_version
 from silo_agent.errors import CoordinatorVersionError
 
@@ -36,6 +38,8 @@ __all__ = ["REASON_METADATA", "VERSION_MISMATCH", "Line"]
 REASON_METADATA: Final = "chorale-reason"
 VERSION_MISMATCH: Final = "version_mismatch"
 """The coordinator's reason, and ours where we find out first."""
+TELLS_ROUND: Final = "/chorale.v1.RoundService/Poll"
+"""Its answers say in which span of the coordinator this silo's round is, where that is traced."""
 LEAST_APART_S: Final = 60.0
 _DIGEST_CHARS: Final = 64
 StubFactory = Callable[[grpc.Channel], Any]
@@ -167,7 +171,9 @@ class Line:
 
     def _open(self, credentials: grpc.ChannelCredentials) -> _Wire:
         channel = grpc.secure_channel(self._address, credentials, options=list(self._options))
-        return _Wire(channel=grpc.intercept_channel(channel, self._hear))
+        # Spans are the inner ones: they see an answer before it is judged.
+        spanned = with_spans(channel, hear_from=TELLS_ROUND, hear=follow)
+        return _Wire(channel=grpc.intercept_channel(spanned, self._hear))
 
 
 class _Stub:

@@ -200,8 +200,8 @@ class SiloMetrics:
         for family in self._families:
             # Nothing was played yet, which is not the same as nothing was solved.
             self.success_ratio.labels(environment=family).set(float("nan"))
-        for gauge in (self.train_loss, self.task_reward):
-            gauge.set(float("nan"))
+        self.train_loss.set(float("nan"))
+        self.task_reward.set(float("nan"))
         for unit in UNIT_KINDS:
             self.dp_epsilon_spent.labels(unit=unit)
             self.dp_epsilon_cap.labels(unit=unit)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from dp.errors import BudgetExceededError, TooManyDebitsError
+from federation.log_errors import told
 from federation.task import ATTEMPTS_USED_UP, SURVIVORS_ALREADY_SIGNED
 from silo_agent.errors import PolicyRefusalError
 
@@ -55,7 +56,7 @@ _RUN: Final = "the run's attempts are used up"
 
 def over_budget(error: BudgetExceededError) -> PolicyRefusalError:
     """This round would raise epsilon past the cap of the silo's own policy."""
-    return PolicyRefusalError(rule=EPSILON_CAP, public_reason=_BUDGET, detail=str(error))
+    return PolicyRefusalError(rule=EPSILON_CAP, public_reason=_BUDGET, detail=told(error))
 
 
 def too_many_today(detail: str) -> PolicyRefusalError:
@@ -75,7 +76,7 @@ def ledger_rolled_back(detail: str) -> PolicyRefusalError:
 
 def cannot_run(error: Exception) -> PolicyRefusalError:
     """This site's configuration does not allow the plan's work; found before any data is read."""
-    return PolicyRefusalError(rule=CONFIGURATION, public_reason=CONFIGURATION, detail=str(error))
+    return PolicyRefusalError(rule=CONFIGURATION, public_reason=CONFIGURATION, detail=told(error))
 
 
 def refused_charge(error: Exception) -> PolicyRefusalError:
@@ -88,9 +89,12 @@ def refused_charge(error: Exception) -> PolicyRefusalError:
     if isinstance(error, BudgetExceededError):
         return over_budget(error)
     if isinstance(error, TooManyDebitsError):
-        return run_used_up(str(error)) if error.of_run else too_many_today(str(error))
+        return run_used_up(told(error)) if error.of_run else too_many_today(told(error))
     return PolicyRefusalError(
         rule=LEDGER_UNUSABLE,
         public_reason=_LEDGER,
-        detail=f"the ledger or the silo's memory cannot be used ({type(error).__name__}: {error})",
+        detail=(
+            "the ledger or the silo's memory cannot be used "
+            f"({type(error).__name__}: {told(error)})"
+        ),
     )

@@ -272,7 +272,7 @@ class Renewal:
         self._metrics.certificate_renewals.labels(outcome="failed").inc()
         log.warning(
             "certificate_not_renewed",
-            detail=str(error)[:300],
+            detail=error,
             again_in_s=round(pause_s),
         )
 

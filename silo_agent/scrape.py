@@ -42,7 +42,7 @@ class Scrape:
         try:
             self.metrics.process.look(self.data_dir)
         except OSError as error:
-            log.warning("scrape_incomplete", part="data_dir", reason=str(error))
+            log.warning("scrape_incomplete", part="data_dir", reason=error)
         # Loading torch is for the work to do, which may want it otherwise set up.
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():

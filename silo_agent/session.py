@@ -50,6 +50,7 @@ from dp.ledger import Ledger
 from dp.metrics_block import MetricsBlock
 from dp.share import NoiseShare, RingVector
 from dp.source import NoiseSource
+from federation.tracing import spanned
 from secagg.client.setup import check_setup
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import Check
@@ -268,6 +269,7 @@ class Session:
         self._answers[type(message)] = _Answer(message=message, send=send)
         send()
 
+    @spanned("upload")
     def _upload(self, spool: Spool) -> None:
         self._coordinator.upload(self.identity, spool.header, spool)
         if not self._uploaded:
@@ -292,6 +294,7 @@ class Session:
             senders={rejected.silo_id: rejected.check.value for rejected in state.rejected},
         )
 
+    @spanned("mask")
     def _masked_spool(self, state: protocol.MaskedInput) -> Spool:
         # The vector lives in this call alone, so its memory is free before the upload begins.
         vector = self._encoded()

@@ -22,6 +22,7 @@ import structlog
 
 from dp.ledger import Ledger
 from federation.durable import is_partial
+from federation.log_errors import told
 from secagg.descriptor import AggregationId
 from silo_agent.attempt import identity_name, ledger_identity
 from silo_agent.errors import SpoolError
@@ -98,7 +99,7 @@ class UnfinishedUploads:
         try:
             spool = Spool.open(path)
         except SpoolError as error:
-            _delete(path, str(error))
+            _delete(path, told(error))
             return None
         identity = ledger_identity(spool.identity)
         if spool.header.silo_id != silo_id or not ledger.has_spent(
@@ -114,4 +115,4 @@ class UnfinishedUploads:
 
 def _delete(path: Path, why: str) -> None:
     path.unlink(missing_ok=True)
-    log.warning("spool_deleted", spool=path.name, reason=why)
+    log.warning("spool_deleted", spool=path.name, why=why)

@@ -45,6 +45,7 @@ from dp.unit_sum import UnitSum
 from federation.plan import Plan
 from federation.record import Place
 from federation.task import RoundTask
+from federation.tracing import carry, spanned
 from secagg.descriptor import Descriptor
 from silo_agent.audit import AuditLog, SiloEvent, asked
 from silo_agent.chain import Head
@@ -141,7 +142,7 @@ class LocalWork:
     def adopted(self, head: Head, plan: Plan) -> None:
         """Judge the adapter that a round ended with on held-out tasks, if the plan says so."""
         if self._judge.take(head.record, plan):
-            self._jobs.put(lambda: self._evaluate(head, plan))
+            self._jobs.put(carry(lambda: self._evaluate(head, plan)))
 
     def start(self, *, task: RoundTask, plan: Plan, head: Head) -> None:
         """Do one round of local work and report ready; a repeat of the same task re-reports.
@@ -173,7 +174,7 @@ class LocalWork:
                 self._report(task)
             return
         ready_at = time.monotonic() + plan.rounds.ready_after_s
-        self._jobs.put(lambda: self._evolve(task, plan, head, ready_at))
+        self._jobs.put(carry(lambda: self._evolve(task, plan, head, ready_at)))
 
     def unit_sum(self, descriptor: Descriptor, plan: Plan, head: Head) -> Future[UnitSum]:
         """Begin the sum of unit gradients for one attempt.
@@ -184,7 +185,7 @@ class LocalWork:
         future: Future[UnitSum] = Future()
         if self._stopping.is_set():
             future.cancel()
-        self._jobs.put(lambda: self._sum(future, descriptor, plan, head))
+        self._jobs.put(carry(lambda: self._sum(future, descriptor, plan, head)))
         return future
 
     def _take_part(self, task: RoundTask, plan: Plan, head: Head) -> None:
@@ -202,12 +203,13 @@ class LocalWork:
                 job()
             except TransportError as error:  # What was done is kept: the next task asks for it.
                 self._metrics.count_error("TransportError")
-                log.warning("ready_not_taken", reason=error.reason or str(error))
+                log.warning("ready_not_taken", reason=error)
             except Exception:
                 # A failed job is data, not a crash; the daemon must stay to be asked again.
                 self._metrics.errors.labels(kind="local_work").inc()
                 log.exception("local_work_failed")
 
+    @spanned("local_work")
     def _evolve(self, task: RoundTask, plan: Plan, head: Head, ready_at: float) -> None:
         key = _key(task)
         with self._lock:
@@ -268,6 +270,7 @@ class LocalWork:
                     if self._finish(finished):
                         self._report(self._newest(task))
 
+    @spanned("gradients")
     def _sum(self, future: Future[UnitSum], descriptor: Descriptor, plan: Plan, head: Head) -> None:
         if self._stopping.is_set():
             future.cancel()
@@ -313,7 +316,7 @@ class LocalWork:
             self._failure = None if isinstance(failure, _LAWFUL) else failure
         self._metrics.count_decision(accepted=False, rule=refusal.rule)
         self._metrics.rounds.labels(outcome="refused").inc()
-        log.warning("refused", rule=refusal.rule, detail=refusal.detail)
+        log.warning("refused", rule=refusal.rule, detail=refusal)
         where = Place(task.round, task.step)
         self._audit.note(SiloEvent.TASK_REFUSED, **asked(task.run_id, where), rule=refusal.rule)
         self._coordinator.refuse(

@@ -22,6 +22,8 @@ from google.protobuf.message import Message
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc
 from federation.address import split_address
+from federation.call_spans import with_spans
+from federation.tracing import tracing
 from federation.version import read_version
 from server.cli.envelope import CommandError, Exit
 from server.config import CoordinatorConfig
@@ -94,9 +96,12 @@ def connect(data_dir: Path) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
     credentials = grpc.ssl_channel_credentials(
         root_certificates=ca, private_key=key, certificate_chain=leaf
     )
-    with grpc.secure_channel(address, credentials, options=options) as channel:
+    with (
+        tracing("chorale"),
+        grpc.secure_channel(address, credentials, options=options) as channel,
+    ):
         try:
-            yield admin_pb2_grpc.AdminServiceStub(channel)
+            yield admin_pb2_grpc.AdminServiceStub(with_spans(channel))
         except grpc.RpcError as error:
             # A server that refuses an expired certificate only ever looks unreachable.
             if error.code() is grpc.StatusCode.UNAVAILABLE and _is_past(expiry):

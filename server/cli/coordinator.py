@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from server.cli.envelope import DEFAULT_DATA, Data, Format, answering, run_app, say
+from server.cli.envelope import DEFAULT_DATA, Data, Format, answering, run_app
 
 __all__ = ["app", "main"]
 
@@ -27,17 +27,18 @@ def coordinator() -> None:
 def serve(data: Data = DEFAULT_DATA) -> None:
     """Serve until SIGTERM. A run that was active goes on from its last signed record.
 
-    Logs are JSON lines on stderr. Probes and metrics are at probes_listen of coordinator.toml.
+    Logs are on stderr: for people on a terminal, JSON lines elsewhere (CHORALE_LOG_FORMAT,
+    CHORALE_LOG_LEVEL). Probes and metrics are at probes_listen of coordinator.toml.
     """
     with answering(Format.TEXT):
+        from federation.logs import daemon_logs
+        from federation.tracing import tracing
         from server.config import CoordinatorConfig
         from server.daemon import serve as serve_daemon
-        from server.logs import configure_logs
 
         config = CoordinatorConfig.load(data)
-        say(f"serving on {config.listen}, joining on {config.enrol_listen}")
-        configure_logs()
-        serve_daemon(config)
+        with daemon_logs(), tracing("chorale-coordinator"):
+            serve_daemon(config)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ Invariants:
 
 1. stdout carries the envelope, or nothing.
 2. Every typed failure becomes one envelope with a stable code; anything else is a bug, says so,
-   and shows its traceback on stderr.
+   and shows on stderr where it came from, without a value of anything.
 3. Every failure says what to do, as a hint or as a next step.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
@@ -148,7 +147,11 @@ def answering(output: Format) -> Iterator[None]:
         Answered: With the exit code.
     """
     try:
-        yield
+        # Here and not above: --help must not wait for the packages behind it.
+        from federation.logs import logs_on_stderr
+
+        with logs_on_stderr():
+            yield
     except KeyboardInterrupt:
         raise Answered(130) from None
     except Exception as error:  # noqa: BLE001 - the border of the process: everything gets an answer
@@ -192,16 +195,21 @@ def _known(error: Exception) -> CommandError:
 
     if isinstance(error, grpc.RpcError):
         return _rpc(error)
+    from federation.errors import LogSettingError, TracingError
     from server.catalogue import Reason, describe
     from server.errors import CoordinatorError
 
     described = describe(error)
+    # What the environment asks for is no refusal of a call; the texts say what to do.
+    settings: dict[type, str] = {LogSettingError: "log_setting", TracingError: "tracing"}
+    setting = settings.get(type(error), "")
     if isinstance(error, CoordinatorError) or described.reason is not Reason.INTERNAL:
+        advice = described.hint if described.public else "chorale doctor examines this coordinator"
         return CommandError(
             str(error),
-            code=described.reason.value,
+            code=setting or described.reason.value,
             exit_code=Exit.ARGUMENTS,
-            hint=described.hint if described.public else "chorale doctor examines this coordinator",
+            hint="" if setting else advice,
         )
     if isinstance(error, UnicodeEncodeError):
         return CommandError(
@@ -212,9 +220,12 @@ def _known(error: Exception) -> CommandError:
     given = _given(error)
     if given is not None:
         return given
-    say(*"".join(traceback.format_exception(error)).splitlines())
+    from federation.log_errors import traceback_of
+
+    # Without values: a daemon's stderr is its log, and a report is sent to others.
+    say(*traceback_of(error).splitlines())
     return CommandError(
-        f"{type(error).__name__}: {error}",
+        f"internal error: {type(error).__name__}",
         code="bug",
         exit_code=Exit.BUG,
         hint="this is a defect of chorale; the traceback above belongs in its report",

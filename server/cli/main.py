@@ -22,6 +22,7 @@ from server.cli import (
     backup,
     budget,
     ca,
+    deploy,
     doctor,
     federation,
     root,
@@ -65,6 +66,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(transcript.app, name="transcript")
 app.command("verify-transcript")(transcript.verify)
 app.add_typer(admin.app, name="admin")
+app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:

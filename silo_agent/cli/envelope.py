@@ -7,7 +7,8 @@ Exit codes: 0 ok, 1 the coordinator or the daemon, 2 connection or authenticatio
 
 Invariants: stdout carries nothing but the envelope, or nothing at all; every failure that a class
 of this package names becomes one envelope with a code, and says what to do as a hint or a next
-step; anything else is a bug, says so, and shows its traceback on stderr.
+step; anything else is a bug, says so, and shows on stderr where it came from, without a value of
+anything.
 """
 
 from __future__ import annotations
@@ -15,14 +16,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from itertools import pairwise
 from typing import Any, NoReturn
-
-from silo_agent.cli.logs import logs_on_stderr
 
 __all__ = [
     "Answered",
@@ -107,6 +105,9 @@ def succeed(output: Format, data: Mapping[str, Any]) -> None:
 def answering(output: Format) -> Iterator[None]:
     """Turn whatever a command raises into one envelope and one exit code."""
     try:
+        # Here and not above: --help must not wait for the packages behind it.
+        from federation.logs import logs_on_stderr
+
         with logs_on_stderr():
             yield
     except CommandError as error:
@@ -117,9 +118,12 @@ def answering(output: Format) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - the last resort: a bug still gets its envelope
         known = _known(error)
         if known is None:
-            say(*"".join(traceback.format_exception(error)).splitlines())
+            from federation.log_errors import traceback_of
+
+            # Without values: a daemon's stderr is its log, and a report is sent to others.
+            say(*traceback_of(error).splitlines())
             known = CommandError(
-                f"{type(error).__name__}: {error}",
+                f"internal error: {type(error).__name__}",
                 code="bug",
                 exit_code=Exit.BUG,
                 hint="this is a defect of chorale-silo; the traceback above belongs in its report",

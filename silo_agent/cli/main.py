@@ -17,6 +17,7 @@ import typer
 from silo_agent.cli.audit import audit_app
 from silo_agent.cli.buffer import buffer_app
 from silo_agent.cli.compare import alone, replay
+from silo_agent.cli.deploy import deploy_app
 from silo_agent.cli.doctor import doctor
 from silo_agent.cli.envelope import (
     Answered,
@@ -48,6 +49,7 @@ app.add_typer(policy_app, name="policy")
 app.add_typer(buffer_app, name="buffer")
 app.add_typer(audit_app, name="audit")
 app.add_typer(roster_app, name="roster")
+app.add_typer(deploy_app, name="deploy")
 
 app.command()(alone)
 app.command()(replay)
@@ -136,6 +138,8 @@ def run(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         from silo_agent.config import SiloConfig
 
         config = SiloConfig.load(data)
+        from federation.logs import daemon_logs
+        from federation.tracing import tracing
         from silo_agent import process
         from silo_agent.departure import Departure
 
@@ -147,7 +151,8 @@ def run(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
                 hint="`chorale-silo leave` was called for this data directory",
                 next_step="chorale-silo join INVITE, with a new invite, takes part again",
             )
-        process.run(config)
+        with daemon_logs(), tracing("chorale-silo"):
+            process.run(config)
         succeed(output, {"stopped": True})
 
 

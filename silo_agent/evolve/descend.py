@@ -13,6 +13,7 @@ import numpy as np
 from dp.config import PrivacySpec
 from dp.errors import PrivacyError
 from dp.sgd import DpStep
+from federation.tracing import spanned
 from silo_agent.evolve.evolver import EvolverSetupError, Work
 from silo_agent.evolve.population import Population
 from silo_agent.evolve.protection import require_steps
@@ -44,6 +45,7 @@ def require_descent(
         raise EvolverSetupError(f"this model has no gradient per unit: {error}") from error
 
 
+@spanned("train")
 def descend(
     trainer: Trainer,
     work: Work,

@@ -49,6 +49,7 @@ import structlog
 from dp.config import Mode, PrivacySpec
 from dp.sgd import unit_sum
 from dp.unit_sum import UnitSum
+from federation.tracing import spanned
 from silo_agent.evolve.descend import descend, require_descent
 from silo_agent.evolve.evolver import (
     DP_MODES,
@@ -88,7 +89,6 @@ __all__ = ["FedSeEvolver"]
 _NOTHING_PLAYED = EpisodeBatch(trajectories=(), dropped=0, environment_steps=0)
 _NOBODY = Population(units=(), rows_of={})
 _log = structlog.get_logger(__name__)
-
 _COUNTERS = ("rounds", "episodes", "successes", "dropped")
 
 
@@ -153,7 +153,7 @@ class FedSeEvolver(Evolver):
         tasks = self._draw(work, spec)
         played, population = _NOTHING_PLAYED, _NOBODY
         try:
-            played = self._explore(work, tasks, spec, start)
+            played = spanned("explore")(self._explore)(work, tasks, spec, start)
             if spec is not None and spec.mode is Mode.RECORD_LOCAL:
                 population = self._population(work.round, work.settings, spec)
         except Exception as error:

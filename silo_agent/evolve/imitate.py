@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dp.config import PrivacySpec
+from federation.tracing import spanned
 from silo_agent.evolve.evolver import EvolverSetupError, EvolveSettings, Work
 from silo_agent.evolve.explore import Stream, round_seed
 from silo_agent.evolve.trainer import SftReport, Trainer
@@ -21,6 +22,7 @@ from silo_agent.trajectory import Trajectory
 __all__ = ["figures_of", "imitate", "require_plain_gradients"]
 
 
+@spanned("train")
 def imitate(
     trainer: Trainer,
     trajectories: Sequence[Trajectory],

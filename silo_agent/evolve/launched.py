@@ -32,7 +32,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn
 
 import numpy as np
 
@@ -59,6 +59,9 @@ _LOOK_S: Final = 0.5
 
 class WorkerError(EvolveError):
     """Workers ended without a result; the text says why, and what they printed last."""
+
+    log_text: ClassVar[str] = "the training processes ended without a result"
+    """For a log: what a worker printed may quote what it worked on."""
 
 
 class LaunchedTrainer(Trainer):

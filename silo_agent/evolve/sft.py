@@ -270,7 +270,7 @@ class SftTrainer(Trainer):
             raise EvolverSetupError(
                 "record-level privacy computes its gradients on the CPU: set device to cpu or auto"
             )
-        _log.warning("trainer_moved", device="cpu", reason="per-unit gradients")
+        _log.warning("trainer_moved", device="cpu", why="per-unit gradients")
         self._device = torch.device("cpu")
         self._model = self._model.to(self._device)
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -58,6 +58,9 @@ _JOIN_S = 5.0
 
 class WorkerError(RolloutError):
     """A worker died, does not answer, or failed."""
+
+    log_text: ClassVar[str] = "a rollout worker died, does not answer, or failed"
+    """For a log: what a worker raised may quote what it worked on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,10 @@ SUCCEEDS = {
     ("chorale", "root", "init"): "makes something new where nothing is",
     ("chorale-silo", "policy", "init"): "writes a first policy where none is",
     ("chorale", "run", "plan"): "is offline: the plan alone decides",
+    ("chorale", "deploy", "compose"): "writes files for a federation that is not there yet",
+    ("chorale", "deploy", "helm"): "writes files for a coordinator that is not there yet",
+    ("chorale", "deploy", "systemd"): "writes files for a coordinator that is not there yet",
+    ("chorale-silo", "deploy", "systemd"): "writes files for a silo that is not there yet",
 }
 """Commands that are right to succeed in an empty directory."""
 LONG = {("chorale-lab", "base", "build"): "makes a model, which takes minutes, wherever it is"}

@@ -5,7 +5,6 @@ and as ring elements. The same search must find them in the silo's own process, 
 coordinator that runs with masks off on both sides; otherwise it could not fail.
 """
 
-import re
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from leak_search import files, memory
 
 from tests.integration import constant_federation as cf
 
@@ -31,25 +31,8 @@ def needles(silo_id: str) -> dict[str, bytes]:
     }
 
 
-def memory(pid: int) -> list[bytes]:
-    """Every readable mapping of a process."""
-    parts = []
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as mem:
-        for line in maps:
-            match = re.match(r"([0-9a-f]+)-([0-9a-f]+) r", line)
-            if match is None or "[vvar" in line or "[vsyscall]" in line:
-                continue
-            start, end = (int(text, 16) for text in match.groups())
-            try:
-                mem.seek(start)
-                parts.append(mem.read(end - start))
-            except (OSError, ValueError, OverflowError):
-                continue
-    return parts
-
-
 def disk(directory: Path) -> list[bytes]:
-    return [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
+    return list(files(directory).values())
 
 
 def found(haystacks: list[bytes], silo_id: str) -> set[str]:

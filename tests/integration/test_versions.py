@@ -129,8 +129,8 @@ def test_a_silo_of_another_protocol_is_told_by_the_coordinator(coordinator, line
     assert str(LATER) in str(caught.value)
     assert refused(coordinator, "version_mismatch") == before + 3
     (told,) = [log for log in logs if log["event"] == "silo_version_refused"]
-    assert told["detail"].startswith("upgrade the coordinator: ")
-    assert told["detail"].endswith(f"{SILO} runs {LATER}")
+    assert str(told["detail"]).startswith("upgrade the coordinator: ")
+    assert str(told["detail"]).endswith(f"{SILO} runs {LATER}")
 
 
 def test_a_silo_finds_out_by_itself_where_the_coordinator_does_not(line, monkeypatch):

@@ -381,7 +381,7 @@ def test_run_hands_the_configuration_to_the_daemon(silo: Path, monkeypatch, caps
 
     def run(config: SiloConfig) -> None:
         seen.append(config)
-        structlog.get_logger("test").info("daemon_event", silo="silo-a")
+        structlog.get_logger("test").info("silo_started", silo="silo-a")
 
     monkeypatch.setattr("silo_agent.process.run", run)
     try:
@@ -392,4 +392,4 @@ def test_run_hands_the_configuration_to_the_daemon(silo: Path, monkeypatch, caps
     assert seen == [SiloConfig.load(silo)]
     # The log is on stderr, so that stdout stays one envelope.
     assert json.loads(out)["data"] == {"stopped": True}
-    assert json.loads(err.splitlines()[0])["event"] == "daemon_event"
+    assert json.loads(err.splitlines()[0])["event"] == "silo_started"

@@ -1,0 +1,31 @@
+{{/* The coordinator's settings, in the container that founds it and in the one that serves. */}}
+{{- define "chorale.coordinatorEnv" -}}
+{{- with .Values.coordinator -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef: { fieldPath: status.podIP }
+- name: CHORALE_DATA
+  value: /var/lib/chorale/data
+- name: CHORALE_COORDINATOR_PROBES_LISTEN
+  value: {{ ternary "[$(POD_IP)]" "$(POD_IP)" $.Values.ipv6 }}:7445
+- name: CHORALE_COORDINATOR_COORDINATOR_ADDRESS
+  value: {{ printf "%s:%d" (first .hosts) (int .publicPort) | quote }}
+- name: CHORALE_COORDINATOR_ENROL_ADDRESS
+  value: {{ printf "%s:%d" (first .hosts) (int .publicEnrolPort) | quote }}
+{{- if .database.existingSecret }}
+- name: CHORALE_COORDINATOR_DATABASE_URL
+  valueFrom:
+    secretKeyRef: { name: {{ .database.existingSecret }}, key: {{ .database.key }} }
+{{- end }}
+{{- if .objectStorage.url }}
+- name: CHORALE_COORDINATOR_ADAPTERS_URL
+  value: {{ .objectStorage.url | quote }}
+{{- end }}
+{{- if .probesTls.existingSecret }}
+- name: CHORALE_COORDINATOR_PROBES_CERTIFICATE
+  value: /etc/chorale/probes-tls/tls.crt
+- name: CHORALE_COORDINATOR_PROBES_KEY
+  value: /etc/chorale/probes-tls/tls.key
+{{- end }}
+{{- end -}}
+{{- end -}}

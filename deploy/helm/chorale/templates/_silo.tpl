@@ -1,0 +1,28 @@
+{{/* The silo's settings, in the container that joins and in the one that runs. */}}
+{{- define "chorale.siloEnv" -}}
+{{- with .Values.silo -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef: { fieldPath: status.podIP }
+- name: CHORALE_SILO_DATA
+  value: /var/lib/chorale/data
+- name: CHORALE_SILO_PROBES_LISTEN
+  value: {{ ternary "[$(POD_IP)]" "$(POD_IP)" $.Values.ipv6 }}:7446
+- name: CHORALE_SILO_BASE_MODEL
+  value: {{ .baseModel.path | quote }}
+{{- if .policy }}
+- name: CHORALE_SILO_POLICY_FILE
+  value: /etc/chorale/policy/policy.toml
+{{- end }}
+{{- if .probesTls.existingSecret }}
+- name: CHORALE_SILO_PROBES_CERTIFICATE
+  value: /etc/chorale/probes-tls/tls.crt
+- name: CHORALE_SILO_PROBES_KEY
+  value: /etc/chorale/probes-tls/tls.key
+{{- end }}
+{{- range $key, $value := .settings }}
+- name: CHORALE_SILO_{{ $key }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,252 @@
+"""``chorale deploy``: the files to run a coordinator with, filled in for this installation.
+
+Covered: a systemd unit, a federation on one machine with the compose file, a Helm chart. Not
+covered: installing them; the commands that do are printed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from shlex import quote
+from typing import Annotated, Final
+
+import typer
+
+from server.cli.envelope import CommandError, Exit, Format, Output, answering, say, succeed
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="deploy",
+    help="Write the files that run a coordinator: a systemd unit, a compose file, a Helm chart.",
+    no_args_is_help=True,
+)
+
+Out = Annotated[
+    Path, typer.Option("--out", help="Directory for the files; no file in it is overwritten.")
+]
+NAME: Final = "chorale-coordinator"
+SECRET: Final = PurePosixPath("compose/secrets/grafana-admin-password")
+
+
+@app.command("systemd")
+def systemd(
+    out: Out,
+    state_dir: Annotated[
+        Path, typer.Option(help="The service's data directory; chorale init fills it later.")
+    ] = Path("/var/lib/chorale"),
+    user: Annotated[str, typer.Option(help="Account and group of the service.")] = "chorale",
+    executable: Annotated[
+        Path | None,
+        typer.Option(
+            help="The chorale-coordinator that is to run; this installation's by default."
+        ),
+    ] = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Write a sandboxed unit for chorale-coordinator, its account and its directory.
+
+    The service may write its data directory and use the network, and nothing else. systemd-analyze
+    security says how exposed it is.
+    """
+    with answering(output), _refusals():
+        from federation.deployment import write_files
+        from federation.systemd_unit import (
+            Service,
+            ServiceInstallation,
+            account_steps,
+            filled_files,
+            installation_warnings,
+            start_steps,
+        )
+
+        own = Path(sys.executable).with_name(NAME)
+        command = (executable or own).absolute()
+        # Another installation's Python is for whoever names it to know.
+        runs = (command, Path(sys.base_prefix)) if executable is None else (command,)
+        data = state_dir.absolute()
+        service = Service(
+            name=NAME, executable=f"/opt/chorale/bin/{NAME}", data_dir="/var/lib/chorale",
+            account="chorale",
+        )  # fmt: skip
+        installation = ServiceInstallation(executable=command, data_dir=data, account=user)
+        written = write_files(filled_files(service, installation), out)
+        founding = (
+            f"{command.with_name('chorale')} init --host coord.example.org "
+            f"--root-certificate root.pub --data {data}"
+        )
+        _finish(
+            output,
+            kind="systemd",
+            out=out,
+            written=written,
+            warnings=installation_warnings(*runs),
+            next_steps=[
+                *account_steps(NAME, out),
+                f"sudo -u {user} {founding}",
+                *start_steps(NAME),
+            ],
+        )
+
+
+@app.command("compose")
+def compose(out: Out, output: Output = Format.TEXT) -> None:
+    """Write a whole federation for one machine: coordinator, four silos, Prometheus, Grafana.
+
+    For trying things out: everybody's keys are on one machine, and the roster is signed without a
+    person who compares fingerprints. The images are built from the source tree or taken from a
+    registry of yours.
+    """
+    with answering(output), _refusals():
+        from federation.deployment import PARTS, DeploymentFile, shipped, write_files
+        from federation.version import installed_version
+
+        parts = (part for part in PARTS if part.startswith(("compose/", "grafana/", "prometheus/")))
+        files = [file for part in parts for file in shipped(part)]
+        # Compose mounts it with the owner and the mode it has here, and Grafana has another user
+        # than whoever typed this; its directory is closed to everybody else instead.
+        password = DeploymentFile(path=SECRET, content=secrets.token_hex(16).encode(), mode=0o444)
+        written = write_files([*files, password], out)
+        (out / SECRET).parent.chmod(0o700)
+        version = installed_version()
+        _finish(
+            output,
+            kind="compose",
+            out=out,
+            written=written,
+            warnings=[],
+            next_steps=[
+                *(
+                    "in the source tree of this version: docker build --file "
+                    f"deploy/images/{name}.Dockerfile --tag chorale-{name}:{version} ."
+                    for name in ("coordinator", "silo")
+                ),
+                f"docker compose --file {quote(f'{out}/compose/compose.yaml')} up --detach",
+                f"http://127.0.0.1:3000 is Grafana: user admin, password in {out / SECRET}",
+                "http://127.0.0.1:9090 is Prometheus",
+            ],
+        )
+
+
+@app.command("helm")
+def helm(
+    out: Out,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address that silos dial; repeat for more names."),
+    ] = None,
+    root_public_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--root-certificate", "--root-public-key", help="root.pub, from chorale root init."
+        ),
+    ] = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Write the Helm chart, and a values file with what is known of this coordinator.
+
+    The root's private key is made elsewhere and never comes into the cluster.
+    """
+    with answering(output), _refusals():
+        from federation.deployment import DeploymentFile, shipped, write_files
+
+        key = "" if root_public_key is None else _public_key(root_public_key)
+        chart = [file for file in shipped("helm/chorale") if "rules" not in file.path.parts]
+        rules = shipped("prometheus/rules", below="helm/chorale/rules")
+        files = [replace(file, path=file.path.relative_to("helm")) for file in (*chart, *rules)]
+        where, given = quote(f"{out}/chorale"), quote(f"{out}/values.yaml")
+        values = DeploymentFile(
+            path=PurePosixPath("values.yaml"), content=_values(host or [], key).encode()
+        )
+        written = write_files([*files, values], out)
+        install = f"helm upgrade --install chorale {where} --values {given}"
+        _finish(
+            output,
+            kind="helm",
+            out=out,
+            written=written,
+            warnings=[],
+            next_steps=[
+                f"edit {out}/values.yaml: image.repository, and what is marked CHANGE",
+                f"helm lint {where} --values {given}",
+                f"{install} --namespace chorale --create-namespace",
+            ],
+        )
+
+
+def _public_key(path: Path) -> str:
+    """The root's public key as PEM; a private one is refused."""
+    from server.keys import public_key_pem, read_public_key
+
+    return public_key_pem(read_public_key(path)).decode()
+
+
+def _values(hosts: Sequence[str], root_public_key: str) -> str:
+    import json
+
+    # A JSON string is a YAML string as well.
+    names = hosts or ["coord.example.org"]
+    lines = [
+        "# What this coordinator is called and whom it trusts; every other value is in",
+        "# chorale/values.yaml, with what it means.",
+        "coordinator:",
+        "  hosts:" + ("" if hosts else " # CHANGE: what silos dial"),
+        *(f"    - {json.dumps(name)}" for name in names),
+    ]
+    if root_public_key:
+        lines += ["  rootPublicKey:", "    value: |"]
+        lines += [f"      {line}" for line in root_public_key.splitlines()]
+    else:
+        lines += [
+            "  rootPublicKey:",
+            '    value: "" # CHANGE: the content of root.pub, from chorale root init',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Say what to do about files that are not written."""
+    from federation.errors import DeploymentError
+
+    try:
+        yield
+    except DeploymentError as error:
+        raise CommandError(
+            str(error),
+            code="deployment",
+            exit_code=Exit.ARGUMENTS,
+            next_step="chorale deploy --help; nothing was written",
+        ) from error
+
+
+def _finish(
+    output: Format,
+    *,
+    kind: str,
+    out: Path,
+    written: Sequence[Path],
+    warnings: Sequence[str],
+    next_steps: Sequence[str],
+) -> None:
+    say(f"wrote {len(written)} files to {out}")
+    for warning in warnings:
+        say(f"warning: {warning}")
+    for step in next_steps:
+        say(f"next: {step}")
+    succeed(
+        output,
+        {
+            "kind": kind,
+            "out": str(out),
+            "files": [os.fspath(path) for path in written],
+            "warnings": list(warnings),
+            "next_steps": list(next_steps),
+        },
+    )

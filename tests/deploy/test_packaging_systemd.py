@@ -1,0 +1,125 @@
+"""The systemd units: verified and rated by systemd's own tools, for both daemons.
+
+They are started for real in ``test_packaging_systemd_run.py``.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from federation.systemd_unit import Service, ServiceInstallation, filled_files
+from tests.deploy.commands import require_command
+from tests.deploy.packaged import REPOSITORY
+
+DIRECTORY = REPOSITORY / "deploy" / "systemd"
+SERVICES = {
+    "chorale-coordinator": Service(
+        name="chorale-coordinator", executable="/opt/chorale/bin/chorale-coordinator",
+        data_dir="/var/lib/chorale", account="chorale",
+    ),
+    "chorale-silo": Service(
+        name="chorale-silo", executable="/opt/chorale/bin/chorale-silo",
+        data_dir="/var/lib/chorale-silo", account="chorale-silo",
+    ),
+}  # fmt: skip
+MOST_EXPOSED = {"chorale-coordinator": 3.0, "chorale-silo": 4.5}
+DROP_INS = {
+    "coordinator-postgresql.conf": "chorale-coordinator",
+    "coordinator-s3.conf": "chorale-coordinator",
+    "probes-tls.conf": "chorale-coordinator",
+    "silo-amd-gpu.conf": "chorale-silo",
+}
+
+
+def analyze(*arguments):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    # Without the manager: it reads files, and nothing of this machine.
+    environment = {"PATH": os.environ["PATH"], "SYSTEMD_COLORS": "0", "LC_ALL": "C.UTF-8"}
+    return subprocess.run(
+        ["systemd-analyze", *map(str, arguments)],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+
+
+def installed(name, directory):
+    """A unit for this installation, which verify then finds."""
+    executable = Path(sys.executable).with_name(name)
+    wanted = ServiceInstallation(
+        executable=executable,
+        data_dir=Path(SERVICES[name].data_dir),
+        account=SERVICES[name].account,
+    )
+    unit, *_ = filled_files(SERVICES[name], wanted)
+    path = directory / unit.path
+    path.write_bytes(unit.content)
+    return path
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_systemd_verifies_the_unit(name, tmp_path):
+    done = analyze("verify", "--man=no", installed(name, tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_systemd_would_complain(name, tmp_path):
+    path = installed(name, tmp_path)
+    path.write_text(path.read_text().replace("PrivateTmp=yes", "PrivateTemp=yes"))
+    assert "PrivateTemp" in analyze("verify", "--man=no", path).stderr
+
+
+@pytest.mark.parametrize(("drop_in", "name"), DROP_INS.items())
+def test_systemd_verifies_each_drop_in(drop_in, name, tmp_path):
+    path = installed(name, tmp_path)
+    place = tmp_path / f"{path.name}.d"
+    place.mkdir()
+    shutil.copy(DIRECTORY / "drop-ins" / drop_in, place)
+    done = analyze("verify", "--man=no", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.name for path in (DIRECTORY / "drop-ins").iterdir()} == set(DROP_INS)
+
+
+@pytest.mark.parametrize(("name", "most"), MOST_EXPOSED.items())
+def test_exposure_is_low(name, most, tmp_path):
+    path = installed(name, tmp_path)
+    done = analyze("security", "--offline=true", f"--threshold={most * 10:.0f}", path)
+    exposure = float(re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)[1])
+    assert done.returncode == 0, done.stdout
+    assert exposure <= most
+    # The figure says something: without the sandbox it is high.
+    bare = re.sub(r"(?m)^(Protect|Private|Restrict|SystemCall|Capability|NoNew|Device)\w+=.*$", "",
+                  path.read_text())  # fmt: skip
+    path.write_text(bare)
+    assert analyze("security", "--offline=true", f"--threshold={most * 10:.0f}", path).returncode
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_the_unit_starts_exists(name):
+    text = (DIRECTORY / f"{name}.service").read_text()
+    (line,) = re.findall(r"(?m)^ExecStart=(.*)$", text)
+    words = line.split()
+    require_command([Path(words[0]).name, *words[1:]])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_units_say_what_the_daemons_need(name):
+    text = (DIRECTORY / f"{name}.service").read_text()
+    settings = re.findall(r"(?m)^(\w+)=(.*)$", text)
+    given = dict(settings)
+    assert given["UMask"] == "0077"
+    assert given["LimitCORE"] == "0"
+    assert given["Restart"] == "on-failure"
+    assert "WatchdogSec" not in given, "no daemon of ours answers a watchdog"
+    assert given["CapabilityBoundingSet"] == ""
+    # Longer than what a daemon takes to end by itself: 2 seconds, and 30 at the silo.
+    assert int(given["TimeoutStopSec"]) >= {"chorale-coordinator": 10, "chorale-silo": 60}[name]
+    known = {"HOME", "XDG_CACHE_HOME", "HF_HUB_OFFLINE", "PYTHONDONTWRITEBYTECODE"}
+    for key, value in settings:
+        if key == "Environment":
+            assert {pair.partition("=")[0] for pair in value.split()} <= known
