@@ -22,6 +22,8 @@ RUN /tools/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-d
 
 FROM ${PYTHON_IMAGE} AS installation
 ARG CHORALE_VERSION=0.2.0
+# Databases and object storage; postgres,s3,otel for traces as well.
+ARG CHORALE_EXTRAS=postgres,s3
 COPY --from=wheel /tools /tools
 COPY --from=wheel /source/constraints.txt /source/constraints.txt
 COPY --from=wheel /dist /dist
@@ -29,7 +31,7 @@ COPY --from=wheel /dist /dist
 RUN python3 -m venv --without-pip /opt/chorale \
  && /tools/bin/pip --python /opt/chorale/bin/python install --no-cache-dir \
       --constraint /source/constraints.txt \
-      "/dist/chorale-${CHORALE_VERSION}-py3-none-any.whl[postgres,s3]"
+      "/dist/chorale-${CHORALE_VERSION}-py3-none-any.whl[${CHORALE_EXTRAS}]"
 RUN ["/opt/chorale/bin/python", "-c", "import importlib.util as u, sys; sys.exit(any(map(u.find_spec, ('torch', 'transformers', 'vllm'))))"]
 
 FROM ${PYTHON_IMAGE} AS coordinator

@@ -7,7 +7,15 @@
 - name: CHORALE_DATA
   value: /var/lib/chorale/data
 - name: CHORALE_COORDINATOR_PROBES_LISTEN
-  value: {{ ternary "[$(POD_IP)]" "$(POD_IP)" $.Values.ipv6 }}:7445
+  value: {{ printf "%s:7445" (ternary "[$(POD_IP)]" "$(POD_IP)" $.Values.ipv6) | quote }}
+{{- if $.Values.ipv6 }}
+- name: CHORALE_COORDINATOR_LISTEN
+  value: "[::]:7443"
+- name: CHORALE_COORDINATOR_ENROL_LISTEN
+  value: "[::]:7444"
+{{- end }}
+- name: CHORALE_COORDINATOR_HOST_NAMES
+  value: {{ concat .hosts (list "localhost" "127.0.0.1") | uniq | toJson | quote }}
 - name: CHORALE_COORDINATOR_COORDINATOR_ADDRESS
   value: {{ printf "%s:%d" (first .hosts) (int .publicPort) | quote }}
 - name: CHORALE_COORDINATOR_ENROL_ADDRESS

@@ -7,7 +7,7 @@
 - name: CHORALE_SILO_DATA
   value: /var/lib/chorale/data
 - name: CHORALE_SILO_PROBES_LISTEN
-  value: {{ ternary "[$(POD_IP)]" "$(POD_IP)" $.Values.ipv6 }}:7446
+  value: {{ printf "%s:7446" (ternary "[$(POD_IP)]" "$(POD_IP)" $.Values.ipv6) | quote }}
 - name: CHORALE_SILO_BASE_MODEL
   value: {{ .baseModel.path | quote }}
 {{- if .policy }}
