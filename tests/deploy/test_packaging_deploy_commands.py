@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -103,6 +104,18 @@ def test_an_installation_without_the_files_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "_PLACES", (tmp_path,))
     with pytest.raises(DeploymentError, match="carries no systemd"):
         shipped("systemd")
+
+
+def test_a_unit_that_was_changed_is_not_filled_in(tmp_path, monkeypatch, types):
+    """Half of it would stand for another place than the other half."""
+    shutil.copytree(REPOSITORY / "deploy" / "systemd", tmp_path / "systemd")
+    unit = tmp_path / "systemd" / "chorale-coordinator.service"
+    unit.write_text(unit.read_text().replace("User=chorale\n", "User=other\n"))
+    monkeypatch.setattr(deployment, "_PLACES", (tmp_path,))
+    code, answer, _ = types("chorale", "deploy", "systemd", "--out", tmp_path / "out")
+    assert (code, answer["error_code"]) == (4, "deployment")
+    assert "not as it was shipped" in answer["message"]
+    assert not (tmp_path / "out").exists()
 
 
 UNITS = {

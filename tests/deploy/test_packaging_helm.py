@@ -23,6 +23,8 @@ from tests.deploy.helm_sdk import NAMESPACE, RELEASE, helm
 from tests.deploy.packaged import REPOSITORY
 from tests.deploy.prometheus_files import promtool
 
+pytestmark = pytest.mark.xdist_group("packaging_helm")
+
 CHART = REPOSITORY / "deploy" / "helm" / "chorale"
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 ROOT_KEY = (

@@ -10,6 +10,8 @@ from tests.deploy.helm_sdk import helm
 from tests.deploy.packaged import REPOSITORY
 from tests.deploy.test_packaging_helm import CHART, FOUNDED
 
+pytestmark = pytest.mark.xdist_group("packaging_helm")
+
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 
 

@@ -21,7 +21,7 @@ from federation.deployment import PARTS, shipped
 from tests.deploy import dockerfile
 from tests.deploy.packaged import REPOSITORY
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("packaging_image")]
 
 FILE = REPOSITORY / "deploy" / "images" / "coordinator.Dockerfile"
 MOST_BYTES = 250_000_000

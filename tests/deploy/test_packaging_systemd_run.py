@@ -17,7 +17,7 @@ import pytest
 from tests.deploy import systemd_machine
 from tests.deploy.packaged import REPOSITORY, build_wheel, system_python
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("packaging_systemd")]
 
 COORDINATOR, SILO = "chorale-coordinator", "chorale-silo"
 STEPS_S = 60.0

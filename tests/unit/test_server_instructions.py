@@ -116,7 +116,8 @@ def test_the_instruction_id_of_a_poll_is_bounded(monkeypatch):
         asked.append(last)
         return b""
 
-    service = RoundService(SimpleNamespace(context=SimpleNamespace(liveness=liveness), poll=poll))
+    context = SimpleNamespace(liveness=liveness)
+    service = RoundService(SimpleNamespace(context=context, poll=poll, driver=None))
     ask = lambda size: service.Poll(  # noqa: E731
         round_pb2.PollRequest(last_instruction_id="x" * size), None
     )
