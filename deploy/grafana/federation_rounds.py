@@ -10,14 +10,13 @@ from typing import Final
 from deploy.grafana.dashboard import Row
 from deploy.grafana.panel import (
     FULL_WIDTH,
-    Column,
     Kind,
-    Legend,
     Mapped,
     Override,
     Panel,
     Query,
 )
+from deploy.grafana.phase_durations import phase_durations
 from deploy.grafana.presets import COORDINATOR, DASHED, counter
 from server.phase import Phase
 from server.store.runs import ACTIVE
@@ -35,7 +34,7 @@ def driven() -> str:
 
 def rounds_row() -> Row:
     """The row."""
-    panels = (_phases(), _waiting(), _left(), _closed(), _runs(), _durations(), _trend())
+    panels = (_phases(), _waiting(), _left(), _closed(), _runs(), *_durations())
     return Row(title="Rounds", panels=panels)
 
 
@@ -158,56 +157,14 @@ def _runs() -> Panel:
     )
 
 
-def _spans(name: str, function: str, window: str, by: str = "phase") -> str:
-    selector = _OF(f"chorale_round_phase_duration_seconds_{name}")
-    return f"sum by ({by}) ({function}({selector}[{window}]))"
-
-
-def _durations() -> Panel:
-    count = _spans("count", "increase", "$__range")
-    total = _spans("sum", "increase", "$__range")
-    buckets = _spans("bucket", "increase", "$__range", "phase, le")
-    return Panel(
-        kind=Kind.TABLE,
-        title="Phase durations in this range",
-        shows=(
-            "How often each phase closed in the range shown, its mean duration, and the duration "
-            "that nine in ten stayed below."
-        ),
+def _durations() -> tuple[Panel, Panel]:
+    return phase_durations(
+        COORDINATOR,
+        "chorale_round_phase_duration_seconds",
+        done="closed",
         remedy=(
             "`training` is the silos' local work, `masked_input` their upload. A phase that comes "
             "near its deadline loses silos: raise the deadline in the plan, or find the slow site."
         ),
-        queries=(
-            Query(expr=f"round({count}) > 0"),
-            Query(expr=f"{total} / ({count} > 0)"),
-            Query(expr=f"histogram_quantile(0.9, {buckets}) >= 0"),
-        ),
-        unit="none",
-        columns=(
-            Column(source="phase", title="Phase"),
-            Column(source="A", title="Closed"),
-            Column(source="B", title="Mean", unit="s"),
-            Column(source="C", title="90 % below", unit="s"),
-        ),
-        quiet="no phase closed",
-        width=10,
-        height=9,
-    )
-
-
-def _trend() -> Panel:
-    total, count = _spans("sum", "rate", "1h"), _spans("count", "rate", "1h")
-    return Panel(
-        kind=Kind.LINES,
-        title="Phase durations over time",
-        shows="Mean duration of each phase, over the hour before each point.",
-        remedy="A step up after another plan, model or network is the price of that change.",
-        queries=(Query(expr=f"{total} / ({count} > 0)", legend="{{phase}}"),),
-        unit="s",
-        logarithmic=True,
-        legend=Legend.BESIDE,
-        quiet="no phase closed",
-        width=14,
-        height=9,
+        price_of="plan, model or network",
     )

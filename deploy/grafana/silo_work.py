@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from deploy.grafana.dashboard import Row
-from deploy.grafana.panel import Column, Kind, Legend, Panel, Query
+from deploy.grafana.panel import Kind, Panel, Query
+from deploy.grafana.phase_durations import phase_durations
 from deploy.grafana.presets import SILO, counter, in_range
 
 __all__ = ["learning_row", "rounds_row"]
@@ -24,7 +25,7 @@ def learning_row() -> Row:
 
 def rounds_row() -> Row:
     """How its rounds go."""
-    panels = (_rounds(), _decisions(), _resumed(), _durations(), _trend())
+    panels = (_rounds(), _decisions(), _resumed(), *_durations())
     return Row(title="Rounds and policy", panels=panels)
 
 
@@ -145,56 +146,14 @@ def _resumed() -> Panel:
     )
 
 
-def _spans(name: str, function: str, window: str, by: str = "phase") -> str:
-    selector = _OF(f"chorale_silo_phase_duration_seconds_{name}")
-    return f"sum by ({by}) ({function}({selector}[{window}]))"
-
-
-def _durations() -> Panel:
-    count = _spans("count", "increase", "$__range")
-    total = _spans("sum", "increase", "$__range")
-    buckets = _spans("bucket", "increase", "$__range", "phase, le")
-    return Panel(
-        kind=Kind.TABLE,
-        title="Phase durations in this range",
-        shows=(
-            "How often each phase was done in the range shown, its mean duration, and the duration "
-            "that nine in ten stayed below."
-        ),
+def _durations() -> tuple[Panel, Panel]:
+    return phase_durations(
+        SILO,
+        "chorale_silo_phase_duration_seconds",
+        done="done",
         remedy=(
             "`explore` and `train` are this site's own work: more GPUs, or a vLLM server. "
             "`masked_input` is the upload. A silo that is too slow for a deadline misses the round."
         ),
-        queries=(
-            Query(expr=f"round({count}) > 0"),
-            Query(expr=f"{total} / ({count} > 0)"),
-            Query(expr=f"histogram_quantile(0.9, {buckets}) >= 0"),
-        ),
-        unit="none",
-        columns=(
-            Column(source="phase", title="Phase"),
-            Column(source="A", title="Done"),
-            Column(source="B", title="Mean", unit="s"),
-            Column(source="C", title="90 % below", unit="s"),
-        ),
-        quiet="no phase done",
-        width=10,
-        height=9,
-    )
-
-
-def _trend() -> Panel:
-    total, count = _spans("sum", "rate", "1h"), _spans("count", "rate", "1h")
-    return Panel(
-        kind=Kind.LINES,
-        title="Phase durations over time",
-        shows="Mean duration of each phase, over the hour before each point.",
-        remedy="A step up after another plan, model or machine is the price of that change.",
-        queries=(Query(expr=f"{total} / ({count} > 0)", legend="{{phase}}"),),
-        unit="s",
-        logarithmic=True,
-        legend=Legend.BESIDE,
-        quiet="no phase done",
-        width=14,
-        height=9,
+        price_of="plan, model or machine",
     )
