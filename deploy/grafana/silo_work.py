@@ -72,7 +72,10 @@ def _loss() -> Panel:
     return Panel(
         kind=Kind.LINES,
         title="Training loss",
-        shows="Loss of the last local training step.",
+        shows=(
+            "Loss at the end of the last local training. In record modes it is not measured: there "
+            "is a clipped and noised gradient for each unit instead."
+        ),
         remedy=(
             "Rising, or not a number: lower the plan's learning rate. Near zero: few successes are "
             "learned by heart; more tasks help."
@@ -81,7 +84,7 @@ def _loss() -> Panel:
         unit="none",
         decimals=3,
         steps=True,
-        quiet="not a number",
+        quiet="none measured",
         width=6,
     )
 
@@ -91,7 +94,10 @@ def _tokens() -> Panel:
     return Panel(
         kind=Kind.LINES,
         title="Tokens trained on, per second",
-        shows="Tokens of the agent's own turns, counted when a round's local work ends.",
+        shows=(
+            "Tokens of the agent's own turns, counted when a round's local work ends; not counted "
+            "in record modes."
+        ),
         remedy="None over several rounds: nothing succeeded, so there was nothing to learn from.",
         queries=(Query(expr=f"rate({tokens}[$__rate_interval])", legend="tokens"),),
         unit="si:tok/s",
