@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import prometheus_files as files
 import pytest
@@ -110,6 +111,9 @@ def scene(tmp_path_factory):
             assert last["run"]["state"] == "finished", last
             assert [done["outcome"] for done in finished] == ["aggregated"] * ROUNDS
             until(lambda: prometheus.query(f"chorale_rounds_total == {ROUNDS}"))
+            scraped = datetime.now(UTC)
+            # A rule is evaluated up to two seconds after what it reads was scraped.
+            until(lambda: all(evaluated_at(rule) > scraped for rule in all_rules(prometheus)))
             yield Scene(
                 loopback=loopback,
                 prometheus=prometheus,
@@ -129,6 +133,10 @@ def firing(prometheus):
 def all_rules(prometheus):
     groups = prometheus.ask("rules")["groups"]
     return [rule for group in groups for rule in group["rules"]]
+
+
+def evaluated_at(rule):
+    return datetime.fromisoformat(rule["lastEvaluation"])
 
 
 def written(selector):

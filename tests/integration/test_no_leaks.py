@@ -155,7 +155,8 @@ class Scraper(threading.Thread):
             self.read()
 
     def read(self):
-        for path, kept in self.said.items():
+        # The page of the run is added while this goes on.
+        for path, kept in tuple(self.said.items()):
             with (
                 contextlib.suppress(OSError, urllib.error.HTTPError),
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer,
