@@ -20,6 +20,7 @@ fi
 # shellcheck disable=SC2086 # a list
 "$venv/bin/pip" install --quiet $packages
 cd "$root"
-# The packages warn about things of their own, so warnings are no errors here.
+# The packages warn about things of their own, so warnings are no errors here; the conftest of the
+# other tests needs packages that are not in this environment.
 PYTHONPATH="$root:$root/proto" exec "$venv/bin/python" -m pytest -c /dev/null --rootdir "$root" \
-  -p no:cacheprovider --timeout 600 -q -rA "$here" "$@"
+  --confcutdir "$here" -p no:cacheprovider --timeout 600 -q -rA "$here" "$@"
