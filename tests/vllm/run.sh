@@ -17,7 +17,10 @@ if [ ! -e "$venv/.installed" ]; then
   "$venv/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
   touch "$venv/.installed"
 fi
+# The server starts in a directory of its own, so its Python is named from the root.
+CHORALE_VLLM_PYTHON="$(cd "$venv" && pwd)/bin/python"
+export CHORALE_VLLM_PYTHON
 cd "$root"
-CHORALE_VLLM_PYTHON="$venv/bin/python" PYTHONPATH="$root:$root/proto" \
+PYTHONPATH="$root:$root/proto" \
   exec "${CHORALE_PYTHON:-$root/.venv/bin/python}" -m pytest -n 0 -p no:cacheprovider \
   --timeout 900 -q -rA -s "$here" "$@"
