@@ -1,15 +1,14 @@
 """The rules and their unit tests, as data; and the tools that read them."""
 
 import functools
-import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 import yaml
+
+from tests.deploy.tools import require
 
 REPOSITORY = Path(__file__).parents[2]
 DIRECTORY = REPOSITORY / "deploy" / "prometheus"
@@ -57,23 +56,13 @@ def unit_tests(part):
     ]
 
 
-def require(tool):
-    """Skip without Prometheus' Debian package; where CI promised it, fail."""
-    if shutil.which(tool):
-        return
-    reason = f"{tool} is not installed: apt-get install prometheus"
-    if os.environ.get("CI_REQUIRES_PROMTOOL"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 def promtool(*arguments, text=None):
     """Run promtool.
 
     Returns:
         Its exit code, and everything it said.
     """
-    require("promtool")
+    require("promtool", "prometheus")
     done = subprocess.run(
         ["promtool", *map(str, arguments)],
         input=text, capture_output=True, text=True, timeout=120, check=False,

@@ -7,7 +7,6 @@ asked. The steps' scripts run for real in ``test_packaging_compose_steps.py``.
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -25,6 +24,7 @@ from silo_agent.policy_proposal import write_for_plan
 from tests.deploy import dockerfile
 from tests.deploy.commands import PROGRAMS, require_command
 from tests.deploy.packaged import REPOSITORY
+from tests.deploy.tools import require
 
 DIRECTORY = REPOSITORY / "deploy" / "compose"
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
@@ -222,8 +222,7 @@ def test_every_command_of_every_script_exists():
 
 @pytest.mark.parametrize("script", sorted((DIRECTORY / "steps").glob("*.sh")), ids=lambda p: p.name)
 def test_scripts_pass_shellcheck(script):
-    if shutil.which("shellcheck") is None:
-        pytest.skip("needs shellcheck")
+    require("shellcheck", "shellcheck")
     done = subprocess.run(
         ["shellcheck", "--severity=style", script], capture_output=True, text=True, check=False
     )

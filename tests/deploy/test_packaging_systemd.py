@@ -15,6 +15,7 @@ import pytest
 from federation.systemd_unit import Service, ServiceInstallation, filled_files
 from tests.deploy.commands import require_command
 from tests.deploy.packaged import REPOSITORY
+from tests.deploy.tools import require
 
 DIRECTORY = REPOSITORY / "deploy" / "systemd"
 SERVICES = {
@@ -38,8 +39,7 @@ DROP_INS = {
 
 
 def analyze(*arguments):
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("needs systemd-analyze")
+    require("systemd-analyze", "systemd")
     # Without the manager: it reads files, and nothing of this machine.
     environment = {"PATH": os.environ["PATH"], "SYSTEMD_COLORS": "0", "LC_ALL": "C.UTF-8"}
     return subprocess.run(

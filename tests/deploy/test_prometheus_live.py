@@ -23,6 +23,7 @@ from deploy.promql import selectors
 from federation.probe_tls import ProbeTls
 from federation.probes import Probes
 from server.metrics import CoordinatorMetrics
+from tests.deploy.tools import require
 from tests.integration import constant_federation as cf
 
 pytestmark = pytest.mark.xdist_group("prometheus")
@@ -87,7 +88,7 @@ def until(condition, timeout_s=120):
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory):
-    files.require("prometheus")
+    require("prometheus", "prometheus")
     directory = tmp_path_factory.mktemp("prometheus")
     with cf.federation(directory / "federation") as loopback:
         for silo in cf.SILOS:
@@ -273,7 +274,7 @@ def test_a_stalled_round_moves_its_deadline_and_not_its_start(scene):
 
 def test_the_probe_port_is_scraped_over_tls(tmp_path):
     """coordinator.yml with its TLS variant switched on, as the comments say."""
-    files.require("prometheus")
+    require("prometheus", "prometheus")
     authority = trustme.CA()
     certificate, key = tmp_path / "probes.pem", tmp_path / "probes.key"
     leaf = authority.issue_cert("coord.example.org")
@@ -312,7 +313,7 @@ def test_the_probe_port_is_scraped_over_tls(tmp_path):
 
 
 def test_a_configuration_that_prometheus_refuses_is_told(tmp_path):
-    files.require("prometheus")
+    require("prometheus", "prometheus")
     config = tmp_path / "prometheus.yml"
     config.write_text("scrape: nothing\n")
     with pytest.raises(PrometheusError, match="field scrape not found"):
