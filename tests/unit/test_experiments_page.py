@@ -11,32 +11,32 @@ from lab.report.results import load_results
 from lab.report.summary import summary
 
 PAGES = Path(__file__).parents[2] / "docs" / "experiments"
+CHOICES = {"fedse": Choices(), "aggregation": Choices(reference="rolora-gauge")}
+"""By what the names of a page's experiments begin with."""
 
 
-def kept(prefix):
-    return sorted(path for path in (PAGES / "data").iterdir() if path.name.startswith(prefix))
-
-
-@pytest.fixture(scope="module")
-def fedse():
-    results = load_results(kept("fedse"))
-    choices = Choices()
+def reported(name):
+    """The report of a page's rows, and their line of figures."""
+    results = load_results(sorted((PAGES / "data").glob(f"{name}*")))
+    choices = CHOICES[name]
     report = build_report(results, choices)
     return report, summary(report, results, choices)
 
 
-def test_the_page_has_one_line_of_figures_and_it_is_that_of_the_rows(fedse):
-    page = (PAGES / "fedse.md").read_text()
-    found = [line for line in page.splitlines() if line.startswith('{"methods":')]
-    assert len(found) == 1
-    assert json.loads(found[0]) == fedse[1]
-    assert None not in [*fedse[1]["methods"].values(), *fedse[1]["federation2"].values()]
-
-
-def test_the_generated_tables_are_those_of_the_rows(fedse):
-    report, figures = fedse
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_page_is_that_of_its_rows(name):
+    report, figures = reported(name)
     fresh = without_pictures(render(report, figures, plots="plots"))
-    assert without_pictures((PAGES / "fedse-results.md").read_text()) == fresh
+    assert without_pictures((PAGES / f"{name}-results.md").read_text()) == fresh
+    if name == "fedse":
+        lines = (PAGES / f"{name}.md").read_text().splitlines()
+        assert [json.loads(line) for line in lines if line.startswith('{"methods":')] == [figures]
+        assert None not in [*figures["methods"].values(), *figures["federation2"].values()]
+
+
+def test_every_kept_row_belongs_to_a_page():
+    names = {path.name for path in (PAGES / "data").iterdir()}
+    assert all(name.startswith(tuple(CHOICES)) for name in names)
 
 
 def without_pictures(text):
