@@ -63,6 +63,8 @@ class Difference:
     value: float
     low: float
     high: float
+    tasks: int
+    """Paired tasks behind it, n over all strata."""
 
 
 def mcnemar(counts: Discordance) -> float:
@@ -102,4 +104,5 @@ def paired_difference(parts: Sequence[tuple[float, Discordance]]) -> Difference:
         value += weight * (b - c) / n
         variance += weight**2 * ((b + c) - (b - c) ** 2 / n) / n**2
     half = Z_95 * math.sqrt(variance)
-    return Difference(value=value, low=value - half, high=value + half)
+    tasks = sum(counts.tasks for _, counts in parts)
+    return Difference(value=value, low=value - half, high=value + half, tasks=tasks)

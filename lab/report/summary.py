@@ -1,21 +1,25 @@
 """The one line of figures: macro success in points at temperature 1, means over seeds.
 
-`methods` comes from the experiment that has the most of those settings; `federation2` from the
-first one in which a silo's family has tasks that the silo never saw. `..._unseen` is the mean over
-silos; `worst_silo_vs_alone` is `silos.Silos.best`. A figure that the results do not hold is null.
+`methods` comes from the experiment that has the most of those settings. `federation2` is about
+experiments in which a silo's family has tasks that the silo never saw: `..._unseen` is the mean
+over silos in the one that has the most of these settings; `worst_silo_vs_alone` is
+`silos.Silos.best` where the worst silo was judged on the most own tasks. A figure that the results
+do not hold is null.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from lab.report.report import Choices, ExperimentReport, OptionReport, Report
+from lab.report.report import Choices, ExperimentReport, Report, SilosReport
 from lab.report.results import Results
 from lab.report.roles import setting_for
 
 __all__ = ["METHODS", "TEMPERATURE", "summary"]
 
 METHODS: Final = ("pretrained", "local", "central", "fedit", "fedse")
+UNSEEN: Final = ("local_evolution_unseen", "fedse_unseen")
 TEMPERATURE: Final = 1.0
 _DIGITS: Final = 2
 
@@ -24,17 +28,22 @@ Figures = dict[str, float | None]
 
 def summary(report: Report, results: Results, choices: Choices) -> dict[str, Figures]:
     """The line, as an object."""
-    candidates = [
-        _methods(found, results, choices)
-        for found in sorted(report.experiments, key=lambda found: found.sharded)
-    ]
-    sharded = next((found for found in report.experiments if found.sharded), None)
+    in_order = sorted(report.experiments, key=lambda found: found.sharded)
+    sharded = [found for found in in_order if found.sharded]
     return {
-        "methods": max(
-            candidates, key=lambda figures: sum(value is not None for value in figures.values())
-        ),
-        "federation2": _federation2(sharded, results, choices),
+        "methods": _fullest([_methods(found, results, choices) for found in in_order]),
+        "federation2": {
+            **_fullest(
+                [dict.fromkeys(UNSEEN), *(_unseen(found, results, choices) for found in sharded)]
+            ),
+            "worst_silo_vs_alone": _worst_silo_vs_alone(sharded),
+        },
     }
+
+
+def _fullest(candidates: Sequence[Figures]) -> Figures:
+    """The first of those that lack the fewest figures."""
+    return max(candidates, key=lambda figures: sum(value is not None for value in figures.values()))
 
 
 def _methods(report: ExperimentReport, results: Results, choices: Choices) -> Figures:
@@ -56,28 +65,31 @@ def _methods(report: ExperimentReport, results: Results, choices: Choices) -> Fi
     return figures
 
 
-def _federation2(report: ExperimentReport | None, results: Results, choices: Choices) -> Figures:
-    figures: Figures = dict.fromkeys(
-        ("local_evolution_unseen", "fedse_unseen", "worst_silo_vs_alone")
-    )
-    at = next((s for s in report.silos if s.temperature == TEMPERATURE), None) if report else None
-    if report is None or at is None:
+def _unseen(report: ExperimentReport, results: Results, choices: Choices) -> Figures:
+    figures: Figures = dict.fromkeys(UNSEEN)
+    at = _at_temperature(report)
+    if at is None:
         return figures
     experiment = next(found for found in results.experiments if found.name == report.name)
     fedse = setting_for("fedse", experiment, choices.roles)
     for found in at.options:
+        mean = found.means["unseen"]
+        rate = None if mean is None else _points(mean.spread.mean)
         if found.option == at.alone:
-            figures["local_evolution_unseen"] = _unseen(found)
+            figures["local_evolution_unseen"] = rate
         if (found.option.setting, found.option.scope) == (fedse, "global"):
-            figures["fedse_unseen"] = _unseen(found)
-    if at.worst is not None:
-        figures["worst_silo_vs_alone"] = _points(at.worst.difference.value)
+            figures["fedse_unseen"] = rate
     return figures
 
 
-def _unseen(found: OptionReport) -> float | None:
-    mean = found.means["unseen"]
-    return None if mean is None else _points(mean.spread.mean)
+def _worst_silo_vs_alone(reports: Sequence[ExperimentReport]) -> float | None:
+    found = [at.worst for report in reports if (at := _at_temperature(report)) and at.worst]
+    worst = max(found, key=lambda worst: worst.difference.tasks, default=None)
+    return None if worst is None else _points(worst.difference.value)
+
+
+def _at_temperature(report: ExperimentReport) -> SilosReport | None:
+    return next((silos for silos in report.silos if silos.temperature == TEMPERATURE), None)
 
 
 def _points(rate: float) -> float:

@@ -36,6 +36,7 @@ def test_the_files_that_are_announced_are_shipped():
         "aggregation-noise.toml",
         "aggregation.toml",
         "fedse-demonstrations.toml",
+        "fedse-own.toml",
         "fedse-paper.toml",
         "fedse-shards.toml",
     ]

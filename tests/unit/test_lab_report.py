@@ -220,6 +220,30 @@ def test_the_summary_is_the_line_that_was_asked_for(tmp_path):
     assert all(value is not None for value in figures["federation2"].values())
 
 
+def test_the_worst_silo_is_read_where_it_was_judged_on_most_tasks(tmp_path):
+    one, two = federation_one(), federation_two()
+    own = []
+    for line in two:
+        mine = line | {"setting": {"fedse": "fedsa"}.get(line["setting"], line["setting"])}
+        if line["kind"] == "run":
+            own.append(mine | {"experiment": "own"})
+        elif line["own"]:
+            own.append(mine | {"outcomes": 8 * line["outcomes"][-9:]})
+            own.append(mine | {"own": False, "label": "of nobody"})
+    for number, lines in ("1", own), ("2", one), ("3", two):
+        write(tmp_path / number, lines)
+
+    def figures(*numbers):
+        choices = Choices(options=("fedsa",)) if "1" in numbers else Choices()
+        found = load_results([tmp_path / number for number in numbers])
+        return summary(build_report(found, choices), found, choices)["federation2"]
+
+    alone, without, all_three = figures("1"), figures("2", "3"), figures("1", "2", "3")
+    assert alone["fedse_unseen"] is None
+    assert alone["worst_silo_vs_alone"] != without["worst_silo_vs_alone"]
+    assert all_three == without | {"worst_silo_vs_alone": alone["worst_silo_vs_alone"]}
+
+
 def test_what_the_results_do_not_hold_is_null(tmp_path):
     results = load_results([write(tmp_path, [eval_line("fedse", 0, "10"), run_line("fedse", 0)])])
     figures = summary(build_report(results, Choices()), results, Choices())
