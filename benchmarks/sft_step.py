@@ -49,6 +49,7 @@ from silo_agent.adapter.lora import (
     write_adapter,
 )
 from silo_agent.evolve.sft import SftTrainer
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.trajectory import Step, Task, Trajectory
 
@@ -162,13 +163,15 @@ def ours(
         started = time.process_time()
         trainer.train(
             episodes,
+            SftSettings(
+                epochs=EPOCHS,
+                batch_size=BATCH,
+                learning_rate=LEARNING_RATE,
+                grad_clip_l2=CLIP,
+                max_sequence_tokens=4096,
+                seed=SEED,
+            ),
             trainable=frozenset(adapter),
-            epochs=EPOCHS,
-            batch_size=BATCH,
-            learning_rate=LEARNING_RATE,
-            grad_clip_l2=CLIP,
-            max_sequence_tokens=4096,
-            seed=SEED,
         )
         spent = time.process_time() - started
         return trainer.adapter(), spent

@@ -27,6 +27,7 @@ from dp.units import group_by_unit
 from lab.membership.canaries import Canaries, unit_of
 from silo_agent.adapter.lora import initial_adapter, split_name
 from silo_agent.evolve.sft import SftTrainer
+from silo_agent.evolve.sft_settings import SftSettings
 
 __all__ = ["Settings", "Trained", "record_spec", "train_plainly", "train_privately"]
 
@@ -93,13 +94,15 @@ def train_plainly(settings: Settings, canaries: Canaries) -> Trained:
     trainer = _trainer(settings)
     trainer.train(
         canaries.members,
+        SftSettings(
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            grad_clip_l2=1.0,
+            max_sequence_tokens=512,
+            seed=settings.seed,
+        ),
         trainable=frozenset(settings.trainable()),
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        grad_clip_l2=1.0,
-        max_sequence_tokens=512,
-        seed=settings.seed,
     )
     return Trained(adapter=trainer.adapter(), epsilon=float("inf"), spec=None)
 

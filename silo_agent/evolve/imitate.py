@@ -16,6 +16,7 @@ from dp.config import PrivacySpec
 from federation.tracing import spanned
 from silo_agent.evolve.evolver import EvolverSetupError, EvolveSettings, Work
 from silo_agent.evolve.explore import Stream, round_seed
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.evolve.trainer import SftReport, Trainer
 from silo_agent.trajectory import Trajectory
 
@@ -41,18 +42,10 @@ def imitate(
     Returns:
         What was done.
     """
-    settings = work.settings
     return trainer.train(
-        trajectories if settings.learn else [],
+        trajectories if work.settings.learn else [],
+        SftSettings.of_plan(work.settings, seed=round_seed(work, Stream.TRAIN)),
         trainable=trainable,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        grad_clip_l2=settings.grad_clip_l2,
-        max_sequence_tokens=settings.max_sequence_tokens,
-        seed=round_seed(work, Stream.TRAIN),
-        schedule=settings.learning_rate_schedule,
-        proximal_mu=settings.proximal_mu,
         correction=work.correction,
     )
 

@@ -39,7 +39,7 @@ import numpy as np
 from silo_agent.evolve.evolver import EvolveError, EvolverSetupError
 from silo_agent.evolve.launched_job import Job, read_failure, read_result, write_job
 from silo_agent.evolve.sft_rows import rows_of
-from silo_agent.evolve.sft_schedule import Schedule
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.evolve.trainer import SftReport, Trainer
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.local_time import require_time
@@ -112,16 +112,9 @@ class LaunchedTrainer(Trainer):
     def train(
         self,
         trajectories: Sequence[Trajectory],
+        settings: SftSettings,
         *,
         trainable: frozenset[str],
-        epochs: int,
-        batch_size: int,
-        learning_rate: float,
-        grad_clip_l2: float,
-        max_sequence_tokens: int,
-        seed: int,
-        schedule: Schedule = "constant",
-        proximal_mu: float = 0.0,
         anchor: Mapping[str, np.ndarray] | None = None,
         correction: Mapping[str, np.ndarray] | None = None,
     ) -> SftReport:
@@ -132,9 +125,9 @@ class LaunchedTrainer(Trainer):
             LocalTimeError: The site's time for it is over.
             JobError: What they left is no result.
         """
-        rows = rows_of(trajectories, max_sequence_tokens=max_sequence_tokens)
+        rows = rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens)
         gradients_of = None if correction is None else trainable
-        if not any(row.loss_tokens for row in rows) or not epochs:
+        if not any(row.loss_tokens for row in rows) or not settings.epochs:
             return _nothing(self._adapter, gradients_of)
         job = Job(
             base_dir=str(self._base_dir),
@@ -146,13 +139,7 @@ class LaunchedTrainer(Trainer):
             gradient_checkpointing=self._spec.gradient_checkpointing,
             sharding=self._spec.sharding,
             trainable=tuple(sorted(trainable)),
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            grad_clip_l2=grad_clip_l2,
-            seed=seed,
-            schedule=schedule,
-            proximal_mu=proximal_mu,
+            settings=settings,
         )
         directory = Path(tempfile.mkdtemp(prefix="job-", dir=self._jobs))
         try:

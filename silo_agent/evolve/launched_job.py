@@ -33,7 +33,7 @@ from safetensors.numpy import load_file, save_file
 
 from silo_agent.evolve.evolver import EvolveError
 from silo_agent.evolve.sft_rows import Row
-from silo_agent.evolve.sft_schedule import Schedule
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.evolve.trainer import SftReport
 
 __all__ = [
@@ -78,20 +78,8 @@ class Job:
     """See ``TrainerSpec``."""
     trainable: tuple[str, ...]
     """Names of the factors to train, sorted."""
-    epochs: int
-    """Passes."""
-    batch_size: int
-    """Rows per step, all workers together."""
-    learning_rate: float
-    """Step size at the start."""
-    grad_clip_l2: float
-    """Gradients are scaled down to this norm."""
-    seed: int
-    """Decides the order."""
-    schedule: Schedule
-    """What becomes of the step size."""
-    proximal_mu: float
-    """FedProx's μ."""
+    settings: SftSettings
+    """The plan's."""
 
 
 def write_job(
@@ -143,8 +131,9 @@ def read_job(
         JobError: The files are not a job.
     """
     try:
-        settings: dict[str, Any] = json.loads((directory / "settings.json").read_text())
-        job = Job(**{**settings, "trainable": tuple(settings["trainable"])})
+        found: dict[str, Any] = json.loads((directory / "settings.json").read_text())
+        trainable, settings = tuple(found.pop("trainable")), SftSettings(**found.pop("settings"))
+        job = Job(**found, trainable=trainable, settings=settings)
         rows = _unpack(load_file(directory / "rows.safetensors"))
         adapter = load_file(directory / "adapter.safetensors")
         return job, rows, adapter, _load(directory, "anchor"), _load(directory, "correction")

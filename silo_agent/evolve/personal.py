@@ -37,6 +37,7 @@ than B.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,7 @@ from silo_agent.evolve.evolver import EvolverSetupError, Work
 from silo_agent.evolve.explore import Stream, round_seed
 from silo_agent.evolve.fed_se_options import FedSeOptions
 from silo_agent.evolve.personal_store import PersonalStore
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.evolve.trainer import Trainer
 from silo_agent.trajectory import Trajectory
 
@@ -148,22 +150,18 @@ class PersonalAdapter:
         Raises:
             PersonalStoreError: The adapter cannot be read or kept.
         """
-        settings = work.settings
-        if not self.trained_apart or not settings.learn:
+        if not self.trained_apart or not work.settings.learn:
             return {}
         own = self._store.before(work.round) if self._kind == "ditto" else None
         trainer.reset(work.adapter if own is None else own)
         report = trainer.train(
             trajectories,
+            replace(
+                SftSettings.of_plan(work.settings, seed=round_seed(work, Stream.PERSONAL)),
+                epochs=self._options.personal_epochs or work.settings.epochs,
+                proximal_mu=self._options.personal_lambda,
+            ),
             trainable=frozenset(work.adapter),
-            epochs=self._options.personal_epochs or settings.epochs,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            grad_clip_l2=settings.grad_clip_l2,
-            max_sequence_tokens=settings.max_sequence_tokens,
-            seed=round_seed(work, Stream.PERSONAL),
-            schedule=settings.learning_rate_schedule,
-            proximal_mu=self._options.personal_lambda,
             anchor=work.adapter,
         )
         self._store.write(work.round, trainer.adapter())

@@ -43,7 +43,7 @@ from silo_agent.evolve.evolver import EvolverSetupError
 from silo_agent.evolve.sft_loop import Loop, OneProcess, checkpointed
 from silo_agent.evolve.sft_loss import keeps_agent_logits, pad
 from silo_agent.evolve.sft_rows import rows_of
-from silo_agent.evolve.sft_schedule import Schedule
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.evolve.trainer import SftReport, Trainer
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.trajectory import Step, Task, Trajectory
@@ -151,16 +151,9 @@ class SftTrainer(Trainer):
     def train(
         self,
         trajectories: Sequence[Trajectory],
+        settings: SftSettings,
         *,
         trainable: frozenset[str],
-        epochs: int,
-        batch_size: int,
-        learning_rate: float,
-        grad_clip_l2: float,
-        max_sequence_tokens: int,
-        seed: int,
-        schedule: Schedule = "constant",
-        proximal_mu: float = 0.0,
         anchor: Mapping[str, np.ndarray] | None = None,
         correction: Mapping[str, np.ndarray] | None = None,
     ) -> SftReport:
@@ -176,13 +169,7 @@ class SftTrainer(Trainer):
                 self._model, self._device
             )
         loop = Loop(
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            grad_clip_l2=grad_clip_l2,
-            seed=seed,
-            schedule=schedule,
-            proximal_mu=proximal_mu,
+            settings=settings,
             micro_batch_tokens=self._spec.micro_batch_tokens,
             keep=self._keep,
         )
@@ -193,7 +180,7 @@ class SftTrainer(Trainer):
             return loop.run(
                 self._model,
                 chosen,
-                rows_of(trajectories, max_sequence_tokens=max_sequence_tokens),
+                rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens),
                 device=self._device,
                 processes=OneProcess(),
                 anchor=anchor,

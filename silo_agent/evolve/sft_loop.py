@@ -27,7 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from silo_agent.evolve.evolver import EvolverSetupError
 from silo_agent.evolve.sft_loss import as_batch, row_sums
 from silo_agent.evolve.sft_rows import Row, cut, deal
-from silo_agent.evolve.sft_schedule import Schedule, share_of_step
+from silo_agent.evolve.sft_schedule import share_of_step
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.evolve.trainer import SftReport
 from silo_agent.local_time import require_time
 
@@ -78,22 +79,10 @@ class OneProcess(Processes):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loop:
-    """How to train; see ``Trainer.train`` for the plan's part."""
+    """How to train: the plan's part and the silo's."""
 
-    epochs: int
-    """Passes."""
-    batch_size: int
-    """Rows per step, all processes together."""
-    learning_rate: float
-    """Step size at the start."""
-    grad_clip_l2: float
-    """Gradients are scaled down to this norm."""
-    seed: int
-    """Decides the order."""
-    schedule: Schedule = "constant"
-    """What becomes of the step size."""
-    proximal_mu: float = 0.0
-    """FedProx's μ."""
+    settings: SftSettings
+    """The plan's."""
     micro_batch_tokens: int = 0
     """See ``TrainerSpec``."""
     keep: bool = False
@@ -124,20 +113,20 @@ class Loop:
         Returns:
             What was done, by all processes together.
         """
-        parameters = list(chosen.values())
-        optimiser = torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=0.0)
+        plan, parameters = self.settings, list(chosen.values())
+        optimiser = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=0.0)
         start = self._anchor(chosen, anchor)
         shift = None if correction is None else _like(chosen, correction)
         sums = None if correction is None else [torch.zeros_like(p) for p in parameters]
         batches = [
             _Dealt(batch, processes, most_tokens=self.micro_batch_tokens)
-            for batch in cut(rows, self.batch_size)
+            for batch in cut(rows, plan.batch_size)
         ]
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(plan.seed)
         steps, all_tokens = 0, 0
-        all_steps = self.epochs * len(batches)
+        all_steps = plan.epochs * len(batches)
         epoch_losses: list[float] = []
-        for _ in range(self.epochs if batches else 0):
+        for _ in range(plan.epochs if batches else 0):
             loss_sum = torch.zeros((), dtype=torch.float64, device=device)
             for index in rng.permutation(len(batches)):
                 require_time()
@@ -145,12 +134,12 @@ class Loop:
                 loss_sum += self._backward(model, batches[index], device, processes)
                 processes.settle(parameters)
                 if start is not None:
-                    _pull(parameters, start, self.proximal_mu)
-                torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip_l2)
+                    _pull(parameters, start, plan.proximal_mu)
+                torch.nn.utils.clip_grad_norm_(parameters, plan.grad_clip_l2)
                 if sums is not None and shift is not None:
                     _correct(parameters, sums, shift)
-                optimiser.param_groups[0]["lr"] = self.learning_rate * share_of_step(
-                    self.schedule, done=steps, steps=all_steps
+                optimiser.param_groups[0]["lr"] = plan.learning_rate * share_of_step(
+                    plan.schedule, done=steps, steps=all_steps
                 )
                 optimiser.step()
                 steps += 1
@@ -193,7 +182,7 @@ class Loop:
     def _anchor(
         self, chosen: Mapping[str, torch.nn.Parameter], anchor: Tensors | None
     ) -> list[torch.Tensor] | None:
-        if self.proximal_mu == 0.0:
+        if self.settings.proximal_mu == 0.0:
             return None
         if anchor is not None:
             return _like(chosen, anchor)

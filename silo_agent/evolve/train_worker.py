@@ -109,9 +109,10 @@ def main(argv: Sequence[str]) -> int:
         gradient_checkpointing=job.gradient_checkpointing,
     )
     keep = saves_memory(spec, device) and keeps_agent_logits(inner, "cpu")
+    loop = Loop(settings=job.settings, micro_batch_tokens=job.micro_batch_tokens, keep=keep)
     with checkpointed(inner, on=job.gradient_checkpointing), autocast(inner, device):
         model = _divided(inner, device) if job.sharding == "fsdp" else accelerator.prepare(inner)
-        report = _loop(job, keep=keep).run(
+        report = loop.run(
             model,
             chosen,
             rows,
@@ -151,20 +152,6 @@ def _end_with(daemon: int, launcher: int) -> None:
         if os.getppid() != launcher:
             os._exit(1)
         time.sleep(_LOOK_S)
-
-
-def _loop(job: Job, *, keep: bool) -> Loop:
-    return Loop(
-        epochs=job.epochs,
-        batch_size=job.batch_size,
-        learning_rate=job.learning_rate,
-        grad_clip_l2=job.grad_clip_l2,
-        seed=job.seed,
-        schedule=job.schedule,
-        proximal_mu=job.proximal_mu,
-        micro_batch_tokens=job.micro_batch_tokens,
-        keep=keep,
-    )
 
 
 def _divided(model: Any, device: torch.device) -> Any:

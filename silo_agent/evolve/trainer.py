@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silo_agent.evolve.sft_schedule import Schedule
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -54,16 +54,9 @@ class Trainer(ABC):
     def train(
         self,
         trajectories: Sequence[Trajectory],
+        settings: SftSettings,
         *,
         trainable: frozenset[str],
-        epochs: int,
-        batch_size: int,
-        learning_rate: float,
-        grad_clip_l2: float,
-        max_sequence_tokens: int,
-        seed: int,
-        schedule: Schedule = "constant",
-        proximal_mu: float = 0.0,
         anchor: Mapping[str, np.ndarray] | None = None,
         correction: Mapping[str, np.ndarray] | None = None,
     ) -> SftReport:
@@ -77,17 +70,10 @@ class Trainer(ABC):
 
         Args:
             trajectories: What to imitate; with none nothing changes.
+            settings: How.
             trainable: Names of the factors to train.
-            epochs: Passes.
-            batch_size: Trajectories per step.
-            learning_rate: Step size at the start.
-            grad_clip_l2: Gradients are scaled down to this norm.
-            max_sequence_tokens: Longer trajectories are left out.
-            seed: Decides the order.
-            schedule: What becomes of the step size (``sft_schedule.py``).
-            proximal_mu: FedProx's μ; 0 leaves the term out.
-            anchor: What the term pulls to, at least the trainable factors; by default the adapter
-                as it is before the first step.
+            anchor: What FedProx's term pulls to, at least the trainable factors; by default the
+                adapter as it is before the first step.
             correction: SCAFFOLD's c − c_k, at least for the trainable factors.
 
         Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +24,15 @@ from silo_agent.evolve.sft import (
 from silo_agent.evolve.sft_loop import checkpointed
 from silo_agent.evolve.sft_loss import keeps_agent_logits, pad, row_sums
 from silo_agent.evolve.sft_schedule import share_of_step
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.evolve.trainers import make_trainer
 from silo_agent.trajectory import Step, Task, Trajectory
 
 RANK, ALPHA = 4, 8.0
-PLAN = {
-    "epochs": 2,
-    "batch_size": 5,
-    "learning_rate": 3e-3,
-    "grad_clip_l2": 1.0,
-    "max_sequence_tokens": 64,
-    "seed": 5,
-}
+PLAN = SftSettings(
+    epochs=2, batch_size=5, learning_rate=3e-3, grad_clip_l2=1.0, max_sequence_tokens=64, seed=5
+)
 ROUNDING = 1e-5
 """Entries move by about 0.02 in these runs; measured differences are near 1e-7."""
 
@@ -81,11 +78,13 @@ def adapter(base) -> dict[str, np.ndarray]:
     return {k: (v + rng.normal(0, 0.02, v.shape)).astype("f4") for k, v in first.items()}
 
 
-def trained(base, adapter, *, spec=None, dtype="float32", names=None, **changes):
-    trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype=dtype, spec=spec or TrainerSpec())
+def trained(base, adapter, *, spec=None, names=None, anchor=None, correction=None, **changes):
+    trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype="float32", spec=spec or TrainerSpec())
     trainer.reset(adapter)
     names = frozenset(adapter) if names is None else names
-    report = trainer.train(EPISODES, trainable=names, **{**PLAN, **changes})
+    report = trainer.train(
+        EPISODES, replace(PLAN, **changes), trainable=names, anchor=anchor, correction=correction
+    )
     return trainer.adapter(), report
 
 
@@ -166,11 +165,11 @@ def test_the_proximal_term_pulls_to_where_training_began_or_to_an_anchor(base, a
 
 def test_the_cosine_is_torchs_own():
     steps = 6
-    torch_step = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PLAN["learning_rate"])
+    torch_step = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PLAN.learning_rate)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(torch_step, T_max=steps)
     for done in range(steps):
         share = share_of_step("cosine", done=done, steps=steps)
-        assert share * PLAN["learning_rate"] == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9)
+        assert share * PLAN.learning_rate == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9)
         assert share_of_step("constant", done=done, steps=steps) == 1.0
         torch_step.step()
         scheduler.step()
@@ -243,7 +242,7 @@ def test_with_nothing_to_imitate_the_gradient_is_zero(base, adapter):
 def test_a_base_of_any_type_trains_factors_of_float32(base, adapter, dtype):
     trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype=dtype)
     trainer.reset(adapter)
-    report = trainer.train(EPISODES, trainable=frozenset(adapter), **{**PLAN, "epochs": 8})
+    report = trainer.train(EPISODES, replace(PLAN, epochs=8), trainable=frozenset(adapter))
     assert report.last_loss < 0.95 * report.first_loss
     model = trainer._model
     assert {p.dtype for p in lora_parameters(model).values()} == {torch.float32}
@@ -325,7 +324,7 @@ def test_record_level_gradients_do_not_know_of_memory_options(base, adapter):
     for spec in (TrainerSpec(), options):
         trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype="float32", spec=spec)
         trainer.reset(adapter)
-        trainer.train(EPISODES[:4], trainable=frozenset(adapter), **PLAN)
+        trainer.train(EPISODES[:4], PLAN, trainable=frozenset(adapter))
         trainer.reset(adapter)
         backend = trainer.gradients(names, backend="loop")
         found.append(np.stack(list(backend.unit_gradients([[e] for e in EPISODES[:3]]))))

@@ -24,6 +24,7 @@ from silo_agent.evolve.evolver import (
 from silo_agent.evolve.explore import draw_tasks
 from silo_agent.evolve.fed_se import FedSeEvolver
 from silo_agent.evolve.sft import SftTrainer, TrajectoryLoss
+from silo_agent.evolve.sft_settings import SftSettings
 from silo_agent.trajectory import Step, Task, Trajectory
 
 LOSS = TrajectoryLoss()
@@ -290,23 +291,20 @@ def test_training_lowers_the_loss_and_depends_on_the_set_alone(base):
     adapter = first(base)
     trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype="float32")
     episodes = [episode(seed, 1 + seed % 3) for seed in range(10)]
-    options = {
-        "trainable": frozenset(adapter),
-        "epochs": 8,
-        "batch_size": 4,
-        "learning_rate": 1e-2,
-        "grad_clip_l2": 1.0,
-        "max_sequence_tokens": 64,
-        "seed": 3,
-    }
+    every = frozenset(adapter)
+    plan = SftSettings(
+        epochs=8, batch_size=4, learning_rate=1e-2, grad_clip_l2=1.0, max_sequence_tokens=64, seed=3
+    )
     trainer.reset(adapter)
-    report = trainer.train(episodes, **options)
+    report = trainer.train(episodes, plan, trainable=every)
     assert report.last_loss < 0.8 * report.first_loss
     assert report.optimiser_steps == 8 * 3
     once = trainer.adapter()
     trainer.reset(adapter)
-    trainer.train(episodes[::-1], **options)
+    trainer.train(episodes[::-1], plan, trainable=every)
     assert same(once, trainer.adapter())
     trainer.reset(adapter)
-    short = trainer.train(episodes, **{**options, "max_sequence_tokens": 12})
+    short = trainer.train(
+        episodes, dataclasses.replace(plan, max_sequence_tokens=12), trainable=every
+    )
     assert short.agent_tokens == 8 * 3 * sum(len(t.steps) == 1 for t in episodes)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,6 @@ from silo_agent.local_time import local_time
 
 # The last of the batches of five holds one row: a process has none of it.
 ROWS = EPISODES[:11]
-SHORT = {**PLAN, "max_sequence_tokens": 64}
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +65,14 @@ def made(base, state_dir, **spec):
     )
 
 
-def trained(trainer, adapter, **changes):
+def trained(trainer, adapter, *, names=None, **changes):
     rng = np.random.default_rng(2)
     shift = {k: rng.normal(0, 0.01, v.shape).astype("f4") for k, v in adapter.items()}
     anchor = {k: v + np.float32(0.01) for k, v in adapter.items()}
     trainer.reset(adapter)
-    plan = {
-        "trainable": frozenset(adapter),
-        **SHORT,
-        "proximal_mu": 0.5,
-        "schedule": "cosine",
-        **changes,
-    }
-    report = trainer.train(ROWS, **plan, anchor=anchor, correction=shift)
+    plan = replace(PLAN, **{"proximal_mu": 0.5, "schedule": "cosine", **changes})
+    names = frozenset(adapter) if names is None else names
+    report = trainer.train(ROWS, plan, trainable=names, anchor=anchor, correction=shift)
     return trainer.adapter(), report
 
 
@@ -86,8 +81,8 @@ def require_equal(base, tmp_path, adapter, **spec):
     only_b = frozenset(name for name in adapter if "lora_B" in name)
     trainer = made(base, state_dir, processes=2, **spec)
     assert isinstance(trainer, LaunchedTrainer)
-    here, expected = trained(made(base, state_dir), adapter, trainable=only_b)
-    there, report = trained(trainer, adapter, trainable=only_b)
+    here, expected = trained(made(base, state_dir), adapter, names=only_b)
+    there, report = trained(trainer, adapter, names=only_b)
     assert apart(here, adapter) > 1e-3
     assert apart(here, there) < ROUNDING
     assert apart(expected.mean_gradient, report.mean_gradient) < ROUNDING
@@ -191,7 +186,7 @@ def test_a_failing_worker_is_told_without_data_and_changes_nothing(base, tmp_pat
     wrong = {name: value[:, :1].copy() for name, value in adapter.items()}
     trainer.reset(wrong)
     with pytest.raises(WorkerError, match=r"process \d: AdapterMismatchError: .* shape") as failure:
-        trainer.train(ROWS, trainable=frozenset(wrong), **SHORT)
+        trainer.train(ROWS, PLAN, trainable=frozenset(wrong))
     assert apart(trainer.adapter(), wrong) == 0.0
     assert list((tmp_path / "training").iterdir()) == []
     text = str(failure.value)
@@ -238,7 +233,7 @@ def test_what_is_written_for_workers_is_private_and_holds_no_text(
             round=0,
         )
     ]
-    trainer.train(marked, trainable=frozenset(adapter), **SHORT)
+    trainer.train(marked, PLAN, trainable=frozenset(adapter))
     assert seen["modes"] == [0o700, 0o700]
     assert secret.encode() not in seen["bytes"]
     assert seen["arrays"]["token_ids"].tolist() == [7, 8, 9]
@@ -254,7 +249,7 @@ def test_a_result_of_another_shape_or_half_a_file_is_refused(base, tmp_path, ada
         trainer = made(base, tmp_path, processes=2)
         trainer.reset(adapter)
         with pytest.raises(JobError):
-            trainer.train(ROWS, trainable=frozenset(adapter), **SHORT)
+            trainer.train(ROWS, PLAN, trainable=frozenset(adapter))
         assert apart(trainer.adapter(), adapter) == 0.0
 
     def half(directory):
@@ -281,13 +276,7 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
         gradient_checkpointing=True,
         sharding="fsdp",
         trainable=tuple(sorted(adapter)),
-        epochs=1,
-        batch_size=2,
-        learning_rate=1e-3,
-        grad_clip_l2=1.0,
-        seed=4,
-        schedule="cosine",
-        proximal_mu=0.5,
+        settings=replace(PLAN, schedule="cosine", proximal_mu=0.5),
     )
     write_job(tmp_path, job, rows, adapter=adapter, anchor=None, correction=adapter)
     found, found_rows, start, anchor, correction = read_job(tmp_path)
@@ -298,9 +287,10 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
         assert (one.token_ids == two.token_ids).all()
         assert (one.agent == two.agent).all()
     settings = json.loads((tmp_path / "settings.json").read_text())
-    (tmp_path / "settings.json").write_text(json.dumps({**settings, "more": 1}))
-    with pytest.raises(JobError):
-        read_job(tmp_path)
+    for wrong in ({"more": 1}, {"settings": {"more": 1}}, {"settings": 3}):
+        (tmp_path / "settings.json").write_text(json.dumps({**settings, **wrong}))
+        with pytest.raises(JobError):
+            read_job(tmp_path)
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     packed = load_file(tmp_path / "rows.safetensors")
     launched_job.save_file(
