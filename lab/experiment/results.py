@@ -4,7 +4,7 @@
 
     results.jsonl          the rows of finished runs, one after another
     experiment.toml        the file as it was last run
-    runs/SETTING-SEED/     run.json, log.txt, and the final adapters
+    runs/SETTING-SEED/     run.json, log.txt, and the final adapters, each silo's own too
     .lock                  held by the one process that writes
 
 Invariants:

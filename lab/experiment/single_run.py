@@ -53,7 +53,7 @@ from lab.experiment.sums import PlainSum
 from silo_agent.adapter.lora import initial_adapter
 from silo_agent.envs.catalogue import BUILT_IN
 
-__all__ = ["Progress", "RunResult", "aggregation_of", "play_run", "write_adapters"]
+__all__ = ["Progress", "RunResult", "aggregation_of", "play_run"]
 
 Progress = Callable[[int, RoundFigures, float], None]
 """Called after each round with its number, its figures and its seconds."""
@@ -69,6 +69,20 @@ class RunResult:
     """For ``results.jsonl``, the ``run`` row last."""
     adapters: list[dict[str, Any]]
     """Final adapters, circle after circle."""
+    personal: dict[int, dict[str, Any]]
+    """What each silo would use, by its index, where the method leaves it an adapter of its own."""
+
+    def write_adapters(self, directory: Path) -> None:
+        """Keep ``adapter-CIRCLE`` and ``personal-SILO``, as the product publishes an adapter.
+
+        Args:
+            directory: Created if absent.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        named = {f"adapter-{index}": adapter for index, adapter in enumerate(self.adapters)}
+        named |= {f"personal-{silo}": adapter for silo, adapter in self.personal.items()}
+        for name, adapter in named.items():
+            (directory / f"{name}.safetensors").write_bytes(encode_adapter(adapter))
 
 
 def aggregation_of(run: Run, adapter: Adapter, *, silos: int) -> LabAggregation:
@@ -135,6 +149,13 @@ def play_run(run: Run, scratch: Path, *, progress: Progress) -> RunResult:
             rows += _judge_round(run, number, judge, circles)
             progress(number, figures, time.perf_counter() - round_started_s)
         adapters = [circle.adapter for circle in circles]
+        personal = {
+            silo: member.personal(circle.adapter)
+            for circle in circles
+            for member in circle.members
+            for silo in member.indices
+            if METHODS[run.method].personal
+        }
     rows.append(
         run_row(
             run,
@@ -147,7 +168,7 @@ def play_run(run: Run, scratch: Path, *, progress: Progress) -> RunResult:
             },
         )
     )
-    return RunResult(rows=rows, adapters=adapters)
+    return RunResult(rows=rows, adapters=adapters, personal=personal)
 
 
 def _circles(run: Run, scratch: Path, judge: Judge, stack: ExitStack) -> list[Circle]:
@@ -234,15 +255,3 @@ def _digest(adapters: Sequence[Adapter]) -> str:
     """One adapter's identity, or the digest of several; of none that of nothing."""
     found = [identity(adapter) for adapter in adapters]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
-
-
-def write_adapters(adapters: Sequence[Adapter], directory: Path) -> None:
-    """Keep final adapters, each as the product publishes one.
-
-    Args:
-        adapters: Circle after circle.
-        directory: Created if absent.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    for index, adapter in enumerate(adapters):
-        (directory / f"adapter-{index}.safetensors").write_bytes(encode_adapter(dict(adapter)))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.experiment.config import read_run
 from lab.experiment.federation_round import RoundFigures
-from lab.experiment.single_run import play_run, write_adapters
+from lab.experiment.single_run import play_run
 
 __all__ = ["ROWS", "RUN", "main"]
 
@@ -36,7 +36,7 @@ def main(directory: Path) -> None:
     run = read_run(directory / RUN)
     with tempfile.TemporaryDirectory(prefix="chorale-lab-") as scratch:
         result = play_run(run, Path(scratch), progress=_tell)
-    write_adapters(result.adapters, directory)
+    result.write_adapters(directory)
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in result.rows)
     part = directory / f"{ROWS}.part"
     part.write_text(text)

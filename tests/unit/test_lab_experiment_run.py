@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lab_experiment_samples import HEAD, SILOS, runs, setting, silo
+from safetensors.numpy import load_file
 
 from lab.experiment.config import load_experiment
 from lab.experiment.errors import DemonstrationError
@@ -73,6 +74,15 @@ def test_every_method_leaves_rows_that_the_report_reads(tmp_path, method):
         assert len({line.label for line in own}) == 4
         assert all(line.same_family and len(line.outcomes) == 1 for line in own)
     assert (-1 in {line.silo for line in evals}) == ("global" in scopes)
+    result.write_adapters(tmp_path / "kept")
+    kept = {path.stem: load_file(path) for path in (tmp_path / "kept").iterdir()}
+    circles = {"none": 0, "alone": 3}.get(topology, 1)
+    own = {f"personal-{index}" for index in range(3) if personal}
+    assert kept.keys() == {f"adapter-{index}" for index in range(circles)} | own
+    for name in own:
+        shared = kept["adapter-0"]
+        assert kept[name].keys() == shared.keys()
+        assert not all(np.array_equal(kept[name][key], shared[key]) for key in shared)
 
 
 def test_equal_runs_are_equal_and_seeds_differ(tmp_path):
