@@ -136,8 +136,10 @@ experiments-aggregation: setup
 	$(BIN)/chorale-lab run experiments/aggregation.toml --out $(EXPERIMENTS)/aggregation $(LAB_ARGS)
 	$(BIN)/chorale-lab run experiments/aggregation-noise.toml \
 	  --out $(EXPERIMENTS)/aggregation-noise $(LAB_ARGS)
+	$(BIN)/chorale-lab run experiments/aggregation-seeds.toml \
+	  --out $(EXPERIMENTS)/aggregation-seeds $(LAB_ARGS)
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report aggregation aggregation-noise \
-	  --reference rolora-gauge --out aggregation.md --plots plots
+	  aggregation-seeds --reference rolora-gauge --out aggregation.md --plots plots
 
 .PHONY: test-vllm test-environments
 # Against a real vLLM server on the CPU, and real environment packages, in environments of their own.

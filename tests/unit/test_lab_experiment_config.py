@@ -34,6 +34,7 @@ def test_the_files_that_are_announced_are_shipped():
     names = [path.name for path in SHIPPED]
     assert names == [
         "aggregation-noise.toml",
+        "aggregation-seeds.toml",
         "aggregation.toml",
         "fedse-demonstrations.toml",
         "fedse-own.toml",
