@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,13 +68,14 @@ def run(
       fedsa              and factors B of each silo's own
       clustered          one federation per family of 3 silos or more
 
-    Interrupt it at any time: finished runs are in results.jsonl, the others start again next time.
+    End it at any time, by Ctrl-C or SIGTERM: finished runs are in results.jsonl, the others start
+    again next time.
     Settings and seeds may be added to the file later; a finished run whose values were changed is
     refused, never overwritten.
 
     Exit code 1 if a run failed or the file is wrong.
     """  # noqa: D301  # click reads the backspace: leave the block as it is
-    with answering(output):
+    with answering(output), _sigterm_interrupts():
         from lab.experiment.errors import ExperimentError
 
         try:
@@ -104,6 +108,16 @@ def run(
                 next_step="the same command starts the failed ones again",
             )
         succeed(output, {"results": str(out)})
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """What a job scheduler or ``kill`` sends ends the workers too, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(

@@ -1,4 +1,7 @@
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from lab_experiment_samples import HEAD, SILOS, base, setting, silo, write
@@ -40,6 +43,27 @@ def test_a_grid_is_run_continued_and_never_repeated(small, tmp_path):
     assert kinds(out) == [("first", "run"), ("second", "run")]
     assert (out / "experiment.toml").read_bytes() == small.read_bytes()
     assert "0 runs finished, 2 were finished before" in invoke(small, "--out", out).output
+
+
+def test_a_grid_that_is_told_to_end_leaves_no_worker_and_can_go_on(tmp_path):
+    base(tmp_path)
+    text = SMALL.replace("rounds = 2", "rounds = 1000") + SILOS + setting("long", "fedse")
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", "from lab.cli.main import main; main()", "run"]
+    command += [str(write(tmp_path, text)), "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as grid:
+        for line in grid.stderr:
+            if "round 1/1000" in line:
+                break
+        threads = Path(f"/proc/{grid.pid}/task").iterdir()
+        (worker,) = "".join((thread / "children").read_text() for thread in threads).split()
+        grid.terminate()
+        said = grid.stderr.read()
+    assert "the same command goes on" in said
+    assert grid.returncode == 130
+    assert not Path(f"/proc/{worker}").exists()
+    assert not (out / "results.jsonl").exists()
+    assert "long seed 0" in invoke(tmp_path / "experiment.toml", "--out", out, "--check").output
 
 
 def test_a_failed_run_is_reported_with_its_reason(tmp_path):
