@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from lab.report.markdown import render
 from lab.report.plots import draw_plots, slug
+from lab.report.pooled import pooled
 from lab.report.report import Choices, Report, build_report
 from lab.report.results import Results, load_results
 from lab.report.summary import summary
@@ -49,14 +50,20 @@ def write_report(
     results = load_results(directories)
     report = _with_plots(results, build_report(results, choices), plots)
     figures = summary(report, results, choices)
+    over_experiments = pooled(report, results)
     if output == "json":
-        content = {**_plain(asdict(report)), "summary": figures}
+        content = {
+            **_plain(asdict(report)),
+            "pooled": [_plain(asdict(found)) for found in over_experiments],
+            "summary": figures,
+        }
         text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
     else:
         start = Path.cwd() if out is None else out.resolve().parent
         text = render(
             report,
             figures,
+            over_experiments,
             plots=quote(Path(os.path.relpath(plots.resolve(), start)).as_posix()),
         )
     if out is not None:

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from federation.markdown import escaped
-from lab.report.interval import LEAST_SEEDS
+from lab.report.interval import LEAST_SEEDS, SeedSpread
 from lab.report.paired import Difference
+from lab.report.pooled import Pooled
 from lab.report.report import ExperimentReport, Family, Report, SilosReport
 from lab.report.scores import Rate
 from lab.report.silos import GROUPS
@@ -31,29 +32,41 @@ _LEGEND: Final = (
 _TESTS: Final = (
     "Exact McNemar tests on the same tasks at equal seeds. *b*: only the reference solves the "
     "task; *c*: only the other. *Difference* is the reference minus the other, macro, in points, "
-    "with the 95 % interval from the discordant pairs. *p (Holm)* is adjusted over the rows of its "
-    "table."
+    "with the 95 % interval from the discordant pairs; *over seeds* has its 95 % t interval over "
+    f"the seeds (from {LEAST_SEEDS} seeds; otherwise their range), which alone knows that two "
+    "trainings of one setting differ. *p (Holm)* is adjusted over the rows of its table."
 )
 _SILOS: Final = (
     "*Own*: tasks of the silo's shard. *Unseen*: tasks of its family outside the shard. *Other*: "
     "tasks of other families. Wilson intervals over tasks, seeds pooled. *To alone* is the paired "
-    "difference on own tasks in points with its 95 % interval. Single silos are shown alone and "
+    "difference in points, of all silos together its mean, with the 95 % interval over tasks and, "
+    "as above, *over seeds*; of a single silo it is on own tasks. Single silos are shown alone and "
     "with the options that a silo may choose from."
+)
+_POOLED: Final = (
+    "Experiments that differ only in their seeds and in what was judged: the difference in points "
+    "with its 95 % t interval over all of their seeds, each counted once and alike. For silos it "
+    "is the mean over silos on own tasks; beside it the silo where it is least."
 )
 _DASH: Final = "–"
 
 
-def render(report: Report, figures: Mapping[str, Any], *, plots: str) -> str:
+def render(
+    report: Report, figures: Mapping[str, Any], over_experiments: Sequence[Pooled], *, plots: str
+) -> str:
     """The whole fragment.
 
     Args:
         report: What to say.
         figures: The summary.
+        over_experiments: Differences over the seeds of several experiments.
         plots: Where pictures lie, as the text should link them, for example ``plots``.
     """
     parts: list[str] = []
     for experiment in report.experiments:
         parts += _experiment(experiment, plots)
+    if over_experiments:
+        parts += ["## Seeds of several experiments", _POOLED, _over_experiments(over_experiments)]
     if report.unfinished:
         named = ", ".join(
             f"{escaped(setting)} at seed {seed}" for setting, seed in report.unfinished
@@ -115,7 +128,7 @@ def _scores(report: ExperimentReport, temperature: float) -> str:
                 *[_rate(score.environments.get(name)) for name in names],
                 _rate(score.micro),
                 _rate(score.macro),
-                _seeds(score.macro),
+                _DASH if score.macro is None else _spread(score.macro.spread, sign=""),
             ]
         )
     head = ["setting", "seeds", "rounds", *map(escaped, names), "micro", "macro"]
@@ -128,17 +141,18 @@ def _family(family: Family) -> list[str]:
     lines = [
         [
             escaped(found.second),
-            str(found.seeds),
+            ", ".join(map(str, found.macro.seeds)),
             f"{found.counts.tasks:,}",
             str(found.counts.only_first),
             str(found.counts.only_second),
             _points(found.macro),
+            _spread(found.macro.spread),
             _p(found.p_value),
             _p(adjusted),
         ]
         for found, adjusted in zip(family.comparisons, family.adjusted, strict=True)
     ]
-    head = ["against", "seeds", "tasks", "b", "c", "difference", "p", "p (Holm)"]
+    head = ["against", "seeds", "tasks", "b", "c", "difference", "over seeds", "p", "p (Holm)"]
     parts = [f"Reference {escaped(family.reference)}, {_heading(family.temperature).lower()}:"]
     if lines:
         parts.append(_table(head, lines))
@@ -151,15 +165,18 @@ def _silos(report: SilosReport) -> list[str]:
         [
             escaped(found.option.name),
             *[_rate(found.means[group]) for group in GROUPS],
-            _points(min(found.differences, key=lambda one: one.value))
-            if found.differences
-            else _DASH,
+            *[text for gain in found.gains.values() for text in _difference(gain)],
+            *_difference(min(found.differences, key=lambda one: one.value, default=None)),
         ]
         for found in report.options
     ]
     parts.append(
         _table(
-            ["mean over silos", "own", "unseen", "other", "worst silo to alone"],
+            [
+                *["mean over silos", "own", "unseen", "other"],
+                *["own, to alone", "over seeds", "unseen, to alone", "over seeds"],
+                *["worst silo, own, to alone", "over seeds"],
+            ],
             means,
         )
     )
@@ -175,14 +192,31 @@ def _silos(report: SilosReport) -> list[str]:
             escaped(report.families[at]),
             escaped(found.option.name),
             *[_rate(found.rates[group][at]) for group in GROUPS],
-            _points(found.differences[at]) if found.differences else _DASH,
+            *_difference(found.differences[at] if found.differences else None),
         ]
         for at, silo in enumerate(report.silos)
         for found in report.options
         if found.candidate or found.option == report.alone
     ]
-    head = ["silo", "family", "option", "own", "unseen", "other", "to alone"]
+    head = ["silo", "family", "option", "own", "unseen", "other", "to alone", "over seeds"]
     return [*parts, _table(head, lines)]
+
+
+def _over_experiments(found: Sequence[Pooled]) -> str:
+    lines = [
+        [
+            escaped(one.first),
+            escaped(one.second),
+            _heading(one.temperature).lower(),
+            ", ".join(map(escaped, one.experiments)),
+            ", ".join(map(str, one.seeds)),
+            _spread(one.spread),
+            _DASH if one.worst is None else f"silo {one.worst[0]}: {_spread(one.worst[1])}",
+        ]
+        for one in found
+    ]
+    head = ["first", "minus", "at", "experiments", "seeds", "difference", "worst silo"]
+    return _table(head, lines)
 
 
 def _heading(temperature: float) -> str:
@@ -197,15 +231,21 @@ def _rate(rate: Rate | None) -> str:
     return text if math.isnan(deviation) else f"{text} s {100 * deviation:.1f}"
 
 
-def _seeds(rate: Rate | None) -> str:
-    if rate is None:
-        return _DASH
-    spread = rate.spread
+def _spread(spread: SeedSpread, sign: str = "+") -> str:
+    def points(rate: float) -> str:
+        return f"{100 * rate:{sign}.1f}"
+
     if not math.isnan(spread.low):
-        return f"{100 * spread.mean:.1f} [{100 * spread.low:.1f}, {100 * spread.high:.1f}] t"
+        return f"{points(spread.mean)} [{points(spread.low)}, {points(spread.high)}] t"
     if len(spread.rates) == 1:
         return "one seed"
-    return f"{100 * min(spread.rates):.1f} to {100 * max(spread.rates):.1f}"
+    return f"{points(min(spread.rates))} to {points(max(spread.rates))}"
+
+
+def _difference(difference: Difference | None) -> tuple[str, str]:
+    if difference is None:
+        return _DASH, _DASH
+    return _points(difference), _spread(difference.spread)
 
 
 def _points(difference: Difference) -> str:

@@ -5,19 +5,23 @@
   A. Agresti, Categorical Data Analysis, 3rd ed., §11.1.2.
 * `holm`: p-values of a family of comparisons, adjusted step by step so that the chance of one false
   rejection stays below α. S. Holm, Scand. J. Statist. 6 (1979).
-* `paired_difference`: Σ w_i·(p_i^A − p_i^B) ± 1.96·√Σ w_i² v_i,
-  v_i = ((b_i + c_i) − (b_i − c_i)²/n_i)/n_i² (Wald; Agresti §11.1.1).
+* `paired_difference`: the mean of I strata, Σ_i (p_i^A − p_i^B)/I ± 1.96·√(Σ_i v_i/I²), with
+  v_i = ((b_i + c_i) − (b_i − c_i)²/n_i)/n_i² (Wald; Agresti §11.1.1) and the seeds pooled; and the
+  same mean seed by seed, with `interval.over_seeds`.
 
-Covered: tasks that are independent given the two adapters. Not covered: variance between seeds;
-the Wald interval is too short when b + c is small, so read the exact p beside it.
+Covered: tasks that are independent given the two adapters; another pair of runs of the same two
+settings, by the interval over seeds alone: a test over tasks does not know that trainings differ.
+Not covered: the Wald interval is too short when b + c is small, so read the exact p beside it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 
+from lab.report.interval import SeedSpread, over_seeds
 from lab.wilson import Z_95
 
 __all__ = ["Difference", "Discordance", "holm", "mcnemar", "paired_difference"]
@@ -58,13 +62,20 @@ class Discordance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """First minus second, as a rate, with its 95 % interval."""
+    """First minus second, as a rate."""
 
     value: float
+    """The seeds pooled."""
     low: float
+    """Lower end of the 95 % interval over tasks."""
     high: float
+    """Upper end."""
     tasks: int
-    """Paired tasks behind it, n over all strata."""
+    """Paired tasks behind it, n over all strata and seeds."""
+    seeds: tuple[int, ...]
+    """Ascending."""
+    spread: SeedSpread
+    """Over the seeds, in their order."""
 
 
 def mcnemar(counts: Discordance) -> float:
@@ -87,22 +98,35 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def paired_difference(parts: Sequence[tuple[float, Discordance]]) -> Difference:
-    """The weighted difference over strata.
+def paired_difference(by_seed: Mapping[int, Sequence[Discordance]]) -> Difference:
+    """The mean difference over strata.
 
     Args:
-        parts: Weight and counts of each stratum; a stratum has at least one task.
+        by_seed: Each seed's strata, in one order; a stratum has at least one task.
 
     Raises:
-        ValueError: No stratum, or one without tasks.
+        ValueError: No seed, no stratum, one without tasks, or not as many at every seed.
     """
-    if not parts or min(counts.tasks for _, counts in parts) < 1:
+    seeds = tuple(sorted(by_seed))
+    strata = list(zip(*(by_seed[seed] for seed in seeds), strict=True))
+    if not strata or min(counts.tasks for stratum in strata for counts in stratum) < 1:
         raise ValueError("a difference takes strata with tasks")
-    value = variance = 0.0
-    for weight, counts in parts:
+    pooled = [sum(stratum[1:], stratum[0]) for stratum in strata]
+    variance = 0.0
+    for counts in pooled:
         n, b, c = counts.tasks, counts.only_first, counts.only_second
-        value += weight * (b - c) / n
-        variance += weight**2 * ((b + c) - (b - c) ** 2 / n) / n**2
-    half = Z_95 * math.sqrt(variance)
-    tasks = sum(counts.tasks for _, counts in parts)
-    return Difference(value=value, low=value - half, high=value + half, tasks=tasks)
+        variance += ((b + c) - (b - c) ** 2 / n) / n**2
+    value = _mean_rate(pooled)
+    half = Z_95 * math.sqrt(variance) / len(pooled)
+    return Difference(
+        value=value,
+        low=value - half,
+        high=value + half,
+        tasks=sum(counts.tasks for counts in pooled),
+        seeds=seeds,
+        spread=over_seeds([_mean_rate(by_seed[seed]) for seed in seeds]),
+    )
+
+
+def _mean_rate(strata: Sequence[Discordance]) -> float:
+    return mean((counts.only_first - counts.only_second) / counts.tasks for counts in strata)

@@ -5,6 +5,7 @@ Covered: scores, comparisons, silos, the summary. Not covered: pictures (`plots.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -59,6 +60,7 @@ class SettingRow:
     """One line of the tables."""
 
     row: str
+    setting: str
     method: str
     seeds: tuple[int, ...]
     rounds: tuple[int, ...]
@@ -91,6 +93,8 @@ class OptionReport:
     """Own, unseen, other: mean over silos."""
     differences: tuple[Difference, ...]
     """To alone on own tasks, one for each silo; empty for alone and where tasks differ."""
+    gains: Mapping[str, Difference | None]
+    """Own, unseen: to alone, the mean over silos; None for alone and where tasks differ."""
     candidate: bool
     """Whether it is among those that a silo may choose from."""
 
@@ -181,6 +185,7 @@ def _row(row: Row, temperatures: Sequence[float], counted: Sequence[str]) -> Set
     final = row.final()
     return SettingRow(
         row=row.name,
+        setting=row.setting,
         method=row.method,
         seeds=tuple(sorted({line.seed for line in final})),
         rounds=tuple(sorted({line.round for line in final})),
@@ -242,11 +247,12 @@ def _at(
     options = []
     for option in silos.options:
         differences: tuple[Difference, ...] = ()
+        gains: dict[str, Difference | None] = {"own": None, "unseen": None}
         if option != alone:
-            try:
+            with contextlib.suppress(UnpairedError):
                 differences = tuple(silos.difference(option, alone, k) for k in silos.indices)
-            except UnpairedError:
-                differences = ()
+                gains["own"] = silos.gain(option, alone, "own")
+                gains["unseen"] = silos.gain(option, alone, "unseen")
         options.append(
             OptionReport(
                 option=option,
@@ -256,6 +262,7 @@ def _at(
                 },
                 means={group: silos.mean(option, group) for group in GROUPS},
                 differences=differences,
+                gains=gains,
                 candidate=bool(differences) and _may_choose(experiment, option, choices),
             )
         )

@@ -100,9 +100,7 @@ class Comparison:
     p_value: float
     """Exact McNemar."""
     macro: Difference
-    """First minus second, mean over environments."""
-    seeds: int
-    """Seeds that both have."""
+    """First minus second, mean over environments, at the seeds that both have."""
 
 
 def rows_of(experiment: Experiment) -> tuple[Row, ...]:
@@ -181,10 +179,11 @@ def compare(first: Row, second: Row, temperature: float, counted: Sequence[str])
     """Two rows on the tasks that both were judged on, at their last rounds.
 
     Raises:
-        UnpairedError: They share no task of a counted environment, or not in the same number.
+        UnpairedError: They share no task of a counted environment at a seed, or not in the same
+            number.
     """
-    by_environment: dict[str, Discordance] = {}
-    seeds = set()
+    empty = Discordance(tasks=0, only_first=0, only_second=0)
+    by_seed: dict[int, dict[str, Discordance]] = defaultdict(dict)
     one, other = _tasks(first, temperature), _tasks(second, temperature)
     for key in one.keys() & other.keys():
         seed, environment, _ = key
@@ -194,22 +193,20 @@ def compare(first: Row, second: Row, temperature: float, counted: Sequence[str])
                     f"{first.name} and {second.name} have {len(a)} and {len(b)} tasks in "
                     f"{environment} at seed {seed}"
                 )
-            empty = Discordance(tasks=0, only_first=0, only_second=0)
-            counts = by_environment.get(environment, empty)
-            by_environment[environment] = counts + Discordance.of(a, b)
-            seeds.add(seed)
-    missing = [name for name in counted if name not in by_environment]
+            found = by_seed[seed]
+            found[environment] = found.get(environment, empty) + Discordance.of(a, b)
+    shared = [set(found) for found in by_seed.values()] or [set[str]()]
+    missing = [name for name in counted if not all(name in found for found in shared)]
     if missing:
         raise UnpairedError(f"{first.name} and {second.name} share no task in {', '.join(missing)}")
-    parts = [by_environment[name] for name in counted]
-    counts = sum(parts[1:], parts[0])
+    parts = {seed: [found[name] for name in counted] for seed, found in by_seed.items()}
+    counts = sum((part for strata in parts.values() for part in strata), empty)
     return Comparison(
         first=first.name,
         second=second.name,
         counts=counts,
         p_value=mcnemar(counts),
-        macro=paired_difference([(1 / len(parts), part) for part in parts]),
-        seeds=len(seeds),
+        macro=paired_difference(parts),
     )
 
 

@@ -8,9 +8,9 @@ other lines call own, unseen or foreign to silo k at the same seed.
     unseen   of the silo's family, not in its shard
     other    of another family
 
-`worst` is the option's least difference to alone on own tasks over silos, in rates, each with the
-interval of `paired.paired_difference`. The minimum over silos lies below the typical silo even
-where all are equal, so read it with its interval.
+Differences to alone are in rates, with the intervals of `paired.paired_difference`: `difference`
+of one silo on own tasks, `worst` the least of them, `gain` the mean over silos. The minimum over
+silos lies below the typical silo even where all are equal, so read it with its intervals.
 
 Covered: shards that differ between seeds. Not covered: a silo with no own task.
 """
@@ -145,26 +145,17 @@ class Silos:
         Raises:
             UnpairedError: They were not judged on the same tasks.
         """
-        total = Discordance(tasks=0, only_first=0, only_second=0)
-        for seed in sorted(set(self._seeds(option)) & set(self._seeds(alone))):
-            mine, base = (
-                {(line.environment, line.label): line.outcomes for line in lines}
-                for lines in (
-                    self._judged(option, seed, silo, "own"),
-                    self._judged(alone, seed, silo, "own"),
-                )
-            )
-            sizes = [{label: len(text) for label, text in found.items()} for found in (mine, base)]
-            if sizes[0] != sizes[1] or not mine:
-                raise UnpairedError(
-                    f"silo {silo}: {option.name} and {alone.name} were not judged on the same own "
-                    f"tasks at seed {seed}"
-                )
-            for label, outcomes in mine.items():
-                total += Discordance.of(outcomes, base[label])
-        if not total.tasks:
-            raise UnpairedError(f"{option.name} and {alone.name} share no seed")
-        return paired_difference([(1.0, total)])
+        counts = self._paired(option, alone, silo, "own")
+        return paired_difference({seed: [found] for seed, found in counts.items()})
+
+    def gain(self, option: Option, alone: Option, group: Group) -> Difference:
+        """Option minus alone, paired, the mean over all silos, each counting the same.
+
+        Raises:
+            UnpairedError: As for :meth:`difference`.
+        """
+        by_silo = [self._paired(option, alone, silo, group) for silo in self.indices]
+        return paired_difference({seed: [found[seed] for found in by_silo] for seed in by_silo[0]})
 
     def worst(self, option: Option, alone: Option) -> Worst:
         """The silo with the least difference to alone.
@@ -201,6 +192,30 @@ class Silos:
             )
         if line.own:
             self.families[line.silo].add(line.family)
+
+    def _paired(
+        self, option: Option, alone: Option, silo: int, group: Group
+    ) -> dict[int, Discordance]:
+        """One silo's tasks of a group at each seed that both options have."""
+        found: dict[int, Discordance] = {}
+        for seed in sorted(set(self._seeds(option)) & set(self._seeds(alone))):
+            mine, base = (
+                {(line.environment, line.label): line.outcomes for line in lines}
+                for lines in (
+                    self._judged(option, seed, silo, group),
+                    self._judged(alone, seed, silo, group),
+                )
+            )
+            sizes = [{label: len(text) for label, text in side.items()} for side in (mine, base)]
+            if sizes[0] != sizes[1] or not mine:
+                raise UnpairedError(
+                    f"silo {silo}: {option.name} and {alone.name} were not judged on the same "
+                    f"{group} tasks at seed {seed}"
+                )
+            found[seed] = Discordance.of("".join(mine.values()), "".join(base[at] for at in mine))
+        if not found:
+            raise UnpairedError(f"{option.name} and {alone.name} share no seed")
+        return found
 
     def _seeds(self, option: Option) -> list[int]:
         return sorted({seed for found, seed, _ in self._lines if found == option})

@@ -123,9 +123,9 @@ def test_the_paired_interval_is_that_of_the_differences():
     """With one stratum: mean ± 1.96·s/√n of d ∈ {−1, 0, 1}, s with n in the denominator."""
     first, second = "1101101110", "0101001100"
     differences = [int(a) - int(b) for a, b in zip(first, second, strict=True)]
-    found = paired_difference([(1.0, Discordance.of(first, second))])
+    found = paired_difference({3: [Discordance.of(first, second)]})
     mean = sum(differences) / 10
     half = 1.959963984540054 * scipy.stats.tstd(differences) * math.sqrt(9 / 10) / math.sqrt(10)
     assert (found.value, found.low, found.high) == pytest.approx((mean, mean - half, mean + half))
     with pytest.raises(ValueError):
-        paired_difference([])
+        paired_difference({})
