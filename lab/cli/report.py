@@ -38,7 +38,11 @@ def report(
         typer.Option(help="Setting among which a silo's best is chosen; repeat for more."),
     ] = None,
 ) -> None:
-    """Tables, paired tests, curves and the summary line of one or more experiments."""
+    """Tables, paired tests, curves and the summary line of one or more experiments.
+
+    Intervals over tasks speak of the adapters that were trained; those over seeds of another run.
+    Experiments that differ only in seeds and in what was judged are also taken together.
+    """
     from lab.report.document import write_report
     from lab.report.errors import ReportError
     from lab.report.report import Choices
