@@ -101,7 +101,7 @@ bench-privacy-modes: setup
 demo-ops: setup
 	@$(BIN)/python -m deploy.ops_demo $(DEMO_ARGS)
 
-.PHONY: bench-coordinator-idle bench-rollout bench-sft-step
+.PHONY: bench-coordinator-idle bench-rollout bench-sft-step bench-local-round
 
 bench-coordinator-idle: setup
 	$(BIN)/python benchmarks/coordinator_idle.py $(BENCH_ARGS)
@@ -111,6 +111,10 @@ bench-rollout: setup
 
 bench-sft-step: setup
 	$(BIN)/python benchmarks/sft_step.py $(BENCH_ARGS)
+
+# A 0.5B shape with random weights; BENCH_ARGS="--device cuda --dtype bfloat16" on a GPU.
+bench-local-round: setup
+	$(BIN)/python benchmarks/local_round.py $(BENCH_ARGS)
 
 .PHONY: dashboards
 # The Grafana dashboards are generated and committed; a test fails when they are stale.
