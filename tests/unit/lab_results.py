@@ -4,6 +4,8 @@ import json
 import random
 from pathlib import Path
 
+from lab.report.results import load_results
+
 SEEDS = (0, 1, 2)
 ENVIRONMENTS = ("craft", "maze", "shop")
 TASKS = 40
@@ -104,3 +106,8 @@ def write(directory, lines):
     path = Path(directory) / "results.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return directory
+
+
+def loaded(directory, lines):
+    (found,) = load_results([write(directory, lines)]).experiments
+    return found

@@ -12,6 +12,7 @@ from lab_results import (
     eval_line,
     federation_one,
     federation_two,
+    loaded,
     round_line,
     run_line,
     write,
@@ -30,11 +31,6 @@ from lab.report.results import load_results
 from lab.report.scores import compare, counted_environments, rows_of, score
 from lab.report.silos import Option, Silos
 from lab.report.summary import summary
-
-
-def loaded(directory, lines):
-    (found,) = load_results([write(directory, lines)]).experiments
-    return found
 
 
 def rate_of(lines, **wanted):

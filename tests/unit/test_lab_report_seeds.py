@@ -11,6 +11,7 @@ from lab_results import (
     eval_line,
     federation_one,
     federation_two,
+    loaded,
     run_line,
     write,
 )
@@ -25,11 +26,6 @@ from lab.report.report import Choices, build_report
 from lab.report.results import load_results
 from lab.report.scores import compare, rows_of, score
 from lab.report.silos import Option, Silos
-
-
-def loaded(directory, lines):
-    (found,) = load_results([write(directory, lines)]).experiments
-    return found
 
 
 def t_interval(rates):
