@@ -62,7 +62,7 @@ def pooled(report: Report, results: Results) -> tuple[Pooled, ...]:
     for experiment, found in zip(results.experiments, report.experiments, strict=True):
         for settings, part in _parts(found):
             alike = tuple(_training(experiment, setting) for setting in settings)
-            key = (part.first, part.second, part.temperature, bool(part.silos), alike)
+            key = (part.first, part.second, part.temperature, tuple(part.silos), alike)
             groups[key].append(part)
     return tuple(_pool(parts) for parts in groups.values() if len(parts) > 1)
 

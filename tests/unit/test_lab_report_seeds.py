@@ -147,6 +147,16 @@ def test_silos_are_pooled_one_by_one(tmp_path):
     assert spread == over_seeds(2 * worst.difference.spread.rates)
 
 
+def test_other_silos_are_not_pooled(tmp_path):
+    lines = federation_two()
+    other = [
+        line | ({"experiment": "third"} if "config" in line else {"silo": line["silo"] + 5})
+        for line in lines
+        if line.get("silo") != -1
+    ]
+    assert [one.worst for one in all_pooled(tmp_path, lines, other)] == [None]
+
+
 def test_the_report_prints_them(tmp_path):
     for at, (seeds, name) in enumerate((((0, 1), "first"), ((2, 3), "second"))):
         write(tmp_path / str(at), of_seeds(seeds, name, held_out=1))
