@@ -101,10 +101,15 @@ bench-privacy-modes: setup
 demo-ops: setup
 	@$(BIN)/python -m deploy.ops_demo $(DEMO_ARGS)
 
-.PHONY: bench-coordinator-idle bench-rollout bench-sft-step bench-local-round
+.PHONY: bench-coordinator-idle bench-rollout bench-sft-step bench-local-round bench-local-digests
 
 bench-coordinator-idle: setup
 	$(BIN)/python benchmarks/coordinator_idle.py $(BENCH_ARGS)
+
+# BENCH_ARGS="--port rounds --strangers 8000" for more than there are places.
+.PHONY: bench-strangers
+bench-strangers: setup
+	$(BIN)/python benchmarks/strangers.py $(BENCH_ARGS)
 
 bench-rollout: setup
 	$(BIN)/python benchmarks/rollout.py $(BENCH_ARGS)
@@ -115,6 +120,10 @@ bench-sft-step: setup
 # A 0.5B shape with random weights; BENCH_ARGS="--device cuda --dtype bfloat16" on a GPU.
 bench-local-round: setup
 	$(BIN)/python benchmarks/local_round.py $(BENCH_ARGS)
+
+# Equal lines on two commits, on one machine: local work is the same bit for bit.
+bench-local-digests: setup
+	$(BIN)/python benchmarks/local_round_digests.py
 
 .PHONY: dashboards
 # The Grafana dashboards are generated and committed; a test fails when they are stale.

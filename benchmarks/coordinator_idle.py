@@ -29,8 +29,8 @@ from pathlib import Path
 from chorale.v1 import admin_pb2
 from lab.loopback import LoopbackFederation
 from server.cli.client import connect
-from silo_agent.identity import join
-from silo_agent.transport import Coordinator
+from silo_agent.identity.identity import join
+from silo_agent.line.transport import Coordinator
 
 MIB = 1 << 20
 BOUND_START_S, BOUND_RSS_MIB = 2.0, 200.0

@@ -6,8 +6,8 @@ arm gets the same sequences, the same token count (T·units, so that nobody has 
 one thread.
 
     plain       mean loss over the batch's agent tokens, one backward
-    loop …      ``dp.sgd.DpStep`` with each backend of ``dp.grads``: gradients, clip, integer grid,
-                discrete Gaussian noise from the system's CSPRNG
+    loop …      ``dp.steps.sgd.DpStep`` with each backend of ``dp.steps.grads``: gradients, clip,
+                integer grid, discrete Gaussian noise from the system's CSPRNG
     opacus/…    ``PrivacyEngine`` in each of its modes that runs this model: gradients, clip,
                 continuous Gaussian noise from torch's generator (its secure mode is not available)
 
@@ -49,19 +49,19 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import PrivacyError
-from dp.grads import BACKENDS
-from dp.grid import Grid
-from dp.ledger import Ledger
-from dp.receipt import TrainingReceipt
-from dp.sgd import DpStep
-from dp.share import add_noise
-from dp.source import NoiseSource
-from dp.unit_sum import UnitSum
-from dp.units import UnitId
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import attach_lora, lora_parameters
-from silo_agent.evolve.sft import TrajectoryLoss
-from silo_agent.trajectory import Step, Task, Trajectory
+from dp.ledger.ledger import Ledger
+from dp.ledger.receipt import TrainingReceipt
+from dp.noise.grid import Grid
+from dp.noise.share import add_noise
+from dp.noise.source import NoiseSource
+from dp.noise.unit_sum import UnitSum
+from dp.steps.grads import BACKENDS
+from dp.steps.sgd import DpStep
+from dp.steps.units import UnitId
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import attach_lora, lora_parameters
+from evolution.train.sft import TrajectoryLoss
+from evolution.trajectory import Step, Task, Trajectory
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
 OPACUS_MODES = ("hooks", "functorch", "ew", "ghost")

@@ -22,9 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs.tasks import Shard
-from silo_agent.evolve.evolver import (
+from evolution.envs.tasks import Shard
+from evolution.methods.evolver import (
     Assignment,
     Evaluation,
     Evolution,
@@ -33,7 +32,8 @@ from silo_agent.evolve.evolver import (
     EvolveSettings,
     Work,
 )
-from silo_agent.evolve.registry import make_evolver
+from evolution.methods.registry import make_evolver
+from evolution.model.lora import initial_adapter
 
 Adapter = dict[str, np.ndarray]
 

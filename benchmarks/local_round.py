@@ -34,21 +34,21 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from dp.grid import Grid
-from dp.share import add_noise, per_silo_sigma
-from dp.source import NoiseSource
-from federation.model_shapes import PRESETS, ModelShape, shape_from_config
-from silo_agent.adapter.causal_lm import load_tokenizer
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs.registry import make
-from silo_agent.envs.tasks import Split
-from silo_agent.evolve.expert import demonstrations
-from silo_agent.evolve.sft import SftTrainer
-from silo_agent.evolve.sft_settings import SftSettings
-from silo_agent.evolve.trainer_spec import TrainerSpec
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.hf import HfEngine
-from silo_agent.trajectory import Task, Trajectory
+from dp.noise.grid import Grid
+from dp.noise.share import add_noise, per_silo_sigma
+from dp.noise.source import NoiseSource
+from evolution.envs.registry import make
+from evolution.envs.tasks import Split
+from evolution.methods.expert import demonstrations
+from evolution.model.causal_lm import load_tokenizer
+from evolution.model.lora import initial_adapter
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.hf import HfEngine
+from evolution.train.settings import SftSettings
+from evolution.train.sft import SftTrainer
+from evolution.train.spec import TrainerSpec
+from evolution.trajectory import Task, Trajectory
+from federation.adapter.shapes import PRESETS, ModelShape, shape_from_config
 
 SMALL = Path(__file__).parents[1] / "lab" / "base_model"
 PHASES = ("load", "explore", "train", "encode")

@@ -30,13 +30,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from federation.adapter import encode_adapter
+from evolution.model.identity import base_sha256
+from evolution.model.lora import initial_adapter
+from federation.adapter.encoding import encode_adapter
 from lab.demo.choices import Privacy
 from lab.demo.outcome import Outcome, await_judged, pooled
 from lab.demo.recipe import RECIPES, Recipe
 from lab.loopback import LoopbackFederation
-from silo_agent.adapter.base_model import base_sha256
-from silo_agent.adapter.lora import initial_adapter
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d", "silo-e")
@@ -166,7 +166,10 @@ class Federation:
         for index, silo_id in enumerate(SILOS):
             directory = loopback.silo_dir(silo_id)
             (directory / "silo.toml").write_text(silo_toml(index, self.held_out))
-            loopback.silo("policy", "init", "--plan", str(plan), "--data", str(directory))
+            loopback.silo(
+                "policy", "init", "--plan", str(plan), "--data", str(directory),
+                "--accept-no-privacy",
+            )  # fmt: skip
             loopback.start_silo(silo_id)
         return plan, adapter
 

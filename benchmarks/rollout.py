@@ -37,15 +37,15 @@ from typing import Any
 
 import torch
 
-from silo_agent.adapter.causal_lm import load_base, load_tokenizer
-from silo_agent.envs.environment import Environment
-from silo_agent.envs.registry import make
-from silo_agent.envs.tasks import Split
-from silo_agent.rollout.conversation import ChatFormat
-from silo_agent.rollout.engine import RolloutEngine
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.hf import HfEngine
-from silo_agent.trajectory import Task
+from evolution.envs.environment import Environment
+from evolution.envs.registry import make
+from evolution.envs.tasks import Split
+from evolution.model.causal_lm import load_base, load_tokenizer
+from evolution.rollout.conversation import ChatFormat
+from evolution.rollout.engine import RolloutEngine
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.hf import HfEngine
+from evolution.trajectory import Task
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
 MAX_NEW_TOKENS = 12

@@ -40,18 +40,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import (
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import (
     attach_lora,
     initial_adapter,
     lora_parameters,
     read_adapter,
     write_adapter,
 )
-from silo_agent.evolve.sft import SftTrainer
-from silo_agent.evolve.sft_settings import SftSettings
-from silo_agent.evolve.trainer_spec import TrainerSpec
-from silo_agent.trajectory import Step, Task, Trajectory
+from evolution.train.settings import SftSettings
+from evolution.train.sft import SftTrainer
+from evolution.train.spec import TrainerSpec
+from evolution.trajectory import Step, Task, Trajectory
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
 RANK, ALPHA = 8, 16.0

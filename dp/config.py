@@ -10,8 +10,8 @@ Invariants:
        length-prefixed and tagged with its domain and with each field's name.
 
 Covered: types, ranges, consistency of the fields with each other.
-Not covered: whether the grid suits a dimension (``dp.grid``), whether the ring is wide enough
-(``dp.share``), whether ε reaches the cap (``dp.ledger``).
+Not covered: whether the grid suits a dimension (``dp.noise.grid``), whether the ring is wide enough
+(``dp.noise.share``), whether ε reaches the cap (``dp.ledger.ledger``).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@
     │   └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
     ├── ProbeError      the port of probes and metrics cannot be served
     ├── DeploymentError files to deploy with that cannot be found, filled in or written
+    ├── TomlError       a document that is too long, too deep, or no TOML
     ├── LogSettingError a variable that says how to log has a value that it cannot have
     ├── TracingError    tracing is asked for and cannot be had; says what to install or unset
     └── VersionError    what a peer says of its version is malformed
@@ -74,6 +75,10 @@ class ProbeError(FederationError):
 
 class DeploymentError(FederationError):
     """Files to deploy with cannot be found, filled in or written."""
+
+
+class TomlError(FederationError):
+    """A document is too long, too deep, too full, or no TOML."""
 
 
 class LogSettingError(FederationError):

@@ -10,7 +10,9 @@ What each protocol has beyond the one before it:
 
 1. Version 0.1.0, which says nothing of itself: silence is this protocol.
 2. MembershipService, that is renewed certificates, audit heads and leaving; rosters that members
-   approved; records of rollbacks; the plan's key ``evolve.learning_rate_schedule``.
+   approved; records of rollbacks; the plan's keys ``evolve.learning_rate_schedule``,
+   ``rounds.max_quarantined``, ``sit_out_after`` and ``sit_out_rounds``, and
+   ``privacy.exact_figures``, without which a plan without noise has no figures.
 
 Covered: words that are absent, repeated, too long or malformed. Not covered: whether they are true:
 a peer gains nothing by a lie but a later refusal; what it may do is checked where it does it.
@@ -29,11 +31,13 @@ from federation.errors import VersionError, VersionMismatchError
 
 __all__ = [
     "APPROVED_ROSTERS",
+    "EXACT_FIGURES",
     "LEARNING_RATE_SCHEDULE",
     "MEMBERSHIP",
     "NEWEST_PROTOCOL",
     "OLDEST_PROTOCOL",
     "ROLLBACKS",
+    "ROUNDS_GO_WRONG",
     "UNANNOUNCED",
     "Version",
     "installed_version",
@@ -50,8 +54,13 @@ APPROVED_ROSTERS: Final = 2
 """The protocol from which on a silo can verify a roster that members approved."""
 LEARNING_RATE_SCHEDULE: Final = 2
 """The protocol from which on a silo knows that key of a plan."""
+EXACT_FIGURES: Final = 2
+"""The protocol from which on a silo takes part without noise: what figures there are then is a key
+of the plan, and an older silo knows one answer only."""
 ROLLBACKS: Final = 2
 """The protocol from which on a silo can follow a run that goes back to an earlier round."""
+ROUNDS_GO_WRONG: Final = 2
+"""The protocol from which on a silo knows a plan's keys about quarantines and stalling silos."""
 _VERSION_KEY: Final = "chorale-version"
 _PROTOCOL_KEY: Final = "chorale-protocol"
 _NAME: Final = re.compile(r"[0-9][0-9a-z.+-]{0,31}")

@@ -4,8 +4,8 @@
 for an audit head AuditHeadError; counts are looked at before items are built. ``*_to_proto`` then
 ``*_from_proto`` gives an equal object.
 
-Covered: bounds. Not covered: signatures and links, which ``federation.record`` and
-``federation.audit_head`` check.
+Covered: bounds. Not covered: signatures and links, which ``federation.chain.record`` and
+``federation.audit.head`` check.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final, get_args
 
 from chorale.v1 import aggregation_pb2 as pb
 from chorale.v1 import membership_pb2, secagg_pb2
-from federation.audit_head import AuditHead
+from federation.audit.head import AuditHead
+from federation.chain.record import KINDS, AdapterRecord, RecordKind, RoundResult
+from federation.chain.task import RoundTask
 from federation.errors import ChainError
-from federation.record import KINDS, AdapterRecord, RecordKind, RoundResult
-from federation.task import RoundTask
 from secagg import bounds
 from secagg.errors import MalformedMessageError
 from secagg.roster import MAX_APPROVED_IN_A_ROW, SignedRoster

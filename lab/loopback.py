@@ -135,7 +135,13 @@ class LoopbackFederation:
         return data
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            # Runs are started as soon as the silos' processes are, or before.
+            "CHORALE_AWAIT_SILOS": "1",
+            **self.environment,
+        }
 
     # Setting up -----------------------------------------------------------------------------------
 

@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from secagg import suite
 from secagg.errors import MalformedMessageError
 
 DIGEST_BYTES: Final = 32
-KEY_BYTES: Final = 32
+KEY_BYTES: Final = suite.KEY_BYTES
 SIGNATURE_BYTES: Final = 64
 MAX_COHORT: Final = 200
 MAX_ROSTER: Final = 1000
@@ -61,6 +62,13 @@ def require_bytes(value: object, size_bytes: int, field: str) -> None:
     """Accept bytes of exactly the given size."""
     if type(value) is not bytes or len(value) != size_bytes:
         raise MalformedMessageError(f"{field} is not {size_bytes} bytes")
+
+
+def require_verification_key(value: bytes, field: str) -> None:
+    """Accept an Ed25519 key in its one encoding, for which not just anybody can sign."""
+    require_bytes(value, KEY_BYTES, field)
+    if not suite.is_sound_key(value):
+        raise MalformedMessageError(f"{field} is of small order, or not in its one encoding")
 
 
 def require_integer(value: object, low: int, high: int, field: str) -> None:

@@ -23,10 +23,10 @@ ones, back to the one that the root signed: the coordinator with all of its c ca
 any number of steps. As 2t > n + c, two different rosters approved after the same one share more
 than c approvers, hence an honest one who approved both.
 
-Covered: signature, approvals, epoch, unique ids, URIs and keys. Not covered: an honest member who
-approves two rosters after the same one: each is one that it saw, silos that took the one refuse the
-other, and nothing but rounds is lost; rosters of more than 200 silos, which only the root signs;
-revocation lists; how the last roster is remembered.
+Covered: signature, approvals, epoch, unique ids, URIs and keys, keys that anybody can sign for. Not
+covered: an honest member who approves two rosters after the same one: each is one that it saw,
+silos that took the one refuse the other, and nothing but rounds is lost; rosters of more than 200
+silos, which only the root signs; revocation lists; how the last roster is remembered.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class RosterEntry:
     def __post_init__(self) -> None:
         bounds.require_silo_id(self.silo_id, "roster entry silo_id")
         bounds.require_spiffe_uri(self.spiffe_uri, "roster entry spiffe_uri")
-        bounds.require_bytes(self.verification_key, bounds.KEY_BYTES, "roster entry key")
+        bounds.require_verification_key(self.verification_key, f"roster key of {self.silo_id}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class Roster:
         bounds.require_name(self.federation, "federation")
         bounds.require_integer(self.epoch, 1, bounds.UINT64_MAX, "roster epoch")
         bounds.require_integer(self.colluding, 1, bounds.MAX_COHORT, "colluding")
-        bounds.require_bytes(self.coordinator_key, bounds.KEY_BYTES, "coordinator_key")
+        bounds.require_verification_key(self.coordinator_key, "coordinator_key")
         bounds.require_sequence(self.entries, RosterEntry, 1, bounds.MAX_ROSTER, "roster entries")
         if not bounds.is_strictly_sorted(entry.silo_id for entry in self.entries):
             raise MalformedMessageError("roster entries are not in ascending order of silo id")

@@ -1,6 +1,7 @@
 """Suite v1: the primitives and how each is keyed.
 
-* Signatures: Ed25519 over canonical encodings.
+* Signatures: Ed25519 over canonical encodings. A key of small order, for which anybody can sign,
+  or not in its one encoding verifies nothing: OpenSSL takes both.
 * Agreement: X25519; a key whose shared secret would be zero is refused (RFC 7748 §6.1).
 * Derivation: HKDF-SHA256, no salt, ``info = "chorale/v1/<purpose>" ‖ ctx ‖ names``. ctx is always
   32 bytes and each name carries its length, and no purpose is a prefix of another, so that no two
@@ -27,6 +28,7 @@ from secagg.errors import ParameterError
 SUITE: Final = 1
 CTX_BYTES: Final = 32
 SECRET_BYTES: Final = 32
+KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 _PREFIX: Final = b"chorale/v1/"
 PURPOSES: Final = ("box", "mask", "self")
@@ -44,6 +46,20 @@ _LOW_ORDER: Final = frozenset(
         _FIELD_PRIME - 1,
         325606250916557431795983626356110631294008115727848805560023387167927233504,
         39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    )
+)
+
+# The y of every point of edwards25519 whose order divides eight: 1 (order 1), -1 (2), 0 (4) and the
+# two of order 8, roots of dy⁴ + 2y² - 1. Under such a key an R of small order and s = 0 are a
+# signature over one message in eight at the least, and nobody made it (Chalkias, Garillot,
+# Nikolaenko 2020, "Taming the many EdDSAs").
+_SMALL_ORDER_Y: Final = frozenset(
+    (
+        0,
+        1,
+        _FIELD_PRIME - 1,
+        2707385501144840649318225287225658788936804267575313519463743609750303402022,
+        55188659117513257062467267217118295137698188065244968500265048394206261417927,
     )
 )
 
@@ -74,12 +90,24 @@ def sign(key: Ed25519PrivateKey, signed_bytes: bytes) -> bytes:
 
 
 def verify(public_key: bytes, signature: bytes, signed_bytes: bytes) -> bool:
-    """Tell whether the signature is the key's over these bytes."""
+    """Tell whether the signature is the key's over these bytes; never if the key is not sound."""
+    if not is_sound_key(public_key):
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, signed_bytes)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def is_sound_key(public_key: bytes) -> bool:
+    """Tell whether an Ed25519 key is in its one encoding and not of small order.
+
+    A look-up, made wherever a key comes from somebody else. A key that is no point verifies nothing
+    anyway, and one with a part of small order is its owner's alone (docs/adr/0039).
+    """
+    y = int.from_bytes(public_key, "little") & (2**255 - 1)
+    return len(public_key) == KEY_BYTES and y < _FIELD_PRIME and y not in _SMALL_ORDER_Y
 
 
 def verification_key(key: Ed25519PrivateKey) -> bytes:

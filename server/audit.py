@@ -1,18 +1,18 @@
 """The coordinator's audit log: who did what, when, in a chain that shows any later change.
 
-The form of a record and the checks of the chain are ``federation/audit_chain.py``'s, the file is
-``federation/audit_log.py``'s.
+The form of a record and the checks of the chain are ``federation/audit/lines.py``'s, the file is
+``ops/audit_log.py``'s.
 
-Covered: alteration of any record; with heads that a silo keeps (``server/audit_heads.py`` hands
-them out each round) also a cut at the end and a chain that was computed anew. Not covered: records
-after the newest head that anybody else holds.
+Covered: alteration of any record; with heads that a silo keeps (``server/members/audit_heads.py``
+hands them out each round) also a cut at the end and a chain that was computed anew. Not covered:
+records after the newest head that anybody else holds.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from federation import audit_log
+from ops import audit_log
 
 __all__ = ["AuditEvent", "AuditLog"]
 
@@ -38,6 +38,11 @@ class AuditEvent(StrEnum):
     CA_ROTATED = "ca_rotated"
     CA_RETIRED = "ca_retired"
     SILO_REFUSED = "silo_refused"
+    SILO_DROPPED_OUT = "silo_dropped_out"
+    """A phase waited for it in vain."""
+    SILO_SITS_OUT = "silo_sits_out"
+    SILO_CALLED_BACK = "silo_called_back"
+    """A round has too few silos without it."""
     ROSTER_PROPOSED = "roster_proposed"
     ROSTER_APPROVED = "roster_approved"
     ROSTER_PUBLISHED = "roster_published"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -23,12 +22,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from federation.address import split_address
-from federation.durable import replace_file
-from federation.invite import FEDERATION_NAME
+from federation.errors import TomlError
+from federation.membership.invite import FEDERATION_NAME
+from federation.toml_text import parse_toml
+from ops.address import split_address
+from ops.files import replace_file
 from server.errors import ConfigurationError
 
-__all__ = ["CoordinatorConfig", "DataPaths", "write_config"]
+__all__ = ["CoordinatorConfig", "DataPaths", "read_passphrase", "write_config"]
 
 CONFIG_NAME: Final = "coordinator.toml"
 ENV_PREFIX: Final = "CHORALE_COORDINATOR_"
@@ -124,13 +125,17 @@ class CoordinatorConfig(BaseSettings):
     """PEM: TLS for the probes; a relative path is below the data directory."""
     probes_key: Path | None = None
     """PEM: its key."""
+    ca_passphrase_file: Path | None = None
+    """Its first line opens the CA's key, and encrypts the next one; a relative path is below the
+    data directory. The key is a plain file, under the account's permissions, if unset."""
     coordinator_address: Address | None = None
     """What silos dial; the first host name with the port of ``listen`` if unset."""
     enrol_address: Address | None = None
     """The same for enrolment."""
     database_url: str | None = None
-    """``postgresql://user@host/name``; SQLite in the data directory if unset. A password comes from
-    a file (``?passfile=/path``, ``PGPASSFILE``) or the environment, never from this file."""
+    """``postgresql://user@host/name``; if unset, what the coordinator was last served from, at
+    first SQLite in the data directory. A password comes from a file (``?passfile=/path``,
+    ``PGPASSFILE``) or the environment, never from this file."""
     adapters_dir: Path | None = None
     """Adapters and sums; ``adapters`` in the data directory if unset."""
     adapters_url: str | None = None
@@ -165,10 +170,10 @@ class CoordinatorConfig(BaseSettings):
         """
         path = DataPaths(data_dir=data_dir).config
         try:
-            content = tomllib.loads(path.read_text())
+            content = parse_toml(path.read_bytes())
         except FileNotFoundError as error:
             raise ConfigurationError(f"{path} is absent: run chorale init first") from error
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, TomlError) as error:
             raise ConfigurationError(f"{path}: {error}") from error
         _require_no_password(path, content.get("database_url"))
         known = {f"{ENV_PREFIX}{name}".upper() for name in cls.model_fields}
@@ -200,8 +205,11 @@ class CoordinatorConfig(BaseSettings):
 
     @property
     def database(self) -> str:
-        """The SQLAlchemy URL in force."""
-        return self.database_url or f"sqlite:///{self._data_dir / 'coordinator.db'}"
+        """The SQLAlchemy URL in force; ServedDatabaseError if another database is served."""
+        # Here: a command that opens no database need not wait for what does.
+        from server.store.served import database_in_force
+
+        return database_in_force(self.database_url, self._data_dir)
 
     @property
     def adapters(self) -> Path:
@@ -217,6 +225,18 @@ class CoordinatorConfig(BaseSettings):
     def probes_key_file(self) -> Path | None:
         """Its key."""
         return self.probes_key and self._data_dir / self.probes_key
+
+    def ca_passphrase(self) -> bytes | None:
+        """What opens the CA's key; None if no file is named.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or its first line is empty.
+        """
+        return (
+            None
+            if self.ca_passphrase_file is None
+            else read_passphrase(self._data_dir / self.ca_passphrase_file)
+        )
 
     @property
     def dial_coordinator(self) -> str:
@@ -235,6 +255,23 @@ class CoordinatorConfig(BaseSettings):
         except ValueError:
             bracketed = False
         return f"{f'[{host}]' if bracketed else host}:{split_address(listen)[1]}"
+
+
+def read_passphrase(path: Path) -> bytes:
+    """Read the first line of a file.
+
+    Raises:
+        ConfigurationError: It cannot be read, is open to other users, or is empty.
+    """
+    try:
+        if path.stat().st_mode & 0o007:
+            raise ConfigurationError(f"{path} is open to other users: chmod 600 it")
+        line = next(iter(path.read_bytes().splitlines()), b"")
+    except OSError as error:
+        raise ConfigurationError(f"the passphrase's file {path}: {error.strerror}") from error
+    if not line:
+        raise ConfigurationError(f"{path} has no passphrase in its first line")
+    return line
 
 
 def _require_no_password(path: Path, database_url: object) -> None:
@@ -259,6 +296,7 @@ def write_config(
     listen: str,
     enrol_listen: str,
     probes_listen: str,
+    ca_passphrase_file: Path | None = None,
 ) -> CoordinatorConfig:
     """Write a new ``coordinator.toml`` and read it back.
 
@@ -269,6 +307,7 @@ def write_config(
         listen: Mutual TLS address.
         enrol_listen: Enrolment address.
         probes_listen: Probe address.
+        ca_passphrase_file: Opens the CA's key; nothing if it is not encrypted.
 
     Returns:
         The configuration as read.
@@ -285,6 +324,11 @@ def write_config(
         f"listen = {_quoted(listen)}\n"
         f"enrol_listen = {_quoted(enrol_listen)}\n"
         f"probes_listen = {_quoted(probes_listen)}\n"
+        + (
+            ""
+            if ca_passphrase_file is None
+            else f"ca_passphrase_file = {_quoted(str(ca_passphrase_file))}\n"
+        )
     )
     replace_file(DataPaths(data_dir=data_dir).config, (text.encode(),), mode=0o640)
     return CoordinatorConfig.load(data_dir)

@@ -13,11 +13,11 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from server.audit import AuditLog
-from server.blob_storage import BlobStorage
 from server.liveness import Liveness
 from server.metrics import CoordinatorMetrics
 from server.signal import Signal
 from server.store import Store
+from server.store.blobs.storage import BlobStorage
 
 __all__ = ["RunContext"]
 

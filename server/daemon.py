@@ -1,4 +1,4 @@
-"""The coordinator's process: two gRPC ports, one probe port, one conductor.
+"""The coordinator's process: two gRPC ports (``rpc/ports.py``), one probe port, one conductor.
 
 Covered: start, resume of the active run, certificates that are replaced while it serves, clean stop
 on SIGTERM and SIGINT. Not covered: several coordinators on one database.
@@ -9,80 +9,78 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any
 
 import grpc
 import structlog
 
-from chorale.v1 import admin_pb2_grpc, enrolment_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
-from federation.audit_log import verify_log
+from chorale.v1 import admin_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
 from federation.errors import AuditChainError, ProbeError
-from federation.probe_tls import ProbeTls
-from federation.probes import Probes
+from ops.audit_log import verify_log
+from ops.files import prove_writable
+from ops.hardening import harden_process
+from ops.probes.server import Probes, Spaced
+from ops.probes.tls import ProbeTls
 from secagg.suite import verification_key
-from server.access import AccessInterceptor, AccessPolicy
-from server.admin import AdminContext, AdminService
 from server.audit import AuditEvent, AuditLog
-from server.audit_heads import AuditHeadExchange
-from server.blob_storage import open_blobs
-from server.conductor import Conductor
+from server.conductor.conductor import Conductor
+from server.conductor.scrape import Scrape
 from server.config import CoordinatorConfig
 from server.context import RunContext
-from server.enrolment import EnrolmentService
-from server.errors import ConfigurationError
-from server.founding import create_configured
-from server.keys import load_signing_key, read_public_key
-from server.liveness import Liveness
-from server.membership import MembershipContext, MembershipService
+from server.errors import ConfigurationError, StoreError
+from server.liveness import Liveness, keep_noting
+from server.members.audit_heads import AuditHeadExchange
+from server.members.renewal import Renewals
+from server.members.roster_approvals import RosterApprovals
+from server.members.standing import Standing
 from server.metrics import CoordinatorMetrics
-from server.renewal import Renewals
-from server.roster_approvals import RosterApprovals
-from server.run import RunDriver
-from server.scrape import Scrape
-from server.service import RoundService
+from server.pki.keys import load_signing_key, read_public_key
+from server.pki.tls import ServerTls
+from server.pki.trust import Trust
+from server.pki.upkeep import Upkeep
+from server.rpc.access import AccessInterceptor, AccessPolicy
+from server.rpc.admin import AdminContext, AdminService
+from server.rpc.enrolment import EnrolmentService
+from server.rpc.membership import MembershipContext, MembershipService
+from server.rpc.ports import GRACE_S, EnrolmentPort, bind, rounds_options
+from server.rpc.rounds import RoundService
+from server.rpc.strangers import Strangers
+from server.run.driver import RunDriver
 from server.signal import Signal
-from server.standing import Standing
-from server.status_page import status_page
+from server.site.founding import create_configured
+from server.status_page.serve import status_page
 from server.store import Store
-from server.tls import ServerTls
-from server.trust import Trust
-from server.upkeep import Upkeep
+from server.store.blobs.storage import open_blobs
+from server.store.served import record_served
 
 __all__ = ["serve"]
 
 log = structlog.get_logger(__name__)
 
-MAX_MESSAGE_BYTES = 8 << 20
-"""The headers of R1 are the largest message: 6.9 MB for 200 silos with ids of 63 characters."""
-GRACE_S = 2.0
-OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
-
 
 def serve(config: CoordinatorConfig) -> None:
     """Run the coordinator until SIGTERM or SIGINT."""
-    asyncio.run(_serve(config))
+    open_files = harden_process()
+    asyncio.run(_serve(config, open_files))
 
 
-async def _serve(config: CoordinatorConfig) -> None:
+async def _serve(config: CoordinatorConfig, open_files: int) -> None:
     paths = config.paths
     store = Store(config.database)
+    record_served(config.database, config.data_dir)
     audit = AuditLog(paths.audit)
     metrics = CoordinatorMetrics()
     _verify_audit(audit, metrics)
     create_configured(config, store, audit)
-    trust = Trust.load(paths.pki)
+    trust = Trust.load(paths.pki, passphrase=config.ca_passphrase())
     tls = ServerTls(paths.pki, trust, host_names=config.host_names)
     upkeep = Upkeep(trust=trust, tls=tls, audit=audit, metrics=metrics)
     upkeep.look()
     signing_key = load_signing_key(paths.protocol_key)
     root_key = read_public_key(paths.root_public_key)
-    liveness = Liveness()
+    liveness = Liveness(seen={silo.silo_id: silo.last_seen_unix_s for silo in store.silos.list()})
     blobs = open_blobs(config)
     changed = Signal()
     standing = Standing(store=store, audit=audit, liveness=liveness, changed=changed.notify)
@@ -102,7 +100,24 @@ async def _serve(config: CoordinatorConfig) -> None:
         policy=AccessPolicy(trust=trust, federation=store.federation.current, silos=store.silos),
         metrics=metrics,
     )
-    rounds = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
+    strangers = Strangers()
+    enrolment = EnrolmentPort(
+        listen=config.enrol_listen,
+        service=EnrolmentService(
+            trust=trust,
+            root_key=root_key,
+            store=store,
+            audit=audit,
+            metrics=metrics,
+            standing=standing,
+            strangers=strangers,
+        ),
+        interceptor=interceptor,
+        credentials=partial(tls.credentials, require_client=False, connected=strangers.connected),
+        invites=store.invites,
+        open_files=open_files,
+    )
+    rounds = grpc.aio.server(interceptors=[interceptor], options=rounds_options(open_files))
     round_pb2_grpc.add_RoundServiceServicer_to_server(RoundService(conductor), rounds)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
         AdminService(
@@ -118,6 +133,7 @@ async def _serve(config: CoordinatorConfig) -> None:
                 audit=audit,
                 conductor=conductor,
                 last_seen=liveness.last_seen,
+                invited=enrolment.look,
             )
         ),
         rounds,
@@ -135,20 +151,10 @@ async def _serve(config: CoordinatorConfig) -> None:
         ),
         rounds,
     )
-    enrolment = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
-    enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(
-        EnrolmentService(
-            trust=trust,
-            root_key=root_key,
-            store=store,
-            audit=audit,
-            metrics=metrics,
-            standing=standing,
-        ),
-        enrolment,
-    )
-    _bind(rounds, config.listen, tls.credentials(require_client=True))
-    _bind(enrolment, config.enrol_listen, tls.credentials(require_client=False))
+    members = tls.credentials(require_client=True, connected=strangers.connected)
+    bind(rounds, config.listen, members)
+    # Also without an invite: that the address cannot be used is for the start to say.
+    await enrolment.require_free()
 
     def shown() -> RunDriver | None:
         return conductor.driver
@@ -159,7 +165,8 @@ async def _serve(config: CoordinatorConfig) -> None:
             listen=config.probes_listen,
             registry=metrics.registry,
             checks={
-                "database": store.check_writable,
+                "database": Spaced(store.check_writable),
+                "disk": Spaced(partial(_require_disk, config)),
                 "certificate authority": trust.require_valid,
             },
             refresh=scrape.refresh,
@@ -176,26 +183,44 @@ async def _serve(config: CoordinatorConfig) -> None:
     # Before the ports open: a silo that is told of no attempt leaves the one it is in.
     conductor.resume()
     await rounds.start()
-    await enrolment.start()
+    await enrolment.look()
     probes.start()
     log.info("coordinator_started", listen=config.listen, enrol_listen=config.enrol_listen)
-    looking = asyncio.create_task(upkeep.keep_looking())
-    await _until_signalled()
-    looking.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await looking
+    async with _beside(
+        upkeep.keep_looking,
+        partial(keep_noting, liveness, store),
+        enrolment.keep_looking,
+        strangers.keep_summing,
+    ):
+        await _until_signalled()
+    strangers.sum_up()
     await conductor.close()
-    await asyncio.gather(rounds.stop(GRACE_S), enrolment.stop(GRACE_S))
+    await asyncio.gather(rounds.stop(GRACE_S), enrolment.close())
     audit.append(AuditEvent.COORDINATOR_STOPPED)
+    with contextlib.suppress(StoreError):
+        liveness.note(store)
     probes.close()
     store.close()
 
 
-def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> None:
+@contextlib.asynccontextmanager
+async def _beside(*loops: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Run what goes on by itself, until the block ends."""
+    tasks = [asyncio.create_task(loop()) for loop in loops]
     try:
-        server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise ConfigurationError(f"cannot listen on {address}: {error}") from error
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _require_disk(config: CoordinatorConfig) -> None:
+    """Write where uploads, sums, the audit log and adapters are written."""
+    prove_writable(config.data_dir)
+    if config.adapters_url is None:
+        prove_writable(config.adapters)
 
 
 def _verify_audit(audit: AuditLog, metrics: CoordinatorMetrics) -> None:

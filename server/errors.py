@@ -4,6 +4,7 @@
 
     CoordinatorError
     ├── ConfigurationError         coordinator.toml or the data directory cannot be used
+    │   └── ServedDatabaseError        another database is named than the one that is served
     ├── PkiError                   a certificate or key cannot be made, read or trusted
     ├── CaRotationError            the overlap is out of bounds, or another rotation is not over
     ├── AccessError                who calls, and whether they may
@@ -30,6 +31,7 @@
     │   └── BlobUnavailableError       the storage of blobs cannot be reached, or refuses us
     ├── StoreError                 the database is unusable or refuses a change
     │   └── StoreUnavailableError      it cannot be reached, or is failing
+    │       └── StoreUnwritableError       its disk is full, fails or is read-only
     ├── StorageFullError           the disk for uploads and sums is full
     ├── BackupError                a backup cannot be taken, or a file is refused at restoring
     ├── UnknownRunError            no such run
@@ -48,10 +50,10 @@
         ├── LostAttemptError           an open attempt cannot be continued after a restart
         └── TooFewSilosError           fewer than max(t, n_min) answered
 
-A servicer raises; ``server/answers.py`` answers with the gRPC code, and puts the stable reason and
-a public hint into the trailing metadata ``chorale-reason`` and ``chorale-hint``. The error's own
-text is public only where the catalogue says so. What the catalogue does not know is INTERNAL, says
-nothing, and goes to the log with its traceback.
+A servicer raises; ``server/rpc/answers.py`` answers with the gRPC code, and puts the stable reason
+and a public hint into the trailing metadata ``chorale-reason`` and ``chorale-hint``. The error's
+own text is public only where the catalogue says so. What the catalogue does not know is INTERNAL,
+says nothing, and goes to the log with its traceback.
 """
 
 from __future__ import annotations
@@ -87,11 +89,13 @@ __all__ = [
     "RosterError",
     "RoundError",
     "RunError",
+    "ServedDatabaseError",
     "SpentInviteError",
     "StandingError",
     "StorageFullError",
     "StoreError",
     "StoreUnavailableError",
+    "StoreUnwritableError",
     "SubmitTokenError",
     "SuspendedSiloError",
     "TooFewSilosError",
@@ -111,6 +115,10 @@ class CoordinatorError(Exception):
 
 class ConfigurationError(CoordinatorError):
     """The configuration or the data directory cannot be used."""
+
+
+class ServedDatabaseError(ConfigurationError):
+    """Another database is named than the one this data directory is served from."""
 
 
 class PkiError(CoordinatorError):
@@ -217,6 +225,10 @@ class StoreUnavailableError(StoreError):
     """The database cannot be reached or is failing; the very same call may be repeated."""
 
 
+class StoreUnwritableError(StoreUnavailableError):
+    """The database takes no write: its disk is full, fails or is read-only."""
+
+
 class StorageFullError(CoordinatorError):
     """The disk for uploads and sums is full."""
 
@@ -246,7 +258,7 @@ class NotPublishedError(CoordinatorError):
 
 
 class QuarantinedSumError(CoordinatorError):
-    """A sum is larger than honest silos can make it; it is not applied."""
+    """Honest silos cannot have made this sum; nothing of it is applied or shown."""
 
 
 class RoundError(CoordinatorError):

@@ -10,8 +10,9 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 
-from server.aggregation import Aggregated
-from server.round import Phase
+from dp.noise.metrics_block import Estimate
+from server.attempt.attempt import Phase
+from server.run.aggregation import Aggregated
 
 __all__ = ["RoundFigures"]
 
@@ -31,7 +32,8 @@ class RoundFigures:
     survivors: tuple[str, ...] = ()
     upload_bytes: int = 0
     success: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Family to success ratio and its standard error, from the masked sum."""
+    """Family to success ratio and its standard error, from the masked sum; as summed, so what noise
+    hides is hidden where it is shown (``federation.noisy_figures``). Empty if none is reported."""
     update_norm: float = math.nan
     """‖Δ̄‖, noise included."""
     update_norm_error: float = math.nan
@@ -46,9 +48,15 @@ class RoundFigures:
     """Mean of the silos' ‖Δ_i‖², NaN below noise."""
     silo_norm_sq_error: float = math.nan
     outcome: str = ""
+    """Its record's kind, or ``quarantined``, which the chain calls skipped."""
     adapter_sha256: bytes = b""
     restored_round: int | None = None
     """Of a rollback: the round whose adapter it brought back."""
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        """Success by family, in order of the names."""
+        return {family: Estimate(*figure) for family, figure in sorted(self.success.items())}
 
     def take(self, result: Aggregated) -> None:
         """Take the sum's figures over."""

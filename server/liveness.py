@@ -1,28 +1,53 @@
 """Which silos are there: every call of a silo counts as a sign of life.
 
-A silo that is suspended, revoked or gone for good is not there, however lately it called.
+Invariants:
 
-Covered: telling a dead silo from a slow one while it polls beside its local work. Not covered: a
-silo that polls and never finishes; the round's deadline is for that.
+1. A silo that is suspended, revoked or gone for good is not there, however lately it called.
+2. A restart forgets at most ``NOTE_EVERY_S`` of it: when each silo was last heard of is noted in
+   the store once a minute, for all who called in it in one transaction, and read at the start. A
+   poll writes nothing.
+
+Covered: telling a dead silo from a slow one while it polls beside its local work; coordinators that
+restart. Not covered: a silo that polls and never finishes (``server/run/dropouts.py``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
-__all__ = ["Liveness"]
+import structlog
+
+from server.errors import StoreError
+from server.store import Store
+
+__all__ = ["Liveness", "keep_noting"]
+
+log = structlog.get_logger(__name__)
 
 SILENT_AFTER_S = 20.0
 """A silo that has not called for this long is not waited for."""
+NOTE_EVERY_S: Final = 60.0
 
 
 class Liveness:
     """When each silo was last heard of; every call of a silo counts."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.time, seen: Mapping[str, float] | None = None
+    ) -> None:
+        """Begin with what an earlier process noted.
+
+        Args:
+            clock: Unix time.
+            seen: When each silo was last heard of before; 0 for never.
+        """
         self._clock = clock
-        self._seen: dict[str, float] = {}
+        # Noted by a clock that was ahead, a time to come would keep a dead silo alive until then.
+        self._seen = {silo: min(at, clock()) for silo, at in (seen or {}).items()}
+        self._noted = dict(self._seen)
         self._started = clock()
         self._barred: set[str] = set()
 
@@ -31,11 +56,23 @@ class Liveness:
         self._seen[silo_id] = self._clock()
 
     def last_seen(self, silo_id: str) -> float:
-        """Unix time of the last call, 0 if there was none since the coordinator started."""
+        """Unix time of the last call, 0 if there never was one."""
         return self._seen.get(silo_id, 0.0)
 
+    def note(self, store: Store) -> None:
+        """Write down who called since the last note.
+
+        Raises:
+            StoreError: Nothing was written; the next note has it all.
+        """
+        seen = dict(self._seen)
+        fresh = {silo: at for silo, at in seen.items() if self._noted.get(silo) != at}
+        if fresh:
+            store.silos.touch(fresh)
+            self._noted |= fresh
+
     def bar(self, silo_id: str, *, barred: bool) -> None:
-        """Count on a silo no more, or again; ``server/standing.py`` decides."""
+        """Count on a silo no more, or again; ``server/members/standing.py`` decides."""
         (self._barred.add if barred else self._barred.discard)(silo_id)
 
     def barred(self, silo_id: str) -> bool:
@@ -48,3 +85,19 @@ class Liveness:
             return False
         last = max(self.last_seen(silo_id), self._started)
         return self._clock() - last < SILENT_AFTER_S
+
+
+async def keep_noting(liveness: Liveness, store: Store) -> None:
+    """Note once a minute who was heard of, until cancelled.
+
+    Args:
+        liveness: What is noted.
+        store: Where.
+    """
+    while True:
+        await asyncio.sleep(NOTE_EVERY_S)
+        try:
+            liveness.note(store)
+        except StoreError as error:
+            # What is wrong shows elsewhere, in the storage's faults; rounds need none of this.
+            log.warning("last_seen_not_noted", reason=error)

@@ -5,7 +5,9 @@ Invariants:
 1. The registry is injected; nothing is registered twice or globally.
 2. A run id is never a label. Label values come from closed sets and exist from the start; the
    exceptions are ``silo`` (enrolled ids) and ``environment`` (families that a plan names).
-3. No figure is one silo's, beyond when it was heard of and when its certificate ends.
+3. No figure is one silo's, beyond when it was heard of, when its certificate ends, and which phases
+   waited for it, now or in vain.
+4. A ratio is inside 0 and 1, and not a number where noise hides it (``federation.noisy_figures``).
 
 Covered: the coordinator's names of the operations chapter that a round or an enrolment can feed.
 Not covered: silo figures, which stay on the silo's own port.
@@ -15,21 +17,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from federation.process_metrics import ProcessMetrics
+from dp.noise.metrics_block import Estimate
+from federation.noisy_figures import readable_ratio
 from federation.version import installed_version
-from server.catalogue import Reason
+from ops.probes.process import ProcessMetrics
+from server.attempt.attempt import STEPS, Phase
 from server.figures import RoundFigures
-from server.round import STEPS, Phase
+from server.members.presence import SiloState, state_of
+from server.rpc.catalogue import Reason
+from server.store.dropouts import DropoutRow
 from server.store.runs import RunState
 from server.store.silos import SiloRow
 
-__all__ = ["CoordinatorMetrics", "RoundOutcome", "SiloState", "state_of"]
+__all__ = ["CoordinatorMetrics", "RoundOutcome"]
 
 PHASE_BUCKETS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 ENROLMENT_REASONS: Final = (
@@ -42,38 +48,13 @@ ENROLMENT_REASONS: Final = (
 )
 
 
-class SiloState(StrEnum):
-    """Where a silo is on its way into rounds."""
-
-    INVITED = "invited"
-    ENROLLED = "enrolled"
-    ROSTERED = "rostered"
-    SUSPENDED = "suspended"
-    LEFT = "left"
-    REVOKED = "revoked"
-
-
-def state_of(silo: SiloRow, rostered: frozenset[str]) -> SiloState:
-    """Where a silo is; what keeps it out of rounds comes first.
-
-    Args:
-        silo: Enrolled.
-        rostered: Members of the current roster.
-    """
-    if silo.revoked:
-        return SiloState.REVOKED
-    if silo.left:
-        return SiloState.LEFT
-    if silo.suspended:
-        return SiloState.SUSPENDED
-    return SiloState.ROSTERED if silo.silo_id in rostered else SiloState.ENROLLED
-
-
 class RoundOutcome(StrEnum):
     """How a round, or a step of one, can end."""
 
     AGGREGATED = "aggregated"
     SKIPPED = "skipped"
+    QUARANTINED = "quarantined"
+    """There was a sum, which honest silos cannot have made; skipped in the chain."""
     ROLLBACK = "rollback"
 
 
@@ -90,6 +71,18 @@ class CoordinatorMetrics:
         self.silo_last_seen = Gauge(
             "chorale_silo_last_seen_timestamp_seconds",
             "When a silo that may take part last called.",
+            ["silo"],
+            registry=reg,
+        )
+        self.silo_dropouts = Counter(
+            "chorale_silo_dropouts",
+            "Attempts that a silo was lost from while a phase waited for it.",
+            ["silo"],
+            registry=reg,
+        )
+        self.silo_dropouts_in_a_row = Gauge(
+            "chorale_silo_dropouts_in_a_row",
+            "How many of them followed each other in the run that is driven.",
             ["silo"],
             registry=reg,
         )
@@ -148,6 +141,11 @@ class CoordinatorMetrics:
             "Times a run paused because disk or database failed.",
             registry=reg,
         )
+        self.driver_failures = Counter(
+            "chorale_driver_failures",
+            "Times that driving runs failed in a way nobody foresaw, and began again.",
+            registry=reg,
+        )
         self.dropouts = Counter(
             "chorale_secagg_dropouts", "Silos lost in an attempt.", ["stage"], registry=reg
         )
@@ -189,6 +187,11 @@ class CoordinatorMetrics:
             "Standard error of the spread.",
             registry=reg,
         )
+        self.update_norm_ratio = Gauge(
+            "chorale_update_norm_ratio",
+            "Norm of the newest sum's mean over the median of the run's earlier ones.",
+            registry=reg,
+        )
         self.audit_head = Gauge("chorale_audit_head_index", "Newest audit record.", registry=reg)
         self.audit_failures = Counter(
             "chorale_audit_verify_failures", "Failed checks of the audit chain.", registry=reg
@@ -217,7 +220,7 @@ class CoordinatorMetrics:
             "When the issuing CA's certificate ends.",
             registry=reg,
         )
-        self.process = ProcessMetrics(reg, free_bytes_name="chorale_data_free_bytes")
+        self.process = ProcessMetrics(reg, prefix="chorale")
         rpc = ["grpc_type", "grpc_service", "grpc_method"]
         self.rpc_handled = Counter(
             "grpc_server_handled", "Finished calls.", [*rpc, "grpc_code"], registry=reg
@@ -226,6 +229,7 @@ class CoordinatorMetrics:
             "grpc_server_handling_seconds", "Time to answer a call.", rpc, registry=reg
         )
         self._waited_for: frozenset[str] = frozenset()
+        self._families: frozenset[str] = frozenset()
         self._initialise()
 
     def _initialise(self) -> None:
@@ -239,6 +243,7 @@ class CoordinatorMetrics:
             self.agreement_error,
             self.heterogeneity,
             self.heterogeneity_error,
+            self.update_norm_ratio,
         ):
             gauge.set(math.nan)
         for outcome in RoundOutcome:
@@ -251,6 +256,7 @@ class CoordinatorMetrics:
             self.dropouts.labels(stage=step.value)
             self.aborts.labels(reason=f"too_few_{step.value}")
             self.aborts.labels(reason=f"refused_{step.value}")
+        self.aborts.labels(reason=RoundOutcome.QUARANTINED.value)
         for reason in Reason:
             self.rejected.labels(reason=reason.value)
         for name in ("joined", *ENROLMENT_REASONS):
@@ -298,7 +304,7 @@ class CoordinatorMetrics:
         """Count a closed round.
 
         Args:
-            outcome: Skipped if it was no rollback and no step of it had a sum.
+            outcome: Aggregated if a sum of any step was applied, else how the last step ended.
         """
         self.rounds.labels(outcome=RoundOutcome(outcome).value).inc()
 
@@ -309,18 +315,34 @@ class CoordinatorMetrics:
             figures: The figures.
         """
         self.releases.labels(outcome=RoundOutcome(figures.outcome).value).inc()
-        for family, (ratio, error) in figures.success.items():
-            self.success.labels(environment=family).set(ratio)
-            self.success_error.labels(environment=family).set(error)
-        if not math.isnan(figures.agreement):
-            self.agreement.set(figures.agreement)
-            self.agreement_error.set(figures.agreement_error)
-        if not math.isnan(figures.heterogeneity):
-            self.heterogeneity.set(figures.heterogeneity)
-            self.heterogeneity_error.set(figures.heterogeneity_error)
+        if figures.outcome != RoundOutcome.AGGREGATED:
+            return
+        if not figures.step:
+            self._observe_success(figures.estimates)
+        # NaN where noise hides it or none is reported: what an earlier sum told is over.
+        kappa = Estimate(figures.agreement, figures.agreement_error)
+        self.agreement.set(readable_ratio(kappa))
+        self.agreement_error.set(figures.agreement_error)
+        self.heterogeneity.set(figures.heterogeneity)
+        self.heterogeneity_error.set(figures.heterogeneity_error)
+
+    def _observe_success(self, success: Mapping[str, Estimate]) -> None:
+        """Show a round's success; NaN below noise, no series where the sum reports none."""
+        for family, ratio in success.items():
+            self.success.labels(environment=family).set(readable_ratio(ratio))
+            self.success_error.labels(environment=family).set(ratio.standard_error)
+        for family in self._families - success.keys():
+            self.success.remove(family)
+            self.success_error.remove(family)
+        self._families = frozenset(success)
 
     def observe_silos(
-        self, *, invited: int, silos: Sequence[SiloRow], rostered: frozenset[str]
+        self,
+        *,
+        invited: int,
+        silos: Sequence[SiloRow],
+        rostered: frozenset[str],
+        dropouts: Mapping[str, DropoutRow] | None = None,
     ) -> None:
         """Show who is where; called before each scrape.
 
@@ -328,11 +350,14 @@ class CoordinatorMetrics:
             invited: Open invites of silos that have not joined.
             silos: Everyone enrolled.
             rostered: Members of the current roster.
+            dropouts: Who was lost from the run that is driven.
         """
+        lost = dropouts or {}
+        out = {silo_id for silo_id, row in lost.items() if row.out_until_round}
         counts = dict.fromkeys(SiloState, 0)
         counts[SiloState.INVITED] = invited
         for silo in silos:
-            counts[state_of(silo, rostered)] += 1
+            counts[state_of(silo, rostered, out)] += 1
             # A series of a silo that is gone for good would be an alert for ever.
             _show(self.silo_last_seen, silo.silo_id, silo.last_seen_unix_s, silo.takes_part)
             _show(
@@ -343,6 +368,14 @@ class CoordinatorMetrics:
             )
             counted_on = silo.takes_part and silo.silo_id in rostered
             _show(self.waiting, silo.silo_id, silo.silo_id in self._waited_for, counted_on)
+            in_a_row = lost[silo.silo_id].in_a_row if silo.silo_id in lost else 0
+            _show(self.silo_dropouts_in_a_row, silo.silo_id, in_a_row, counted_on)
+            if counted_on:
+                # From 0 on, so that the first one is an increase.
+                self.silo_dropouts.labels(silo=silo.silo_id)
+            elif not silo.is_member:
+                with contextlib.suppress(KeyError):
+                    self.silo_dropouts.remove(silo.silo_id)
         for state, count in counts.items():
             self.silos.labels(state=state.value).set(count)
 

@@ -1,6 +1,6 @@
 """Where a round is, in the protocol's own words.
 
-Covered: the names and their order. Not covered: when one ends (``server/round.py``).
+Covered: the names and their order. Not covered: when one ends (``server/attempt/attempt.py``).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
     threads = 2
     evaluate = true
     environments = [{ environment = "craft", shard_index = 0, shard_count = 4 }]
+                                         # and declared_tasks = 400, if plans are held against it
 
     plugins = ["chess"]                  # environments of installed packages
 
@@ -17,10 +18,10 @@
     [rollout]                            # what plays the episodes: ``rollout/spec.py``
     kind = "hf"
 
-    [training]                           # on what is trained: ``evolve/trainer_spec.py``
+    [training]                           # on what is trained: ``evolution/train/spec.py``
     micro_batch_tokens = 8192
 
-    [foreign."openenv:calendar"]         # an environment server: ``envs/foreign_spec.py``
+    [foreign."openenv:calendar"]         # an environment server: ``evolution/envs/foreign/spec.py``
     url = "ws://127.0.0.1:8001/ws"
     ...
 
@@ -43,7 +44,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -61,17 +61,21 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
-from federation.address import split_address
-from silo_agent.adapter.base_model import BaseModelError, base_sha256
-from silo_agent.envs.catalogue import Catalogue
-from silo_agent.envs.errors import EnvironmentFailureError
-from silo_agent.envs.foreign_spec import ForeignSpec
-from silo_agent.envs.tasks import Shard
+from evolution.envs.catalogue import Catalogue
+from evolution.envs.errors import EnvironmentFailureError
+from evolution.envs.foreign.spec import ForeignSpec
+from evolution.envs.tasks import Shard
+from evolution.methods.evolver import Assignment
+from evolution.model.identity import BaseModelError, base_sha256
+from evolution.rollout.spec import EngineSpec
+from evolution.train.spec import TrainerSpec
+from federation.errors import TomlError
+from federation.toml_text import parse_toml
+from ops.address import split_address
+from ops.files import replace_file
 from silo_agent.errors import ConfigError
-from silo_agent.evolve.evolver import Assignment
-from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.foreign_config import foreign_specs, problems, spec_of
-from silo_agent.rollout.spec import EngineSpec
+from silo_agent.policy.rule import Site
 
 __all__ = ["CONFIG_FILE", "NO_BASE_MODEL", "EnvironmentEntry", "SiloConfig", "write_starter"]
 
@@ -80,6 +84,7 @@ FED_SE = "fed-se"
 ENVIRONMENT_PREFIX = "CHORALE_SILO_"
 NO_BASE_MODEL = bytes(32)
 """Digest of a silo without a base model, for methods that need none."""
+_ROUND_DIGITS = 2
 Options = Mapping[str, str | int | float]
 
 
@@ -94,6 +99,9 @@ class EnvironmentEntry(BaseModel):
     """Which share, counted from 0; all tasks when absent."""
     shard_count: Annotated[int, Field(ge=1)] | None = None
     """How many shares there are."""
+    declared_tasks: Annotated[int, Field(ge=1)] | None = None
+    """How many tasks of a round may be asked for: a round number of the operator's choice, which a
+    refusal may tell. No comparison is made when absent."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -101,6 +109,11 @@ class EnvironmentEntry(BaseModel):
             raise ValueError("shard_index and shard_count go together")
         if self.shard_index is not None and self.shard_index >= (self.shard_count or 0):
             raise ValueError(f"there is no shard {self.shard_index} of {self.shard_count}")
+        if len(str(self.declared_tasks or 0).rstrip("0")) > _ROUND_DIGITS:
+            raise ValueError(
+                f"declared_tasks = {self.declared_tasks} is no round number and may tell how many "
+                f"tasks there are: write {_ROUND_DIGITS} digits and then zeros, such as 400"
+            )
         return self
 
     def assignment(self) -> Assignment:
@@ -128,6 +141,8 @@ class SiloConfig(BaseSettings):
     """PEM: TLS for the probes; a relative path is below the data directory."""
     probes_key: Path | None = None
     """PEM: its key."""
+    probes_token_file: Path | None = None
+    """What a scraper of /metrics shows as its bearer token; needed, with TLS, beyond loopback."""
     environments: tuple[EnvironmentEntry, ...] = ()
     """What is explored here."""
     plugins: Annotated[tuple[str, ...], Field(max_length=64)] = ()
@@ -221,7 +236,7 @@ class SiloConfig(BaseSettings):
         object.__setattr__(self, "policy_file", data_dir / self.policy_file.expanduser())
         if (self.probes_certificate is None) != (self.probes_key is None):
             raise ValueError("probes_certificate and probes_key go together")
-        for name in ("probes_certificate", "probes_key"):
+        for name in ("probes_certificate", "probes_key", "probes_token_file"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, data_dir / path.expanduser())
         if self.base_model is not None:
@@ -272,6 +287,17 @@ class SiloConfig(BaseSettings):
         """
         return self._base_sha256
 
+    def site(self) -> Site:
+        """What the guardian may compare a plan with.
+
+        Raises:
+            ConfigError: The directory is no base model.
+        """
+        return Site(
+            base_sha256=self.base_sha256(),
+            environments={entry.environment: entry.declared_tasks for entry in self.environments},
+        )
+
     def assignments(self) -> tuple[Assignment, ...]:
         """What the silo explores."""
         return tuple(entry.assignment() for entry in self.environments)
@@ -302,18 +328,18 @@ def write_starter(data_dir: Path, *, base_model: str | None = None) -> bool:
         return False
     # A JSON string is a TOML string as well.
     model = f"base_model = {json.dumps(base_model)}" if base_model else '# base_model = "/models/x"'
-    path.write_text(_STARTER.format(base_model=model))
+    replace_file(path, (_STARTER.format(base_model=model).encode(),))
     return True
 
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return parse_toml(path.read_bytes())
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} does not exist: run `chorale-silo join INVITE --data {path.parent}` first"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, TomlError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
@@ -366,6 +392,9 @@ _STARTER = """\
 #   environments = ["craft"]
 # or one share of four of its tasks:
 #   environments = [{{ environment = "craft", shard_index = 0, shard_count = 4 }}]
+# With declared_tasks in an entry a plan is refused that needs more tasks of it in a round. Write a
+# round number: the refusal tells it, and how many tasks there are is nobody's to know.
+#   environments = [{{ environment = "craft", declared_tasks = 400 }}]
 environments = []
 
 # Environments of installed packages (entry points "chorale.environments"), by name:
@@ -384,5 +413,7 @@ threads = 1
 # port for Prometheus. Plain HTTP, or TLS with a certificate and a key (PEM):
 #   probes_certificate = "probes.pem"
 #   probes_key = "probes.key"
+# Beyond loopback /metrics is shown over TLS, and to whoever has the token of a file:
+#   probes_token_file = "probes.token"
 probes_listen = "127.0.0.1:0"
 """

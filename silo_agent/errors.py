@@ -6,6 +6,7 @@
     ├── ConfigError            silo.toml, or what it points at, cannot be used
     │   └── PolicyFileError    policy.toml cannot be used
     ├── PolicyRefusalError     the guardian said no; carries the rule and a public reason
+    ├── WorkCalledOffError     a round was over before its local work began
     ├── IdentityError          keys, certificate, pinned root or invite cannot be used
     ├── SessionError           a message that does not fit what this silo is doing
     ├── NotReadyError          what an instruction asks for is still being computed
@@ -43,6 +44,7 @@ __all__ = [
     "SiloError",
     "SpoolError",
     "TransportError",
+    "WorkCalledOffError",
 ]
 
 
@@ -56,6 +58,10 @@ class ConfigError(SiloError):
 
 class PolicyFileError(ConfigError):
     """The site's policy cannot be used; nothing is accepted without one."""
+
+
+class WorkCalledOffError(SiloError):
+    """The coordinator asks for a round's local work no longer; nothing was explored."""
 
 
 class PolicyRefusalError(SiloError):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from silo_agent.envs.foreign_spec import KINDS, ForeignSpec, kind_of
+from evolution.envs.foreign.spec import KINDS, ForeignSpec, kind_of
 
 __all__ = ["foreign_specs", "nearest_key", "problems", "spec_of"]
 

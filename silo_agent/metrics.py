@@ -17,18 +17,18 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from dp.charge import UNIT_KINDS
+from dp.accounting.charge import UNIT_KINDS
 from dp.errors import PrivacyError
-from dp.ledger import Ledger
+from dp.ledger.ledger import Ledger
+from evolution.envs.registry import ENVIRONMENTS
 from federation.errors import FederationError
-from federation.process_metrics import ProcessMetrics
 from federation.version import installed_version
+from ops.probes.process import ProcessMetrics
 from secagg.descriptor import STEPS
 from secagg.errors import Check, SecAggError
-from silo_agent.envs.registry import ENVIRONMENTS
 from silo_agent.errors import SiloError
-from silo_agent.policy import ACCEPTED, RULE_NAMES
-from silo_agent.refusal import DAEMON_RULES
+from silo_agent.policy.policy import ACCEPTED, RULE_NAMES
+from silo_agent.policy.refusal import DAEMON_RULES
 
 __all__ = ["OTHER", "PHASES", "SiloMetrics"]
 
@@ -92,7 +92,7 @@ class SiloMetrics:
         self.gpu_memory_total = self._gauge(
             "gpu_memory_total_bytes", "Memory that a GPU has", "device"
         )
-        self.process = ProcessMetrics(self.registry, free_bytes_name="chorale_silo_data_free_bytes")
+        self.process = ProcessMetrics(self.registry, prefix="chorale_silo")
         self.nonfinite_deltas = self._counter(
             "nonfinite_deltas", "Deltas that were not finite, for which zeros went up"
         )

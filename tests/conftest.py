@@ -50,7 +50,7 @@ def store_url(request, tmp_path):
 
 @pytest.fixture
 def store(store_url):
-    opened = Store(store_url)
+    opened = Store(store_url, create=True)
     yield opened
     opened.close()
 

@@ -1,7 +1,7 @@
 """One round of this project's secure aggregation: n real silos and the real coordinator states.
 
 Every message is made, signed, checked and answered by `secagg.client` and `secagg.server`; a silo's
-vector is clipped and rounded by `dp.grid`; the coordinator folds uploads with
+vector is clipped and rounded by `dp.noise.grid`; the coordinator folds uploads with
 `secagg.server.folding`, here in memory. Nothing is drawn as noise.
 
 Vectors are made when they are needed and folded as they arrive, so memory is a few vectors whatever
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dp.grid import Grid
+from dp.noise.grid import Grid
 from federation.aggregate.server_step import MeanOfSum
 from secagg import client, server, suite, transcript
 from secagg.decode import split_sum

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dp import dgauss
-from dp.source import NoiseSource
+from dp.noise import dgauss
+from dp.noise.source import NoiseSource
 from secagg.prg import BLOCK_BYTES, TILE_WORDS, WORD_BYTES, Mask, MaskStreams
 
 # A vector that no cache holds.

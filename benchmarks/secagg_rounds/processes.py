@@ -2,7 +2,7 @@
 
 Messages travel as protobuf bytes over pipes, masked vectors as files. A silo holds its float vector
 and the ring vector that it becomes; the coordinator takes uploads in chunks into the accumulator of
-`server.accumulator` and unmasks it tile by tile. Silos upload one after another.
+`server.attempt.accumulator` and unmasks it tile by tile. Silos upload one after another.
 
 Covered: no drops. Not covered: gRPC, TLS, the silo's ledger.
 """
@@ -27,7 +27,7 @@ from secagg import client, server, wire
 from secagg.decode import split_sum
 from secagg.prg import DEFAULT_THREADS, MaskStreams
 from secagg_rounds.chorale import CLIP, GRID_STEPS, Federation, encode, federate
-from server.accumulator import MAX_CHUNK_BYTES, Accumulator
+from server.attempt.accumulator import MAX_CHUNK_BYTES, Accumulator
 
 # The first coordinates are made again by the coordinator to check the sum.
 _CHECKED: Final = 1000

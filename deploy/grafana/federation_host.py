@@ -28,6 +28,7 @@ def host_rows() -> tuple[Row, ...]:
             COORDINATOR,
             build="chorale_build_info",
             free="chorale_data_free_bytes",
+            lost="chorale_log_write_failures_total",
             disk_alert="DiskFilling",
         ),
     )
@@ -80,9 +81,18 @@ def _integrity() -> Panel:
 def _faults() -> Panel:
     return counter(
         title="Writes that failed",
-        shows="Times that a run waited because disk or database failed; it tries again by itself.",
-        remedy="Make room, or bring the database back; the run stays where it is until then.",
-        queries=(Query(expr=f"sum({_OF('chorale_storage_faults_total')})", legend="failed"),),
+        shows=(
+            "Times that a run waited because disk or database failed, and that driving runs failed "
+            "by a defect; both try again by themselves."
+        ),
+        remedy=(
+            "Make room, or bring the database back; the run stays where it is until then. A "
+            "defect: report `driver_failed` of the log."
+        ),
+        queries=(
+            Query(expr=f"sum({_OF('chorale_storage_faults_total')})", legend="storage"),
+            Query(expr=f"sum({_OF('chorale_driver_failures_total')})", legend="defect"),
+        ),
         height=6,
         runbooks=("StorageFailing", "DiskFilling"),
     )

@@ -11,11 +11,11 @@ from deploy.grafana.dashboard import Row
 from deploy.grafana.panel import Kind, Panel, Query
 from deploy.grafana.presets import COORDINATOR, DAYS, counter, in_range
 from server.liveness import SILENT_AFTER_S
+from server.members.presence import SILENT_S
 
 __all__ = ["silos_row"]
 
 _OF: Final = COORDINATOR.of
-_LONG_SILENT_S: Final = 300
 
 
 def silos_row() -> Row:
@@ -27,6 +27,7 @@ def silos_row() -> Row:
         _own_certificates(),
         _renewals(),
         _enrolments(),
+        _lost(),
     )
     return Row(title="Silos", panels=panels)
 
@@ -45,8 +46,8 @@ def _last_seen() -> Panel:
         unit="s",
         decimals=0,
         minimum=0,
-        maximum=_LONG_SILENT_S,
-        thresholds=((None, "green"), (SILENT_AFTER_S, "orange"), (_LONG_SILENT_S, "red")),
+        maximum=SILENT_S,
+        thresholds=((None, "green"), (SILENT_AFTER_S, "orange"), (SILENT_S, "red")),
         quiet="no silo has called",
         runbooks=("SiloSilent",),
     )
@@ -58,8 +59,9 @@ def _states() -> Panel:
         title="Silos by state",
         shows="Where silos are on their way into rounds, and how many are out.",
         remedy=(
-            "`enrolled` ones wait for a roster: `chorale roster propose`. `suspended` ones are "
-            "refused until `chorale silo reinstate SILO`; `revoked` ones for good."
+            "`enrolled` ones wait for a roster: `chorale roster propose`. `sitting_out` ones were "
+            "lost again and again and wait some rounds, `suspended` ones are refused, both until "
+            "`chorale silo reinstate SILO` at the latest; `revoked` ones for good."
         ),
         queries=(Query(expr=f"max by (state) ({_OF('chorale_silos')})", legend="{{state}}"),),
         unit="none",
@@ -116,6 +118,7 @@ def _own_certificates() -> Panel:
         decimals=0,
         thresholds=((None, "red"), (30, "orange"), (60, "green")),
         text="value_and_name",
+        width=6,
         height=6,
         runbooks=("CertificateExpiring",),
     )
@@ -128,6 +131,7 @@ def _renewals() -> Panel:
         shows="Renewals of silos' certificates since the coordinator started.",
         remedy="None for 15 days while silos are there: look at refused calls.",
         queries=(Query(expr=f"sum({renewed})", legend="renewed"),),
+        width=6,
         height=6,
         runbooks=("CertificateExpiring",),
     )
@@ -144,5 +148,23 @@ def _enrolments() -> Panel:
             "`invite_spent`: an invite was used twice; ask the silo whether it did that."
         ),
         quiet="nobody asked to join",
+        width=6,
         height=6,
+    )
+
+
+def _lost() -> Panel:
+    return in_range(
+        selector=_OF("chorale_silo_dropouts_total"),
+        by="silo",
+        title="Attempts that waited for a silo in vain",
+        shows="In this range. Each cost everybody the deadline of a phase.",
+        remedy=(
+            "`chorale audit tail` names the phase: the same one each time is a silo too slow for "
+            "its deadline, or one that stalls. Its operator looks at its log."
+        ),
+        quiet="no silo was lost",
+        width=6,
+        height=6,
+        runbooks=("SiloDroppingOut",),
     )

@@ -15,7 +15,7 @@ from deploy.grafana.presets import COORDINATOR, band, counter
 __all__ = ["aggregation_row", "learning_row"]
 
 _OF: Final = COORDINATOR.of
-_UNKNOWN: Final = "below noise, or not reported in this mode"
+_UNKNOWN: Final = "below noise, or not reported"
 
 
 def aggregation_row() -> Row:
@@ -30,7 +30,13 @@ def learning_row() -> Row:
     """What the sums say."""
     return Row(
         title="Learning, from sums alone",
-        panels=(_success(), _agreement(), _heterogeneity(), _success_with_error()),
+        panels=(
+            _success(),
+            _agreement(),
+            _heterogeneity(),
+            _update_norm(),
+            _success_with_error(),
+        ),
     )
 
 
@@ -58,11 +64,13 @@ def _aborts() -> Panel:
         title="Aborts by reason",
         shows=(
             "Attempts without a sum since the coordinator started. `too_few_…`: fewer silos than "
-            "needed were left at that step. `refused_…`: too many refused what they were shown."
+            "needed were left at that step. `refused_…`: too many refused what they were shown. "
+            "`quarantined`: honest silos cannot have made the sum."
         ),
         remedy=(
             "`too_few`: bring silos back; the round is tried again by itself. `refused`: checks "
-            "failed at the silos; compare their `chorale_silo_failed_checks_total` between sites."
+            "failed at the silos; compare their `chorale_silo_failed_checks_total` between sites. "
+            "`quarantined`: pause the run before it comes again."
         ),
         queries=(
             Query(
@@ -73,7 +81,7 @@ def _aborts() -> Panel:
         legend=Legend.BESIDE,
         width=16,
         height=9,
-        runbooks=("SecAggBelowThreshold",),
+        runbooks=("SecAggBelowThreshold", "SumQuarantined"),
     )
 
 
@@ -140,7 +148,7 @@ def _success() -> Panel:
         soft_minimum=0,
         soft_maximum=1,
         steps=True,
-        quiet="no round has closed, or below noise",
+        quiet=f"no round has closed, {_UNKNOWN}",
         width=12,
         runbooks=("SuccessDropped",),
     )
@@ -151,13 +159,14 @@ def _agreement() -> Panel:
         f"max({_OF('chorale_agreement_ratio')})",
         f"max({_OF('chorale_agreement_ratio_standard_error')})",
         name="κ",
+        ratio=True,
     )
     return Panel(
         kind=Kind.LINES,
         title="Agreement κ ± standard error",
         shows=(
             "How far the silos' updates point the same way: 1 if all are equal, 1/n if they have "
-            "nothing in common. Noise can take it outside."
+            "nothing in common."
         ),
         remedy=(
             "Low from the start: silos learn different things; think of a personal adapter. "
@@ -199,12 +208,37 @@ def _heterogeneity() -> Panel:
     )
 
 
+def _update_norm() -> Panel:
+    return Panel(
+        kind=Kind.LINES,
+        title="Norm of the sum against earlier ones",
+        shows=(
+            "Length of the newest sum's mean over the median of the run's earlier ones, from the "
+            "fourth on; noise is part of both."
+        ),
+        remedy=(
+            "A jump: one silo may have used the room that the others left. Judge the adapter, and "
+            "go back with `chorale adapter rollback RUN --to-round N`."
+        ),
+        queries=(Query(expr=f"max({_OF('chorale_update_norm_ratio')}) > -Inf", legend="ratio"),),
+        unit="none",
+        decimals=2,
+        minimum=0,
+        steps=True,
+        quiet="fewer than four sums",
+        width=FULL_WIDTH,
+        height=6,
+        runbooks=("UpdateNormJumped",),
+    )
+
+
 def _success_with_error() -> Panel:
     family = 'environment=~"$environment"'
     queries, overrides = band(
         f"max({_OF('chorale_federation_success_ratio', family)})",
         f"max({_OF('chorale_federation_success_ratio_standard_error', family)})",
         name="success",
+        ratio=True,
     )
     return Panel(
         kind=Kind.LINES,
@@ -220,7 +254,7 @@ def _success_with_error() -> Panel:
         soft_maximum=1,
         steps=True,
         overrides=overrides,
-        quiet="no round has closed, or below noise",
+        quiet=f"no round has closed, {_UNKNOWN}",
         width=FULL_WIDTH,
         height=7,
         repeat="environment",

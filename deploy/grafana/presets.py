@@ -119,7 +119,7 @@ def in_range(*, selector: str, by: str, **fields: Any) -> Panel:
 
 
 def band(
-    middle: str, half_width: str, *, name: str
+    middle: str, half_width: str, *, name: str, ratio: bool = False
 ) -> tuple[tuple[Query, ...], tuple[Override, ...]]:
     """A line with an area of one standard error on both sides.
 
@@ -127,6 +127,7 @@ def band(
         middle: PromQL of one series; not drawn where it is not a number.
         half_width: PromQL of its standard error.
         name: The line's.
+        ratio: Whether the area ends at 0 and 1, for nothing lies beyond.
 
     Returns:
         Queries, and what makes two of them the edges of an area.
@@ -139,10 +140,12 @@ def band(
         "custom.showPoints": "never",
         "custom.hideFrom": {"legend": True, "tooltip": False, "viz": False},
     }
+    edges = [f"{middle} - {half_width}", f"{middle} + {half_width}"]
+    below, above = [f"clamp({each}, 0, 1)" for each in edges] if ratio else edges
     queries = (
         Query(expr=middle, legend=name),
-        Query(expr=f"{middle} - {half_width}", legend=lower),
-        Query(expr=f"{middle} + {half_width}", legend=upper),
+        Query(expr=below, legend=lower),
+        Query(expr=above, legend=upper),
     )
     overrides = (
         Override(name=name, properties=colour),

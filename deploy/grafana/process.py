@@ -1,6 +1,6 @@
 """The row about a daemon's process and its machine, the same for both daemons.
 
-Covered: memory, processor, open files, free disk, age and versions. Not covered: the machine's
+Covered: memory, processor, open files, free disk, log, age and versions. Not covered: the machine's
 other processes.
 """
 
@@ -13,13 +13,14 @@ from deploy.grafana.presets import Scope
 __all__ = ["process_row"]
 
 
-def process_row(scope: Scope, *, build: str, free: str, disk_alert: str) -> Row:
+def process_row(scope: Scope, *, build: str, free: str, lost: str, disk_alert: str) -> Row:
     """The row.
 
     Args:
         scope: Of the daemon.
         build: The metric that carries its version.
         free: The metric of the free bytes where its data are.
+        lost: The metric of the lines that its log could not be given.
         disk_alert: The alert about them.
     """
     return Row(
@@ -29,6 +30,7 @@ def process_row(scope: Scope, *, build: str, free: str, disk_alert: str) -> Row:
             _processor(scope),
             _files(scope),
             _disk(scope, free, disk_alert),
+            _log(scope, lost, disk_alert),
             _age(scope),
             _versions(scope, build),
         ),
@@ -97,7 +99,23 @@ def _disk(scope: Scope, free: str, alert: str) -> Panel:
         minimum=0,
         thresholds=((None, "red"), (2**30, "orange"), (5 * 2**30, "green")),
         height=7,
-        width=12,
+        width=8,
+        runbooks=(alert,),
+    )
+
+
+def _log(scope: Scope, lost: str, alert: str) -> Panel:
+    return Panel(
+        kind=Kind.STAT,
+        title="Log lines lost",
+        shows="Lines that could not be written since the start.",
+        remedy="Make room where stderr goes, or restart what reads it; the daemon goes on.",
+        queries=(Query(expr=f"sum({scope.of(lost)})", legend="lost"),),
+        unit="none",
+        decimals=0,
+        thresholds=((None, "green"), (1, "red")),
+        width=4,
+        height=7,
         runbooks=(alert,),
     )
 

@@ -12,7 +12,7 @@ from deploy.grafana.dashboard import Row
 from deploy.grafana.panel import Kind, Override, Panel, Query
 from deploy.grafana.presets import DASHED, DAYS, ENDLESS, SILO, counter, in_range
 from deploy.grafana.process import process_row
-from dp.charge import UNIT_KINDS
+from dp.accounting.charge import UNIT_KINDS
 
 __all__ = ["budget_row", "integrity_row", "machine_row", "network_row"]
 
@@ -44,6 +44,7 @@ def machine_row() -> tuple[Row, ...]:
         SILO,
         build="chorale_silo_build_info",
         free="chorale_silo_data_free_bytes",
+        lost="chorale_silo_log_write_failures_total",
         disk_alert="SiloDiskFilling",
     )
     return (Row(title="GPU", panels=(_gpu(),)), process)

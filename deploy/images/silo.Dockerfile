@@ -68,10 +68,11 @@ ENV PATH=/opt/chorale/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     CHORALE_SILO_DATA=/var/lib/chorale/data \
-    CHORALE_SILO_PROBES_LISTEN=0.0.0.0:7446
+    CHORALE_SILO_PROBES_LISTEN=127.0.0.1:7446
 WORKDIR /var/lib/chorale
 USER 10001:10001
-# Plain HTTP for probes and metrics. Everything else goes outwards.
+# Probes and metrics, on the container's own loopback. To listen for others set PROBES_LISTEN; then
+# /metrics needs a certificate and a token. Everything else goes outwards.
 EXPOSE 7446
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \

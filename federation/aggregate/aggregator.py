@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from federation.adapter.layout import Layout, Tensors
 from federation.aggregate.gauge import Form, regauge
 from federation.aggregate.server_step import Mean, MovedTile, moved_tiles, step
-from federation.layout import Layout, Tensors
 
 FIRST_ROUND: Final = 1
 """Rounds count from one; record 0 is the initial adapter and record r is what round r made."""

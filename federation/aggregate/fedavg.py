@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from federation.adapter.layout import Layout
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import Form
-from federation.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

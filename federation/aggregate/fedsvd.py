@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from federation.adapter.layout import Layout, factor
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import Form
-from federation.layout import Layout, factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 
+from federation.adapter.layout import Layout, factor
 from federation.aggregate.aggregator import Aggregator
 from federation.errors import LayoutError
-from federation.layout import Layout, factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ Invariants:
        column of B, as in a fresh adapter, because two zero factors would never move again.
 
 The bits depend on the linear algebra library, so silos adopt the published bytes after
-``federation.verify`` has checked them.
+``federation.chain.verify`` has checked them.
 
 Covered: pairs of any rank up to the layer's smaller side. Not covered: optimiser state, which the
 silos reset every round.
@@ -37,8 +37,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from federation.adapter.layout import Layout, Tensors
 from federation.errors import UpdateError
-from federation.layout import Layout, Tensors
 
 Matrix = npt.NDArray[np.float64]
 Form = Literal["a_orthonormal", "b_orthonormal", "balanced"]

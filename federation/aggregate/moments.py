@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from federation.adapter import tiles
+from federation.adapter.encoding import tiles
 from federation.aggregate.aggregator import FIRST_ROUND
 from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.server_step import Float64Vector, Mean

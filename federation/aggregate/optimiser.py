@@ -14,9 +14,9 @@ Invariants:
     1. The same bits everywhere: float64, element by element, one ufunc for each operation of
        IEEE 754, no reduction, no library function of a real power.
     2. A state begins with zeros, at step 0 of every round, or at the first release of the run if
-       ``crosses_rounds``. So the sums since then are all that ``federation.replay`` needs. State
-       that crosses rounds excludes whatever changes the coordinates in between: the gauge, and
-       methods whose trained factor alternates (``federation.aggregate.registry``).
+       ``crosses_rounds``. So the sums since then are all that ``federation.chain.replay`` needs.
+       State that crosses rounds excludes whatever changes the coordinates in between: the gauge,
+       and methods whose trained factor alternates (``federation.aggregate.registry``).
     3. Releases come in order. Asking again for the newest one repeats it from the state before
        it, so that a check or a write that failed can be made again; any other order is an error
        that says to replay.
@@ -53,7 +53,7 @@ class Optimiser(ABC):
             round_number: Its round.
             step: Its step in the round.
             noise_variance: Of one coordinate of the mean, as far as everyone knows it
-                (``federation.sums.least_noise_variance``).
+                (``federation.chain.sums.least_noise_variance``).
 
         Raises:
             OptimiserStateError: If this release does not follow the newest one.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from federation.adapter.layout import Layout
 from federation.aggregate.adam import Adam
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.delta_moments import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -16,7 +17,6 @@ from federation.aggregate.ffa import FrozenA
 from federation.aggregate.optimiser import FedAvg as PlainDeltas
 from federation.aggregate.optimiser import Optimiser, Sgd
 from federation.aggregate.rolora import RoLoRA
-from federation.layout import Layout
 
 AGGREGATORS: Final[Mapping[str, type[Aggregator]]] = MappingProxyType(
     {"fedavg": FedAvg, "ffa": FrozenA, "rolora": RoLoRA, "fedsvd": FedSvd, "fedsa": SharedA}
@@ -70,6 +70,8 @@ NO_RECORD_MODES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Methods that exclude the record-level modes, with the reason."""
+ALTERNATING: Final = frozenset({RoLoRA.name})
+"""Methods that train one factor in the odd rounds and the other in the even ones."""
 INCOMPLETE_ADAPTERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fedsa": (
@@ -120,7 +122,7 @@ def moments_problem(method: str, optimiser: str, *, gauge: bool) -> str:
             f"{optimiser!r} keeps moments from round to round, and {which} rewrites the "
             "coordinates that they refer to"
         )
-    if method == RoLoRA.name:
+    if method in ALTERNATING:
         return (
             f"{optimiser!r} keeps moments from round to round, and method {method!r} trains other "
             "coordinates in the next round"

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from federation.adapter.layout import Factor, Layout, factor
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import Form
-from federation.layout import Factor, Layout, factor
 
 
 def trained_factor(round_number: int) -> Factor:

@@ -27,9 +27,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from federation.adapter import tiles
+from federation.adapter.encoding import tiles
+from federation.adapter.layout import Layout, Tensors, TensorSpec
 from federation.errors import LayoutError, UpdateError
-from federation.layout import Layout, Tensors, TensorSpec
 
 SignedVector = npt.NDArray[np.signedinteger]
 Float64Vector = npt.NDArray[np.float64]

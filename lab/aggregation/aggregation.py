@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from federation.adapter.layout import Layout
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.registry import (
     AGGREGATORS,
@@ -36,7 +37,6 @@ from federation.aggregate.registry import (
     make_optimiser,
     moments_problem,
 )
-from federation.layout import Layout
 from lab.aggregation.fedask import FedAsk
 from lab.aggregation.flex_masked import FlexMasked
 from lab.aggregation.method import AggregationError, LabAggregation, MeanOf, SiloUpdate

@@ -29,8 +29,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from federation.adapter.layout import Layout, LoraPair
 from federation.aggregate.gauge import Matrix, rademacher
-from federation.layout import Layout, LoraPair
 from lab.aggregation.layers import factors_of, moved_factors, tensors_of
 from lab.aggregation.method import LabAggregation, MeanOf, SiloUpdate, require_finite, require_silos
 from lab.aggregation.truncation import Factors, balanced_factors

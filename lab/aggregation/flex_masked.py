@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from federation.layout import Layout
+from federation.adapter.layout import Layout
 from lab.aggregation.layers import factors_of, moved_factors, tensors_of
 from lab.aggregation.method import LabAggregation, MeanOf, SiloUpdate, require_finite, require_silos
 from lab.aggregation.truncation import Factors, balanced_factors

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from federation.adapter.layout import Layout, LoraPair
 from federation.aggregate.gauge import Matrix
 from federation.errors import UpdateError
-from federation.layout import Layout, LoraPair
 from lab.aggregation.truncation import Factors
 
 __all__ = ["factors_of", "moved_factors", "stored", "tensors_of"]

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from federation.adapter.layout import Layout
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.optimiser import Optimiser
-from federation.layout import Layout
 from lab.aggregation.method import LabAggregation, MeanOf, SiloUpdate, require_silos
 
 __all__ = ["SingleSum", "flat_deltas"]

@@ -31,12 +31,12 @@ from typing import Any
 
 import torch
 
+from evolution.envs import Split, make
+from evolution.rollout.conversation import ChatFormat, RenderedEpisode
 from lab.base.data import SKILL, demonstrations
 from lab.base.evaluate import solved_tasks
 from lab.base.model import INITIAL_STD, build_model
 from lab.base.tokenizer import build_tokenizer, environment_words
-from silo_agent.envs import Split, make
-from silo_agent.rollout.conversation import ChatFormat, RenderedEpisode
 
 __all__ = ["DEFAULT_STEPS", "BuildProgress", "Recipe", "build_base", "weights_sha256"]
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from server.cli.envelope import Format, Output, answering, succeed
+from server.cli.envelope import Format, Output, answering, show_result, succeed
 
 if TYPE_CHECKING:
     from lab.base.build import BuildProgress
@@ -67,6 +67,5 @@ def build(
                 evaluation_tasks=evaluation_tasks,
                 progress=report,
             )
-        if output is Format.TEXT:
-            typer.echo(json.dumps(record, indent=2, sort_keys=True))
+        show_result(output, *json.dumps(record, indent=2, sort_keys=True).splitlines())
         succeed(output, record)

@@ -22,8 +22,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from silo_agent.envs import EnvironmentFailureError, ScriptedEnvironment, Split, make
-from silo_agent.rollout.conversation import ChatFormat, RenderedEpisode
+from evolution.envs import EnvironmentFailureError, ScriptedEnvironment, Split, make
+from evolution.rollout.conversation import ChatFormat, RenderedEpisode
 
 __all__ = ["SKILL", "Episode", "demonstrations", "play_weakly", "scripted"]
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from silo_agent.envs import Environment, make
-from silo_agent.rollout.conversation import ChatFormat
+from evolution.envs import Environment, make
+from evolution.rollout.conversation import ChatFormat
 
 __all__ = ["solved_tasks"]
 

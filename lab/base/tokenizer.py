@@ -21,7 +21,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from silo_agent.envs import ENVIRONMENTS, make
+from evolution.envs import ENVIRONMENTS, make
 
 __all__ = ["END", "PAD", "UNKNOWN", "build_tokenizer", "environment_words"]
 

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from server.cli.envelope import CommandError, Exit, Format, Output, answering, say, succeed
+from server.cli.envelope import (
+    CommandError,
+    Exit,
+    Format,
+    Output,
+    answering,
+    say,
+    show_result,
+    succeed,
+)
 
 __all__ = ["app"]
 
@@ -30,8 +39,8 @@ def init(
 ) -> None:
     """Write φ_0, the adapter a run starts from: A random, B zero."""
     with answering(output):
-        from federation.adapter import encode_adapter
-        from silo_agent.adapter.lora import initial_adapter
+        from evolution.model.lora import initial_adapter
+        from federation.adapter.encoding import encode_adapter
 
         if not (base / "config.json").is_file():
             raise CommandError(
@@ -41,7 +50,8 @@ def init(
                 next_step="name a model directory, or make one: chorale-lab base build --out DIR",
             )
         out.write_bytes(encode_adapter(initial_adapter(base, rank, alpha, seed)))
-        say(f"wrote {out}: chorale run start PLAN --adapter {out}")
+        show_result(output, f"wrote {out}")
+        say(f"next: chorale run start PLAN --adapter {out}")
         succeed(output, {"adapter": str(out), "rank": rank})
 
 
@@ -74,5 +84,5 @@ def merge(
                 exit_code=Exit.SERVER,
                 hint="the adapter must fit the base: chorale adapter export writes both names",
             ) from error
-        say(f"wrote {written}")
+        show_result(output, f"wrote {written}")
         succeed(output, {"model": str(written)})

@@ -8,13 +8,14 @@ from lab.base.cli import app as base_app
 from lab.cli.adapter import app as adapter_app
 from lab.cli.report import report
 from lab.cli.run import run
-from server.cli.envelope import run_app
+from server.cli.envelope import program, run_app
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="chorale-lab",
     help="Build base models and initial adapters, run federations for research, report on them.",
+    callback=program,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -64,4 +64,4 @@ def report(
     if out is None:
         typer.echo(text, nl=False)
     else:
-        typer.echo(f"wrote {out}", err=True)
+        typer.echo(f"wrote {out}")

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.cli.envelope import CommandError, Exit, Format, Output, answering, say, succeed
+from server.cli.envelope import (
+    CommandError,
+    Exit,
+    Format,
+    Output,
+    answering,
+    say,
+    show_result,
+    succeed,
+)
 
 if TYPE_CHECKING:
     from lab.experiment.config import Run
@@ -86,6 +95,7 @@ def run(
                 only=only or [],
                 seeds=seed or [],
                 check=check,
+                output=output,
                 force_new=force_new,
             )
         except ExperimentError as error:
@@ -128,13 +138,14 @@ def _run(
     only: list[str],
     seeds: list[int],
     check: bool,
+    output: Format,
     force_new: bool,
 ) -> tuple[str, ...]:
+    from evolution.model.identity import BaseModelError, base_sha256
     from lab.experiment.config import load_experiment
     from lab.experiment.errors import ExperimentError
     from lab.experiment.results import Results
     from lab.experiment.runner import require_aggregations, run_all
-    from silo_agent.adapter.base_model import BaseModelError, base_sha256
 
     loaded = load_experiment(experiment)
     base_dir = (experiment.resolve().parent / loaded.base).resolve()
@@ -146,7 +157,7 @@ def _run(
     require_aggregations(chosen)
     if check:
         for one in chosen:
-            say(f"{one.setting} seed {one.seed}: {one.method}, {one.rounds} rounds")
+            show_result(output, f"{one.setting} seed {one.seed}: {one.method}, {one.rounds} rounds")
         return ()
     with Results(out) as results:
         if force_new and (aside := results.set_aside()):
@@ -154,9 +165,10 @@ def _run(
         results.require_same(runs)
         results.keep_file(experiment.read_bytes())
         outcome = run_all(chosen, results, workers=workers, say=say)
-    say(
+    show_result(
+        output,
         f"{outcome.finished} runs finished, {outcome.skipped} were finished before, "
-        f"{len(outcome.failed)} failed: {out / 'results.jsonl'}"
+        f"{len(outcome.failed)} failed: {out / 'results.jsonl'}",
     )
     return outcome.failed
 

@@ -31,7 +31,8 @@ OUTCOME = "outcome.json"
 REPORT = "report.html"
 MARKER = ".chorale-demo"
 """Says that a directory is a demo's own and may be emptied."""
-LOG_WIDTH = 120
+WIDE = 1000
+"""Columns where there is no terminal to fit into: no line of a table is folded."""
 NEEDED = ("torch", "transformers", "peft", "gymnasium", "minigrid", "matplotlib")
 
 
@@ -188,9 +189,10 @@ def report(
     if not path.exists():
         raise typer.BadParameter(f"{path} does not exist: run `chorale demo --out {out}` first")
     outcome, settings = load_outcome(path)
-    print_tables(outcome, settings, _console())
+    console = _console()
+    print_tables(outcome, settings, console)
     write_html(outcome, settings, out / REPORT)
-    typer.echo(f"report: {out / REPORT}", err=True)
+    console.print(f"report: {out / REPORT}")
 
 
 def _require_packages() -> None:
@@ -206,11 +208,11 @@ def _require_packages() -> None:
 
 
 def _console() -> Console:
-    """Standard output; wide enough for the table where there is no terminal to fit into."""
+    """Standard output."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=LOG_WIDTH)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
 
 
 def _empty(out: Path) -> None:

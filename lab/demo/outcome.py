@@ -11,6 +11,7 @@ differences; non-overlapping intervals are the stricter test.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dp.noise.metrics_block import Estimate
 from lab.demo.errors import NotJudgedError
 from lab.wilson import Interval, wilson
 
-__all__ = ["Cell", "Outcome", "await_judged", "judged_rows", "pooled"]
+__all__ = ["Cell", "Outcome", "await_judged", "explored", "judged_rows", "pooled"]
 
 PAUSE_S = 0.2
 
@@ -110,6 +112,21 @@ class Outcome:
         """Whether together is not above the base's interval; noise alone may have done harm."""
         found = self.headline(temperature)
         return found["together"].rate <= found["base"].high
+
+
+def explored(done: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Success while exploring, by family, of one release as ``run watch`` reports it in JSON."""
+    return {
+        item["family"]: Estimate(
+            _number(item["success_ratio"]), _number(item.get("standard_error"))
+        )
+        for item in done.get("success", ())
+    }
+
+
+def _number(value: float | str | None) -> float:
+    """JSON has neither an infinity nor what is not a number."""
+    return math.nan if value is None else float(value)
 
 
 def judged_rows(path: Path, *, run_id: str, round_number: int) -> list[dict[str, Any]]:

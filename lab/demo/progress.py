@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from math import isfinite
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,16 +16,14 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-__all__ = ["Progress", "sparkline"]
+from federation.noisy_figures import mean_success, readable_ratio, success_words
+from lab.demo.outcome import explored
+from server.cli.run_view import bars
+
+__all__ = ["Progress"]
 
 LOG_WIDTH = 160
 """Columns of a line where there is no terminal to fit into."""
-_BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: list[float]) -> str:
-    """Values in [0, 1] as bars."""
-    return "".join(_BARS[min(7, max(0, int(value * 8)))] for value in values)
 
 
 class Progress:
@@ -75,26 +72,23 @@ class Progress:
         if self._live is not None:
             left = max(0, int(current.get("deadline_unix_s", 0)) - int(time.time()))
             body = Text(f"{line}  ({left} s left)\nsuccess while exploring  ")
-            body.append(sparkline(self._curve), style="green")
+            body.append(bars(self._curve), style="green")
             self._live.update(Panel(body, title=run["run_id"], expand=False))
 
     def _round(self, done: dict[str, Any], run: dict[str, Any]) -> None:
-        ratios = [item["success_ratio"] for item in done.get("success", ())]
-        known = [ratio for ratio in ratios if isinstance(ratio, int | float) and isfinite(ratio)]
-        if known:
-            # Only a round's first release carries figures.
-            self._curve.append(sum(known) / len(known))
+        # Only a round's first release carries figures.
+        summed = done["outcome"] == "aggregated" and not done.get("step", 0)
+        success = explored(done)
+        if summed:
+            self._curve.append(readable_ratio(mean_success(success)))
         duration = sum(item["duration_s"] for item in done.get("timings", ()))
         lost = sorted(set(done.get("cohort", ())) - set(done.get("survivors", ())))
         text = (
             f"{_place(done['round'], done.get('step', 0), run)}  {done['outcome']:<10}  "
             f"{len(done.get('survivors', ()))} silos in the sum  {duration:5.1f} s"
         )
-        if known:
-            text += (
-                f"  success while exploring {100 * self._curve[-1]:5.1f} %  "
-                f"{sparkline(self._curve)}"
-            )
+        if summed:
+            text += f"  success while exploring {success_words(success)}  {bars(self._curve)}"
         if lost:
             text += f"  [yellow]lost on the way: {', '.join(lost)}[/yellow]"
         self.say(text)

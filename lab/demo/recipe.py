@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from dp.accounting.rdp import charged_attempts
 from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
-from dp.rdp import charged_attempts
-from federation.epsilon import epsilon_of_releases
+from federation.forecast.epsilon import epsilon_of_releases
 from lab.demo.choices import Privacy
 
 __all__ = ["DELTA", "EPSILON_CAP", "RECIPES", "Recipe"]

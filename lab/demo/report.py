@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dp.noise.metrics_block import Estimate
+from federation.noisy_figures import NOT_REPORTED, readable_ratio, success_words
 from lab.demo.choices import Privacy, Scenario
-from lab.demo.outcome import Cell, Outcome
+from lab.demo.outcome import Cell, Outcome, explored
 from lab.demo.privacy import meaning, print_budgets, rows_of_budgets, summary
 from lab.demo.scenario import FAMILIES, SILOS, DemoSettings
 from lab.wilson import Interval
@@ -241,23 +244,49 @@ def _bars(outcome: Outcome) -> str:
 
 def _curve(outcome: Outcome) -> str:
     figure, axes = _figure()
-    families = sorted({item["family"] for done in outcome.rounds for item in done["success"]})
-    for family in families:
+    told = _explored(outcome)
+    for family in sorted({family for _, family, _ in told}):
         points = [
-            (done["round"], item["success_ratio"], item["standard_error"])
-            for done in outcome.rounds
-            for item in done["success"]
-            if item["family"] == family and isinstance(item["success_ratio"], int | float)
+            # Nothing lies beyond 0 and 1, and so no interval does.
+            (number, value, min(ratio.standard_error, value), min(ratio.standard_error, 1 - value))
+            for number, of, ratio in told
+            if of == family and not math.isnan(value := readable_ratio(ratio))
         ]
         if points:
-            numbers, ratios, errors = zip(*points, strict=True)
-            axes.errorbar(numbers, ratios, yerr=errors, marker="o", capsize=2, label=family)
+            numbers, ratios, below, above = zip(*points, strict=True)
+            axes.errorbar(numbers, ratios, yerr=(below, above), marker="o", capsize=2, label=family)
     axes.set_ylim(0, 1)
     axes.set_xlabel("round")
     axes.set_ylabel("success while exploring")
-    if families:
+    if axes.has_data():
         axes.legend(frameon=False)
-    return _svg(figure)
+    return _svg(figure) + _explored_table(outcome)
+
+
+def _explored(outcome: Outcome) -> list[tuple[int, str, Estimate]]:
+    """Round, family and ratio of every figure that a sum told."""
+    return [
+        (done["round"], family, ratio)
+        for done in outcome.rounds
+        for family, ratio in sorted(explored(done).items())
+        # Only a round's first release has figures.
+        if not done.get("step", 0)
+    ]
+
+
+def _explored_table(outcome: Outcome) -> str:
+    """The curves in words, for a figure below noise is not drawn."""
+    rows = "".join(
+        f"<tr><td>{number}</td><td>{html.escape(family)}</td>"
+        f"<td>{success_words({family: ratio})}</td></tr>"
+        for number, family, ratio in _explored(outcome)
+    )
+    if not rows:
+        return f"<p>{NOT_REPORTED.capitalize()}: the sums of this run tell no success.</p>"
+    return (
+        '<div class="wide"><table><tr><th>round</th><th>family</th>'
+        f"<th>success ± standard error of the noise</th></tr>{rows}</table></div>"
+    )
 
 
 def _phases(outcome: Outcome) -> str:

@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from federation.adapter import decode_adapter, encode_adapter
+from evolution.model.identity import base_sha256
+from federation.adapter.encoding import decode_adapter, encode_adapter
+from federation.adapter.layout import Layout
 from federation.errors import PlanError
-from federation.forecast import forecast_plan, shared_dimension
-from federation.layout import Layout
-from federation.plan import Plan
-from lab.demo.choices import Control
+from federation.forecast.forecast import forecast_plan, shared_dimension
+from federation.plan.plan import Plan
+from lab.demo.choices import Control, Privacy
 from lab.demo.errors import DemoError
 from lab.demo.kills import Kills
 from lab.demo.outcome import Outcome, await_judged, judged_rows, pooled
 from lab.demo.progress import Progress
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
 from lab.loopback import LoopbackFederation
-from silo_agent.adapter.base_model import base_sha256
 
 __all__ = ["BASE_MODEL", "Demo", "DemoError"]
 
@@ -105,12 +105,17 @@ class Demo:
         say(f"{len(SILOS)} silos joined with one invite each; keys were made at the silos")
         loopback.publish_roster(colluding=COLLUDING)
         say("roster signed by the root, published: n = 4, c = 1, t = 3")
+        # Whoever asked for no noise was told that nothing is claimed then.
+        accepted = ("--accept-no-privacy",) if self.settings.privacy is Privacy.NONE else ()
         for index, silo_id in enumerate(SILOS):
             directory = loopback.silo_dir(silo_id)
             (directory / "silo.toml").write_text(
                 silo_toml(self.settings, index, base_model=str(self.base_model.absolute()))
             )
-            loopback.silo("policy", "init", "--plan", str(self.plan_file), "--data", str(directory))
+            loopback.silo(
+                "policy", "init", "--plan", str(self.plan_file), "--data", str(directory),
+                *accepted,
+            )  # fmt: skip
             loopback.start_silo(silo_id)
 
     def _require_sound(self, plan: Plan) -> None:
@@ -135,7 +140,7 @@ class Demo:
 
     def _write_initial_adapter(self, plan: Plan) -> None:
         # Imported here because it brings torch, which `chorale --help` must not.
-        from silo_agent.adapter.lora import initial_adapter
+        from evolution.model.lora import initial_adapter
 
         tensors = initial_adapter(
             self.base_model, plan.model.lora_rank, plan.model.lora_alpha, plan.evolve.seed

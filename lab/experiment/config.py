@@ -19,13 +19,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from federation.errors import TomlError
+from federation.toml_text import parse_toml
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
 from lab.experiment.tables import (
@@ -187,11 +188,8 @@ def load_experiment(path: Path) -> Experiment:
         ExperimentFileError: With every problem found.
     """
     try:
-        content = path.read_bytes()
-        if len(content) > MAX_FILE_BYTES:
-            raise ExperimentFileError([f"{path} is longer than {MAX_FILE_BYTES} bytes"])
-        document = tomllib.loads(content.decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        document = parse_toml(path.read_bytes(), max_bytes=MAX_FILE_BYTES)
+    except (OSError, TomlError) as error:
         raise ExperimentFileError([f"{path}: {error}"]) from error
     experiment = _validated(Experiment, document, prefix="")
     problems = list(_between_tables(experiment))
@@ -240,7 +238,7 @@ def _between_tables(experiment: Experiment) -> Iterator[str]:
 
 
 def _environments(index: int, silo: SiloTable) -> Iterator[str]:
-    from silo_agent.envs.catalogue import BUILT_IN
+    from evolution.envs.catalogue import BUILT_IN
 
     for name in silo.environments:
         if name not in BUILT_IN.names:

@@ -1,7 +1,7 @@
 """The expert demonstrations that a silo begins with: D_expert of Fed-SE, algorithm 1.
 
 Each silo gets as many as the file says, of its own training tasks, solved by the environment's own
-expert (``silo_agent.evolve.expert``). A pooled silo gets those of all silos, the same ones.
+expert (``evolution.methods.expert``). A pooled silo gets those of all silos, the same ones.
 
 Covered: environments that can play themselves. Not covered: demonstrations from people.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from evolution.memory.buffer import SuccessBuffer
+from evolution.methods.expert import demonstrations
+from evolution.rollout.conversation import ChatFormat
+from evolution.trajectory import Trajectory
 from lab.experiment.config import Run
 from lab.experiment.errors import DemonstrationError
 from lab.experiment.own_tasks import task_ids_of
-from silo_agent.buffer import SuccessBuffer
-from silo_agent.evolve.expert import demonstrations
-from silo_agent.rollout.conversation import ChatFormat
-from silo_agent.trajectory import Trajectory
 
 __all__ = ["seed_buffer"]
 

@@ -1,7 +1,8 @@
 """One round of a federation in one process, and what the true deltas say about agreement.
 
 A *circle* is those who share one adapter: all silos, a cluster, or a single one. A circle of one
-keeps its own delta as it is, as ``silo_agent/alone.py`` does: no clip, no noise, no server step.
+keeps its own delta as it is, as ``silo_agent/local_work/alone.py`` does: no clip, no noise, no
+server step.
 
 From the true deltas, which only the lab sees (``methods/aggregation.md``; a coordinator estimates
 both from sums), with the mean taken within each circle::
@@ -21,9 +22,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from evolution.methods.evolver import Evolution
 from lab.aggregation.aggregation import LabAggregation, MeanOf, SiloUpdate
 from lab.experiment.member import Adapter, Member
-from silo_agent.evolve.evolver import Evolution
 
 __all__ = ["Circle", "RoundFigures", "SharingCircle", "SoleCircle", "play_round"]
 

@@ -1,7 +1,7 @@
 """Judging adapters on held-out tasks, task by task.
 
 One engine plays the same tasks with the same random streams for every adapter of a seed: a task's
-draws depend on the seed and on its place in the split (``silo_agent.rollout.episodes``), so two
+draws depend on the seed and on its place in the split (``evolution.rollout.episodes``), so two
 methods can be compared task by task (McNemar) at equal seed. A shorter judgement is a prefix of a
 longer one.
 
@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
+from evolution.envs.catalogue import BUILT_IN
+from evolution.envs.tasks import Split
+from evolution.rollout.conversation import ChatFormat
+from evolution.rollout.engines import make_engine
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.spec import EngineSpec
+from evolution.trajectory import Task
 from lab.experiment.config import Run
 from lab.experiment.errors import JudgeError
-from silo_agent.envs.catalogue import BUILT_IN
-from silo_agent.envs.tasks import Split
-from silo_agent.rollout.conversation import ChatFormat
-from silo_agent.rollout.engines import make_engine
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.spec import EngineSpec
-from silo_agent.trajectory import Task
 
 __all__ = ["Judge", "Judged"]
 

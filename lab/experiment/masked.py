@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dp.grid import Grid
+from dp.noise.grid import Grid
 from lab.experiment.sums import RingMean, RingVector
 from lab.experiment.tables import NoiseTable
 from secagg import client, server, suite

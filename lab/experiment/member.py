@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.adapter import adapter_sha256, encode_adapter
+from evolution.methods.evolver import Evolution, EvolverSetup, EvolveSettings, Work
+from evolution.methods.fed_se import FedSeEvolver
+from evolution.methods.fed_se_options import FedSeOptions
+from evolution.methods.personal.personal import PersonalAdapter
+from evolution.rollout.conversation import ChatFormat
+from federation.adapter.encoding import adapter_sha256, encode_adapter
 from lab.experiment.config import Run
 from lab.experiment.demonstrations import seed_buffer
 from lab.experiment.errors import ExperimentError
 from lab.experiment.methods import METHODS
 from lab.experiment.own_tasks import FewTasks, assignments_of
-from silo_agent.evolve.evolver import Evolution, EvolverSetup, EvolveSettings, Work
-from silo_agent.evolve.fed_se import FedSeEvolver
-from silo_agent.evolve.fed_se_options import FedSeOptions
-from silo_agent.evolve.personal import PersonalAdapter
-from silo_agent.rollout.conversation import ChatFormat
 
 __all__ = ["Adapter", "Member", "identity"]
 

@@ -17,12 +17,12 @@ from functools import partial
 
 import numpy as np
 
+from evolution.envs.catalogue import BUILT_IN, Catalogue
+from evolution.envs.environment import Environment
+from evolution.envs.tasks import Shard, Split
+from evolution.methods.evolver import Assignment
 from lab.experiment.config import Run
 from lab.experiment.tables import SiloTable
-from silo_agent.envs.catalogue import BUILT_IN, Catalogue
-from silo_agent.envs.environment import Environment
-from silo_agent.envs.tasks import Shard, Split
-from silo_agent.evolve.evolver import Assignment
 
 __all__ = ["FewTasks", "assignments_of", "own_labels", "task_ids_of"]
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from federation.durable import replace_file
 from lab.experiment.config import Run
 from lab.experiment.errors import ChangedExperimentError, DirectoryInUseError, ExperimentError
+from ops.files import replace_file
 
 __all__ = ["Results"]
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from evolution.envs.catalogue import BUILT_IN
 from lab.experiment.config import Run
 from lab.experiment.federation_round import RoundFigures
 from lab.experiment.judge import Judged
 from lab.experiment.own_tasks import own_labels
-from silo_agent.envs.catalogue import BUILT_IN
 
 __all__ = ["Row", "Scope", "eval_rows", "families_of", "round_row", "run_row"]
 

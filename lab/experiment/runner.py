@@ -58,9 +58,9 @@ def require_aggregations(runs: Sequence[Run]) -> None:
     Raises:
         ExperimentFileError: One is unknown, or its options are wrong.
     """
+    from evolution.model.lora import initial_adapter
     from lab.experiment.methods import METHODS
     from lab.experiment.single_run import aggregation_of
-    from silo_agent.adapter.lora import initial_adapter
 
     problems = []
     for run in {run.setting: run for run in runs}.values():

@@ -1,11 +1,11 @@
 """Noise that can be drawn again: for research only, never for a release.
 
-``dp.source.NoiseSource`` is keyed by the operating system and refuses a second use, which is what
-privacy needs and what an experiment that somebody wants to repeat cannot have. Whoever knows the
-seed can subtract this noise, so nothing that was noised with it is protected.
+``dp.noise.source.NoiseSource`` is keyed by the operating system and refuses a second use, which is
+what privacy needs and what an experiment that somebody wants to repeat cannot have. Whoever knows
+the seed can subtract this noise, so nothing that was noised with it is protected.
 
-Covered: the words that ``dp.dgauss`` reads, from Philox under a key derived from what the words are
-for. Not covered: privacy.
+Covered: the words that ``dp.noise.dgauss`` reads, from Philox under a key derived from what the
+words are for. Not covered: privacy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HALF = np.uint64(32)
 
 
 class SeededWords:
-    """A ``dp.source.WordSource`` that gives the same words for the same parts."""
+    """A ``dp.noise.source.WordSource`` that gives the same words for the same parts."""
 
     def __init__(self, *parts: str | int) -> None:
         """Key the words.

@@ -1,6 +1,6 @@
 """One run from its first adapter to its last judgement.
 
-The silos are the product's own: ``silo_agent.evolve`` explores and trains, ``lab.aggregation``
+The silos are the product's own: ``evolution.methods`` explores and trains, ``lab.aggregation``
 combines, ``dp`` and ``secagg`` make the sums. What is not here is transport, disk and the ledger.
 
 Invariants:
@@ -24,9 +24,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dp.share import per_silo_sigma
-from federation.adapter import encode_adapter
-from federation.layout import Layout
+from dp.noise.share import per_silo_sigma
+from evolution.envs.catalogue import BUILT_IN
+from evolution.model.lora import initial_adapter
+from federation.adapter.encoding import encode_adapter
+from federation.adapter.layout import Layout
 from lab.aggregation.aggregation import LabAggregation, make_lab_aggregation
 from lab.experiment.config import Run
 from lab.experiment.federation_round import (
@@ -50,8 +52,6 @@ from lab.experiment.rows import (
     run_row,
 )
 from lab.experiment.sums import PlainSum
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs.catalogue import BUILT_IN
 
 __all__ = ["Progress", "RunResult", "aggregation_of", "play_run"]
 

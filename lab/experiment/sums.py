@@ -1,6 +1,7 @@
 """The mean over silos as secure aggregation gives it, in one process.
 
-Both kinds do to each vector what a silo does before it uploads (``dp.grid``, ``dp.share``)::
+Both kinds do to each vector what a silo does before it uploads (``dp.noise.grid``,
+``dp.noise.share``)::
 
     q_k = round(clip_C(x_k) · Δ/C)            Σq² ≤ Δ², checked on the integers
     y_k = q_k + N_Z(0, σ_k²)  mod 2^32        σ_k = zΔ/√(n − 1): all n are summed, one may collude
@@ -10,7 +11,7 @@ Both kinds do to each vector what a silo does before it uploads (``dp.grid``, ``
 Invariants:
     1. ``PlainSum`` and ``MaskedSum`` return the same bits for the same vectors and key: masks
        cancel in the ring, and everything before them is this module's.
-    2. A sum that could wrap is refused before anything is added (``dp.share.no_wrap``).
+    2. A sum that could wrap is refused before anything is added (``dp.noise.share.no_wrap``).
     3. A vector with a NaN or an infinity is refused; it is never replaced.
     4. Noise depends on the key, the number of the sum and the silo, on nothing else.
 
@@ -28,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dp.errors import PrivacyError
-from dp.grid import Grid
-from dp.share import add_noise, no_wrap, per_silo_sigma, summed_sigma
+from dp.noise.grid import Grid
+from dp.noise.share import add_noise, no_wrap, per_silo_sigma, summed_sigma
 from federation.aggregate.server_step import mean_of_sum
 from lab.experiment.errors import SumError
 from lab.experiment.seeded import SeededWords

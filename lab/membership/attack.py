@@ -29,11 +29,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dp.audit import rate_lower_bound, rate_upper_bound
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import attach_lora, write_adapter
+from evolution.train.sft import TrajectoryLoss
+from lab.audit.bounds import rate_lower_bound, rate_upper_bound
 from lab.membership.canaries import Canaries
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import attach_lora, write_adapter
-from silo_agent.evolve.sft import TrajectoryLoss
 
 __all__ = ["Losses", "Rates", "rates_at", "roc"]
 

@@ -7,7 +7,7 @@ the easiest unit there is to recognise; a real task shares most of what it teach
 Invariants: canaries are distinct; which of them are members is decided by fair, independent coins
 that depend on the seed alone and are not looked at by whoever trains or scores.
 
-Covered: any tokenizer whose chat format ``silo_agent.rollout.conversation`` understands.
+Covered: any tokenizer whose chat format ``evolution.rollout.conversation`` understands.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dp.units import UnitId
-from silo_agent.adapter.causal_lm import load_tokenizer
-from silo_agent.rollout.conversation import ChatFormat
-from silo_agent.trajectory import Step, Task, Trajectory
+from dp.steps.units import UnitId
+from evolution.model.causal_lm import load_tokenizer
+from evolution.rollout.conversation import ChatFormat
+from evolution.trajectory import Step, Task, Trajectory
 
 __all__ = ["ENVIRONMENT", "Canaries", "plant", "unit_of"]
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dp.audit import AuditResult
-from dp.audit_one_run import audit_one_run
+from lab.audit.bounds import AuditResult
+from lab.audit.one_run import audit_one_run
 from lab.membership.attack import Losses, Rates, rates_at, roc
 from lab.membership.canaries import Canaries, plant
 from lab.membership.plot import Curve, draw

@@ -11,7 +11,7 @@ says little: e^8·0.01 is above one.
                              1905.02383, Corollary 2.13) and TPR = Φ(Φ⁻¹(FPR) + μ)
 
 Covered: curves for the report and for the verdicts. Not covered: charging; the ledger's accountant
-is ``dp.rdp``, whose ε is larger.
+is ``dp.accounting.rdp``, whose ε is larger.
 """
 
 from __future__ import annotations

@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dp.charge import epsilon_of, training_charges
+from dp.accounting.charge import epsilon_of, training_charges
 from dp.config import Mode, PrivacySpec, RecordSpec
-from dp.ledger import Ledger
-from dp.sgd import DpStep
-from dp.units import group_by_unit
+from dp.ledger.ledger import Ledger
+from dp.steps.sgd import DpStep
+from dp.steps.units import group_by_unit
+from evolution.model.lora import initial_adapter, split_name
+from evolution.train.settings import SftSettings
+from evolution.train.sft import SftTrainer
 from lab.membership.canaries import Canaries, unit_of
-from silo_agent.adapter.lora import initial_adapter, split_name
-from silo_agent.evolve.sft import SftTrainer
-from silo_agent.evolve.sft_settings import SftSettings
 
 __all__ = ["Settings", "Trained", "record_spec", "train_plainly", "train_privately"]
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from federation.markdown import escaped
+from federation.text import escaped
 from lab.report.interval import LEAST_SEEDS, SeedSpread
 from lab.report.paired import Difference
 from lab.report.pooled import Pooled
@@ -24,7 +24,9 @@ __all__ = ["render"]
 _LEGEND: Final = (
     "Success in percent. `[low, high]` is the 95 % interval over tasks, seeds pooled: Wilson for "
     "an environment and for micro (all tasks pooled); for macro (mean over environments) the "
-    "Wilson limits combined by MOVER (Zou, Huang, Zhang 2009). It holds for these adapters. "
+    "Wilson limits combined by MOVER (Zou, Huang, Zhang 2009). It holds for these adapters, and "
+    "counts a task once for each seed, as if it were another: all seeds are judged on the same "
+    "tasks, so it is too narrow. "
     "`s` is the standard deviation over seeds. *Macro over seeds* is the 95 % t interval of the "
     f"mean over seeds (from {LEAST_SEEDS} seeds; otherwise the seeds' range): it holds for another "
     "run of the same setting."

@@ -234,9 +234,9 @@ def _write_beside(adapter: Adapter, out: Path) -> None:
 
 
 def _factors(content: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    from federation.adapter import decode_adapter
+    from evolution.model.lora import AdapterMismatchError, split_name
+    from federation.adapter.encoding import decode_adapter
     from federation.errors import AdapterError
-    from silo_agent.adapter.lora import AdapterMismatchError, split_name
 
     try:
         tensors = decode_adapter(content, max_bytes=_MAX_ADAPTER_BYTES)

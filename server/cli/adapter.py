@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -17,12 +17,14 @@ from server.cli.envelope import (
     Output,
     answering,
     say,
+    show_result,
     succeed,
 )
 
 if TYPE_CHECKING:
-    from federation.plan import Plan
-    from federation.record import AdapterRecord
+    from dp.noise.metrics_block import Estimate
+    from federation.chain.record import AdapterRecord
+    from federation.plan.plan import Plan
 
 __all__ = ["app"]
 
@@ -48,9 +50,10 @@ def list_adapters(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Forma
             source = ", ".join(record.survivors)
             if record.HasField("restored_round"):
                 source = f"back to round {record.restored_round}"
-            say(
+            show_result(
+                output,
                 f"round {record.round:>3}  {step}{record.kind:<10} "
-                f"{record.adapter_sha256.hex()[:16]}  {source}"
+                f"{record.adapter_sha256.hex()[:16]}  {source}",
             )
         succeed(output, {"records": [plain(record) for record in records]})
 
@@ -93,10 +96,13 @@ def rollback(
         with connect(data) as stub:
             answer = stub.RollbackAdapter(request, timeout=CALL_TIMEOUT_S)
         if answer.round:
-            say(f"{run_id} went back to the adapter of round {to_round} in round {answer.round}")
+            show_result(
+                output,
+                f"{run_id} went back to the adapter of round {to_round} in round {answer.round}",
+            )
         else:
             when = "when it is resumed" if answer.state == "paused" else "when this round is over"
-            say(f"{run_id} goes back to the adapter of round {to_round} {when}")
+            show_result(output, f"{run_id} goes back to the adapter of round {to_round} {when}")
             say("a site whose policy has not methods.allow_rollback = true stays behind")
             what = "resume" if answer.state == "paused" else "watch"
             say(f"next: chorale run {what} {run_id}")
@@ -120,7 +126,7 @@ def export(
         str | None,
         typer.Option(
             "--round",
-            help="Which round's; the newest if not given. best: with the highest success.",
+            help="Which round's; the newest if not given. best: the best beyond the noise.",
         ),
     ] = None,
     step: Annotated[
@@ -131,22 +137,28 @@ def export(
 ) -> None:
     """Write an adapter as a PEFT directory, with a model card that says where it comes from.
 
-    --round best is the adapter with which the silos explored the round of the highest success, in
-    the mean over the environments: a round's figures are about the adapter that it began with.
+    --round best goes by success while exploring, in the mean over the environments; a round's
+    figures are about the adapter that it began with. Of the rounds that noise does not tell from
+    the highest it takes the newest. If noise tells none of them apart it takes the newest adapter
+    and says so; if the sums tell no success it stops.
 
     Load it with peft.PeftModel.from_pretrained(base, DIRECTORY), or serve it with vllm serve BASE
     --enable-lora --lora-modules NAME=DIRECTORY. The chain is verified first: every record's
     signature and link, and the adapter's digest.
     """
     with answering(output):
-        from federation.adapter import decode_adapter
+        from federation.adapter.card import render_card
+        from federation.adapter.encoding import decode_adapter
+        from federation.adapter.export import (
+            ExportError,
+            require_export_directory,
+            write_peft_adapter,
+        )
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
-        from federation.export import ExportError, require_export_directory, write_peft_adapter
-        from federation.model_card import render_card
         from server.cli.card import model_card
         from server.cli.client import connect
 
-        number, success = _round(which), None
+        number, best = _round(which), None
         try:
             require_export_directory(out)
         except ExportError as error:
@@ -159,8 +171,8 @@ def export(
         with connect(data) as stub:
             plan, chain = _verified(data, run_id, _records(stub, run_id))
             if which == BEST:
-                explored, success = _best_round(data, run_id)
-                number = explored - 1
+                best = _best_round(data, run_id)
+                number = None if best is None else best.explored - 1
             record = _chosen(run_id, chain, number, step)
             content = _fetch(stub, record.adapter_sha256)
         written = write_peft_adapter(
@@ -183,12 +195,13 @@ def export(
             },
             card=render_card(model_card(data, plan, chain, record)),
         )
-        if success is not None:
-            say(
-                f"round {record.round}: with this adapter {success:.1%} of the episodes of round "
-                f"{record.round + 1} succeeded, more than in any other"
-            )
-        say(f"wrote {written}: peft.PeftModel.from_pretrained(base, {str(written)!r})")
+        if which == BEST:
+            _say_choice(best, record.round)
+            if record.adapter_sha256 == chain[0].adapter_sha256:
+                say("note: this is the adapter that the run started from: nothing is learned in it")
+        show_result(
+            output, f"wrote {written}: peft.PeftModel.from_pretrained(base, {str(written)!r})"
+        )
         adapter_note = INCOMPLETE_ADAPTERS.get(plan.aggregation.method)
         if adapter_note is not None:
             say(f"note: {adapter_note}")
@@ -200,7 +213,9 @@ def export(
                 "step": record.step,
                 "adapter_sha256": record.adapter_sha256.hex(),
                 "adapter_note": adapter_note,
-                "success_ratio": success,
+                "success_ratio": None if best is None else best.success.mean,
+                "standard_error": None if best is None else best.success.standard_error,
+                "told_apart": best is not None if which == BEST else None,
             },
         )
 
@@ -219,8 +234,22 @@ def _round(which: str | None) -> int | None:
     )
 
 
-def _best_round(data: Path, run_id: str) -> tuple[int, float]:
-    """The round that was explored with the highest success, and the ratio; of two the newer one."""
+class _Best(NamedTuple):
+    """A round that noise tells from others, as the best or as good as it."""
+
+    explored: int
+    """The round that explored, with the adapter of the one before it."""
+    success: Estimate
+    """Over the environments that were compared."""
+
+
+def _best_round(data: Path, run_id: str) -> _Best | None:
+    """The best round by ``newest_of_the_best``; None if noise tells none from the others.
+
+    Rounds are compared in the environments of which each of them has a figure above its noise: the
+    mean over other environments would be of other tasks.
+    """
+    from federation.noisy_figures import mean_success, newest_of_the_best, readable_ratio
     from server.config import CoordinatorConfig
     from server.figures import RoundFigures
     from server.store import Store
@@ -230,24 +259,47 @@ def _best_round(data: Path, run_id: str) -> tuple[int, float]:
         rows = store.rounds.finished(run_id)
     finally:
         store.close()
-    best: tuple[float, int] | None = None
-    for row in rows:
-        ratios = [
-            ratio
-            for ratio, _ in RoundFigures.from_json(row.figures_json).success.values()
-            if not math.isnan(ratio)
-        ]
-        if ratios:
-            found = sum(ratios) / len(ratios), row.round
-            best = found if best is None else max(best, found)
-    if best is None:
+    told = {
+        row.round: success
+        for row in rows
+        if (success := RoundFigures.from_json(row.figures_json).estimates)
+    }
+    if not told:
         raise CommandError(
-            f"no round of {run_id} has success figures yet, so none is the best",
+            f"no sum of {run_id} has reported success figures yet, so no round is the best",
             code="no_figures",
             exit_code=Exit.ARGUMENTS,
             next_step="leave --round out for the newest adapter, or name a round",
         )
-    return best[1], best[0]
+    known = {
+        number: {
+            family for family, ratio in success.items() if not math.isnan(readable_ratio(ratio))
+        }
+        for number, success in told.items()
+    }
+    rounds = sorted(number for number, families in known.items() if families)
+    shared = set.intersection(*(known[number] for number in rounds)) if rounds else set()
+    if not shared:
+        return None
+    means = [mean_success({family: told[number][family] for family in shared}) for number in rounds]
+    place = newest_of_the_best(means)
+    return None if place is None else _Best(rounds[place], means[place])
+
+
+def _say_choice(best: _Best | None, chosen: int) -> None:
+    """Say on what the choice of the best round rests."""
+    from federation.noisy_figures import success_words
+
+    if best is None:
+        say(
+            "no round is told from the others beyond the noise of the figures: this is the newest "
+            f"adapter, of round {chosen}"
+        )
+        return
+    say(
+        f"round {chosen}: with this adapter {success_words({'': best.success})} of the episodes of "
+        f"round {best.explored} succeeded; no other is better beyond the noise"
+    )
 
 
 def _chosen(
@@ -288,8 +340,8 @@ def _verified(
     data: Path, run_id: str, messages: list[Any]
 ) -> tuple[Plan, tuple[AdapterRecord, ...]]:
     """Check the chain against the roster's coordinator key; return it with the run's plan."""
-    from federation.plan import Plan
-    from federation.record import verify_chain
+    from federation.chain.record import verify_chain
+    from federation.plan.plan import Plan
     from federation.wire import record_from_proto
     from server.config import CoordinatorConfig
     from server.store import Store

@@ -16,11 +16,12 @@ from server.cli.envelope import (
     Output,
     answering,
     say,
+    show_result,
     succeed,
 )
 
 if TYPE_CHECKING:
-    from federation.audit_head import AuditHead
+    from federation.audit.head import AuditHead
     from server.config import CoordinatorConfig
 
 __all__ = ["app"]
@@ -37,7 +38,7 @@ def tail(
     """The newest records, oldest first."""
     with answering(output):
         from chorale.v1 import admin_pb2
-        from federation.audit_chain import read_record
+        from federation.audit.lines import read_record
         from federation.errors import AuditChainError
         from server.cli.client import CALL_TIMEOUT_S, connect
 
@@ -54,7 +55,9 @@ def tail(
             ) from error
         for record in records:
             facts = "  ".join(f"{key}={value}" for key, value in record["details"].items())
-            say(f"{record['index']:>5}  {record['at']}  {record['event']:<20} {facts}")
+            show_result(
+                output, f"{record['index']:>5}  {record['at']}  {record['event']:<20} {facts}"
+            )
         if len(records) < lines and records and records[0]["index"] > 0:
             say("older ones do not fit one answer: chorale audit export writes all")
         succeed(output, {"records": records})
@@ -83,9 +86,9 @@ def verify(
         config = CoordinatorConfig.load(data)
         seen = [head for path in heads or () for head in _ours(path, config)]
         records = _verified(config.paths.audit, seen)
-        say(f"{records} records, every one in place")
+        show_result(output, f"{records} records, every one in place")
         if seen:
-            say(f"{len(seen)} heads that silos kept are all in it")
+            show_result(output, f"{len(seen)} heads that silos kept are all in it")
         succeed(output, {"records": records, "heads": len(seen)})
 
 
@@ -101,15 +104,15 @@ def export(
     the other fields in canonical JSON.
     """
     with answering(output):
-        from federation.audit_log import read_log
-        from federation.durable import replace_file
+        from ops.audit_log import read_log
+        from ops.files import replace_file
         from server.config import CoordinatorConfig
 
         config = CoordinatorConfig.load(data)
         replace_file(out, (read_log(config.paths.audit),))
-        say(f"wrote {out}")
+        show_result(output, f"wrote {out}")
         records = _verified(out, [])
-        say(f"{records} records, every one in place")
+        show_result(output, f"{records} records, every one in place")
         succeed(output, {"file": str(out), "records": records})
 
 
@@ -126,12 +129,12 @@ def heads(
     own signature; nothing of what they hold.
     """
     with answering(output):
-        from federation.audit_head import encode_heads
-        from federation.durable import replace_file
-        from server.audit_heads import head_of_row
+        from federation.audit.head import encode_heads
+        from ops.files import replace_file
         from server.config import CoordinatorConfig
+        from server.members.audit_heads import head_of_row
+        from server.members.terms import require_federation
         from server.store import Store
-        from server.terms import require_federation
 
         store = Store(CoordinatorConfig.load(data).database)
         try:
@@ -149,8 +152,9 @@ def heads(
             )
         replace_file(out, (encode_heads(kept),), mode=0o644)
         for head in kept:
-            say(f"{head.writer:<40} record {head.index}  {head.sha256.hex()}")
-        say(f"wrote {out}; at the silo: chorale-silo audit verify --heads {out.name}")
+            show_result(output, f"{head.writer:<40} record {head.index}  {head.sha256.hex()}")
+        show_result(output, f"wrote {out}")
+        say(f"next, at the silo: chorale-silo audit verify --heads {out.name}")
         succeed(
             output,
             {
@@ -164,8 +168,8 @@ def heads(
 
 
 def _verified(path: Path, seen: list[AuditHead]) -> int:
-    from federation.audit_log import verify_log
     from federation.errors import AuditChainError
+    from ops.audit_log import verify_log
 
     try:
         return verify_log(path, [head.chain_head() for head in seen])
@@ -181,10 +185,10 @@ def _verified(path: Path, seen: list[AuditHead]) -> int:
 
 def _ours(path: Path, config: CoordinatorConfig) -> tuple[AuditHead, ...]:
     """The heads of a file, if this coordinator signed every one of them."""
-    from federation.audit_head import COORDINATOR, MAX_FILE_BYTES, decode_heads
+    from federation.audit.head import COORDINATOR, MAX_FILE_BYTES, decode_heads
     from federation.errors import AuditHeadError
     from secagg.suite import verification_key
-    from server.keys import load_signing_key
+    from server.pki.keys import load_signing_key
 
     key = verification_key(load_signing_key(config.paths.protocol_key))
     with path.open("rb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -18,6 +19,7 @@ from server.cli.envelope import (
     Output,
     answering,
     say,
+    show_result,
     succeed,
 )
 
@@ -45,9 +47,9 @@ def backup(
       chorale backup --out - | gpg --encrypt -r ops@example.org > coordinator.backup.gpg
     """
     with answering(output):
-        from server.backup import backup as write
-        from server.backup import backup_to
         from server.config import CoordinatorConfig
+        from server.site.backup import backup as write
+        from server.site.backup import backup_to
 
         config = CoordinatorConfig.load(data)
         if out == STREAM:
@@ -55,13 +57,14 @@ def backup(
             sys.stdout.buffer.flush()
         else:
             manifest = backup_to(Path(out), config)
+        told = say if out == STREAM else partial(show_result, output)
         size = sum(member.size_bytes for member in manifest.files)
-        say(
+        told(
             f"backed up {len(manifest.files)} files, {size} bytes, audit record "
             f"{manifest.audit_index}: it holds private keys"
         )
         if manifest.adapters_url:
-            say(f"{len(manifest.blobs)} adapters and sums stay in {manifest.adapters_url}")
+            told(f"{len(manifest.blobs)} adapters and sums stay in {manifest.adapters_url}")
         succeed(
             output,
             {
@@ -89,7 +92,7 @@ def restore(
       age -d coordinator.backup.age | chorale restore - --data DIR
     """
     with answering(output):
-        from server.restore import restore as read
+        from server.site.restore import restore as read
 
         if file == STREAM:
             restored = read(sys.stdin.buffer, data)
@@ -97,7 +100,7 @@ def restore(
             with Path(file).open("rb") as source:
                 restored = read(source, data)
         manifest = restored.manifest
-        say(f"restored the coordinator as it was at {manifest.taken_at} to {data}")
+        show_result(output, f"restored the coordinator as it was at {manifest.taken_at} to {data}")
         say(
             "what was done after that is not in it: suspend and revoke again whom you had, publish "
             "again a newer roster, invite again silos whose certificate was renewed since"

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from server.cli.envelope import DEFAULT_DATA, Data, Format, Output, answering, say, succeed
+from server.cli.envelope import (
+    DEFAULT_DATA,
+    Data,
+    Format,
+    Output,
+    answering,
+    say,
+    show_result,
+    succeed,
+)
 
 if TYPE_CHECKING:
     from chorale.v1 import admin_pb2
@@ -35,28 +45,30 @@ def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         with connect(data) as stub:
             answer = stub.GetBudget(admin_pb2.GetBudgetRequest(), timeout=CALL_TIMEOUT_S)
         for run in answer.runs:
-            _describe(run)
+            show_result(output, *_described(run))
         if not answer.runs:
             say("no runs yet: chorale run start PLAN")
         if answer.heads:
-            say("")
-            say(f"{'silo':<24} {'ledger entry':>12}  {'digest':<16}  signed in")
+            show_result(output, "", f"{'silo':<24} {'ledger entry':>12}  {'digest':<16}  signed in")
         for head in answer.heads:
             at = head.identity
-            say(
+            show_result(
+                output,
                 f"{head.silo_id:<24} {head.seq:>12}  {head.sha256.hex()[:16]}  "
-                f"{at.run_id} round {at.round} step {at.step} attempt {at.attempt}"
+                f"{at.run_id} round {at.round} step {at.step} attempt {at.attempt}",
             )
         succeed(output, plain(answer))
 
 
-def _describe(run: admin_pb2.RunBudget) -> None:
-    say(f"{run.run_id}  mode {run.mode}  {run.releases} of {run.charged_releases} charged releases")
+def _described(run: admin_pb2.RunBudget) -> Iterator[str]:
+    yield (
+        f"{run.run_id}  mode {run.mode}  {run.releases} of {run.charged_releases} charged releases"
+    )
     if run.mode == "none":
-        say("  nothing is protected: ε has no bound from the first release on")
+        yield "  nothing is protected: ε has no bound from the first release on"
         return
     for unit in run.units:
-        say(
+        yield (
             f"  {unit.unit:<5} ε {unit.spent:.4g} spent, {unit.planned:.4g} planned, "
             f"cap {run.epsilon_cap:.4g}, at δ = {run.delta:g}"
         )

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from server.cli.envelope import DEFAULT_DATA, Data, Format, Output, answering, say, succeed
+from server.cli.envelope import (
+    DEFAULT_DATA,
+    Data,
+    Format,
+    Output,
+    answering,
+    say,
+    show_result,
+    succeed,
+)
 from server.cli.moment import duration_s, shown
 
 __all__ = ["app"]
@@ -37,8 +46,11 @@ def rotate(
                 admin_pb2.RotateCaRequest(overlap_s=overlap_s), timeout=CALL_TIMEOUT_S
             )
         until = shown(made.overlap_until_unix_s)
-        say(f"a new CA issues from now on: SHA-256 {made.ca_sha256.hex()}")
-        say(f"the one before is trusted until {until}; the server's certificate changes then")
+        show_result(output, f"a new CA issues from now on: SHA-256 {made.ca_sha256.hex()}")
+        show_result(
+            output,
+            f"the one before is trusted until {until}; the server's certificate changes then",
+        )
         say("next: chorale admin renew, so that your own certificate is of the new CA")
         say("watch that every silo renews: chorale silo list")
         succeed(
@@ -55,19 +67,20 @@ def show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """Which CAs are trusted now. Reads the data directory; nothing needs to run."""
     with answering(output):
         from server.config import CoordinatorConfig
-        from server.pki import not_after_unix_s
-        from server.trust import Trust
+        from server.pki.authority import not_after_unix_s
+        from server.pki.trust import Trust
 
-        trust = Trust.load(CoordinatorConfig.load(data).paths.pki)
+        config = CoordinatorConfig.load(data)
+        trust = Trust.load(config.paths.pki, passphrase=config.ca_passphrase())
         issuing, retiring = trust.issuing, trust.retiring
         expiry = not_after_unix_s(issuing.certificate)
-        say(f"issuing   {issuing.sha256.hex()} until {shown(expiry)}")
+        show_result(output, f"issuing   {issuing.sha256.hex()} until {shown(expiry)}")
         answer: dict[str, object] = {
             "issuing": {"sha256": issuing.sha256.hex(), "expiry_unix_s": expiry},
             "retiring": None,
         }
         if retiring is not None:
             digest = retiring.authority.sha256.hex()
-            say(f"retiring  {digest} trusted until {shown(retiring.until_unix_s)}")
+            show_result(output, f"retiring  {digest} trusted until {shown(retiring.until_unix_s)}")
             answer["retiring"] = {"sha256": digest, "trusted_until_unix_s": retiring.until_unix_s}
         succeed(output, answer)

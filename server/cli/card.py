@@ -1,7 +1,7 @@
 """The facts of a model card, from the coordinator's own store.
 
 Covered: what the coordinator knows of a run: its plan, its chain, what was charged, masked sums.
-Not covered: the wording (`federation.model_card`).
+Not covered: the wording (`federation.adapter.card`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from federation.model_card import FamilySuccess, ModelCard
-    from federation.plan import Plan
-    from federation.record import AdapterRecord
+    from federation.adapter.card import FamilySuccess, ModelCard
+    from federation.chain.record import AdapterRecord
+    from federation.plan.plan import Plan
     from server.store.rounds import RoundRow
 
 __all__ = ["model_card"]
@@ -29,12 +29,12 @@ def model_card(
         chain: All records of the run, verified.
         record: Which of them.
     """
+    from federation.adapter.card import ModelCard
     from federation.aggregate.registry import INCOMPLETE_ADAPTERS
-    from federation.model_card import ModelCard
     from server.config import CoordinatorConfig
-    from server.epsilon import epsilon_spent
+    from server.members.terms import require_federation
+    from server.run.epsilon import epsilon_spent
     from server.store import Store
-    from server.terms import require_federation
 
     config = CoordinatorConfig.load(data)
     store = Store(config.database)
@@ -74,14 +74,14 @@ def model_card(
 
 def _success(rows: tuple[RoundRow, ...], *, until: int) -> tuple[FamilySuccess, ...]:
     """The figures of rounds up to the one that explored with the exported adapter."""
-    from federation.model_card import FamilySuccess
+    from federation.adapter.card import FamilySuccess
     from server.figures import RoundFigures
 
     return tuple(
-        FamilySuccess(round=row.round, family=family, ratio=ratio, standard_error=error)
+        FamilySuccess(
+            round=row.round, family=family, ratio=ratio.mean, standard_error=ratio.standard_error
+        )
         for row in rows
         if row.round <= until and row.figures_json
-        for family, (ratio, error) in sorted(
-            RoundFigures.from_json(row.figures_json).success.items()
-        )
+        for family, ratio in RoundFigures.from_json(row.figures_json).estimates.items()
     )

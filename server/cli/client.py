@@ -21,13 +21,13 @@ from cryptography import x509
 from google.protobuf.message import Message
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc
-from federation.address import split_address
-from federation.call_spans import with_spans
-from federation.tracing import tracing
 from federation.version import read_version
+from ops.address import split_address
+from ops.tracing.calls import with_spans
+from ops.tracing.spans import tracing
 from server.cli.envelope import CommandError, Exit
 from server.config import CoordinatorConfig
-from server.doctor_checks_network import Called
+from server.site.doctor.network import Called
 
 __all__ = ["CALL_TIMEOUT_S", "call_once", "connect", "plain", "start_parts"]
 

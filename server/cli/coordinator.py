@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
 import typer
 
-from server.cli.envelope import DEFAULT_DATA, Data, Format, answering, run_app
+from server.cli.envelope import DEFAULT_DATA, Data, Format, answering, program, run_app
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="chorale-coordinator",
     help="The coordinator: relays messages, learns one sum, publishes the next adapter.",
+    callback=program,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-@app.callback()
-def coordinator() -> None:
-    """The coordinator: relays messages, learns one sum, publishes the next adapter."""
 
 
 @app.command()
@@ -31,8 +29,10 @@ def serve(data: Data = DEFAULT_DATA) -> None:
     CHORALE_LOG_LEVEL). Probes and metrics are at probes_listen of coordinator.toml.
     """
     with answering(Format.TEXT):
-        from federation.logs import daemon_logs
-        from federation.tracing import tracing
+        # gRPC writes a line of its own for every failed handshake; strangers are summed up instead.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        from ops.logs.setup import daemon_logs
+        from ops.tracing.spans import tracing
         from server.config import CoordinatorConfig
         from server.daemon import serve as serve_daemon
 

@@ -18,7 +18,16 @@ from typing import Annotated, Final
 
 import typer
 
-from server.cli.envelope import CommandError, Exit, Format, Output, answering, say, succeed
+from server.cli.envelope import (
+    CommandError,
+    Exit,
+    Format,
+    Output,
+    answering,
+    say,
+    show_result,
+    succeed,
+)
 
 __all__ = ["app"]
 
@@ -56,8 +65,8 @@ def systemd(
     security says how exposed it is.
     """
     with answering(output), _refusals():
-        from federation.deployment import write_files
-        from federation.systemd_unit import (
+        from ops.deploy.files import write_files
+        from ops.deploy.systemd import (
             Service,
             ServiceInstallation,
             account_steps,
@@ -104,8 +113,8 @@ def compose(out: Out, output: Output = Format.TEXT) -> None:
     registry of yours.
     """
     with answering(output), _refusals():
-        from federation.deployment import PARTS, DeploymentFile, shipped, write_files
         from federation.version import installed_version
+        from ops.deploy.files import PARTS, DeploymentFile, shipped, write_files
 
         parts = (part for part in PARTS if part.startswith(("compose/", "grafana/", "prometheus/")))
         files = [file for part in parts for file in shipped(part)]
@@ -154,7 +163,7 @@ def helm(
     The root's private key is made elsewhere and never comes into the cluster.
     """
     with answering(output), _refusals():
-        from federation.deployment import DeploymentFile, shipped, write_files
+        from ops.deploy.files import DeploymentFile, shipped, write_files
 
         key = "" if root_public_key is None else _public_key(root_public_key)
         chart = [file for file in shipped("helm/chorale") if "rules" not in file.path.parts]
@@ -182,7 +191,7 @@ def helm(
 
 def _public_key(path: Path) -> str:
     """The root's public key as PEM; a private one is refused."""
-    from server.keys import public_key_pem, read_public_key
+    from server.pki.keys import public_key_pem, read_public_key
 
     return public_key_pem(read_public_key(path)).decode()
 
@@ -235,7 +244,7 @@ def _finish(
     warnings: Sequence[str],
     next_steps: Sequence[str],
 ) -> None:
-    say(f"wrote {len(written)} files to {out}")
+    show_result(output, f"wrote {len(written)} files to {out}")
     for warning in warnings:
         say(f"warning: {warning}")
     for step in next_steps:

@@ -10,7 +10,7 @@ from server.cli.envelope import (
     Format,
     Output,
     answering,
-    say,
+    show_result,
     succeed,
 )
 
@@ -26,12 +26,14 @@ def doctor(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     Exit code 0 if nothing failed, 2 if only connection or authentication did, else 1.
     """
     with answering(output):
-        from federation.checkup import Outcome
+        from ops.doctor.checkup import Outcome
         from server.cli.client import call_once
-        from server.doctor import examine_coordinator
+        from server.site.doctor.doctor import examine_coordinator
 
         found = examine_coordinator(
-            data, call=lambda: call_once(data), told=lambda finding: say(*finding.lines)
+            data,
+            call=lambda: call_once(data),
+            told=lambda finding: show_result(output, *finding.lines),
         )
         broken = found.first_failed
         if broken is not None:
@@ -43,5 +45,5 @@ def doctor(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
                 next_step=broken.fix,
                 data=found.as_data(),
             )
-        say(f"nothing failed, {found.count(Outcome.WARNING)} warning(s)")
+        show_result(output, f"nothing failed, {found.count(Outcome.WARNING)} warning(s)")
         succeed(output, found.as_data())

@@ -1,4 +1,7 @@
-"""What every command answers with: prose on stderr, one JSON envelope on stdout when asked.
+"""What every command answers with: its result on stdout, what is said besides on stderr.
+
+A result is what was asked for: a table, a list, a verdict, what was done. Progress, hints, notes,
+questions and errors are said besides.
 
 Envelope: ``{schema_version, status: "ok", data}`` or
 ``{schema_version, status: "error", error_code, message, hint, next_step}``, with ``data`` where a
@@ -8,10 +11,11 @@ files, 5 a bug.
 
 Invariants:
 
-1. stdout carries the envelope, or nothing.
+1. stdout carries the result: as lines, or as one envelope when asked. An error is never on it.
 2. Every typed failure becomes one envelope with a stable code; anything else is a bug, says so,
    and shows on stderr where it came from, without a value of anything.
 3. Every failure says what to do, as a hint or as a next step.
+4. A reader of stdout or stderr that leaves, as `head` does, ends the command without a word.
 """
 
 from __future__ import annotations
@@ -36,8 +40,10 @@ __all__ = [
     "Format",
     "Output",
     "answering",
+    "program",
     "run_app",
     "say",
+    "show_result",
     "succeed",
 ]
 
@@ -109,17 +115,53 @@ class Answered(SystemExit):
     """A command that failed has said so and ends with its exit code."""
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from federation.version import this_version
+
+        show_result(Format.TEXT, f"chorale {this_version()}")
+        raise typer.Exit
+
+
+def program(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            help="Print the version and the protocols that it speaks.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Take what stands before the name of any command."""
+
+
 def say(*lines: str) -> None:
-    """Print prose for people.
+    """Say what is no result: progress, a hint, a note.
 
     Args:
         lines: Each is one line, whatever is in it and wherever it came from.
     """
     # Imported only when something is said: --help must not wait for the package behind it.
-    from federation.printable import printable
+    from federation.printable import print_lines
 
-    for line in lines:
-        sys.stderr.write(printable(line) + "\n")
+    print_lines(sys.stderr, *lines)
+
+
+def show_result(output: Format, *lines: str) -> None:
+    """Print what was asked for, unless an envelope was asked for, which holds it.
+
+    Args:
+        output: What stdout carries.
+        lines: As for :func:`say`.
+    """
+    if output is Format.TEXT:
+        from federation.printable import print_lines
+
+        print_lines(sys.stdout, *lines)
 
 
 def succeed(output: Format, data: Mapping[str, Any]) -> None:
@@ -148,7 +190,7 @@ def answering(output: Format) -> Iterator[None]:
     """
     try:
         # Here and not above: --help must not wait for the packages behind it.
-        from federation.logs import logs_on_stderr
+        from ops.logs.setup import logs_on_stderr
 
         with logs_on_stderr():
             yield
@@ -196,8 +238,8 @@ def _known(error: Exception) -> CommandError:
     if isinstance(error, grpc.RpcError):
         return _rpc(error)
     from federation.errors import LogSettingError, TracingError
-    from server.catalogue import Reason, describe
     from server.errors import CoordinatorError
+    from server.rpc.catalogue import Reason, describe
 
     described = describe(error)
     # What the environment asks for is no refusal of a call; the texts say what to do.
@@ -205,6 +247,11 @@ def _known(error: Exception) -> CommandError:
     setting = settings.get(type(error), "")
     if isinstance(error, CoordinatorError) or described.reason is not Reason.INTERNAL:
         advice = described.hint if described.public else "chorale doctor examines this coordinator"
+        if described.reason is Reason.STORE_AWAY:
+            advice = (
+                "give the command what the service has (CHORALE_COORDINATOR_DATABASE_URL, "
+                "PGPASSFILE); chorale doctor says more"
+            )
         return CommandError(
             str(error),
             code=setting or described.reason.value,
@@ -220,7 +267,7 @@ def _known(error: Exception) -> CommandError:
     given = _given(error)
     if given is not None:
         return given
-    from federation.log_errors import traceback_of
+    from ops.logs.errors import traceback_of
 
     # Without values: a daemon's stderr is its log, and a report is sent to others.
     say(*traceback_of(error).splitlines())
@@ -305,5 +352,6 @@ def _envelope(error: CommandError) -> dict[str, Any]:
 
 
 def _print(envelope: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(envelope, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    from federation.printable import write
+
+    write(sys.stdout, json.dumps(envelope, allow_nan=False) + "\n")

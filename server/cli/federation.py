@@ -18,6 +18,7 @@ from server.cli.envelope import (
     Output,
     answering,
     say,
+    show_result,
     succeed,
 )
 
@@ -58,6 +59,10 @@ def init(
     probes_listen: Annotated[
         str, typer.Option(help="Plain HTTP: /livez, /readyz, /metrics.")
     ] = "127.0.0.1:7445",
+    ca_passphrase_file: Annotated[
+        Path | None,
+        typer.Option(help="Its first line encrypts the CA's key; the daemon needs it, too."),
+    ] = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Make a coordinator: issuing CA, certificates, database, audit log.
@@ -65,7 +70,7 @@ def init(
     Only the root's public key comes here; its private key stays where chorale root init made it.
     """
     with answering(output):
-        from server.founding import Founding, found
+        from server.site.founding import Founding, found
 
         config = found(
             data,
@@ -76,9 +81,12 @@ def init(
                 listen=listen,
                 enrol_listen=enrol_listen,
                 probes_listen=probes_listen,
+                ca_passphrase_file=ca_passphrase_file,
             ),
         )
-        say(f"made a coordinator in {data}; its admin's certificate is good for a day")
+        show_result(
+            output, f"made a coordinator in {data}; its admin's certificate is good for a day"
+        )
         say(f"next: chorale-coordinator serve --data {data}")
         if federation is None:
             say(f"then: chorale federation create NAME --data {data}")
@@ -140,7 +148,9 @@ def create(
                 ),
                 timeout=CALL_TIMEOUT_S,
             )
-        say(f"created {name}: rosters of {min_silos} silos or more, c = {colluding} or more")
+        show_result(
+            output, f"created {name}: rosters of {min_silos} silos or more, c = {colluding} or more"
+        )
         say(f"next: chorale invite {name} SILO, for each silo")
         succeed(
             output,
@@ -163,12 +173,17 @@ def show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
 
         with connect(data) as stub:
             found = stub.GetFederation(admin_pb2.GetFederationRequest(), timeout=CALL_TIMEOUT_S)
-        say(f"{found.name}, since {_when(found.created_unix_s)}")
-        say(f"rosters: at least {found.min_silos} silos, c of at least {found.colluding}")
+        show_result(output, f"{found.name}, since {_when(found.created_unix_s)}")
+        show_result(
+            output, f"rosters: at least {found.min_silos} silos, c of at least {found.colluding}"
+        )
         if found.HasField("epsilon_cap"):
-            say(f"plans: epsilon_cap {found.epsilon_cap:g} at delta {found.delta:g}, at most")
+            show_result(
+                output,
+                f"plans: epsilon_cap {found.epsilon_cap:g} at delta {found.delta:g}, at most",
+            )
         else:
-            say("plans: no cap; each silo's own policy decides")
+            show_result(output, "plans: no cap; each silo's own policy decides")
         succeed(output, plain(found))
 
 
@@ -200,10 +215,8 @@ def invite(
                 admin_pb2.CreateInviteRequest(silo_id=silo, ttl_s=ttl_s, federation=federation),
                 timeout=CALL_TIMEOUT_S,
             ).invite
-        say(f"at the silo, within {ttl}, once:")
-        if output is Format.TEXT:
-            # The invite is the result, so it alone is on stdout.
-            typer.echo(f"chorale-silo join '{line}'")
+        show_result(output, line)
+        say(f"next, at the silo, within {ttl}, once: chorale-silo join, which asks for that line")
         succeed(output, {"invite": line, "federation": federation, "silo_id": silo, "ttl_s": ttl_s})
 
 
@@ -241,7 +254,7 @@ def propose(
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect
-        from server.roster_file import describe_roster, read_roster, write_roster
+        from server.members.roster_file import describe_roster, read_roster, write_roster
 
         with connect(data) as stub:
             message = stub.ProposeRoster(
@@ -249,7 +262,7 @@ def propose(
                 timeout=CALL_TIMEOUT_S,
             ).roster
         write_roster(out, message)
-        say(*describe_roster(read_roster(out).roster).splitlines())
+        show_result(output, *describe_roster(read_roster(out).roster).splitlines())
         say(f"next, where the root key is: chorale root sign {out} --dir ROOT_DIR")
         if message.epoch > 1:
             say("or, at enough silos: chorale-silo roster approve, then chorale roster publish")
@@ -277,7 +290,7 @@ def publish(
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect
-        from server.roster_file import read_roster, roster_message
+        from server.members.roster_file import read_roster, roster_message
 
         request = admin_pb2.PublishRosterRequest()
         if roster is not None:
@@ -291,7 +304,7 @@ def publish(
             )
         with connect(data) as stub:
             done = stub.PublishRoster(request, timeout=CALL_TIMEOUT_S)
-        say(f"published: epoch {done.epoch}, {done.silos} silos")
+        show_result(output, f"published: epoch {done.epoch}, {done.silos} silos")
         say("next: chorale run plan PLAN, then chorale run start PLAN")
         succeed(output, {"epoch": done.epoch, "silos": done.silos})
 
@@ -307,7 +320,7 @@ def export(
     """Write the roster in force as it was published; after a restore roster publish takes it."""
     with answering(output):
         from server.config import CoordinatorConfig
-        from server.roster_file import describe_roster, roster_message, write_roster
+        from server.members.roster_file import describe_roster, roster_message, write_roster
         from server.store import Store
 
         store = Store(CoordinatorConfig.load(data).database)
@@ -323,8 +336,8 @@ def export(
                 next_step="chorale roster propose, then root sign, then roster publish",
             )
         write_roster(out, roster_message(signed))
-        say(*describe_roster(signed.roster).splitlines())
-        say(f"wrote {out}")
+        show_result(output, *describe_roster(signed.roster).splitlines())
+        show_result(output, f"wrote {out}")
         succeed(output, {"roster": str(out), "epoch": signed.roster.epoch})
 
 

@@ -17,7 +17,6 @@ import typer
 
 from server.cli import (
     adapter,
-    admin,
     audit,
     backup,
     budget,
@@ -30,7 +29,10 @@ from server.cli import (
     silo,
     transcript,
 )
-from server.cli.envelope import Answered, Exit, run_app, say
+from server.cli import (
+    certificates as admin,
+)
+from server.cli.envelope import Answered, Exit, program, run_app, say
 
 __all__ = ["app", "main"]
 
@@ -44,6 +46,7 @@ app = typer.Typer(
         "chorale federation create, chorale invite, chorale roster propose, chorale root sign, "
         "chorale roster publish, chorale run start."
     ),
+    callback=program,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,6 +1,6 @@
 """What a plan's base model takes of a GPU, for ``chorale run plan``.
 
-Covered: base models of `federation.model_shapes`, and those whose ``config.json`` is given. Not
+Covered: base models of `federation.adapter.shapes`, and those whose ``config.json`` is given. Not
 covered: what a silo has; `[rollout]` and `[training]` of its ``silo.toml`` say how it fits the work
 to it.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from server.cli.envelope import say
+from server.cli.envelope import Format, show_result
 
 if TYPE_CHECKING:
-    from federation.memory import Rollout, Training
-    from federation.model_shapes import ModelShape
-    from federation.plan import Plan
+    from federation.adapter.memory import Rollout, Training
+    from federation.adapter.shapes import ModelShape
+    from federation.plan.plan import Plan
 
 __all__ = ["describe_memory", "memory_figures"]
 
@@ -47,43 +47,51 @@ def memory_figures(plan: Plan, shape: ModelShape | None) -> dict[str, Any] | Non
     }
 
 
-def describe_memory(plan: Plan, shape: ModelShape | None) -> None:
+def describe_memory(output: Format, plan: Plan, shape: ModelShape | None) -> None:
     """Say the same to people.
 
     Args:
+        output: What stdout carries.
         plan: As for :func:`memory_figures`.
         shape: Of the base model.
     """
     if shape is None:
-        say(f"memory of a GPU: not estimated, the shape of {plan.model.base!r} is not known here")
+        show_result(
+            output,
+            f"memory of a GPU: not estimated, the shape of {plan.model.base!r} is not known here",
+        )
         return
     A, B = shape.lora_parameters(plan.model.lora_rank)
     training, rollout = _estimates(plan, shape)
-    say(
+    show_result(
+        output,
         f"{plan.model.base}: {shape.parameters / 1e9:.2f} billion parameters; adapter at "
         f"r = {plan.model.lora_rank}: A {A / 1e6:.2f}, B {B / 1e6:.2f} million, "
-        f"{_mib(A + B):.1f} MiB in float32 (B alone {_mib(B):.1f})"
+        f"{_mib(A + B):.1f} MiB in float32 (B alone {_mib(B):.1f})",
     )
-    say(
+    show_result(
+        output,
         f"memory of a GPU, estimated, in GiB, {training[0].tokens} tokens in a forward pass; leave "
-        "a fifth free for the framework:"
+        "a fifth free for the framework:",
     )
     for row in training:
-        say(
+        show_result(
+            output,
             f"  training, {_gpus(row)}, gradient checkpointing "
             f"{'on ' if row.gradient_checkpointing else 'off'}: {_gib(row.total_bytes)} = "
             f"{_gib(row.weights_bytes)} weights + {_gib(row.adapter_bytes)} adapter + "
-            f"{_gib(row.activations_bytes)} activations + {_gib(row.logits_bytes)} logits"
+            f"{_gib(row.activations_bytes)} activations + {_gib(row.logits_bytes)} logits",
         )
-    say(
+    show_result(
+        output,
         f"  rollouts: {_gib(rollout.total_bytes)} = {_gib(rollout.weights_bytes)} weights + "
         f"{_gib(rollout.cache_bytes)} for {rollout.conversations} conversations of "
-        f"{rollout.tokens} tokens"
+        f"{rollout.tokens} tokens",
     )
 
 
 def _estimates(plan: Plan, shape: ModelShape) -> tuple[list[Training], Rollout]:
-    from federation.memory import rollout_memory, training_memory
+    from federation.adapter.memory import rollout_memory, training_memory
 
     tokens, dtype = plan.evolve.max_sequence_tokens, plan.model.dtype
     training = [

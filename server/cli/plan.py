@@ -7,6 +7,7 @@ and the number of coordinates.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,16 +24,26 @@ from server.cli.envelope import (
     Output,
     answering,
     say,
+    show_result,
     succeed,
 )
 
 if TYPE_CHECKING:
-    from federation.alternatives import Alternative
-    from federation.forecast import Forecast
-    from federation.model_shapes import ModelShape
-    from federation.plan import Plan
+    from federation.adapter.shapes import ModelShape
+    from federation.forecast.alternatives import Alternative
+    from federation.forecast.forecast import Forecast
+    from federation.plan.plan import Plan
+    from secagg.roster import Roster
+    from server.members.presence import Member
 
-__all__ = ["BaseConfig", "Federation", "parse_plan", "plan", "read_plan", "require_federation"]
+__all__ = [
+    "BaseConfig",
+    "Federation",
+    "parse_plan",
+    "plan",
+    "read_plan",
+    "require_federation",
+]
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
 BaseConfig = Annotated[
@@ -77,13 +88,14 @@ def plan(
     every reason not to start, the same plan in the other privacy modes, the memory that a base
     model of known shape takes of a GPU, and whether the published adapter is the whole result.
     Nothing is sent anywhere; with --silos and --colluding no coordinator is needed either, unless
-    --federation asks whether its terms allow the plan.
+    --federation asks whether its terms allow the plan. Without --silos it is also asked whether the
+    roster's silos can fill a round.
     """
     with answering(output):
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
-        from federation.alternatives import alternatives
-        from federation.forecast import forecast_plan
-        from server.cli.base import base_shape
+        from federation.forecast.alternatives import alternatives
+        from federation.forecast.forecast import forecast_plan
+        from server.cli.base_model import base_shape
         from server.cli.memory import describe_memory, memory_figures
 
         parsed = parse_plan(path)
@@ -91,20 +103,30 @@ def plan(
         known = base_shape(parsed, base_config)
         shape = None if known is None else known[0]
         shared, whole = _dimensions(parsed, adapter, dimension, shape)
-        n, c = (silos, colluding) if silos and colluding else _roster(data, silos, colluding)
+        short, silent = "", ""
+        if silos and colluding:
+            n, c = silos, colluding
+        else:
+            roster, members = _roster(data)
+            n, c = silos or len(roster.entries), colluding or roster.colluding
+            if not silos:
+                short, silent = _absent(parsed, members)
         forecast = forecast_plan(
             parsed, silos=n, colluding=c, dimension=shared, adapter_dimension=whole
         )
         others = alternatives(parsed, silos=n, colluding=c, dimension=shared)
-        _describe(parsed, forecast)
-        _compare(parsed, others)
-        describe_memory(parsed, shape)
+        _describe(output, parsed, forecast)
+        _compare(output, parsed, others)
+        describe_memory(output, parsed, shape)
         adapter_note = INCOMPLETE_ADAPTERS.get(parsed.aggregation.method)
         if adapter_note is not None:
-            say(f"note: {adapter_note}")
-        refusals = (*terms, *forecast.refusals)
+            show_result(output, f"note: {adapter_note}")
+        if silent:
+            # Plans are made before the silos run; a start is refused for it.
+            say(f"note: {silent}")
+        refusals = (*terms, *forecast.refusals, *([short] if short else ()))
         for refusal in refusals:
-            say(f"refused: {refusal}")
+            show_result(output, f"refused: {refusal}")
         if refusals:
             raise CommandError(
                 "this plan cannot start: " + "; ".join(refusals),
@@ -139,7 +161,7 @@ def read_plan(path: Path) -> tuple[bytes, Plan]:
     Raises:
         PlanError: With everything that is wrong with it.
     """
-    from federation.plan import MAX_PLAN_BYTES, Plan
+    from federation.plan.plan import MAX_PLAN_BYTES, Plan
 
     with path.open("rb") as file:
         content = file.read(MAX_PLAN_BYTES + 1)
@@ -174,9 +196,9 @@ def _beyond_terms(data: Path, federation: str, parsed: Plan) -> tuple[str, ...]:
     """Why the terms of the federation refuse a plan; empty if they do not."""
     from server.config import CoordinatorConfig
     from server.errors import FederationTermsError
+    from server.members.terms import require_federation as require_known
+    from server.members.terms import require_plan_within
     from server.store import Store
-    from server.terms import require_federation as require_known
-    from server.terms import require_plan_within
 
     store = Store(CoordinatorConfig.load(data).database)
     try:
@@ -195,9 +217,9 @@ def _dimensions(
 ) -> tuple[int, int]:
     if dimension is not None and adapter is None:
         return dimension, dimension
-    from federation.adapter import decode_adapter
-    from federation.forecast import shared_dimension
-    from federation.layout import Layout
+    from federation.adapter.encoding import decode_adapter
+    from federation.adapter.layout import Layout
+    from federation.forecast.forecast import shared_dimension
 
     if adapter is not None:
         layout = Layout.from_tensors(
@@ -218,13 +240,15 @@ def _dimensions(
     )
 
 
-def _roster(data: Path, silos: int | None, colluding: int | None) -> tuple[int, int]:
+def _roster(data: Path) -> tuple[Roster, tuple[Member, ...]]:
+    """The roster in force, and how its silos stand."""
     from server.config import CoordinatorConfig
+    from server.members.presence import members_of
     from server.store import Store
 
     store = Store(CoordinatorConfig.load(data).database)
     try:
-        signed = store.rosters.current()
+        signed, silos = store.rosters.current(), store.silos.list()
     finally:
         store.close()
     if signed is None:
@@ -234,61 +258,84 @@ def _roster(data: Path, silos: int | None, colluding: int | None) -> tuple[int, 
             exit_code=Exit.ARGUMENTS,
             next_step="give --silos and --colluding, or publish a roster first",
         )
-    return silos or len(signed.roster.entries), colluding or signed.roster.colluding
+    return signed.roster, members_of(signed, silos)
 
 
-def _describe(parsed: Plan, forecast: Forecast) -> None:
-    say(
+def _absent(parsed: Plan, members: tuple[Member, ...]) -> tuple[str, str]:
+    """Why the roster's silos cannot fill a round, and why they would not now; empty if they do."""
+    from server.members.presence import shortage, silence
+
+    quorum = parsed.rounds.ready_quorum(parsed.secure_aggregation.n_min)
+    short = shortage(members, quorum)
+    return short, "" if short else silence(members, quorum, time.time())
+
+
+def _describe(output: Format, parsed: Plan, forecast: Forecast) -> None:
+    show_result(
+        output,
         f"{parsed.name}: mode {forecast.mode}, {parsed.rounds.count} rounds, "
-        f"{parsed.releases} aggregations, {forecast.silos} silos"
+        f"{parsed.releases} aggregations, {forecast.silos} silos",
     )
-    say(
+    show_result(
+        output,
         f"secure aggregation: {forecast.threshold} must answer, {max(forecast.drops, 0)} may drop, "
-        f"{forecast.colluding} may collude"
+        f"{forecast.colluding} may collude",
     )
-    say(
+    show_result(
+        output,
         f"noise multiplier z = {forecast.noise_multiplier:g}; each silo adds "
-        f"σ = {forecast.silo_sigma:.4g} grid units to an upload"
+        f"σ = {forecast.silo_sigma:.4g} grid units to an upload",
     )
     for unit, total in forecast.epsilon_total.items():
-        say(
+        show_result(
+            output,
             f"{unit}-level ε: {forecast.epsilon_round[unit]:.4g} a round, {total:.4g} for "
-            f"{forecast.charged_releases} charged attempts at δ = {parsed.privacy.delta:g}"
+            f"{forecast.charged_releases} charged attempts at δ = {parsed.privacy.delta:g}",
         )
     takes = f"silos: {_count(forecast.silos_for_min_cosine)}"
     if parsed.privacy.record is not None:
         takes += f", or expected units: {_count(forecast.units_for_min_cosine)}"
-    say(
+    show_result(
+        output,
         f"expected cosine of the noisy mean: at most {forecast.predicted_cosine:.3g} a step; the "
-        f"plan's floor of {parsed.privacy.min_cosine:g} takes {takes}"
+        f"plan's floor of {parsed.privacy.min_cosine:g} takes {takes}",
     )
-    say(f"bytes a silo and round: {forecast.bytes_up:,} up, {forecast.bytes_down:,} down")
-    say(
+    show_result(
+        output, f"bytes a silo and round: {forecast.bytes_up:,} up, {forecast.bytes_down:,} down"
+    )
+    show_result(
+        output,
         f"ring headroom: {forecast.ring_headroom_bits:.1f} bits, with at most "
-        f"{forecast.max_units} clipped vectors in a silo's sum"
+        f"{forecast.max_units} clipped vectors in a silo's sum",
     )
 
 
-def _compare(parsed: Plan, others: tuple[Alternative, ...]) -> None:
+def _compare(output: Format, parsed: Plan, others: tuple[Alternative, ...]) -> None:
     privacy = parsed.privacy
     sampled = next((row for row in others if row.expected_units is not None), None)
-    say(
+    show_result(
+        output,
         f"the same plan in the other modes, each with the least noise for ε = "
         f"{privacy.epsilon_cap:g} at δ = {privacy.delta:g}; silos or batch: what a cosine of "
-        f"{privacy.min_cosine:g} would take"
+        f"{privacy.min_cosine:g} would take",
     )
     if sampled is not None:
-        say(
+        show_result(
+            output,
             f"at record level: q = {sampled.sampling_rate:.4g}, B̄ = {sampled.expected_units}, "
-            f"{sampled.steps_per_round} steps a round"
+            f"{sampled.steps_per_round} steps a round",
         )
-    say(_ROW.format("mode", "unit", "z", "ε round", "ε total", "cosine", "silos", "batch").rstrip())
+    show_result(
+        output,
+        _ROW.format("mode", "unit", "z", "ε round", "ε total", "cosine", "silos", "batch").rstrip(),
+    )
     for row in others:
         if row.reason:
-            say(f"{row.mode:<18} -     {row.reason}")
+            show_result(output, f"{row.mode:<18} -     {row.reason}")
             continue
         bare = row.unit is None
-        say(
+        show_result(
+            output,
             _ROW.format(
                 row.mode,
                 row.unit or "-",
@@ -298,7 +345,7 @@ def _compare(parsed: Plan, others: tuple[Alternative, ...]) -> None:
                 f"{row.predicted_cosine:.3g}",
                 _count(row.silos_for_min_cosine),
                 "-" if row.expected_units is None else _count(row.units_for_min_cosine),
-            ).rstrip()
+            ).rstrip(),
         )
 
 

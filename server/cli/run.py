@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import sys
+import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,9 +22,20 @@ from server.cli.envelope import (
     Output,
     answering,
     say,
+    show_result,
     succeed,
 )
-from server.cli.plan import BaseConfig, Federation, plan, read_plan, require_federation
+from server.cli.plan import (
+    BaseConfig,
+    Federation,
+    plan,
+    read_plan,
+    require_federation,
+)
+
+if TYPE_CHECKING:
+    from chorale.v1.admin_pb2_grpc import AdminServiceStub
+    from federation.plan.plan import Plan
 
 __all__ = ["app"]
 
@@ -59,17 +72,27 @@ def start(
     submit_token: Annotated[
         str, typer.Option(help="The same token starts the same run once; for scripts that retry.")
     ] = "",
+    await_silos: Annotated[
+        bool,
+        typer.Option(
+            "--await-silos",
+            envvar="CHORALE_AWAIT_SILOS",
+            help="Start it though too few silos were heard of lately: it waits for them.",
+        ),
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end.")] = False,
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
     """Start a run; while another one goes on it waits in the queue.
 
+    It is refused while fewer silos than a round needs may take part, or were heard of lately.
+
     Without --adapter the run starts from B = 0 and from A as the plan's evolve.seed draws it; only
     the base model's config.json is read for that.
     """
     with answering(output):
-        from server.cli.base import first_adapter
+        from server.cli.base_model import first_adapter
         from server.cli.client import CALL_TIMEOUT_S, connect, start_parts
 
         plan_toml, parsed = read_plan(path)
@@ -85,12 +108,14 @@ def start(
             federation=federation,
         )
         with connect(data) as stub:
+            if not await_silos:
+                _require_silos(stub, parsed)
             timeout_s = CALL_TIMEOUT_S + len(content) / SLOWEST_BYTES_PER_S
             answer = stub.StartRun(parts, timeout=timeout_s)
         run_id, behind = answer.run_id, answer.behind
-        say(f"run {run_id}" + (f", queued behind {behind}" if behind else ""))
+        show_result(output, f"run {run_id}" + (f", queued behind {behind}" if behind else ""))
         if wait:
-            _watch(data, run_id, Stream.TEXT)
+            _watch(data, run_id, Stream(output.value))
         else:
             say(f"next: chorale run watch {run_id}")
         succeed(output, {"run_id": run_id, "behind": behind})
@@ -109,7 +134,8 @@ def watch(
 
     A run that is queued or paused is watched too. Ends with the run: exit code 0 if it finished, 1
     if it failed or was aborted. A coordinator that restarts is waited for, one that never answered
-    is not.
+    is not. Success is shown with the standard error of its noise, or as below noise; JSON has the
+    ratio as it was summed, its standard_error and below_noise.
     """
     with answering(Format.JSON if output is Stream.JSON else Format.TEXT):
         last = _watch(data, run_id, output)
@@ -131,10 +157,11 @@ def list_runs(
                 require_federation(stub, federation)
             runs = stub.ListRuns(admin_pb2.ListRunsRequest(), timeout=CALL_TIMEOUT_S).runs
         for run in runs:
-            say(
+            show_result(
+                output,
                 f"{run.run_id:<32} {run.state:<9} {place_of(run, run.round, run.step)}  "
                 f"adapter {run.adapter_sha256.hex()[:16]}"
-                + (f"  behind {run.behind}" if run.behind else "")
+                + (f"  behind {run.behind}" if run.behind else ""),
             )
         if not runs:
             say("no runs yet: chorale run start PLAN")
@@ -155,10 +182,11 @@ def pause(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) 
         with connect(data) as stub:
             request = admin_pb2.PauseRunRequest(run_id=run_id)
             state = stub.PauseRun(request, timeout=CALL_TIMEOUT_S).state
-        say(
+        show_result(
+            output,
             f"{run_id} is paused"
             if state == "paused"
-            else f"{run_id} is {state}: the sum that silos have agreed on is finished first"
+            else f"{run_id} is {state}: the sum that silos have agreed on is finished first",
         )
         say(f"next: chorale run resume {run_id}")
         succeed(output, {"run_id": run_id, "state": state})
@@ -174,7 +202,7 @@ def resume(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT)
         with connect(data) as stub:
             request = admin_pb2.ResumeRunRequest(run_id=run_id)
             behind = stub.ResumeRun(request, timeout=CALL_TIMEOUT_S).behind
-        say(f"{run_id} goes on" + (f" when {behind} is over" if behind else ""))
+        show_result(output, f"{run_id} goes on" + (f" when {behind} is over" if behind else ""))
         say(f"next: chorale run watch {run_id}")
         succeed(output, {"run_id": run_id, "behind": behind})
 
@@ -191,23 +219,65 @@ def abort(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) 
 
         with connect(data) as stub:
             stub.AbortRun(admin_pb2.AbortRunRequest(run_id=run_id), timeout=CALL_TIMEOUT_S)
-        say(f"aborted {run_id}")
+        show_result(output, f"aborted {run_id}")
         succeed(output, {"run_id": run_id})
+
+
+def _require_silos(stub: AdminServiceStub, parsed: Plan) -> None:
+    """Refuse to start a run that would wait for silos from its first round on.
+
+    Who may take part at all is the coordinator's own question; it asks it of every start.
+
+    Raises:
+        CommandError: Too few silos of the roster were heard of lately.
+    """
+    from chorale.v1 import admin_pb2
+    from server.cli.client import CALL_TIMEOUT_S
+    from server.members.presence import Member, SiloState, silence
+
+    listed = stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=CALL_TIMEOUT_S).silos
+    members = [
+        Member(
+            silo_id=silo.silo_id,
+            state=SiloState(silo.state),
+            last_seen_unix_s=silo.last_seen_unix_s,
+        )
+        for silo in listed
+        if silo.state in {SiloState.ROSTERED, SiloState.SITTING_OUT}
+    ]
+    quorum = parsed.rounds.ready_quorum(parsed.secure_aggregation.n_min)
+    reason = silence(members, quorum, time.time()) if len(members) >= quorum else ""
+    if reason:
+        raise CommandError(
+            f"this run would wait from its first round on: {reason}",
+            code="silos_silent",
+            exit_code=Exit.ARGUMENTS,
+            next_step="chorale silo list",
+        )
 
 
 def _watch(data: Path, run_id: str, output: Stream) -> dict[str, Any]:
     """Follow a run to its end; return its last status."""
-    from server.cli.client import plain
-    from server.cli.watch import Panel, follow
+    import grpc
+
+    from federation.printable import write
+    from server.cli.watch import Panel, follow, sitting_out, status_json
 
     last: dict[str, Any] = {}
+    out: tuple[str, ...] = ()
+    at: tuple[int, ...] = ()
     with Panel(live=output is not Stream.JSONL) as panel:
         for status in follow(data, run_id, waiting=panel.wait):
-            last = plain(status)
+            last, current = status_json(status), status.current
+            if at != (at := (current.round, current.step, current.attempt)):
+                # It changes with an attempt; who is away now is asked at the next one.
+                with contextlib.suppress(grpc.RpcError):
+                    out = sitting_out(data)
             if output is Stream.JSONL:
-                sys.stdout.write(json.dumps(last, allow_nan=False) + "\n")
-                sys.stdout.flush()
-            panel.show(status)
+                write(sys.stdout, json.dumps(last, allow_nan=False) + "\n")
+            panel.show(status, out if status.run.state in {"running", "pausing"} else ())
+    if output is not Stream.JSONL:
+        show_result(Format(output.value), *panel.end())
     state = last["run"]["state"]
     if state != "finished":
         raise CommandError(

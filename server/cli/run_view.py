@@ -11,22 +11,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from typing import Final
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
 from chorale.v1 import admin_pb2
+from dp.noise.metrics_block import Estimate
+from federation.noisy_figures import readable_ratio, success_words
 from federation.printable import printable
 
-__all__ = ["bars", "place_of", "span", "view"]
+__all__ = ["bars", "place_of", "span", "view", "view_lines"]
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
+_GAP: Final = "·"
 _METER: Final = 24
 _LEAST_NAME: Final = 24
 _NEWEST: Final = 60
 """Of a long curve the newest values are shown."""
+_WIDE: Final = 10_000
+"""Columns where nothing is to be folded."""
 
 
 def place_of(run: admin_pb2.RunSummary, round_number: int, step: int) -> str:
@@ -45,9 +51,12 @@ def bars(values: Sequence[float]) -> str:
     """A curve of ratios in one line.
 
     Args:
-        values: From 0 to 1; noise may carry them a little beyond.
+        values: From 0 to 1; NaN, where there is no figure to show, is a gap.
     """
-    return "".join(_BARS[min(7, max(0, int(value * 8)))] for value in values[-_NEWEST:])
+    return "".join(
+        _GAP if math.isnan(value) else _BARS[min(7, max(0, int(value * 8)))]
+        for value in values[-_NEWEST:]
+    )
 
 
 def span(seconds: float) -> str:
@@ -64,7 +73,10 @@ def span(seconds: float) -> str:
 
 
 def view(
-    status: admin_pb2.WatchRunResponse, curves: Mapping[str, Sequence[float]], now_unix_s: float
+    status: admin_pb2.WatchRunResponse,
+    curves: Mapping[str, Sequence[Estimate]],
+    now_unix_s: float,
+    out: Sequence[str] = (),
 ) -> Group:
     """The live view.
 
@@ -72,6 +84,7 @@ def view(
         status: The newest.
         curves: Success ratios by environment, oldest first.
         now_unix_s: The time.
+        out: Silos that sit out of the run.
     """
     run = status.run
     parts: list[Text | Table] = [
@@ -80,14 +93,34 @@ def view(
     parts += [Text(line) for line in _standing(status, now_unix_s)]
     if status.HasField("current") and run.state in {"running", "pausing"}:
         parts += _current(run, status.current, now_unix_s)
+        if out:
+            parts.append(Text(f"sitting out after drop-outs: {', '.join(out)}", style="yellow"))
     parts.append(Text(_budget(status)))
     width = max((len(name) for name in curves), default=0)
     parts += [
-        Text(f"success {name:<{width}} {bars(curve)} {curve[-1]:.1%}")
+        Text(
+            f"success {name:<{width}} {bars([readable_ratio(ratio) for ratio in curve])} "
+            f"{success_words({name: curve[-1]})}"
+        )
         for name, curve in sorted(curves.items())
         if curve
     ]
     return Group(*parts)
+
+
+def view_lines(
+    status: admin_pb2.WatchRunResponse, curves: Mapping[str, Sequence[Estimate]], now_unix_s: float
+) -> list[str]:
+    """The same for a file or another program: whole lines without colours.
+
+    Args:
+        status: As for :func:`view`.
+        curves: As for :func:`view`.
+        now_unix_s: As for :func:`view`.
+    """
+    shown = StringIO()
+    Console(file=shown, width=_WIDE, color_system=None).print(view(status, curves, now_unix_s))
+    return [line.rstrip() for line in shown.getvalue().splitlines()]
 
 
 def _standing(status: admin_pb2.WatchRunResponse, now_unix_s: float) -> list[str]:
@@ -145,7 +178,7 @@ def _current(
             silo.silo_id,
             f"{span(now_unix_s - silo.since_unix_s)} ago",
             until.removeprefix("deadline "),
-            f"{span(now_unix_s - last)} ago" if last else "none since the coordinator started",
+            f"{span(now_unix_s - last)} ago" if last else "never",
         )
     parts.append(table)
     return parts

@@ -19,6 +19,7 @@ from server.cli.envelope import (
     Output,
     answering,
     say,
+    show_result,
     succeed,
 )
 from server.cli.moment import shown
@@ -42,10 +43,11 @@ def list_silos(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
 
         silos = _silos(data)
         for silo in silos:
-            say(
-                f"{silo.silo_id:<24} {silo.state:<9} last seen {shown(silo.last_seen_unix_s):<20} "
+            show_result(
+                output,
+                f"{silo.silo_id:<24} {silo.state:<11} last seen {shown(silo.last_seen_unix_s):<20} "
                 f"certificate until {shown(silo.certificate_expiry_unix_s):<20} "
-                f"{', '.join(silo.families)}"
+                f"{', '.join(silo.families)}",
             )
         if not silos:
             say(f"nobody yet: chorale invite FEDERATION SILO --data {data}")
@@ -66,10 +68,18 @@ def show(silo: Silo, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) ->
                 exit_code=Exit.ARGUMENTS,
                 next_step="chorale silo list",
             )
-        say(f"{found.silo_id}: {found.state}")
-        say(f"last seen          {shown(found.last_seen_unix_s)}")
-        say(f"certificate until  {shown(found.certificate_expiry_unix_s)}")
-        say(f"environments       {', '.join(found.families) or 'none declared yet'}")
+        show_result(output, f"{found.silo_id}: {found.state}")
+        if found.state == "sitting_out":
+            show_result(
+                output,
+                "it was lost from too many attempts: chorale audit tail says which and until when",
+            )
+            say(f"to end it: chorale silo reinstate {silo}")
+        show_result(output, f"last seen          {shown(found.last_seen_unix_s)}")
+        show_result(output, f"certificate until  {shown(found.certificate_expiry_unix_s)}")
+        show_result(
+            output, f"environments       {', '.join(found.families) or 'none declared yet'}"
+        )
         succeed(output, {"silo": plain(found)})
 
 
@@ -89,21 +99,23 @@ def suspend(
             stub.SuspendSilo(
                 admin_pb2.SuspendSiloRequest(silo_id=silo, reason=reason), timeout=CALL_TIMEOUT_S
             )
-        say(f"{silo} is suspended: its next call is refused, and no round waits for it")
+        show_result(
+            output, f"{silo} is suspended: its next call is refused, and no round waits for it"
+        )
         say(f"to end it: chorale silo reinstate {silo}")
         succeed(output, {"silo_id": silo, "state": "suspended"})
 
 
 @app.command("reinstate")
 def reinstate(silo: Silo, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
-    """End a suspension."""
+    """End a suspension; a silo that sits out takes part again from the next round task on."""
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect
 
         with connect(data) as stub:
             stub.ReinstateSilo(admin_pb2.ReinstateSiloRequest(silo_id=silo), timeout=CALL_TIMEOUT_S)
-        say(f"{silo} is reinstated, with the certificate that it has")
+        show_result(output, f"{silo} is reinstated, with the certificate that it has")
         succeed(output, {"silo_id": silo, "state": "reinstated"})
 
 
@@ -123,7 +135,9 @@ def revoke(
             stub.RevokeSilo(
                 admin_pb2.RevokeSiloRequest(silo_id=silo, reason=reason), timeout=CALL_TIMEOUT_S
             )
-        say(f"{silo} is revoked: its next call is refused; only a new invite brings it back")
+        show_result(
+            output, f"{silo} is revoked: its next call is refused; only a new invite brings it back"
+        )
         say("next, so that rosters do not name it any more: chorale roster propose")
         succeed(output, {"silo_id": silo, "state": "revoked"})
 

@@ -16,6 +16,7 @@ from server.cli.envelope import (
     Output,
     answering,
     say,
+    show_result,
     succeed,
 )
 
@@ -53,7 +54,7 @@ def export(
     """Write the signed messages of one attempt to a file; nothing of it is secret."""
     with answering(output):
         from chorale.v1 import admin_pb2
-        from federation.transcript_file import encode_transcript, parse_transcript
+        from federation.transcript.file import encode_transcript, parse_transcript
         from server.cli.client import CALL_TIMEOUT_S, connect
 
         with connect(data) as stub:
@@ -63,7 +64,9 @@ def export(
             parts = stub.GetTranscript(request, timeout=CALL_TIMEOUT_S)
             transcript = parse_transcript(b"".join(part.content for part in parts))
             out.write_bytes(encode_transcript(transcript))
-            say(f"wrote {out}: {transcript.outcome}, {transcript.phases} public phases")
+            show_result(
+                output, f"wrote {out}: {transcript.outcome}, {transcript.phases} public phases"
+            )
             if sum_out is not None:
                 if transcript.record is None or not transcript.record.sum_sha256:
                     raise CommandError(
@@ -72,7 +75,7 @@ def export(
                         exit_code=Exit.ARGUMENTS,
                     )
                 _write_blob(stub, transcript.record.sum_sha256, sum_out)
-                say(f"wrote {sum_out}: the published sum")
+                show_result(output, f"wrote {sum_out}: the published sum")
         say(f"next, anywhere: chorale verify-transcript {out} --root-key root.pub")
         succeed(
             output,
@@ -106,9 +109,9 @@ def verify(
     """
     with answering(output):
         from federation.errors import TranscriptError
-        from federation.transcript import verify_transcript
-        from federation.transcript_file import MAX_FILE_BYTES, decode_transcript, mapped
-        from server.keys import read_public_key
+        from federation.transcript.file import MAX_FILE_BYTES, decode_transcript, mapped
+        from federation.transcript.transcript import verify_transcript
+        from server.pki.keys import read_public_key
 
         passed = []
         try:
@@ -118,10 +121,10 @@ def verify(
             for check, detail in verify_transcript(
                 transcript, read_public_key(root_key), total=total
             ):
-                say(f"ok      {check.value:<18} {detail}")
+                show_result(output, f"ok      {check.value:<18} {detail}")
                 passed.append(check.value)
         except TranscriptError as error:
-            say(f"FAILED  {error.check.value}")
+            show_result(output, f"FAILED  {error.check.value}")
             raise CommandError(
                 str(error),
                 code=f"transcript_{error.check.value}",
@@ -129,8 +132,8 @@ def verify(
                 hint="nothing after this check was looked at",
             ) from error
         if total is None:
-            say("the sum was not given, so only its digest is known")
-        say(f"the transcript is whole: {transcript.outcome}")
+            show_result(output, "the sum was not given, so only its digest is known")
+        show_result(output, f"the transcript is whole: {transcript.outcome}")
         succeed(
             output,
             {

@@ -1,28 +1,39 @@
 """Following a run: a stream that outlives a coordinator's restart, and what people see of it.
 
+Invariant: a figure of a sum is told with its standard error, or as below noise or not reported
+(``federation.noisy_figures``); a round without a sum has none, not that of the round before.
+
 Covered: a coordinator that is lost or restarts, for ``PATIENCE_S`` since it was last heard of, and
-not where it never was; finished rounds told once. Not covered:
-anything of a single silo beyond whether it answers.
+not where it never was; finished rounds told once. Not covered: anything of a single silo beyond
+whether it answers.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import grpc
 from rich.console import Console
 from rich.live import Live
 
 from chorale.v1 import admin_pb2
-from server.cli.client import connect
-from server.cli.run_view import bars, place_of, view
+from dp.noise.metrics_block import Estimate
+from federation.noisy_figures import (
+    mean_success,
+    ratio_below_noise,
+    readable_ratio,
+    success_words,
+)
+from server.cli.client import CALL_TIMEOUT_S, connect, plain
+from server.cli.run_view import bars, place_of, view, view_lines
+from server.members.presence import SiloState
 
-__all__ = ["Panel", "follow", "place_of"]
+__all__ = ["Panel", "follow", "place_of", "sitting_out", "status_json"]
 
 PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 1.0
@@ -73,8 +84,25 @@ def follow(
         time.sleep(PAUSE_S)
 
 
+def sitting_out(data_dir: Path) -> tuple[str, ...]:
+    """Ask who sits out of the run that is driven; a status has no place for it.
+
+    Args:
+        data_dir: The coordinator's data directory.
+
+    Raises:
+        grpc.RpcError: The coordinator refused or is away.
+    """
+    with connect(data_dir) as stub:
+        silos = stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=CALL_TIMEOUT_S).silos
+    return tuple(silo.silo_id for silo in silos if silo.state == SiloState.SITTING_OUT)
+
+
 class Panel:
-    """What stderr shows: a live view on a terminal, elsewhere a line for each change."""
+    """What stderr shows: a live view on a terminal, elsewhere a line for each change.
+
+    How a run ended is a result, so :meth:`end` returns it.
+    """
 
     def __init__(self, *, live: bool, console: Console | None = None) -> None:
         self._console = Console(stderr=True, highlight=False) if console is None else console
@@ -84,9 +112,10 @@ class Panel:
             if live and self._console.is_terminal
             else None
         )
-        self._curve: list[float] = []
-        self._curves: dict[str, list[float]] = {}
+        self._means: list[Estimate] = []
+        self._curves: dict[str, list[Estimate]] = {}
         self._standing = ""
+        self._last: admin_pb2.WatchRunResponse | None = None
 
     def __enter__(self) -> Self:
         """Open the view."""
@@ -100,24 +129,37 @@ class Panel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the view; its last state stays on screen."""
+        """Close the view; it stays on screen only where no end follows."""
         if self._live is not None:
+            self._live.transient = kind is None
             self._live.stop()
 
-    def show(self, status: admin_pb2.WatchRunResponse) -> None:
+    def show(self, status: admin_pb2.WatchRunResponse, out: Sequence[str] = ()) -> None:
         """Show a status.
 
         Args:
             status: From :func:`follow`.
+            out: From :func:`sitting_out`.
         """
+        self._last = status
         for done in status.finished:
             self._take(done)
             if self._lines:
                 self._print(self._finished(done, status.run))
         if self._live is not None:
-            self._live.update(view(status, self._curves, time.time()))
+            self._live.update(view(status, self._shown(), time.time(), out))
         elif self._lines:
-            self._tell_standing(status)
+            self._tell_standing(status, out)
+
+    def end(self) -> list[str]:
+        """What is known at last, line by line; nothing where nothing was shown."""
+        if self._last is None:
+            return []
+        return view_lines(self._last, self._shown(), time.time())
+
+    def _shown(self) -> dict[str, list[Estimate]]:
+        """Success by family; where no sum tells one, that it is not reported."""
+        return self._curves or ({"": self._means} if self._means else {})
 
     def wait(self, until_unix_s: float) -> None:
         """Say that the coordinator is away, and until when it is waited for.
@@ -129,31 +171,30 @@ class Panel:
         self._print(f"the coordinator does not answer; waiting for it until {until}")
 
     def _take(self, done: admin_pb2.RoundStatus) -> None:
-        known = {
-            family.family: family.success_ratio
-            for family in done.success
-            if not math.isnan(family.success_ratio)
-        }
-        for family, ratio in known.items():
+        if not _has_success(done):
+            return
+        success = _success(done)
+        for family, ratio in success.items():
             self._curves.setdefault(family, []).append(ratio)
-        if known:
-            self._curve.append(sum(known.values()) / len(known))
+        self._means.append(mean_success(success))
 
-    def _tell_standing(self, status: admin_pb2.WatchRunResponse) -> None:
+    def _tell_standing(self, status: admin_pb2.WatchRunResponse, out: Sequence[str]) -> None:
         """Say once what a run waits for that does not move."""
         run = status.run
         stalled = status.current.stalled_since_unix_s
         waiting = ", ".join(silo.silo_id for silo in status.current.waiting_for)
         back = f"{status.rollback_to_round}" if status.HasField("rollback_to_round") else ""
-        standing = f"{run.state}:{run.behind}:{waiting if stalled else ''}:{back}"
+        without = ", ".join(out)
+        standing = f"{run.state}:{run.behind}:{waiting if stalled else ''}:{back}:{without}"
         if standing == self._standing:
             return
         first, self._standing = not self._standing, standing
-        if run.state in {"queued", "paused", "pausing"} or stalled or back or not first:
+        if run.state in {"queued", "paused", "pausing"} or stalled or back or out or not first:
             text = f"{run.run_id} {run.state}"
             text += f" behind {run.behind}" if run.behind else ""
             text += f", stalled: waiting for {waiting}" if stalled else ""
             text += f", to go back to the adapter of round {back}" if back else ""
+            text += f", sitting out: {without}" if out else ""
             self._print(text)
 
     def _print(self, line: str) -> None:
@@ -168,7 +209,10 @@ class Panel:
             )
         duration_s = sum(timing.duration_s for timing in done.timings)
         lost = sorted(set(done.cohort) - set(done.survivors))
-        curve = f"  success {self._curve[-1]:.1%} {bars(self._curve)}" if self._curve else ""
+        curve = ""
+        if _has_success(done):
+            drawn = bars([readable_ratio(mean) for mean in self._means])
+            curve = f"  success {success_words(_success(done))} {drawn}"
         return (
             f"{place_of(run, done.round, done.step)} {done.outcome}: "
             f"{len(done.survivors)} silos in the sum, {duration_s:.1f} s, "
@@ -177,8 +221,45 @@ class Panel:
         )
 
 
+def status_json(status: admin_pb2.WatchRunResponse) -> dict[str, Any]:
+    """A status as JSON's types: each figure as it was summed, its error, whether noise hides it.
+
+    Args:
+        status: From :func:`follow`.
+    """
+    content = plain(status)
+    shown = list(zip(status.finished, content["finished"], strict=True))
+    if status.HasField("current"):
+        shown.append((status.current, content["current"]))
+    for message, fields in shown:
+        for family, told in zip(message.success, fields["success"], strict=True):
+            ratio = Estimate(family.success_ratio, family.standard_error)
+            told["below_noise"] = ratio_below_noise(ratio)
+        kappa = Estimate(message.agreement, message.agreement_standard_error)
+        fields["agreement_below_noise"] = ratio_below_noise(kappa)
+        for name in ("heterogeneity", "silo_norm_sq"):
+            error = getattr(message, f"{name}_standard_error")
+            hidden = math.isnan(getattr(message, name)) and not math.isnan(error)
+            fields[f"{name}_below_noise"] = hidden
+    return content
+
+
+def _has_success(done: admin_pb2.RoundStatus) -> bool:
+    """Whether a step's sum may tell success: a round's first one does, unless none is reported."""
+    return done.outcome == "aggregated" and not done.step
+
+
+def _success(done: admin_pb2.RoundStatus) -> dict[str, Estimate]:
+    return {
+        family.family: Estimate(family.success_ratio, family.standard_error)
+        for family in done.success
+    }
+
+
 def _agreement(done: admin_pb2.RoundStatus) -> str:
-    """κ with its standard error; nothing for a round without a sum, or below its noise."""
-    if done.outcome != "aggregated" or math.isnan(done.agreement):
+    """κ with its standard error; nothing where there is none to show, for success says why."""
+    kappa = Estimate(done.agreement, done.agreement_standard_error)
+    value = readable_ratio(kappa)
+    if done.outcome != "aggregated" or math.isnan(value):
         return ""
-    return f"  agreement {done.agreement:.2f} ± {done.agreement_standard_error:.2f}"
+    return f"  agreement {value:.2f} ± {kappa.standard_error:.2f}"

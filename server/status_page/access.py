@@ -2,8 +2,8 @@
 
 In order; the first that fits decides:
 
-1. Over TLS with a client certificate: whoever may watch a run by ``server/access.py``, judged now
-   by the same policy: issued by a CA that is trusted now, inside its validity, an admin's or a
+1. Over TLS with a client certificate: whoever may watch a run by ``server/rpc/access.py``, judged
+   now by the same policy: issued by a CA that is trusted now, inside its validity, an admin's or a
    viewer's. A silo's certificate is no operator's.
 2. From the loopback interface, if the ``Host`` header names the loopback interface too: a name that
    somebody else's DNS points at 127.0.0.1 stays outside (DNS rebinding), whatever a browser that
@@ -24,9 +24,9 @@ import ssl
 from typing import Final
 
 from federation.printable import printable
-from federation.probes import PageRequest
-from server.access import AccessPolicy
+from ops.probes.server import PageRequest
 from server.errors import AccessError, RoleDeniedError
+from server.rpc.access import AccessPolicy
 
 __all__ = ["PageAccess"]
 

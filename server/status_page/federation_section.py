@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.metrics import SiloState
+from server.members.presence import SiloState
 from server.status_page import words
 from server.status_page.markup import Child, Html, brief, element, moment
 from server.status_page.picture import Picture

@@ -2,7 +2,8 @@
 
 Invariants:
 
-1. A figure is shown with its standard error; one below noise is an em dash with that reason.
+1. A figure is shown with its standard error; one that is below noise or not reported is an em dash
+   with that reason.
 2. Every figure is of a masked sum; none is one silo's.
 
 Covered: figures that are missing, below noise, or not defined for the plan's mode. Not covered:
@@ -16,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from dp.config import Mode
+from dp.noise.metrics_block import Estimate
+from federation.noisy_figures import NOT_REPORTED, percent_parts, why_hidden
 from server.status_page import words
 from server.status_page.curve import Column, Point, columns, curve
 from server.status_page.markup import Child, Html, brief, element
@@ -25,7 +28,6 @@ __all__ = ["cohort_chart", "figure_words", "place", "success_charts", "update_ch
 
 FAMILIES: Final = 16
 """More environments than that are named and not drawn."""
-BELOW_NOISE: Final = "below noise"
 
 
 def place(release: Release, steps: int) -> str:
@@ -45,10 +47,11 @@ def figure_words(figure: Figure, *, ratio: bool) -> str:
         figure: The figure.
         ratio: Whether it is shown in per cent.
     """
-    if math.isnan(figure.value):
-        return f"{words.UNKNOWN} {BELOW_NOISE}"
-    error = _error(figure, ratio=ratio)
-    return f"{_value(figure, ratio=ratio)}{f' ± {error}' if error else ''}"
+    hidden = why_hidden(figure.value, figure.error)
+    if hidden:
+        return f"{words.UNKNOWN} {hidden}"
+    value, error, unit = _parts(figure, ratio=ratio)
+    return f"{value}{error}{unit}"
 
 
 def success_charts(run: RunView) -> tuple[Html, ...]:
@@ -90,13 +93,12 @@ def update_charts(run: RunView) -> tuple[Html, ...]:
         )
     summed = [release for release in run.releases if release.outcome == "aggregated"]
     spread = max([0.0, *(_reach(release.heterogeneity) for release in summed)])
-    agreed = max([1.0, *(_reach(release.agreement) for release in summed)])
     return (
         _chart(
             "Agreement κ",
             [(one, one.agreement if one in summed else None) for one in run.releases],
             run,
-            high=_ceiling(agreed),
+            high=1.0,
             ratio=False,
             hint="1: every silo pulls the same way; near 0: they cancel out",
         ),
@@ -195,21 +197,18 @@ def _headline(
         return words.UNKNOWN, "nothing was summed yet"
     newest = measured[-1][1]
     if not math.isnan(newest.value):
-        error = _error(newest, ratio=ratio)
-        value = _value(newest, ratio=ratio)
-        return (
-            element(
-                "span", value, element("span", f" ± {error}", class_="soft") if error else None
-            ),
-            "",
-        )
+        value, error, unit = _parts(newest, ratio=ratio)
+        soft = element("span", error, class_="soft") if error else None
+        return element("span", value, soft, unit), ""
+    hidden = why_hidden(newest.value, newest.error)
     known = [(release, one) for release, one in measured if not math.isnan(one.value)]
     if not known:
-        return words.UNKNOWN, f"{BELOW_NOISE}: the noise is larger than the figure"
+        why = "no sum tells it" if hidden == NOT_REPORTED else "the noise hides the figure"
+        return words.UNKNOWN, f"{hidden}: {why}"
     release, figure = known[-1]
     return (
         words.UNKNOWN,
-        f"{BELOW_NOISE} now; {figure_words(figure, ratio=ratio)} in round {place(release, steps)}",
+        f"{hidden} now; {figure_words(figure, ratio=ratio)} in round {place(release, steps)}",
     )
 
 
@@ -218,7 +217,7 @@ def _description(
 ) -> str:
     known = [(release, one) for release, one in measured if not math.isnan(one.value)]
     if not known:
-        return "No figure is above the noise."
+        return "There is no figure to show."
     low = min(known, key=lambda pair: pair[1].value)
     high = max(known, key=lambda pair: pair[1].value)
     (first, _), (last, newest) = known[0], known[-1]
@@ -267,14 +266,12 @@ def _figure(
     )
 
 
-def _value(figure: Figure, *, ratio: bool) -> str:
-    return words.percent(figure.value, digits=1) if ratio else words.number(figure.value, digits=3)
-
-
-def _error(figure: Figure, *, ratio: bool) -> str:
-    if not math.isfinite(figure.error):
-        return ""
-    return f"{100 * figure.error:.1f}" if ratio else words.number(figure.error, digits=2)
+def _parts(figure: Figure, *, ratio: bool) -> tuple[str, str, str]:
+    """Value, standard error and unit, as they follow each other."""
+    if ratio:
+        return percent_parts(Estimate(figure.value, figure.error))
+    error = f" ± {words.number(figure.error, digits=2)}" if math.isfinite(figure.error) else ""
+    return words.number(figure.value, digits=3), error, ""
 
 
 def _ceiling(value: float) -> float:

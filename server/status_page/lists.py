@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from server.metrics import SiloState
+from server.members.presence import SiloState
 from server.status_page import words
 from server.status_page.markup import Child, Html, brief, element, joined, moment, path_of
 from server.status_page.picture import Adapter, Invitation, Picture, RunLine, RunView, SiloView
@@ -26,7 +26,7 @@ SHOWN_SILOS: Final = 200
 SHORT_HEX: Final = 12
 WEEK_S: Final = 7 * 86400
 _BAD_STATES: Final = frozenset({RunState.FAILED})
-_TAKES_PART: Final = frozenset({SiloState.ROSTERED, SiloState.ENROLLED})
+_TAKES_PART: Final = frozenset({SiloState.ROSTERED, SiloState.SITTING_OUT, SiloState.ENROLLED})
 
 
 def adapters(run: RunView, *, most: int) -> Html:
@@ -161,7 +161,9 @@ def _silo(silo: SiloView, now_unix_s: float) -> tuple[Child, ...]:
     level = "plain"
     if silo.state is SiloState.ROSTERED:
         level = "good" if silo.alive else "watch"
-    state: list[Child] = [_pill(silo.state.value, level)]
+    elif silo.state is SiloState.SITTING_OUT:
+        level = "watch"
+    state: list[Child] = [_pill(silo.state.value.replace("_", " "), level)]
     if silo.state is SiloState.ROSTERED and not silo.alive:
         state.append(element("span", " silent", class_="warn"))
     if silo.waited:

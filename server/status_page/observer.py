@@ -19,10 +19,12 @@ from typing import Final
 
 from federation.errors import AuditChainError
 from federation.version import this_version
+from server.conductor.queue import places_behind
 from server.context import RunContext
-from server.metrics import SiloState, state_of
-from server.run import RunDriver
-from server.run_queue import places_behind
+from server.members.presence import SiloState, state_of
+from server.pki.trust import Trust
+from server.run.driver import RunDriver
+from server.run.dropouts import dropouts_of_now
 from server.status_page.picture import (
     AuditHead,
     Counted,
@@ -35,7 +37,6 @@ from server.status_page.picture import (
 from server.status_page.run_observer import RunObserver
 from server.store.runs import ACTIVE, RunRow, RunState
 from server.store.silos import SiloRow
-from server.trust import Trust
 
 __all__ = ["Observer"]
 
@@ -151,18 +152,27 @@ class Observer:
         liveness = self._context.liveness
         current = None if run is None else run.current
         waited = frozenset() if current is None else {one.silo_id for one in current.waited}
+        lost = dropouts_of_now(self._context.store)
+        out = {silo_id for silo_id, row in lost.items() if row.out_until_round}
         silos = [
             SiloView(
                 silo_id=row.silo_id,
-                state=state_of(row, rostered),
+                state=state_of(row, rostered, out),
                 alive=liveness.alive(row.silo_id),
                 last_seen_unix_s=max(row.last_seen_unix_s, liveness.last_seen(row.silo_id)),
                 certificate_end_unix_s=row.certificate_expiry_unix_s,
                 waited=row.silo_id in waited,
+                dropouts_in_a_row=lost[row.silo_id].in_a_row if row.silo_id in lost else 0,
             )
             for row in rows
         ]
-        order = [SiloState.ROSTERED, SiloState.ENROLLED, SiloState.SUSPENDED, SiloState.LEFT]
+        order = [
+            SiloState.ROSTERED,
+            SiloState.SITTING_OUT,
+            SiloState.ENROLLED,
+            SiloState.SUSPENDED,
+            SiloState.LEFT,
+        ]
 
         def place(silo: SiloView) -> tuple[bool, bool, int, str]:
             rank = order.index(silo.state) if silo.state in order else len(order)

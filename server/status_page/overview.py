@@ -12,7 +12,7 @@ import math
 from typing import Final
 
 from dp.config import Mode
-from server.metrics import SiloState
+from server.members.presence import SiloState
 from server.phase import Phase
 from server.status_page import words
 from server.status_page.markup import Child, Html, brief, element, joined, lasting, moment, path_of
@@ -236,7 +236,7 @@ def _heard(one: Waited, now_unix_s: float) -> Html:
         said = f"heard {words.ago(seen, now_unix_s)}" if seen else "not heard of yet"
         return element("span", said, class_="soft")
     for_s = f"silent for {words.span(now_unix_s - seen)}"
-    said = for_s if seen else "silent since the coordinator started"
+    said = for_s if seen else "never heard of"
     return element("span", said, class_="warn")
 
 
@@ -312,7 +312,7 @@ def _present(picture: Picture) -> Html:
     rostered = [silo for silo in picture.silos if silo.state is SiloState.ROSTERED]
     alive = sum(silo.alive for silo in rostered)
     others = [
-        f"{count} {state.value}"
+        f"{count} {state.value.replace('_', ' ')}"
         for state in SiloState
         if state is not SiloState.ROSTERED
         and (
@@ -329,7 +329,7 @@ def _present(picture: Picture) -> Html:
             alive / len(rostered) if rostered else 0.0,
             level="good" if alive == len(rostered) else "warn",
         ),
-        element("p", f"a sum needs {least}" if least else "in the roster in force"),
+        element("p", f"a round needs {least}" if least else "in the roster in force"),
         element("p", ", ".join(others), class_="soft") if others else None,
     )
 

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
+from federation.noisy_figures import NOT_REPORTED
 from server.status_page import words
 from server.status_page.federation_section import facts, first_steps
 from server.status_page.figures import (
@@ -141,7 +142,7 @@ def _run_sections(picture: Picture, run: RunView, *, rows: int, whole: bool) -> 
             "Success by environment",
             element("div", *curves, class_="charts")
             if curves
-            else element("p", "No sum has told a success yet.", class_="empty"),
+            else element("p", _without_success(run), class_="empty"),
             id_="success",
             hint="from masked sums; the band is one standard error"
             + ("; a dashed line is a rollback" if rolled_back else ""),
@@ -164,6 +165,12 @@ def _run_sections(picture: Picture, run: RunView, *, rows: int, whole: bool) -> 
     ]  # fmt: skip
 
 
+def _without_success(run: RunView) -> str:
+    if any(release.outcome == "aggregated" for release in run.releases):
+        return f"{words.UNKNOWN} {NOT_REPORTED}: the sums of this run tell no success."
+    return "No sum has told a success yet."
+
+
 def _left_out(run: RunView, rows: int, *, whole: bool) -> Html | None:
     shown = len({release.round for release in run.releases})
     if not run.older and shown <= rows:
@@ -184,6 +191,8 @@ def _table_of_figures(run: RunView) -> Html:
             f"{brief(family)} {figure_words(figure, ratio=True)}"
             for family, figure in release.success.items()
         ]
+        if not release.success and not release.step:
+            said.append(f"success {words.UNKNOWN} {NOT_REPORTED}")
         said += [
             f"κ {figure_words(release.agreement, ratio=False)}",
             f"ζ̂² {figure_words(release.heterogeneity, ratio=False)}",

@@ -5,7 +5,8 @@ Invariants:
 1. Nothing here is one silo's learning: of a silo there is its standing, when it was last heard of,
    when its certificate ends, and whether it is waited for or was lost. Every figure is of a sum.
 2. Every collection is bounded by whoever fills it, and a bound that bites is said (``older``).
-3. NaN means "below noise", infinity "no noise protects this"; neither is ever replaced by a guess.
+3. NaN means "below noise" or "not reported", infinity "no noise protects this"; neither is ever
+   replaced by a guess.
 
 Times are Unix seconds; 0 is never.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.metrics import SiloState
+from server.members.presence import SiloState
 from server.store.federation import FederationRow
 from server.store.runs import RunState
 
@@ -43,9 +44,9 @@ class Figure:
     """One figure of a sum."""
 
     value: float
-    """NaN below noise."""
+    """For display (``federation.noisy_figures``); NaN below noise and where none is reported."""
     error: float
-    """Its standard error; NaN where there is none."""
+    """Its standard error; NaN where no sum tells the figure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +116,7 @@ class Waited:
 
     silo_id: str
     last_seen_unix_s: float
-    """0 if not since the coordinator started."""
+    """0 for never."""
     alive: bool
 
 
@@ -172,7 +173,7 @@ class RunView:
     charged_most: int
     """How many of them ε is stated for."""
     least: int
-    """Silos that a sum needs."""
+    """Silos that a round needs to open."""
     current: Current | None
     """None unless it is driven."""
     rollback_to: int | None
@@ -197,6 +198,8 @@ class SiloView:
     """0 for never."""
     certificate_end_unix_s: float
     waited: bool
+    dropouts_in_a_row: int = 0
+    """Of the run that is driven."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

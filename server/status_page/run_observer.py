@@ -16,16 +16,18 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Final
 
+from dp.noise.metrics_block import Estimate
+from federation.chain.record import AdapterRecord
 from federation.errors import PlanError
-from federation.plan import Plan
-from federation.record import AdapterRecord
-from server.budget import own_unit, shown_epsilon
+from federation.noisy_figures import readable_ratio
+from federation.plan.plan import Plan
+from server.conductor.queue import places_behind
+from server.conductor.status import since_unix_s
 from server.context import RunContext
 from server.figures import RoundFigures
 from server.phase import Phase
-from server.run import RunDriver
-from server.run_queue import places_behind
-from server.status import since_unix_s
+from server.run.budget import own_unit, shown_epsilon
+from server.run.driver import RunDriver
 from server.status_page.picture import (
     Adapter,
     Current,
@@ -99,7 +101,7 @@ class RunObserver:
             delta=spec.delta,
             charged=charged.releases,
             charged_most=plan.charged_releases,
-            least=plan.secure_aggregation.n_min,
+            least=plan.rounds.ready_quorum(plan.secure_aggregation.n_min),
             current=self._current(row, plan),
             rollback_to=None if asked is None or row.state in OVER else asked.to_round,
             releases=seen,
@@ -208,10 +210,13 @@ def _release(attempts: Sequence[RoundRow], until_unix_s: float) -> Release:
         if figures.survivors
         else (),
         success={
-            family: Figure(value=ratio, error=error)
-            for family, (ratio, error) in sorted(figures.success.items())
+            family: Figure(value=readable_ratio(ratio), error=ratio.standard_error)
+            for family, ratio in figures.estimates.items()
         },
-        agreement=Figure(value=figures.agreement, error=figures.agreement_error),
+        agreement=Figure(
+            value=readable_ratio(Estimate(figures.agreement, figures.agreement_error)),
+            error=figures.agreement_error,
+        ),
         heterogeneity=Figure(value=figures.heterogeneity, error=figures.heterogeneity_error),
         restored_round=figures.restored_round,
     )

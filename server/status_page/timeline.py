@@ -158,10 +158,11 @@ def _notes(one: _Round) -> list[Child]:
     restored = [release.restored_round for release in one.releases]
     if restored[-1] is not None:
         notes.append(element("span", f"rolled back to round {restored[-1]}", class_="pill watch"))
-    skipped = sum(release.outcome == "skipped" for release in one.releases)
-    if skipped:
-        of = f" {skipped} of {len(one.releases)} steps" if len(one.releases) > 1 else ""
-        notes.append(element("span", f"skipped{of}", class_="pill watch"))
+    for outcome, level in (("skipped", "watch"), ("quarantined", "bad")):
+        ended_so = sum(release.outcome == outcome for release in one.releases)
+        if ended_so:
+            of = f" {ended_so} of {len(one.releases)} steps" if len(one.releases) > 1 else ""
+            notes.append(element("span", f"{outcome}{of}", class_=f"pill {level}"))
     again = sum(release.attempts - 1 for release in one.releases)
     if again:
         notes.append(f"{again} lost {'attempt' if again == 1 else 'attempts'}")

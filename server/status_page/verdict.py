@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from server.metrics import SiloState
+from server.members.presence import SiloState
 from server.status_page.picture import Picture, Release, RunView, SiloView
 from server.status_page.words import named, percent, span
 from server.store.runs import ACTIVE, RunState
@@ -32,10 +32,12 @@ CERTIFICATE_S: Final = 7 * 86400
 DEADLINE_GRACE_S: Final = 60.0
 SPENT_SHARE: Final = 0.8
 FREE_SHARE: Final = 0.1
+DROPOUTS: Final = 2
 DROP: Final = 0.1
 """Of a success ratio, below the best that is shown."""
 DROP_ERRORS: Final = 2.0
 """And beyond so many standard errors of the difference."""
+_NEEDS_SILOS: Final = ACTIVE | {RunState.QUEUED}
 
 
 class Level(StrEnum):
@@ -84,6 +86,7 @@ def judge(picture: Picture) -> Verdict:
         *_records(picture),
         *_run(picture),
         *_silos(picture),
+        *_dropouts(picture),
         *_certificates(picture),
         *_disk(picture),
     ]
@@ -202,7 +205,15 @@ def _phase(picture: Picture, run: RunView) -> Iterator[Concern]:
 
 def _skips(releases: tuple[Release, ...]) -> Iterator[Concern]:
     closed = [release for release in releases if release.outcome]
-    if closed and closed[-1].outcome == "skipped":
+    if closed and closed[-1].outcome == "quarantined":
+        yield _alarm(
+            "SumQuarantined",
+            f"Honest silos cannot have made the sum of round {closed[-1].round}: it was charged "
+            "and not applied.",
+            "Pause the run and ask the sites that took part.",
+            "chorale audit tail",
+        )
+    elif closed and closed[-1].outcome == "skipped":
         yield _watch(
             "SecAggBelowThreshold",
             f"Round {closed[-1].round} ended without a sum: too few silos stayed to its end.",
@@ -236,25 +247,52 @@ def _success(run: RunView) -> Iterator[Concern]:
 def _silos(picture: Picture) -> Iterator[Concern]:
     rostered = [silo for silo in picture.silos if silo.state is SiloState.ROSTERED]
     silent = [silo for silo in rostered if not silo.alive]
-    if not silent:
-        return
     run = picture.run
-    needed = run.least if run is not None and run.line.state in ACTIVE else 0
-    left = len(rostered) - len(silent)
+    needed = run.least if run is not None and run.line.state in _NEEDS_SILOS else 0
+    # A round that has no quorum otherwise asks those that sit out again.
+    spare = [s for s in picture.silos if s.state is SiloState.SITTING_OUT and s.alive]
+    left = len(rostered) - len(silent) + len(spare)
+    # Not only silence: members that are revoked, gone or suspended are not heard of either.
+    out = picture.roster_silos - len(rostered) - len(spare)
     if left < needed:
         yield _alarm(
             "SecAggBelowThreshold",
-            f"Only {left} of the {needed} silos that a sum needs are heard of; missing: "
-            f"{_names(silent)}.",
-            "Reach their operators.",
-            "chorale-silo doctor",
+            f"Only {left} of the {needed} silos that a round needs are heard of"
+            + (f"; missing: {_names(silent)}" if silent else "")
+            + (f"; {out} of the roster may take no part now" if out else "")
+            + ".",
+            "Reach their operators." if silent else "Reinstate them, or publish another roster.",
+            "chorale-silo doctor" if silent else "chorale silo list",
         )
-    else:
+    elif silent:
         yield _watch(
             "SiloSilent",
             f"Not heard of: {_names(silent)}."
             + (" The round goes on without them." if needed else ""),
             "Reach their operators.",
+            "chorale-silo doctor",
+        )
+
+
+def _dropouts(picture: Picture) -> Iterator[Concern]:
+    out = [silo for silo in picture.silos if silo.state is SiloState.SITTING_OUT]
+    again = [
+        silo
+        for silo in picture.silos
+        if silo.state is SiloState.ROSTERED and silo.dropouts_in_a_row >= DROPOUTS
+    ]
+    if out:
+        yield _watch(
+            "SiloDroppingOut",
+            f"Left out for some rounds, as it was lost from attempt after attempt: {_names(out)}.",
+            "Ask its operator; to let it in before: chorale silo reinstate SILO.",
+            "chorale-silo doctor",
+        )
+    if again:
+        yield _watch(
+            "SiloDroppingOut",
+            f"Lost from attempt after attempt: {_names(again)}.",
+            "Ask its operator.",
             "chorale-silo doctor",
         )
 
@@ -265,7 +303,7 @@ def _names(silos: list[SiloView]) -> str:
 
 def _certificates(picture: Picture) -> Iterator[Concern]:
     now = picture.at_unix_s
-    takes_part = {SiloState.ROSTERED, SiloState.ENROLLED}
+    takes_part = {SiloState.ROSTERED, SiloState.SITTING_OUT, SiloState.ENROLLED}
     members = [silo for silo in picture.silos if silo.state in takes_part]
     over = [silo for silo in members if silo.certificate_end_unix_s <= now]
     soon = [silo for silo in members if 0 < silo.certificate_end_unix_s - now < CERTIFICATE_S]

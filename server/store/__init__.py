@@ -4,7 +4,7 @@ Each noun's methods are transactions of their own, and join the one opened by
 :meth:`Store.transaction`, so that several changes become durable together.
 
 Covered: SQLite (the default) and PostgreSQL by URL, migrations at the start. Not covered: blobs and
-the audit log, which are files (``server/blobs.py``, ``server/audit.py``).
+the audit log, which are files (``server/store/blobs/directory.py``, ``server/audit.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from server.errors import StoreError
 from server.store.aggregations import Aggregations
 from server.store.audit_heads import AuditHeads
 from server.store.database import Database
+from server.store.dropouts import Dropouts
 from server.store.federation import Federations
 from server.store.heads import Heads
 from server.store.invites import Invites
@@ -35,8 +36,17 @@ __all__ = ["Store"]
 class Store:
     """The coordinator's database."""
 
-    def __init__(self, database_url: str) -> None:
-        self._database = Database(database_url)
+    def __init__(self, database_url: str, *, create: bool = False) -> None:
+        """Open it, and bring its schema up to date.
+
+        Args:
+            database_url: SQLAlchemy's or libpq's form.
+            create: Make a SQLite file that is not there.
+
+        Raises:
+            StoreError: It is absent, cannot be opened, or is of a newer version.
+        """
+        self._database = Database(database_url, create=create)
         try:
             self._database.migrate()
         except StoreError:
@@ -49,6 +59,7 @@ class Store:
         self.runs = Runs(self._database)
         self.rounds = Rounds(self._database)
         self.records = Records(self._database)
+        self.dropouts = Dropouts(self._database)
         self.rollbacks = Rollbacks(self._database)
         self.aggregations = Aggregations(self._database)
         self.messages = Messages(self._database)

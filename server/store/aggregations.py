@@ -11,7 +11,7 @@ Invariants:
    phase who answered in it.
 
 Covered: the transitions. Not covered: the messages (``server/store/messages.py``) and the bytes of
-the sum (``server/accumulator.py``).
+the sum (``server/attempt/accumulator.py``).
 """
 
 from __future__ import annotations
@@ -190,12 +190,15 @@ class Aggregations:
                 )
             )
 
-    def end(self, identity: AggregationId, outcome: AggregationOutcome) -> None:
+    def end(self, identity: AggregationId, outcome: AggregationOutcome) -> bool:
         """Note how an aggregation ended; the same again changes nothing.
 
         Args:
             identity: The aggregation.
             outcome: How.
+
+        Returns:
+            Whether it ended now, and not before.
 
         Raises:
             StoreError: It has ended before, in another way.
@@ -203,9 +206,10 @@ class Aggregations:
         with self._database.transaction() as connection:
             known = self._row(connection, identity)
             if known is not None and known.outcome == outcome.value:
-                return
+                return False
             self._require_open(connection, identity)
             self._update(connection, identity, outcome=outcome.value)
+            return True
 
     def list(self, run_id: str) -> tuple[AggregationRow, ...]:
         """Return every aggregation of a run.

@@ -1,7 +1,7 @@
 """Audit heads: of each silo the newest one that it signed.
 
 Covered: one row a silo. Not covered: which head may replace another, and its signature
-(``server/audit_heads.py``).
+(``server/members/audit_heads.py``).
 """
 
 from __future__ import annotations

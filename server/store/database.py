@@ -11,7 +11,10 @@ Invariants:
 4. Deleted content is overwritten in SQLite's file (``secure_delete``); ``scrub`` empties the log.
    PostgreSQL keeps it until it vacuums.
 5. A database that is away or slow is a ``StoreUnavailableError`` after a bounded wait, which tells
-   callers to come again; a connection that was lost is made anew by the next transaction.
+   callers to come again; a connection that was lost is made anew by the next transaction. One that
+   takes no writes, because its disk is full, fails or is read-only, is a ``StoreUnwritableError``.
+6. A SQLite file that is not there is an error, and made only where the caller says so: an empty
+   database in the place of one that was lost would pass for a coordinator's.
 
 Covered: SQLite and PostgreSQL by URL, threads, several processes that migrate at once. Not covered:
 ``await`` inside a transaction, two coordinators that serve one database.
@@ -24,20 +27,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
-from server.errors import StoreError, StoreUnavailableError
+from ops.files import private_file
+from server.errors import StoreError, StoreUnavailableError, StoreUnwritableError
 
-__all__ = ["Database", "engine_for"]
+__all__ = ["POSTGRESQL", "Database", "engine_for", "is_sqlite", "spoken"]
 
 WRITER_LOCK: Final = 0x63686F72
 """PostgreSQL advisory lock that every transaction holds."""
 BUSY_TIMEOUT_S: Final = 10
 MIGRATION_TIMEOUT_S: Final = 300
 """How long a process waits for another one that migrates."""
+PROBE_TIMEOUT_S: Final = 3
+"""How long a probe waits for whoever writes."""
 POSTGRESQL: Final = "postgresql+psycopg"
 _DIALECTS: Final = {"postgres": POSTGRESQL, "postgresql": POSTGRESQL, POSTGRESQL: POSTGRESQL}
 _LIBPQ: Final = {
@@ -50,13 +57,27 @@ _LIBPQ: Final = {
 """Unless the URL says otherwise."""
 _LOCK_TIMEOUT: Final = "chorale_lock_timeout_s"
 _SNAPSHOT: Final = "chorale_snapshot"
+_UNWRITABLE: Final = MappingProxyType(
+    {
+        sqlite3.SQLITE_FULL: "its disk is full",
+        sqlite3.SQLITE_IOERR: "its disk fails",
+        sqlite3.SQLITE_READONLY: "it is read-only",
+        "53100": "its disk is full",
+        "58030": "its disk fails",
+        "25006": "it is read-only",
+    }
+)
+"""SQLite's primary codes; PostgreSQL's disk_full, io_error and read_only_sql_transaction."""
+_PRIMARY: Final = 0xFF
+"""SQLite's extended codes say more in the bits above."""
 
 
-def engine_for(url: str) -> Engine:
+def engine_for(url: str, *, create: bool = False) -> Engine:
     """Make an engine; nothing is connected yet.
 
     Args:
         url: SQLAlchemy's or libpq's form.
+        create: Make a SQLite file that is not there.
 
     Returns:
         The engine.
@@ -66,8 +87,8 @@ def engine_for(url: str) -> Engine:
     """
     try:
         parsed = make_url(url)
-        if parsed.get_backend_name() == "sqlite":
-            return _sqlite(parsed)
+        if is_sqlite(parsed):
+            return _sqlite(parsed, create=create)
         if parsed.drivername not in _DIALECTS:
             raise StoreError("the database URL begins with sqlite:/// or postgresql://")
         return _postgresql(parsed.set(drivername=POSTGRESQL))
@@ -78,11 +99,28 @@ def engine_for(url: str) -> Engine:
         raise StoreError("the database URL cannot be used") from error
 
 
+def is_sqlite(url: URL) -> bool:
+    """Whether a URL names a file of SQLite's."""
+    return url.get_backend_name() == "sqlite"
+
+
+def spoken(url: URL) -> str:
+    """Name a database for people: never its password, and nothing of its other settings."""
+    if is_sqlite(url):
+        return f"SQLite database {url.database}"
+    host = url.host or url.query.get("host", "the default host")
+    return f"PostgreSQL database {url.database!r} at {host}"
+
+
 class Database:
     """One engine; :meth:`transaction` is the only way in."""
 
-    def __init__(self, url: str) -> None:
-        self._engine = engine_for(url)
+    def __init__(self, url: str, *, create: bool = False) -> None:
+        self._engine = engine_for(url, create=create)
+        named = make_url(url)
+        self._what = spoken(named)
+        self._file = _file(named)
+        self._create = create
         self._local = threading.local()
 
     def migrate(self) -> None:
@@ -94,6 +132,11 @@ class Database:
         from alembic import command
         from alembic.util import CommandError
 
+        if self._file is not None:
+            try:
+                private_file(self._file, create=self._create)
+            except OSError as error:
+                raise StoreUnavailableError(f"the database failed: {error.strerror}") from error
         with self._alone(MIGRATION_TIMEOUT_S) as connection:
             try:
                 command.upgrade(_migrations(connection), "head")
@@ -161,16 +204,17 @@ class Database:
                 yield connection
                 connection.rollback()
         except SQLAlchemyError as error:
-            raise _failed(error) from error
+            raise _failed(error, self._what) from error
 
     def check_writable(self) -> None:
-        """Prove that a transaction can write; for the readiness probe.
+        """Prove that a transaction can write, by one that does; for the readiness probe.
 
         Raises:
-            StoreError: It cannot.
+            StoreError: It cannot, or somebody else writes for longer than a probe waits.
         """
-        with self.transaction() as connection:
-            connection.execute(text("UPDATE invites SET silo_id = silo_id WHERE 1 = 0"))
+        with self._alone(PROBE_TIMEOUT_S) as connection:
+            # The same value: what counts is that the row's page is written again and synced.
+            connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
     def scrub(self) -> None:
         """Move SQLite's write-ahead log into the file and empty it; PostgreSQL has its own ways.
@@ -192,7 +236,7 @@ class Database:
             finally:
                 connection.close()
         except (SQLAlchemyError, sqlite3.Error) as error:
-            raise _failed(error) from error
+            raise _failed(error, self._what) from error
         if busy:
             raise StoreError("the write-ahead log is in use and was not emptied")
 
@@ -211,13 +255,18 @@ class Database:
                 yield connection
         except (SQLAlchemyError, OverflowError) as error:
             # The latter is what SQLite's driver says of a number that no column can hold.
-            raise _failed(error) from error
+            raise _failed(error, self._what) from error
 
 
-def _failed(error: Exception) -> StoreError:
+def _failed(error: Exception, what: str) -> StoreError:
+    original = getattr(error, "orig", None) or error
+    code = getattr(original, "sqlite_errorcode", None)
+    why = _UNWRITABLE.get(getattr(original, "sqlstate", None) if code is None else code & _PRIMARY)
+    if why is not None:
+        return StoreUnwritableError(f"the database cannot be written: {why} ({what})")
     away = isinstance(error, OperationalError | InterfaceError | sqlite3.OperationalError)
     kind = StoreUnavailableError if away else StoreError
-    return kind(f"the database failed: {type(error).__name__}")
+    return kind(f"the database failed: {type(error).__name__} ({what})")
 
 
 def _migrations(connection: Connection | None) -> Any:
@@ -229,8 +278,22 @@ def _migrations(connection: Connection | None) -> Any:
     return config
 
 
-def _sqlite(url: URL) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+def _file(url: URL) -> Path | None:
+    """SQLite's own file; None for a database that is somewhere else."""
+    if url.get_backend_name() != "sqlite" or url.database in {None, "", ":memory:"}:
+        return None
+    return Path(str(url.database))
+
+
+def _sqlite(url: URL, *, create: bool) -> Engine:
+    path = Path(url.database or "").absolute()
+    if not create and not path.exists():
+        raise StoreError(f"the {spoken(url)} is absent")
+    # Also a file that goes while it is in use is not made anew by the next connection.
+    named = url.set(database=path.as_uri()).update_query_dict(
+        {"mode": "rwc" if create else "rw", "uri": "true"}
+    )
+    engine = create_engine(named, connect_args={"timeout": BUSY_TIMEOUT_S})
     event.listen(engine, "connect", _sqlite_connect)
     event.listen(engine, "begin", _sqlite_begin)
     return engine
@@ -246,8 +309,10 @@ def _sqlite_connect(connection: Any, _: object) -> None:
 
 
 def _sqlite_begin(connection: Connection) -> None:
-    reads = connection.get_execution_options().get(_SNAPSHOT)
-    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+    options = connection.get_execution_options()
+    timeout_s = options.get(_LOCK_TIMEOUT, BUSY_TIMEOUT_S)
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {1000 * int(timeout_s)}")
+    connection.exec_driver_sql("BEGIN" if options.get(_SNAPSHOT) else "BEGIN IMMEDIATE")
 
 
 def _postgresql(url: URL) -> Engine:

@@ -1,7 +1,8 @@
 """Ledger heads: of each silo the newest one that it signed, as the key bundle that carries it.
 
 Covered: one row a silo, over all runs. Not covered: which bundle may replace another
-(``server/ledger_heads.py``), and checking the signature, which the round did and the silo repeats.
+(``server/members/ledger_heads.py``), and checking the signature, which the round did and the silo
+repeats.
 """
 
 from __future__ import annotations

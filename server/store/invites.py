@@ -1,7 +1,7 @@
 """Invites: only the digest of each secret is kept, and each is spent once.
 
 Covered: several invites for one silo, of which the newest unspent is the one that counts.
-Not covered: expiry, which ``server/enrolment.py`` decides against its clock.
+Not covered: refusing an expired one, which ``server/rpc/enrolment.py`` does against its clock.
 """
 
 from __future__ import annotations
@@ -118,6 +118,20 @@ class Invites:
                 .values(spent_unix_s=at_unix_s)
             )
             return changed.rowcount == 1
+
+    def redeemable(self, *, at_unix_s: int) -> bool:
+        """Say whether any invite can be redeemed.
+
+        Args:
+            at_unix_s: Now.
+        """
+        with self._database.transaction() as connection:
+            found = connection.execute(
+                select(invites.c.silo_id)
+                .where(invites.c.spent_unix_s.is_(None), invites.c.expires_unix_s > at_unix_s)
+                .limit(1)
+            ).first()
+        return found is not None
 
     def open(self) -> tuple[InviteRow, ...]:
         """Return the unspent invites.

@@ -1,7 +1,7 @@
 """The proposed roster, and which members of the roster in force approved it.
 
 Covered: one proposal, the newest; approvals of exactly it. Not covered: who may approve, and the
-signatures (``server/roster_approvals.py``).
+signatures (``server/members/roster_approvals.py``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Connection, insert, literal, select
 
 import federation.wire as federation_wire
 from chorale.v1 import aggregation_pb2
-from federation.record import AdapterRecord
+from federation.chain.record import AdapterRecord
 from server.errors import StoreError
 from server.store.database import Database
 from server.store.schema import records

@@ -5,8 +5,8 @@ Invariants:
 1. A token names one rollback of one run.
 2. At most one rollback of a run waits; one that is done stays done.
 
-Covered: the requests. Not covered: which of them may be made (``server/rollback_request.py``), the
-signed records (``server/store/records.py``).
+Covered: the requests. Not covered: which of them may be made (``server/conductor/rollback.py``),
+the signed records (``server/store/records.py``).
 """
 
 from __future__ import annotations

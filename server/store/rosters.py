@@ -1,7 +1,7 @@
 """Published rosters, as the root signed them.
 
 Covered: the newest epoch, and that epochs only grow. Not covered: the signature, which
-``server/admin.py`` verifies before it publishes.
+``server/rpc/admin.py`` verifies before it publishes.
 """
 
 from __future__ import annotations

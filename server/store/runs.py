@@ -7,7 +7,7 @@ Invariants:
 3. A run that is over stays over.
 
 Covered: starting once a token, the order of the queue. Not covered: which adapter a run is at; its
-newest record says so. Who may begin (``server/run_queue.py``).
+newest record says so. Who may begin (``server/conductor/queue.py``).
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ __all__ = [
     "aggregations",
     "approvals",
     "audit_heads",
+    "dropouts",
     "federation",
     "folds",
     "heads",
@@ -171,6 +172,16 @@ rollbacks: Final = Table(
     Column("to_round", Number, nullable=False),
     Column("asked_unix_s", Float, nullable=False),
     Column("round", Number),
+)
+
+dropouts: Final = Table(
+    "dropouts",
+    METADATA,
+    Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
+    Column("silo_id", String(63), primary_key=True),
+    Column("in_a_row", Number, nullable=False),
+    Column("last_round", Number, nullable=False),
+    Column("out_until_round", Number, nullable=False),
 )
 
 IDENTITY: Final = ("run_id", "round", "step", "part", "attempt")

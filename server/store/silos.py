@@ -8,16 +8,17 @@ Invariants:
    end with it: only a new invite brings the silo back.
 
 Covered: joining, joining again with new keys, renewal, suspension, revocation, leaving. Not
-covered: who may change what (``server/standing.py``).
+covered: who may change what (``server/members/standing.py``).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 
 from server.store.database import Database
 from server.store.schema import silos
@@ -114,14 +115,19 @@ class Silos:
             rows = connection.execute(select(silos).order_by(silos.c.silo_id)).all()
         return tuple(_silo(row) for row in rows)
 
-    def touch(self, silo_id: str, at_unix_s: float) -> None:
-        """Note that a silo was heard of.
+    def touch(self, seen_unix_s: Mapping[str, float]) -> None:
+        """Note when silos were heard of, in one transaction; who is not enrolled is left out.
 
         Args:
-            silo_id: Its id.
-            at_unix_s: When.
+            seen_unix_s: Silo to when.
         """
-        self._update(silo_id, last_seen_unix_s=at_unix_s)
+        with self._database.transaction() as connection:
+            connection.execute(
+                update(silos)
+                .where(silos.c.silo_id == bindparam("silo"))
+                .values(last_seen_unix_s=bindparam("at")),
+                [{"silo": silo_id, "at": at} for silo_id, at in seen_unix_s.items()],
+            )
 
     def set_families(self, silo_id: str, families: tuple[str, ...]) -> None:
         """Note which environment families a silo declares.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
 
 if TYPE_CHECKING:
-    from federation.audit_head import AuditHead
+    from federation.audit.head import AuditHead
 
 __all__ = ["audit_app"]
 
@@ -38,9 +38,9 @@ def tail(
 ) -> None:
     """The newest records, oldest first."""
     with answering(output):
-        from federation.audit_chain import complete_lines, read_record
+        from federation.audit.lines import complete_lines, read_record
         from federation.errors import AuditChainError
-        from silo_agent.audit import AUDIT_FILE, read_log
+        from silo_agent.books.audit import AUDIT_FILE, read_log
 
         newest = complete_lines(read_log(data / AUDIT_FILE))[-lines:]
         records = []
@@ -56,7 +56,9 @@ def tail(
                 ) from error
         for record in records:
             facts = "  ".join(f"{key}={value}" for key, value in record["details"].items())
-            say(f"{record['index']:>5}  {record['at']}  {record['event']:<20} {facts}")
+            show_result(
+                output, f"{record['index']:>5}  {record['at']}  {record['event']:<20} {facts}"
+            )
         succeed(output, {"records": records})
 
 
@@ -78,13 +80,13 @@ def verify(
     anew. With them both are: the coordinator keeps what this silo signed.
     """
     with answering(output):
-        from silo_agent.audit import AUDIT_FILE
+        from silo_agent.books.audit import AUDIT_FILE
 
         seen = [head for path in heads or () for head in _mine(path, data)]
         records = _verified(data / AUDIT_FILE, seen)
-        say(f"{records} records, every one in place")
+        show_result(output, f"{records} records, every one in place")
         if seen:
-            say(f"{len(seen)} heads that the coordinator kept are all in it")
+            show_result(output, f"{len(seen)} heads that the coordinator kept are all in it")
         succeed(output, {"records": records, "heads": len(seen)})
 
 
@@ -96,13 +98,13 @@ def export(
 ) -> None:
     """Copy the whole log, byte for byte, for this site's auditor; a broken one too, and said so."""
     with answering(output):
-        from federation.durable import replace_file
-        from silo_agent.audit import AUDIT_FILE, read_log
+        from ops.files import replace_file
+        from silo_agent.books.audit import AUDIT_FILE, read_log
 
         replace_file(out, (read_log(data / AUDIT_FILE),))
-        say(f"wrote {out}")
+        show_result(output, f"wrote {out}")
         records = _verified(out, ())
-        say(f"{records} records, every one in place")
+        show_result(output, f"{records} records, every one in place")
         succeed(output, {"file": str(out), "records": records})
 
 
@@ -114,9 +116,9 @@ def heads(
 ) -> None:
     """Write the coordinator's newest audit head that this silo saw, for chorale audit verify."""
     with answering(output):
-        from federation.audit_head import encode_heads
-        from federation.durable import replace_file
-        from silo_agent.audit_heads import kept_head
+        from federation.audit.head import encode_heads
+        from ops.files import replace_file
+        from silo_agent.books.audit_heads import kept_head
 
         head = kept_head(data)
         if head is None:
@@ -127,8 +129,9 @@ def heads(
                 hint="heads are exchanged once a round, after its record was adopted",
             )
         replace_file(out, (encode_heads((head,)),))
-        say(f"{head.writer}: record {head.index}  {head.sha256.hex()}")
-        say(f"wrote {out}; at the coordinator: chorale audit verify --heads {out.name}")
+        show_result(output, f"{head.writer}: record {head.index}  {head.sha256.hex()}")
+        show_result(output, f"wrote {out}")
+        say(f"next, at the coordinator: chorale audit verify --heads {out.name}")
         succeed(
             output,
             {
@@ -141,8 +144,8 @@ def heads(
 
 
 def _verified(path: Path, seen: list[AuditHead] | tuple[()]) -> int:
-    from federation.audit_log import verify_log
     from federation.errors import AuditChainError
+    from ops.audit_log import verify_log
 
     try:
         return verify_log(path, [head.chain_head() for head in seen])
@@ -158,10 +161,10 @@ def _verified(path: Path, seen: list[AuditHead] | tuple[()]) -> int:
 
 def _mine(path: Path, data: Path) -> tuple[AuditHead, ...]:
     """The heads of this silo in a file; every one of them is signed by it."""
-    from federation.audit_head import MAX_FILE_BYTES, decode_heads, silo_writer
+    from federation.audit.head import MAX_FILE_BYTES, decode_heads, silo_writer
     from federation.errors import AuditHeadError
     from secagg.suite import verification_key
-    from silo_agent.identity import Identity
+    from silo_agent.identity.identity import Identity
 
     identity = Identity.load(data)
     with path.open("rb") as file:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from federation.audit_chain import Detail
-from silo_agent.audit import AuditLog, SiloEvent
+from federation.audit.lines import Detail
+from silo_agent.books.audit import AuditLog, SiloEvent
 from silo_agent.cli.envelope import say
 from silo_agent.errors import AuditLogError
 

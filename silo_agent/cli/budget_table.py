@@ -1,13 +1,13 @@
 """The budget as people read it: one table for the kinds of unit, one line for each run.
 
-Covered: widths, wording. Not covered: the figures (``silo_agent.budget``).
+Covered: widths, wording. Not covered: the figures (``silo_agent.books.budget``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from silo_agent.budget import Budget, RunBudget
+from silo_agent.books.budget import Budget, RunBudget
 
 __all__ = ["lines"]
 

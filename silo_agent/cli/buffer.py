@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
 
 if TYPE_CHECKING:
-    from silo_agent.buffer import SuccessBuffer
-    from silo_agent.rollout.conversation import ChatFormat
+    from evolution.memory.buffer import SuccessBuffer
+    from evolution.rollout.conversation import ChatFormat
 
 __all__ = ["buffer_app"]
 
@@ -59,10 +59,10 @@ def buffer_import(
     record-level privacy nothing is trained on them.
     """
     with answering(output), _typed():
-        from silo_agent.buffer import SuccessBuffer
+        from evolution.memory.buffer import SuccessBuffer
+        from evolution.methods.expert_file import read_expert_file
+        from evolution.methods.run_buffer import EXPERT_FILE
         from silo_agent.config import SiloConfig
-        from silo_agent.evolve.expert_file import read_expert_file
-        from silo_agent.evolve.run_buffer import EXPERT_FILE
 
         config = SiloConfig.load(data)
         known = tuple(entry.environment for entry in config.environments)
@@ -79,7 +79,9 @@ def buffer_import(
             with SuccessBuffer(config.data_dir / EXPERT_FILE) as buffer:
                 added = buffer.add_expert(given)
         longest = max((trajectory.token_count for trajectory in given), default=0)
-        say(f"{added} new demonstrations of {len(given)}; the longest has {longest} tokens")
+        show_result(
+            output, f"{added} new demonstrations of {len(given)}; the longest has {longest} tokens"
+        )
         say("a plan whose max_sequence_tokens is smaller leaves the longer ones out")
         succeed(output, {"read": len(given), "added": added, "longest_tokens": longest})
 
@@ -99,11 +101,12 @@ def buffer_show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None
                 name = str(path.relative_to(config.data_dir))
                 counts = buffer.counts()
                 shown.append({"file": name, "environments": [asdict(row) for row in counts]})
-                say(f"{name}: {'empty' if not counts else ''}")
+                show_result(output, f"{name}: {'empty' if not counts else ''}")
                 for row in counts:
-                    say(
+                    show_result(
+                        output,
                         f"  {row.environment}: {row.explored} successes and {row.expert} "
-                        f"demonstrations of {row.tasks} tasks"
+                        f"demonstrations of {row.tasks} tasks",
                     )
         if not shown:
             say("no buffer: nothing was explored or imported")
@@ -124,8 +127,8 @@ def buffer_delete(
     Adapters that were trained on it stay as they are.
     """
     with answering(output), _typed():
+        from evolution.trajectory import Task
         from silo_agent.config import SiloConfig
-        from silo_agent.trajectory import Task
 
         if (subject is None) == (task is None):
             raise CommandError(
@@ -140,7 +143,7 @@ def buffer_delete(
                 elif task is not None:
                     deleted += buffer.delete_task(Task(environment=task[0], task_id=task[1]))
             personal = sorted(config.data_dir.glob("evolve/*/personal"))
-        say(f"deleted {deleted} trajectories")
+        show_result(output, f"deleted {deleted} trajectories")
         for directory in personal:
             say(f"{directory} may have been trained on them; delete it to start it over")
         succeed(output, {"deleted": deleted, "personal": [str(path) for path in personal]})
@@ -149,9 +152,9 @@ def buffer_delete(
 @contextmanager
 def _typed() -> Iterator[None]:
     """The errors of buffers and of files of demonstrations as those of a command."""
-    from silo_agent.buffer import BufferStoreError
-    from silo_agent.evolve.evolver import EvolveError
-    from silo_agent.rollout.conversation import ConversationError
+    from evolution.memory.buffer import BufferStoreError
+    from evolution.methods.evolver import EvolveError
+    from evolution.rollout.conversation import ConversationError
 
     try:
         yield
@@ -168,7 +171,7 @@ def _daemon_stopped(data_dir: Path) -> Iterator[None]:
     Raises:
         CommandError: A daemon holds it.
     """
-    from silo_agent.ledger_file import LEDGER_FILE
+    from silo_agent.books.ledger_file import LEDGER_FILE
 
     try:
         descriptor = os.open(data_dir / LEDGER_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -193,8 +196,8 @@ def _daemon_stopped(data_dir: Path) -> Iterator[None]:
 
 
 def _buffers(data_dir: Path) -> Iterator[tuple[Path, SuccessBuffer]]:
-    from silo_agent.buffer import SuccessBuffer
-    from silo_agent.evolve.run_buffer import BUFFER_FILE, EXPERT_FILE
+    from evolution.memory.buffer import SuccessBuffer
+    from evolution.methods.run_buffer import BUFFER_FILE, EXPERT_FILE
 
     for path in (data_dir / EXPERT_FILE, *sorted(data_dir.glob(f"evolve/*/{BUFFER_FILE}"))):
         if path.is_file():
@@ -203,8 +206,8 @@ def _buffers(data_dir: Path) -> Iterator[tuple[Path, SuccessBuffer]]:
 
 
 def _chat(base_model: Path | None) -> ChatFormat:
-    from silo_agent.adapter.causal_lm import load_tokenizer
-    from silo_agent.rollout.conversation import ChatFormat
+    from evolution.model.causal_lm import load_tokenizer
+    from evolution.rollout.conversation import ChatFormat
 
     if base_model is None:
         raise CommandError(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silo_agent.cli.envelope import Format, answering, say, succeed
+from silo_agent.cli.envelope import Format, answering, say, show_result, succeed
 
 __all__ = ["alone", "replay"]
 
@@ -37,11 +37,11 @@ def alone(
     """Evolve without the others: the baseline a federation has to beat."""
     with answering(output):
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
-        from federation.plan import Plan
-        from silo_agent.alone import RUN_ID, evolve_alone
+        from federation.plan.plan import Plan
+        from silo_agent.books.local_store import LocalStore
         from silo_agent.config import SiloConfig
-        from silo_agent.judgement import newest_judgements
-        from silo_agent.local_store import LocalStore
+        from silo_agent.local_work.alone import RUN_ID, evolve_alone
+        from silo_agent.views.judgement import newest_judgements
 
         asked = Plan.parse(plan.read_bytes())
         evolve_alone(
@@ -54,8 +54,9 @@ def alone(
             ),
         )
         judged = newest_judgements(LocalStore(out).evaluations(), RUN_ID)
+        show_result(output, f"wrote {out}")
         for judgement in judged:
-            say(judgement.line)
+            show_result(output, judgement.line)
         note = INCOMPLETE_ADAPTERS.get(asked.aggregation.method)
         if note is not None:
             say(f"note: {note}; this silo's B is under {out / 'evolve' / 'personal'}")
@@ -74,10 +75,10 @@ def replay(
 ) -> None:
     """Show one held-out task that only the second adapter solves, turn by turn."""
     with answering(output):
-        from federation.adapter import decode_adapter
-        from federation.plan import Plan
+        from federation.adapter.encoding import decode_adapter
+        from federation.plan.plan import Plan
         from silo_agent.config import SiloConfig
-        from silo_agent.replay import replay as find
+        from silo_agent.local_work.replay import replay as find
 
         found = find(
             config=SiloConfig.load(data),
@@ -86,16 +87,16 @@ def replay(
             after=decode_adapter(after.read_bytes(), max_bytes=MAX_ADAPTER_BYTES),
         )
         if found is None:
-            say("no held-out task was failed before and solved after")
+            show_result(output, "no held-out task was failed before and solved after")
             succeed(output, {"replay": None})
             return
         shown: dict[str, Any] = {}
         for when, trajectory in (("before", found.before), ("after", found.after)):
-            say(f"{when}: {'solved' if trajectory.success else 'not solved'}")
+            show_result(output, f"{when}: {'solved' if trajectory.success else 'not solved'}")
             turns = [{"observation": s.observation, "action": s.action} for s in trajectory.steps]
             for turn in turns:
-                say(*(f"  {line}" for line in turn["observation"].splitlines()))
-                say(*(f"    > {line}" for line in turn["action"].splitlines()))
+                show_result(output, *(f"  {line}" for line in turn["observation"].splitlines()))
+                show_result(output, *(f"    > {line}" for line in turn["action"].splitlines()))
             shown[when] = {
                 "success": trajectory.success,
                 "turns": turns,

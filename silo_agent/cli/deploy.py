@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
 
 __all__ = ["deploy_app"]
 
@@ -55,9 +55,9 @@ def systemd(
     /srv or /var/lib, not in a home directory.
     """
     with answering(output):
-        from federation.deployment import write_files
         from federation.errors import DeploymentError
-        from federation.systemd_unit import (
+        from ops.deploy.files import write_files
+        from ops.deploy.systemd import (
             Service,
             ServiceInstallation,
             account_steps,
@@ -93,7 +93,7 @@ def systemd(
             f"sudo -u {user} {command} join --data {data} --base-model /srv/models/BASE",
             *start_steps(NAME),
         ]
-        say(f"wrote {len(written)} files to {out}")
+        show_result(output, f"wrote {len(written)} files to {out}")
         say(*(f"warning: {warning}" for warning in warnings))
         say(*(f"next: {step}" for step in steps))
         succeed(

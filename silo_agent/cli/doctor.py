@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, show_result, succeed
 
 __all__ = ["doctor"]
 
@@ -41,10 +41,12 @@ def doctor(
     Exit code 0 if nothing failed, 2 if only connection or authentication did, else 1.
     """
     with answering(output):
-        from federation.checkup import Outcome
-        from silo_agent.doctor import examine_silo
+        from ops.doctor.checkup import Outcome
+        from silo_agent.doctor.doctor import examine_silo
 
-        found = examine_silo(data, dry_round=dry_round, told=lambda finding: say(*finding.lines))
+        found = examine_silo(
+            data, dry_round=dry_round, told=lambda finding: show_result(output, *finding.lines)
+        )
         broken = found.first_failed
         if broken is not None:
             raise CommandError(
@@ -55,5 +57,5 @@ def doctor(
                 next_step=broken.fix,
                 data=found.as_data(),
             )
-        say(f"nothing failed, {found.count(Outcome.WARNING)} warning(s)")
+        show_result(output, f"nothing failed, {found.count(Outcome.WARNING)} warning(s)")
         succeed(output, found.as_data())

@@ -1,14 +1,18 @@
-"""What every command answers with: prose on stderr, one JSON envelope on stdout when asked.
+"""What every command answers with: its result on stdout, what is said besides on stderr.
+
+A result is what was asked for: a table, a list, a verdict, what was done. Progress, hints, notes,
+questions and errors are said besides.
 
 Envelope: ``{schema_version, status: "ok", data}`` or
 ``{schema_version, status: "error", error_code, message, hint, next_step}``.
 Exit codes: 0 ok, 1 the coordinator or the daemon, 2 connection or authentication, 3 timeout,
 4 arguments or files, 5 a bug.
 
-Invariants: stdout carries nothing but the envelope, or nothing at all; every failure that a class
-of this package names becomes one envelope with a code, and says what to do as a hint or a next
-step; anything else is a bug, says so, and shows on stderr where it came from, without a value of
-anything.
+Invariants: stdout carries the result, as lines or as one envelope when asked, and never an error;
+every failure that a class of this package names becomes one envelope with a code, and says what to
+do as a hint or a next step; anything else is a bug, says so, and shows on stderr where it came
+from, without a value of anything; a reader of stdout or stderr that leaves, as `head` does, ends
+the command without a word.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ __all__ = [
     "answering",
     "refuse_arguments",
     "say",
+    "show_result",
     "succeed",
 ]
 
@@ -87,12 +92,19 @@ class Answered(SystemExit):
 
 
 def say(*lines: str) -> None:
-    """Prose for people; each argument is one line, whatever is in it and wherever it came from."""
+    """What is no result: progress, a hint, a note. Each argument is one line, whatever is in it."""
     # Imported only when something is said: --help must not wait for the package behind it.
-    from federation.printable import printable
+    from federation.printable import print_lines
 
-    for line in lines:
-        sys.stderr.write(printable(line) + "\n")
+    print_lines(sys.stderr, *lines)
+
+
+def show_result(output: Format, *lines: str) -> None:
+    """What was asked for, unless an envelope was asked for, which holds it."""
+    if output is Format.TEXT:
+        from federation.printable import print_lines
+
+        print_lines(sys.stdout, *lines)
 
 
 def succeed(output: Format, data: Mapping[str, Any]) -> None:
@@ -106,7 +118,7 @@ def answering(output: Format) -> Iterator[None]:
     """Turn whatever a command raises into one envelope and one exit code."""
     try:
         # Here and not above: --help must not wait for the packages behind it.
-        from federation.logs import logs_on_stderr
+        from ops.logs.setup import logs_on_stderr
 
         with logs_on_stderr():
             yield
@@ -118,7 +130,7 @@ def answering(output: Format) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - the last resort: a bug still gets its envelope
         known = _known(error)
         if known is None:
-            from federation.log_errors import traceback_of
+            from ops.logs.errors import traceback_of
 
             # Without values: a daemon's stderr is its log, and a report is sent to others.
             say(*traceback_of(error).splitlines())
@@ -148,13 +160,13 @@ def refuse_arguments(arguments: Sequence[str]) -> NoReturn:
 def _known(error: Exception) -> CommandError | None:
     # Imported only when something went wrong: the packages behind them are not free to load.
     from dp.errors import PrivacyError
+    from evolution.envs.errors import EnvironmentFailureError
+    from evolution.memory.entries import BufferStoreError
+    from evolution.methods.evolver import EvolveError
+    from evolution.model.identity import BaseModelError
     from federation.errors import FederationError
     from secagg.errors import SecAggError
-    from silo_agent.adapter.base_model import BaseModelError
-    from silo_agent.buffer_entry import BufferStoreError
-    from silo_agent.envs.errors import EnvironmentFailureError
     from silo_agent.errors import IdentityError, SiloError, TransportError
-    from silo_agent.evolve.evolver import EvolveError
 
     code = type(error).__name__.removesuffix("Error")
     code = "".join(f"_{c.lower()}" if c.isupper() else c for c in code).lstrip("_")
@@ -260,9 +272,9 @@ def _envelope(error: CommandError) -> dict[str, Any]:
 
 
 def _print(envelope: Mapping[str, Any]) -> None:
-    json.dump(_plain(envelope), sys.stdout, allow_nan=False)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    from federation.printable import write
+
+    write(sys.stdout, json.dumps(_plain(envelope), allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Final
 
 import typer
 
-from federation.invite import MAX_CHARS
+from federation.membership.invite import MAX_CHARS
 from silo_agent.cli.envelope import CommandError, Exit
 
 __all__ = ["STDIN", "read_invite"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
 
 __all__ = ["leave"]
 
@@ -49,7 +49,7 @@ def leave(
     coordinator does not stop any of it, and is named with exit code 2.
     """
     with answering(output):
-        from silo_agent.departure import PRIVATE, PROOFS, require_silo
+        from silo_agent.books.departure import PRIVATE, PROOFS, require_silo
 
         if wipe_ledger and not wipe:
             raise CommandError(
@@ -72,11 +72,15 @@ def leave(
             wait_s=wait_s,
         )
         if done["deleted"]:
-            say(f"deleted: {', '.join(done['deleted'])}")
+            show_result(output, f"deleted: {', '.join(done['deleted'])}")
         for link in done["not_deleted"]:
-            say(f"NOT deleted: {link['target']}, where the link {link['name']} led to")
+            show_result(
+                output, f"NOT deleted: {link['target']}, where the link {link['name']} led to"
+            )
         if wipe and not wipe_ledger:
-            say("kept: the privacy ledger, what it is checked against, and the audit log")
+            show_result(
+                output, "kept: the privacy ledger, what it is checked against, and the audit log"
+            )
         if done["not_told"]:
             raise CommandError(
                 f"this silo has left, but the coordinator was not told: {done['not_told']}",
@@ -90,7 +94,7 @@ def leave(
                 ),
                 data=done,
             )
-        say("this silo has left the federation; joining again needs a new invite")
+        show_result(output, "this silo has left the federation; joining again needs a new invite")
         succeed(output, done)
 
 
@@ -99,13 +103,13 @@ def _leave(
 ) -> dict[str, Any]:
     import time
 
-    from silo_agent.approvals import operating_user
-    from silo_agent.audit import SiloEvent
+    from silo_agent.books.audit import SiloEvent
+    from silo_agent.books.departure import Departure, Leaving, Wiped, tell, wait_for_daemon
+    from silo_agent.books.departure import wipe as delete
     from silo_agent.cli.audit_note import note_done
-    from silo_agent.departure import Departure, Leaving, Wiped, tell, wait_for_daemon
-    from silo_agent.departure import wipe as delete
     from silo_agent.errors import TransportError
-    from silo_agent.identity import Identity, NotJoinedError
+    from silo_agent.identity.identity import Identity, NotJoinedError
+    from silo_agent.policy.approvals import operating_user
 
     identity = None
     try:

@@ -27,6 +27,7 @@ from silo_agent.cli.envelope import (
     answering,
     refuse_arguments,
     say,
+    show_result,
     succeed,
 )
 from silo_agent.cli.leave import leave
@@ -37,9 +38,35 @@ from silo_agent.cli.transcript import verify_transcript
 
 __all__ = ["app", "main"]
 
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from federation.version import this_version
+
+        show_result(Format.TEXT, f"chorale {this_version()}")
+        raise typer.Exit
+
+
+def program(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            help="Print the version and the protocols that it speaks.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Take what stands before the name of any command."""
+
+
 app = typer.Typer(
     name="chorale-silo",
     help="Take part in a federation without sharing data.",
+    callback=program,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -88,12 +115,12 @@ def join(
 ) -> None:
     """Make keys here, pin the federation's root, and get a certificate."""
     with answering(output):
-        from silo_agent.audit import AuditLog, SiloEvent
+        from silo_agent.books.audit import AuditLog, SiloEvent
+        from silo_agent.books.departure import Departure
         from silo_agent.cli.invite import read_invite
         from silo_agent.config import write_starter
-        from silo_agent.departure import Departure
-        from silo_agent.identity import join as join_federation
-        from silo_agent.policy import write_default
+        from silo_agent.identity.identity import join as join_federation
+        from silo_agent.policy.policy import write_default
 
         identity = join_federation(read_invite(invite), data)
         Departure(data).clear()
@@ -108,14 +135,17 @@ def join(
         policy_written = not policy_file.exists()
         if policy_written:
             write_default(policy_file)
-        say(f"joined {identity.federation} as {identity.silo_id}; keys are in {data}")
+        show_result(
+            output, f"joined {identity.federation} as {identity.silo_id}; keys are in {data}"
+        )
         if config_written:
             rest = "" if base_model is not None else ", and with which base"
-            say(f"wrote {data / 'silo.toml'}: say what this silo explores{rest}")
+            show_result(output, f"wrote {data / 'silo.toml'}: say what this silo explores{rest}")
         if policy_written:
-            say(
+            show_result(
+                output,
                 f"wrote {policy_file}: it refuses everything until you allow something; "
-                f"`chorale-silo policy init --plan PLAN --data {data}` allows one plan"
+                f"`chorale-silo policy init --plan PLAN --data {data}` allows one plan",
             )
         say(f"next: edit both, then `chorale-silo run --data {data}`")
         succeed(
@@ -138,10 +168,10 @@ def run(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         from silo_agent.config import SiloConfig
 
         config = SiloConfig.load(data)
-        from federation.logs import daemon_logs
-        from federation.tracing import tracing
-        from silo_agent import process
-        from silo_agent.departure import Departure
+        from ops.logs.setup import daemon_logs
+        from ops.tracing.spans import tracing
+        from silo_agent.books.departure import Departure
+        from silo_agent.daemon import process
 
         if Departure(config.data_dir).mark() is not None:
             raise CommandError(
@@ -163,8 +193,7 @@ def status(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         from silo_agent.cli.status import read_status
 
         found = read_status(data)
-        for line in found.lines():
-            say(line)
+        show_result(output, *found.lines())
         succeed(output, found.as_data())
 
 
@@ -184,16 +213,15 @@ def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     with answering(output):
         from dataclasses import asdict
 
-        from silo_agent.budget import read_budget
+        from silo_agent.books.budget import read_budget
         from silo_agent.cli.budget_table import lines
         from silo_agent.config import SiloConfig
-        from silo_agent.policy_document import Policy
+        from silo_agent.policy.document import Policy
 
         config = SiloConfig.load(data)
         privacy = Policy.load(config.policy_file).privacy
         found = read_budget(config.data_dir, delta=privacy.delta, caps=privacy.caps())
-        for line in lines(found):
-            say(line)
+        show_result(output, *lines(found))
         succeed(output, asdict(found))
 
 

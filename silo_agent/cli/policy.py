@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import (
+    CommandError,
+    Exit,
+    Format,
+    answering,
+    say,
+    show_result,
+    succeed,
+)
 
 if TYPE_CHECKING:
-    from federation.plan import Plan
+    from federation.plan.plan import Plan
     from silo_agent.config import SiloConfig
-    from silo_agent.policy_document import Policy
+    from silo_agent.policy.document import Policy
 
 __all__ = ["policy_app"]
 
@@ -23,6 +33,15 @@ Data = Annotated[
 Output = Annotated[
     Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
 ]
+
+_IN_SILO_TOML: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "base_model_match": "name that base",
+        "environments_served": "give this silo one of the plan's environments",
+        "declared_tasks": "declare more tasks",
+    }
+)
+"""What to do about the rules that look there."""
 
 policy_app = typer.Typer(
     help="What this site allows.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -35,19 +54,29 @@ def policy_init(
     plan: Annotated[
         Path | None, typer.Option(help="Allow what this plan asks for and as little more.")
     ] = None,
+    accept_no_privacy: Annotated[
+        bool,
+        typer.Option(
+            "--accept-no-privacy",
+            help="With a plan of mode none: accept that a published sum may be this silo's alone.",
+        ),
+    ] = False,
     output: Output = Format.TEXT,
 ) -> None:
     """Write a commented policy.toml that refuses everything, or allows one plan."""
     with answering(output):
-        from silo_agent.policy_proposal import write_default, write_for_plan
+        from silo_agent.policy.proposal import write_default, write_for_plan
 
         path = data / "policy.toml"
         if plan is None:
             write_default(path)
-            say(f"wrote {path}: it refuses everything until you allow something")
+            show_result(output, f"wrote {path}: it refuses everything until you allow something")
         else:
-            write_for_plan(path, _plan(plan))
-            say(f"wrote {path} from {plan}: read it before you run the daemon")
+            asked = _plan(plan)
+            write_for_plan(path, asked, accept_no_privacy=accept_no_privacy)
+            show_result(output, f"wrote {path} from {plan}: read it before you run the daemon")
+            if asked.privacy.mode == "none" and not accept_no_privacy:
+                say("the plan has no noise and stays refused: see accept_no_privacy in the file")
         succeed(output, {"policy_file": str(path)})
 
 
@@ -63,15 +92,15 @@ def policy_check(
     for `chorale-silo approve` when a run of it begins.
     """
     with answering(output):
-        from dp.charge import epsilon_of
+        from dp.accounting.charge import epsilon_of
         from silo_agent.config import SiloConfig
-        from silo_agent.policy import Policy, check_plan
-        from silo_agent.policy_plan import charges_of_run
+        from silo_agent.policy.plan import charges_of_run
+        from silo_agent.policy.policy import Policy, check_plan
 
         config = SiloConfig.load(data)
         policy, asked = Policy.load(config.policy_file), _plan(plan)
         notes, unfit = _fitted(config, policy, asked)
-        decision = check_plan(policy, plan=asked, base_sha256=config.base_sha256(), unfit=unfit)
+        decision = check_plan(policy, plan=asked, site=config.site(), unfit=unfit)
         costs = epsilon_of(charges_of_run(asked), policy.privacy.delta)
         manual = policy.policy.approval == "manual"
         data_out = {
@@ -82,12 +111,15 @@ def policy_check(
             "epsilons": costs,
             "approval": policy.policy.approval,
             "hardware": notes,
+            "min_episodes_per_round": policy.limits.min_episodes_per_round,
+            "min_tasks_per_round": policy.limits.min_tasks_per_round,
             "allow_rollback": policy.methods.allow_rollback,
         }
         if not decision.accepted:
             where = f"allow it in {config.policy_file}"
-            if decision.rule == "base_model_match":
-                where = f"name that base in {data / 'silo.toml'}"
+            if decision.rule in _IN_SILO_TOML:
+                where = f"{_IN_SILO_TOML[decision.rule]} in {data / 'silo.toml'}"
+            show_result(output, f"refused by rule {decision.rule}")
             raise CommandError(
                 f"refused by rule {decision.rule}: {decision.detail}",
                 code="policy_refusal",
@@ -96,25 +128,37 @@ def policy_check(
                 next_step=f"{where}, or ask for another plan",
                 data=data_out,
             )
-        say("accepted: no rule about plans refuses it")
+        show_result(output, "accepted: no rule about plans refuses it")
         for unit, cost in costs.items():
-            say(
-                f"the run costs at most epsilon {cost:.4g} for each {unit}, spare attempts included"
+            show_result(
+                output,
+                f"the run costs at most epsilon {cost:.4g} for each {unit}, "
+                "spare attempts included",
             )
         for note in notes:
-            say(f"on this machine: {note}")
+            show_result(output, f"on this machine: {note}")
         if manual:
-            say("approval is manual: each run of it waits for `chorale-silo approve RUN`")
+            show_result(
+                output, "approval is manual: each run of it waits for `chorale-silo approve RUN`"
+            )
+        for what in ("episodes", "tasks"):
+            least = data_out[f"min_{what}_per_round"]
+            floor = "no floor" if least is None else f"at least {least}"
+            show_result(output, f"{what} of a round: {floor} (limits.min_{what}_per_round)")
         back = "followed" if policy.methods.allow_rollback else "refused, and ends the run here"
-        say(f"a rollback of it to an earlier round is {back} (methods.allow_rollback)")
-        say("still checked every round: cohort, noise per silo, deadlines, schedule, budget")
+        show_result(
+            output, f"a rollback of it to an earlier round is {back} (methods.allow_rollback)"
+        )
+        show_result(
+            output, "still checked every round: cohort, noise per silo, deadlines, schedule, budget"
+        )
         succeed(output, data_out)
 
 
 def _fitted(config: SiloConfig, policy: Policy, plan: Plan) -> tuple[tuple[str, ...], str]:
     """What the daemon would choose on this machine; no torch without a base model."""
-    from silo_agent.fitting import Fitting
-    from silo_agent.limits import restrict_gpus
+    from silo_agent.machine.fitting import Fitting
+    from silo_agent.machine.limits import restrict_gpus
 
     restrict_gpus(policy.limits)
     choice = Fitting(config).choice(plan)
@@ -122,7 +166,7 @@ def _fitted(config: SiloConfig, policy: Policy, plan: Plan) -> tuple[tuple[str, 
 
 
 def _plan(path: Path) -> Plan:
-    from federation.plan import Plan
+    from federation.plan.plan import Plan
 
     try:
         return Plan.parse(path.read_bytes())

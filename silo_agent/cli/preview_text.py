@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from silo_agent.preview import Preview, Said
+from silo_agent.views.preview import Preview, Said
 
 __all__ = ["lines"]
 
@@ -41,7 +41,7 @@ def _vector(shown: Preview) -> Iterator[str]:
             f"  {shown.dimension} coordinates of the update ({shown.dimension_from}) and "
             f"{len(shown.metrics)} of metrics, {shown.upload_bytes} bytes"
         )
-    yield f"  clipped to {shown.clip_l2:g}; {_noise(shown)}"
+    yield from _noise(shown)
     if shown.upload_sha256 is not None:
         yield f"  in the spool now, ready to be sent: SHA-256 {shown.upload_sha256}"
     for figure in shown.metrics:
@@ -59,11 +59,30 @@ def _costs(shown: Preview) -> Iterator[str]:
     yield f"  ledger: record {shown.ledger_seq}, head {shown.ledger_sha256[:12]}"
 
 
-def _noise(shown: Preview) -> str:
-    if not shown.noise_in_sum:
-        return "no noise on the update: masks alone hide it, and the sum is exact"
+def _noise(shown: Preview) -> Iterator[str]:
+    trained = shown.trained_with
+    if trained is not None:
+        yield (
+            f"  trained with noise, which is in it before it is masked: {trained.steps} steps a "
+            f"round, each on a part {trained.sampling_rate:g} of the {trained.unit}s, the gradient "
+            f"of each clipped to {trained.clip_l2:g}"
+        )
+        yield (
+            f"  and on their sum noise of {trained.noise_multiplier:g} times that clip, "
+            f"{trained.noise_multiplier * trained.clip_l2:g}; this silo alone adds all of it"
+        )
+    clipped = f"  clipped to {shown.clip_l2:g}; "
     mine = "" if shown.noise_per_silo is None else f"; this silo adds {shown.noise_per_silo:.4g}"
-    return f"any sum that can be opened holds noise of at least {shown.noise_in_sum:g}{mine}"
+    if shown.noise_in_sum:
+        on_top = "" if trained is None else "on top of that "
+        yield (
+            f"{clipped}{on_top}any sum that can be opened holds noise of at least "
+            f"{shown.noise_in_sum:g}{mine}"
+        )
+    elif trained is not None:
+        yield f"{clipped}no more noise is added when it is masked"
+    else:
+        yield f"{clipped}no noise on the update: masks alone hide it, and the sum is exact"
 
 
 def _requests(requests: Sequence[Said]) -> Iterator[str]:

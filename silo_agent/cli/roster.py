@@ -6,19 +6,21 @@ next one valid instead of the root; ``secagg/roster.py`` says how many and why.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
 
 if TYPE_CHECKING:
-    from federation.roster_approval import RosterChange, RosterProposal
+    from federation.membership.roster_change import RosterChange, RosterProposal
     from secagg.roster import Roster
-    from silo_agent.identity import Identity
-    from silo_agent.transport import Coordinator
+    from silo_agent.identity.identity import Identity
+    from silo_agent.line.transport import Coordinator
 
 __all__ = ["roster_app"]
 
@@ -66,14 +68,14 @@ class _Question:
 def show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """What the proposed roster changes against the one in force."""
     with answering(output):
-        from silo_agent.identity import Identity
+        from silo_agent.identity.identity import Identity
 
         coordinator = _line(Identity.load(data))
         try:
-            question = _asked(coordinator, Identity.load(data), data)
+            told = partial(show_result, output)
+            question = _asked(coordinator, Identity.load(data), data, told=told)
         finally:
             coordinator.close()
-        _say(question)
         succeed(output, question.data())
 
 
@@ -92,14 +94,13 @@ def approve(
     """
     with answering(output):
         from secagg.roster import approve_roster
-        from silo_agent.audit import AuditLog, SiloEvent
-        from silo_agent.identity import Identity
+        from silo_agent.books.audit import AuditLog, SiloEvent
+        from silo_agent.identity.identity import Identity
 
         identity = Identity.load(data)
         coordinator = _line(identity)
         try:
-            question = _asked(coordinator, identity, data)
-            _say(question)
+            question = _asked(coordinator, identity, data, told=say)
             roster = question.proposal.roster
             approval = approve_roster(
                 question.in_force, roster, identity.silo_id, identity.signing_key
@@ -123,12 +124,13 @@ def approve(
             coordinator.approve_roster(roster, approval)
         finally:
             coordinator.close()
-        say(f"approved epoch {roster.epoch}; the admin publishes it: chorale roster publish")
+        show_result(output, f"approved epoch {roster.epoch}")
+        say("next: the admin publishes it, chorale roster publish")
         succeed(output, question.data())
 
 
 def _line(identity: Identity) -> Coordinator:
-    from silo_agent.transport import Coordinator
+    from silo_agent.line.transport import Coordinator
 
     return Coordinator(
         address=identity.coordinator_address,
@@ -137,11 +139,16 @@ def _line(identity: Identity) -> Coordinator:
     )
 
 
-def _asked(coordinator: Coordinator, identity: Identity, data: Path) -> _Question:
-    """The proposal against the roster in force, which is verified as the daemon does it."""
-    from federation.roster_approval import change_between
+def _asked(
+    coordinator: Coordinator, identity: Identity, data: Path, *, told: Callable[..., None]
+) -> _Question:
+    """The proposal against the roster in force, which is verified as the daemon does it.
+
+    What it changes is told before it is refused.
+    """
+    from federation.membership.roster_change import change_between
     from secagg.roster import follow_rosters, require_approvable
-    from silo_agent.local_store import LocalStore
+    from silo_agent.books.local_store import LocalStore
 
     store = LocalStore(data)
     epoch, sha256 = store.newest_roster_epoch(), store.newest_roster_sha256()
@@ -170,12 +177,12 @@ def _asked(coordinator: Coordinator, identity: Identity, data: Path) -> _Questio
             hint="members of the roster in force approve the next one",
         )
     question = _Question(in_force=in_force, proposal=proposal, change=change)
+    told(*_lines(question))
     from secagg.errors import VerificationError
 
     try:
         require_approvable(in_force, proposal.roster)
     except VerificationError as error:
-        _say(question)
         raise CommandError(
             str(error),
             code="roster_needs_root",
@@ -193,9 +200,10 @@ def _confirmed() -> bool:
         return False
 
 
-def _say(question: _Question) -> None:
-    for line in question.change.lines:
-        say(line)
+def _lines(question: _Question) -> list[str]:
     proposal = question.proposal
     by = ", ".join(proposal.approved_by) or "nobody yet"
-    say(f"the coordinator says: approved by {by}; {proposal.needed} approvals are needed")
+    return [
+        *question.change.lines,
+        f"the coordinator says: approved by {by}; {proposal.needed} approvals are needed",
+    ]

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
 
 if TYPE_CHECKING:
-    from silo_agent.approvals import Word
-    from silo_agent.run_list import ListedRun
+    from silo_agent.policy.approvals import Word
+    from silo_agent.views.runs import ListedRun
 
 __all__ = ["approve", "preview", "refuse", "runs"]
 
@@ -41,8 +41,7 @@ def runs(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     with answering(output):
         found = _listed(data)
         for run in found:
-            for line in run.lines():
-                say(line)
+            show_result(output, *run.lines())
         if not found:
             say("this silo has not heard of any run")
         succeed(output, {"runs": [run.as_data() for run in found]})
@@ -56,8 +55,8 @@ def approve(
 ) -> None:
     """Approve a run's plan; another plan under the same run needs another approval."""
     with answering(output):
-        from silo_agent.approvals import Approvals
-        from silo_agent.audit import AuditLog, SiloEvent
+        from silo_agent.books.audit import AuditLog, SiloEvent
+        from silo_agent.policy.approvals import Approvals
 
         asked = _asked(data, run)
         _require_plan(asked, plan_sha256)
@@ -67,9 +66,9 @@ def approve(
             SiloEvent.APPROVAL_GIVEN, run=run, plan_sha256=asked.plan_sha256, by=word.by
         )
         Approvals(directory).say(word)
-        say(f"approved plan {asked.plan_sha256[:12]} of run {run}")
+        show_result(output, f"approved plan {asked.plan_sha256[:12]} of run {run}")
         for unit, cost in asked.epsilons_at_most.items():
-            say(f"the run costs at most epsilon {cost:.4g} for each {unit}")
+            show_result(output, f"the run costs at most epsilon {cost:.4g} for each {unit}")
         if asked.rule and asked.rule != "refused_by_operator":
             say(f"note: rule {asked.rule} of the policy refused it, and still does")
         succeed(output, _decided(asked, approved=True))
@@ -78,9 +77,9 @@ def approve(
 def refuse(run: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """Refuse a run, whatever its plan; what is open is finished, nothing more begins."""
     with answering(output):
-        from silo_agent.approvals import Approvals
-        from silo_agent.audit import SiloEvent
+        from silo_agent.books.audit import SiloEvent
         from silo_agent.cli.audit_note import note_done
+        from silo_agent.policy.approvals import Approvals
 
         asked = _asked(data, run)
         word, directory = _word(asked, approved=False), _directory(data)
@@ -92,7 +91,8 @@ def refuse(run: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) ->
             plan_sha256=asked.plan_sha256,
             by=word.by,
         )
-        say(f"refused run {run}; `{asked.approving}` takes it back")
+        show_result(output, f"refused run {run}")
+        say(f"to take it back: {asked.approving}")
         succeed(output, {**_decided(asked, approved=False), "not_audited": not_audited})
 
 
@@ -100,20 +100,19 @@ def preview(run: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -
     """Show exactly what this silo sends in a run: in clear, masked, and what never leaves."""
     with answering(output):
         from silo_agent.cli.preview_text import lines
-        from silo_agent.preview import preview as look
-        from silo_agent.run_list import approving
+        from silo_agent.views.preview import preview as look
+        from silo_agent.views.runs import approving
 
         found = look(data, run)
-        for line in lines(found):
-            say(line)
+        show_result(output, *lines(found))
         say(f"to approve exactly this plan: {approving(run, found.plan_sha256)}")
         succeed(output, found.as_data())
 
 
 def _listed(data: Path) -> tuple[ListedRun, ...]:
     from silo_agent.config import SiloConfig
-    from silo_agent.policy_document import Policy
-    from silo_agent.run_list import list_runs
+    from silo_agent.policy.document import Policy
+    from silo_agent.views.runs import list_runs
 
     config = SiloConfig.load(data)
     return list_runs(config.data_dir, Policy.load(config.policy_file))
@@ -166,7 +165,7 @@ def _require_plan(asked: ListedRun, plan_sha256: str) -> None:
 def _word(asked: ListedRun, *, approved: bool) -> Word:
     import time
 
-    from silo_agent.approvals import Word, operating_user
+    from silo_agent.policy.approvals import Word, operating_user
 
     return Word(
         run_id=asked.run,

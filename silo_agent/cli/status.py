@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from dp.errors import PrivacyError
-from federation.address import split_address
-from federation.probes import ADDRESS_FILE
-from silo_agent.budget import UnitBudget, read_budget
+from federation.membership.roster_change import fingerprint
+from ops.address import split_address
+from ops.probes.server import ADDRESS_FILE
+from silo_agent.books.budget import UnitBudget, read_budget
+from silo_agent.books.departure import Departure
+from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
-from silo_agent.departure import Departure
 from silo_agent.errors import ConfigError, SiloError
-from silo_agent.identity import Identity
-from silo_agent.judgement import Judgement, newest_judgements
-from silo_agent.local_store import LocalStore
-from silo_agent.policy_document import Policy
-from silo_agent.run_list import WAITING, ListedRun, list_runs
+from silo_agent.identity.identity import Identity
+from silo_agent.policy.document import Policy
+from silo_agent.views.judgement import Judgement, newest_judgements
+from silo_agent.views.runs import WAITING, ListedRun, list_runs
 
 __all__ = ["RunStatus", "Status", "read_status"]
 
@@ -57,6 +58,9 @@ class Status:
     """None before joining."""
     silo_id: str | None
     """None before joining."""
+    key_fingerprint: str | None
+    """Of the key that signs this silo's messages, as ``chorale root sign`` compares it; None before
+    joining."""
     certificate_expiry_unix_s: int | None
     """When the client certificate ends; None before joining."""
     daemon: str
@@ -92,6 +96,7 @@ class Status:
         probes = f" (probes on {self.probes})" if self.probes else ""
         lines = [
             f"silo: {member}",
+            f"key: {self.key_fingerprint or 'none'}",
             f"certificate: {self._certificate()}",
             f"daemon: {self.daemon}{probes}",
             f"base model: {self.base_sha256 or 'none'}",
@@ -130,10 +135,11 @@ def read_status(data_dir: Path) -> Status:
     config = SiloConfig.load(data_dir)
     store = LocalStore(config.data_dir)
     problems: list[str] = []
-    federation = silo_id = base = expiry = None
+    federation = silo_id = key = base = expiry = None
     try:
         identity = Identity.load(config.data_dir)
         federation, silo_id = identity.federation, identity.silo_id
+        key = fingerprint(identity.signing_key.public_key().public_bytes_raw())
         expiry = identity.certificate_expiry_unix_s
     except SiloError as error:
         problems.append(str(error))
@@ -174,6 +180,7 @@ def read_status(data_dir: Path) -> Status:
     return Status(
         federation=federation,
         silo_id=silo_id,
+        key_fingerprint=key,
         certificate_expiry_unix_s=expiry,
         daemon=daemon,
         probes=address if daemon != "not running" else None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, succeed
+from silo_agent.cli.envelope import CommandError, Exit, Format, answering, show_result, succeed
 
 __all__ = ["verify_transcript"]
 
@@ -33,9 +33,9 @@ def verify_transcript(
     """Check an aggregation offline under the root key this silo pinned when it joined."""
     with answering(output):
         from federation.errors import TranscriptError
-        from federation.transcript import verify_transcript as verify
-        from federation.transcript_file import MAX_FILE_BYTES, decode_transcript, mapped
-        from silo_agent.identity import Identity
+        from federation.transcript.file import MAX_FILE_BYTES, decode_transcript, mapped
+        from federation.transcript.transcript import verify_transcript as verify
+        from silo_agent.identity.identity import Identity
 
         root_key = Identity.load(data).root_key
         passed = []
@@ -44,19 +44,19 @@ def verify_transcript(
                 transcript = decode_transcript(file.read(MAX_FILE_BYTES + 1))
             total = None if sum_file is None else mapped(sum_file)
             for check, detail in verify(transcript, root_key, total=total):
-                say(f"ok      {check.value:<18} {detail}")
+                show_result(output, f"ok      {check.value:<18} {detail}")
                 passed.append(check.value)
         except OSError as error:
             raise CommandError(str(error), code="file", exit_code=Exit.ARGUMENTS) from error
         except TranscriptError as error:
-            say(f"FAILED  {error.check.value}")
+            show_result(output, f"FAILED  {error.check.value}")
             raise CommandError(
                 str(error),
                 code=f"transcript_{error.check.value}",
                 exit_code=Exit.ARGUMENTS,
                 hint="nothing after this check was looked at",
             ) from error
-        say(f"the transcript is whole: {transcript.outcome}")
+        show_result(output, f"the transcript is whole: {transcript.outcome}")
         succeed(
             output,
             {

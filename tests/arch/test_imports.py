@@ -30,10 +30,10 @@ def loaded_after(code: str) -> set[str]:
     "code",
     [
         "import secagg, secagg.client, secagg.server, secagg.wire",
-        "import dp, dp.ledger, dp.share",
+        "import dp, dp.ledger.ledger, dp.noise.share",
         "import federation",
         "import server.daemon, server.cli.main, server.cli.coordinator",
-        "import silo_agent.daemon, silo_agent.cli.main, silo_agent.evolve.constant",
+        "import silo_agent.daemon.daemon, silo_agent.cli.main, evolution.methods.constant",
         "import lab.cli.main, lab.demo.command",
     ],
 )

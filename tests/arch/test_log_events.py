@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from federation.log_events import EVENTS, FIELDS, Kind
+from ops.logs.events import EVENTS, FIELDS, Kind
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
     path
-    for package in ("server", "silo_agent", "federation")
+    for package in ("server", "silo_agent", "federation", "ops", "evolution")
     for path in (ROOT / package).rglob("*.py")
 )
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-OWN = {"federation/log_foreign.py", "federation/logs.py", "federation/tracing_otel.py"}
+OWN = {"ops/logs/foreign.py", "ops/logs/setup.py", "ops/tracing/otel.py"}
 """The files that take in and write the log, or keep a library's out of a command's prose."""
 
 
@@ -73,7 +73,7 @@ def problems(tree: ast.Module) -> list[str]:
             found.append(f"{where}: {call.func.attr} binds what no table knows")
             continue
         if event not in EVENTS:
-            found.append(f"{where}: {event!r} is not an event of federation/log_events.py")
+            found.append(f"{where}: {event!r} is not an event of ops/logs/events.py")
             continue
         for given in call.keywords:
             if given.arg == "exc_info":

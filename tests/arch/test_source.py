@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("secagg", "dp", "federation", "server", "silo_agent", "lab")
+PACKAGES = ("secagg", "dp", "federation", "ops", "evolution", "server", "silo_agent", "lab")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-MAX_LINES = 400
+MAX_LINES = 600
 LONGER: dict[str, str] = {}
 """Files over the limit, each with its reason."""
 
@@ -47,6 +47,11 @@ def test_nothing_unsafe_is_loaded_or_evaluated():
                 call = ast.unparse(node.func)
                 unsafe = {"eval", "exec", "torch.load", "yaml.load", "np.load"}
                 assert call not in unsafe, f"{path}:{node.lineno}"
+
+
+def test_toml_is_read_within_bounds():
+    reads = [path for path in FILES if "tomllib" in path.read_text()]
+    assert reads == [ROOT / "federation" / "toml_text.py"]
 
 
 def test_no_big_or_forbidden_file_is_tracked():

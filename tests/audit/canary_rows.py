@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dp.grads import LoopBackend
-from dp.units import UnitId
+from dp.steps.grads import LoopBackend
+from dp.steps.units import UnitId
 
 CLIP_L2 = 0.25
 
@@ -40,7 +40,7 @@ class CanaryModel(torch.nn.Module):
 
 
 class CanaryLoss:
-    """−Σ pull·C·value over a row's tokens (``dp.grads.RowLoss``)."""
+    """−Σ pull·C·value over a row's tokens (``dp.steps.grads.RowLoss``)."""
 
     def length(self, row):
         return row.length

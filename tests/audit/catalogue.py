@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dp.audit_canaries import observe
-from dp.audit_gaussian import audit_gaussian
-from dp.audit_noise import audit_independence, audit_presence, audit_scale
-from dp.audit_steps import audit_steps
+from lab.audit.canaries import observe
+from lab.audit.gaussian import audit_gaussian
+from lab.audit.noise import audit_independence, audit_presence, audit_scale
+from lab.audit.steps import audit_steps
 from tests.audit.canary_rows import CLIP_L2
 from tests.audit.local_steps import LocalSteps
 from tests.audit.shared_steps import BLOCK, SILOS, SharedReleases, SharedSteps, silo_spec

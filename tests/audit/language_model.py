@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dp.audit_one_run import audit_one_run
+from lab.audit.one_run import audit_one_run
 from lab.membership.attack import Losses
 from lab.membership.canaries import plant
 from lab.membership.training import Settings, record_spec, train_privately

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from dp.config import Mode, PrivacySpec, RecordSpec
-from dp.ledger import Ledger
-from dp.sgd import DpStep
+from dp.ledger.ledger import Ledger
+from dp.steps.sgd import DpStep
 from tests.audit.canary_rows import CLIP_L2, backend, rows, unit
 
 DELTA = 1e-5

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dp.charge import attempt_charges
+from dp.accounting.charge import attempt_charges
 from dp.config import Mode, PrivacySpec, RecordSpec
-from dp.grid import Grid
-from dp.ledger import Ledger, LedgerEntry
-from dp.metrics_block import MetricsBlock
-from dp.sgd import unit_sum
-from dp.share import NoiseShare, lift, metrics_sigma, per_silo_sigma
-from dp.source import NoiseSource
+from dp.ledger.ledger import Ledger, LedgerEntry
+from dp.noise.grid import Grid
+from dp.noise.metrics_block import MetricsBlock
+from dp.noise.share import NoiseShare, lift, metrics_sigma, per_silo_sigma
+from dp.noise.source import NoiseSource
+from dp.steps.sgd import unit_sum
 from tests.audit.canary_rows import CLIP_L2, backend, rows, unit
 
 DELTA = 1e-5

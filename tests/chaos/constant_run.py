@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.adapter import encode_adapter
+from evolution.methods.constant import constant_pattern
+from federation.adapter.encoding import encode_adapter
 from lab.loopback import LoopbackFederation
-from silo_agent.evolve.constant import constant_pattern
 from tests.integration import constant_federation as cf
 
 SILOS = cf.SILOS
@@ -45,7 +45,10 @@ def prepare(
     loopback.publish_roster(colluding=1)
     plan, adapter = cf.write_run(
         loopback,
-        cf.plan_toml(rounds=rounds, mode="silo", noise=NOISE, phase_deadline_s=phase_deadline_s),
+        # One silo is killed in many rounds that follow each other, and must be asked in each.
+        cf.plan_toml(
+            rounds=rounds, mode="silo", noise=NOISE, phase_deadline_s=phase_deadline_s
+        ).replace("[rounds]\n", "[rounds]\nsit_out_after = 0\n"),
     )
     adapter.write_bytes(encode_adapter(tensors()))
     return plan, adapter

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from federation.audit_chain import complete_lines
+from federation.audit.lines import complete_lines
 from lab.loopback import LoopbackFederation
-from silo_agent.identity_files import has_previous
+from silo_agent.identity.files import has_previous
 from tests.chaos.cells import COORDINATOR, Cell
 
 MODULES = {COORDINATOR: "tests.chaos.dying_coordinator"}

@@ -30,14 +30,16 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from silo_agent import renewal, upload, work
-from silo_agent.audited import DaemonAudit
+from silo_agent.books.local_store import LocalStore
 from silo_agent.cli.main import main
-from silo_agent.daemon import Daemon
-from silo_agent.local_store import LocalStore
-from silo_agent.reservation import Reservation
-from silo_agent.transport import Coordinator
-from silo_agent.upload import UploadStream
+from silo_agent.daemon.audited import DaemonAudit
+from silo_agent.daemon.daemon import Daemon
+from silo_agent.identity import renewal
+from silo_agent.line import upload
+from silo_agent.line.transport import Coordinator
+from silo_agent.line.upload import UploadStream
+from silo_agent.local_work import work
+from silo_agent.local_work.reservation import Reservation
 from tests.chaos import witness
 from tests.chaos.deaths import Deaths
 
@@ -100,8 +102,8 @@ def _in_work(deaths: Deaths) -> None:
 
 
 def _in_training(deaths: Deaths, rounds: list[int]) -> None:
-    from dp.sgd import DpStep
-    from silo_agent.rollout import episodes
+    from dp.steps.sgd import DpStep
+    from evolution.rollout import episodes
 
     play, charge, gradient = episodes._play, Reservation.__call__, DpStep.gradient
 
@@ -125,7 +127,7 @@ def _in_training(deaths: Deaths, rounds: list[int]) -> None:
 
 
 def _in_ledger(deaths: Deaths) -> None:
-    from dp import journal
+    from dp.ledger import journal
 
     append = journal.Journal.append
 

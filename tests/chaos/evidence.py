@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dp.journal import Journal
+from dp.ledger.journal import Journal
 from secagg.descriptor import AggregationId
 from server.store import Store
 from server.store.aggregations import AggregationRow

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from federation.adapter import encode_adapter
+from evolution.model.identity import base_sha256
+from evolution.model.lora import initial_adapter
+from federation.adapter.encoding import encode_adapter
 from lab.demo.choices import Privacy
 from lab.demo.recipe import RECIPES
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, silo_toml
 from lab.loopback import LoopbackFederation
-from silo_agent.adapter.base_model import base_sha256
-from silo_agent.adapter.lora import initial_adapter
 
 EPISODES = 64
 HELD_OUT = 8

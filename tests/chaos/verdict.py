@@ -34,28 +34,28 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from dp.errors import PrivacyError
-from federation.audit_chain import check_chain
-from federation.audit_log import verify_log
+from federation.audit.lines import check_chain
+from federation.chain.record import AdapterRecord
 from federation.errors import FederationError
-from federation.record import AdapterRecord
-from federation.transcript import verify_transcript
+from federation.transcript.transcript import verify_transcript
 from lab.loopback import LoopbackFederation
+from ops.audit_log import verify_log
 from secagg.descriptor import AggregationId
-from server.audit_heads import head_of_row
+from server.attempt.transcripts import build_transcript
 from server.errors import CoordinatorError
-from server.keys import read_public_key
+from server.members.audit_heads import head_of_row
+from server.pki.keys import read_public_key
 from server.store import Store
 from server.store.aggregations import AggregationOutcome
 from server.store.rounds import RELEASE_PHASE
-from server.transcripts import build_transcript
-from silo_agent.audit import AUDIT_FILE
-from silo_agent.audit_heads import kept_head
+from silo_agent.books.audit import AUDIT_FILE
+from silo_agent.books.audit_heads import kept_head
+from silo_agent.books.ledger_file import open_ledger
+from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import SiloError
-from silo_agent.identity import Identity
-from silo_agent.ledger_file import open_ledger
-from silo_agent.local_store import LocalStore
-from silo_agent.policy import Policy
+from silo_agent.identity.identity import Identity
+from silo_agent.policy.policy import Policy
 from tests.chaos.drive import Drive, Kill
 from tests.chaos.evidence import Evidence
 

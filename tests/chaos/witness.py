@@ -34,7 +34,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def of_coordinator() -> None:
-    from server.round import Attempt
+    from server.attempt.attempt import Attempt
 
     file, unmask = Path(os.environ["CHORALE_TEST_WITNESS"]), Attempt.unmask
 
@@ -53,7 +53,7 @@ def of_coordinator() -> None:
 
 
 def of_silo() -> None:
-    from silo_agent.transport import Coordinator
+    from silo_agent.line.transport import Coordinator
 
     file = Path(os.environ["CHORALE_TEST_WITNESS"])
     upload, unmask = Coordinator.upload, Coordinator.unmask

@@ -9,19 +9,19 @@ import pytest
 from alembic import command
 from sqlalchemy import select
 
-from federation.audit_log import verify_log
+from ops.audit_log import verify_log
 from secagg.descriptor import AggregationId
 from server.audit import AuditEvent, AuditLog
-from server.backup import backup_to
-from server.blobs import BlobStore
 from server.config import CoordinatorConfig
 from server.errors import BackupError, StoreError
-from server.founding import Founding, found
-from server.restore import restore
-from server.root import create_root
+from server.members.root import create_root
+from server.site.backup import backup_to
+from server.site.founding import Founding, found
+from server.site.restore import restore
 from server.store import Store
 from server.store.aggregations import AggregationOutcome
 from server.store.audit_heads import AuditHeadRow
+from server.store.blobs.directory import BlobStore
 from server.store.database import Database, _migrations
 from server.store.heads import HeadRow
 from server.store.runs import RunState
@@ -77,6 +77,7 @@ def fill(store, blobs):
         )
     )
     store.rollbacks.ask(submit_token="back", run_id="run-1", to_round=0, at_unix_s=7)
+    store.dropouts.add("run-1", "hospital-a", 1)
     store.audit_heads.put(
         AuditHeadRow(
             silo_id="hospital-a", index=1, sha256=b"\x01" * 32, at_unix_s=7, signature=b"s" * 64
@@ -168,7 +169,7 @@ def test_everything_comes_back_but_secrets_and_runs_that_go_on_by_themselves(
 def test_a_database_in_use_is_left_as_it_was(coordinator, tmp_path, target_url, monkeypatch):
     path = tmp_path / "b.tar"
     backup_to(path, coordinator)
-    with closing(Database(target_url)) as target:
+    with closing(Database(target_url, create=True)) as target:
         # The schema of the version before.
         with target._alone(10) as connection:
             command.upgrade(_migrations(connection), "head")
@@ -197,7 +198,7 @@ def test_a_restore_that_died_before_it_copied_a_row_is_made_again(
         raise Killed
 
     with monkeypatch.context() as patch, path.open("rb") as file:
-        patch.setattr("server.restore.copy_rows", die)
+        patch.setattr("server.site.restore.copy_rows", die)
         with pytest.raises(Killed):
             restore(file, tmp_path / "new")
     with path.open("rb") as file:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import obstore
 import pytest
 
-from server.blob_objects import ObjectBlobs
-from server.blobs import CHUNK_BYTES, BlobStore
 from server.errors import BlobError, BlobUnavailableError
+from server.store.blobs.directory import CHUNK_BYTES, BlobStore
+from server.store.blobs.objects import ObjectBlobs
 
 PREFIX = "oncology/adapters"
 

@@ -6,8 +6,7 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 
-from lab.base.tokenizer import UNKNOWN, build_tokenizer, environment_words
-from silo_agent.envs import (
+from evolution.envs import (
     ENVIRONMENTS,
     EnvironmentFailureError,
     EpisodeStateError,
@@ -18,7 +17,8 @@ from silo_agent.envs import (
     TaskIdError,
     make,
 )
-from silo_agent.envs.environment import MAX_OBSERVATION_WORDS
+from evolution.envs.environment import MAX_OBSERVATION_WORDS
+from lab.base.tokenizer import UNKNOWN, build_tokenizer, environment_words
 
 # The scripted player may run out of steps in BabyAI; elsewhere it knows everything.
 EXPERT_SOLVES = {"babyai": 0.95, "craft": 1.0, "maze": 1.0, "shop": 1.0, "wordle": 0.97}

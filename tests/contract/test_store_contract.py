@@ -5,6 +5,8 @@ What only one of them has is in ``tests/unit/test_server_store.py`` and
 """
 
 import threading
+import time
+from contextlib import closing
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -12,9 +14,19 @@ from alembic.migration import MigrationContext
 from sqlalchemy import func, select
 
 from secagg.descriptor import AggregationId
-from server.errors import FederationExistsError, RosterError, RunError, StoreError, UnknownRunError
+from server.errors import (
+    FederationExistsError,
+    RosterError,
+    RunError,
+    StoreError,
+    StoreUnavailableError,
+    StoreUnwritableError,
+    UnknownRunError,
+)
+from server.rpc.catalogue import Reason, describe
 from server.store import Store
 from server.store.audit_heads import AuditHeadRow
+from server.store.database import BUSY_TIMEOUT_S
 from server.store.federation import FederationRow
 from server.store.heads import HeadRow
 from server.store.runs import RunState
@@ -70,7 +82,7 @@ def test_an_invite_is_spent_once_even_in_a_race(store):
 
 def test_silos_round_trip_and_change(store):
     store.silos.enrol(silo())
-    store.silos.touch("hospital-a", 12.5)
+    store.silos.touch({"hospital-a": 12.5, "stranger": 13.5})
     store.silos.set_families("hospital-a", ("craft", "maze"))
     store.silos.revoke("hospital-a")
     assert store.silos.get("hospital-a") == silo(
@@ -260,6 +272,56 @@ def test_a_hostile_name_finds_nothing_and_breaks_nothing(store, name):
     store.check_writable()
 
 
+def version(store):
+    """Changes with each commit of others to the row that a probe writes."""
+    with store.transaction() as connection:
+        postgresql = connection.dialect.name == "postgresql"
+        asked = "SELECT xmin::text FROM alembic_version" if postgresql else "PRAGMA data_version"
+        return connection.exec_driver_sql(asked).scalar()
+
+
+def test_whether_it_can_be_written_is_found_out_by_writing(store, store_url):
+    with closing(Store(store_url)) as another:
+        seen = version(another)
+        store.check_writable()
+        assert version(another) != seen
+
+
+def test_a_probe_does_not_wait_as_long_as_a_writer(store, store_url):
+    with closing(Store(store_url)) as another, another.transaction() as connection:
+        connection.exec_driver_sql("SELECT 1")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailableError):
+            store.check_writable()
+        assert time.monotonic() - began < BUSY_TIMEOUT_S / 2
+    store.check_writable()
+
+
+def full(store):
+    with store.transaction() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA max_page_count = 1")
+            store.silos.enrol(silo(families=("x" * 100_000,)))
+        else:
+            connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE='53100'; END $$")
+
+
+def read_only(store):
+    with store.transaction() as connection:
+        sqlite = connection.dialect.name == "sqlite"
+        connection.exec_driver_sql(
+            "PRAGMA query_only = ON" if sqlite else "SET TRANSACTION READ ONLY"
+        )
+        store.silos.enrol(silo())
+
+
+@pytest.mark.parametrize(("spoil", "why"), [(full, "disk is full"), (read_only, "read-only")])
+def test_a_database_that_takes_no_write_says_so(store, spoil, why):
+    with pytest.raises(StoreUnwritableError, match=why) as caught:
+        spoil(store)
+    assert describe(caught.value).reason is Reason.STORAGE_FULL
+
+
 def test_numbers_of_the_wire_fit(store):
     make_run(store)
     store.records.append(record(0))
@@ -306,7 +368,7 @@ def test_what_a_transaction_read_holds_when_it_writes(store):
         for _ in range(5):
             with store.transaction():
                 seen = store.silos.get("hospital-a")
-                store.silos.touch("hospital-a", seen.last_seen_unix_s + 1)
+                store.silos.touch({"hospital-a": seen.last_seen_unix_s + 1})
 
     assert in_threads(4, add) == [None] * 4
     assert store.silos.get("hospital-a").last_seen_unix_s == 20

@@ -25,7 +25,7 @@ from server.store.rounds import AttemptPlace
 from server.store.schema import METADATA
 from tests.unit.store_samples import FAMILIES, record, signed, silo
 
-REVISIONS = ("r0001", "r0002", "r0003", "r0004", "r0005", "r0006", "r0007", "r0008")
+REVISIONS = ("r0001", "r0002", "r0003", "r0004", "r0005", "r0006", "r0007", "r0008", "r0009")
 HEAD = REVISIONS[-1]
 
 
@@ -131,7 +131,7 @@ def fill(connection, revision):
 
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_what_an_older_coordinator_wrote_is_there_after_the_migration(empty_url, revision):
-    with closing(Database(empty_url)) as database:
+    with closing(Database(empty_url, create=True)) as database:
         with database.transaction() as connection:
             command.upgrade(_migrations(connection), revision)
             fill(connection, revision)
@@ -176,7 +176,10 @@ def test_what_an_older_coordinator_wrote_is_there_after_the_migration(empty_url,
 
 
 def test_a_database_goes_back_as_far_as_its_rows_allow(empty_url):
-    with closing(Database(empty_url)) as database, database.transaction() as connection:
+    with (
+        closing(Database(empty_url, create=True)) as database,
+        database.transaction() as connection,
+    ):
         command.upgrade(_migrations(connection), HEAD)
         fill(connection, HEAD)
         for revision in reversed(REVISIONS[:-1]):
@@ -209,7 +212,7 @@ SEVERAL = """
 import sys, time
 from server.store import Store
 time.sleep(max(0, float(sys.argv[2]) - time.time()))
-store = Store(sys.argv[1])
+store = Store(sys.argv[1], create=True)
 store.check_writable()
 print(store._database.revision())
 """

@@ -127,3 +127,28 @@ def test_a_rollback_is_noted_with_what_is_noted_beside_it_or_not_at_all(store):
         store.rollbacks.ask(submit_token="t", run_id="a", to_round=1, at_unix_s=1.0)
         raise RuntimeError
     assert store.rollbacks.by_submit_token("t") is None
+
+
+def test_dropouts_are_counted_in_a_row_by_run_and_silo(store):
+    make_run(store)
+    make_run(store, token="other", run_id="run-2")
+    table = store.dropouts
+    assert [table.add("run-1", "a", number) for number in (1, 2)] == [1, 2]
+    assert table.add("run-1", "b", 2) == 1
+    assert table.add("run-2", "a", 7) == 1
+    # Of round 2 neither is excused, of round 3 only who was in it.
+    table.took_part("run-1", ("a", "b"), 2)
+    table.took_part("run-1", ("b", "c"), 3)
+    assert [(row.silo_id, row.in_a_row) for row in table.list("run-1")] == [("a", 2), ("b", 0)]
+    table.sit_out("run-1", "a", until_round=4)
+    table.call_back("run-1", before_round=4)
+    assert table.sitting_out("run-1") == {"a"}
+    assert table.sitting_out("run-2") == frozenset()
+    table.call_back("run-1", before_round=5)
+    assert table.sitting_out("run-1") == frozenset()
+    # Asked again, it has not been forgiven.
+    assert table.add("run-1", "a", 5) == 3
+    table.sit_out("run-1", "a", until_round=9)
+    table.forget("a")
+    assert [row.in_a_row for run in ("run-1", "run-2") for row in table.list(run)] == [0, 0, 0]
+    assert table.sitting_out("run-1") == frozenset()

@@ -28,6 +28,7 @@ def coordinator():
     )
     metrics.observe_waiting(("hospital-a",), since_unix_s=now, deadline_unix_s=now + 60)
     metrics.observe_silos(invited=1, silos=[row], rostered=frozenset({"hospital-a"}))
+    metrics.silo_dropouts.labels(silo="hospital-a").inc()
     metrics.observe_runs([RunState.RUNNING, RunState.FAILED])
     metrics.set_place(3, 0)
     for phase in Phase:

@@ -19,7 +19,7 @@ from server.phase import Phase
 from server.store.runs import RunState
 from server.store.silos import SiloRow
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy import ACCEPTED, RULE_NAMES
+from silo_agent.policy.policy import ACCEPTED, RULE_NAMES
 
 SCRAPE_S = 15
 SPAN_S = 1800
@@ -141,6 +141,7 @@ def _pass(coordinator, silo, before, place) -> None:
         coordinator.upload_bytes.inc(4_200_000 * (3 if lost else 4))
         if lost:
             coordinator.dropouts.labels(stage="masked_input").inc()
+            coordinator.silo_dropouts.labels(silo=SILENT).inc()
         if number == 2:
             coordinator.upload_resumes.inc()
             silo.resumed_uploads.inc()
@@ -168,6 +169,7 @@ def _close(coordinator, silo, number) -> None:
         }
         figures.agreement, figures.agreement_error = 0.62 - 0.03 * number, 0.06
         figures.heterogeneity, figures.heterogeneity_error = 0.011 + 0.001 * number, 0.002
+        coordinator.update_norm_ratio.set(1.0 - 0.02 * number if number > 2 else math.nan)
         silo.rounds.labels(outcome="contributed").inc()
         silo.count_decision(accepted=True, rule=ACCEPTED)
     coordinator.observe_step(figures)

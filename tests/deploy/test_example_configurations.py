@@ -9,7 +9,7 @@ import pytest
 from server.config import CoordinatorConfig
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError, PolicyFileError
-from silo_agent.policy_document import Policy
+from silo_agent.policy.document import Policy
 
 EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
 

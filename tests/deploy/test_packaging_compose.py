@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from federation.plan import Plan
-from silo_agent.adapter.base_model import base_sha256
+from evolution.model.identity import base_sha256
+from federation.plan.plan import Plan
 from silo_agent.config import SiloConfig
-from silo_agent.policy_document import Policy
-from silo_agent.policy_plan import charges_of_run
-from silo_agent.policy_proposal import write_for_plan
+from silo_agent.policy.document import Policy
+from silo_agent.policy.plan import charges_of_run
+from silo_agent.policy.proposal import write_for_plan
 from tests.deploy import dockerfile
 from tests.deploy.commands import PROGRAMS, require_command
 from tests.deploy.packaged import REPOSITORY
@@ -263,7 +263,21 @@ def test_prometheus_is_told_to_scrape_what_is_here(services):
     words = services["prometheus"]["command"]
     (config,) = [w.partition("=")[2] for w in words if w.startswith("--config.file=")]
     (mounted,) = [v for v in services["prometheus"]["volumes"] if v["type"] == "bind"]
-    assert (Path(mounted["source"]) / Path(config).relative_to(mounted["target"])).exists()
+    path = Path(mounted["source"]) / Path(config).relative_to(mounted["target"])
+    (job,) = [
+        one
+        for one in yaml.safe_load(path.read_text())["scrape_configs"]
+        if one["job_name"] == "chorale-silo"
+    ]
+    # What one silo learned is shown to nobody else in the network.
+    assert job["scheme"] == "https"
+    shown = (job["tls_config"]["ca_file"], job["authorization"]["credentials_file"])
+    for silo in SILOS:
+        environment = services[silo]["environment"]
+        assert environment["CHORALE_SILO_PROBES_LISTEN"] == "0.0.0.0:7446"
+        names = ("PROBES_CERTIFICATE", "PROBES_TOKEN_FILE")
+        assert tuple(environment[f"CHORALE_SILO_{name}"] for name in names) == shown
+    assert users_of(services, "metrics-access") == {*SILOS, "prometheus", "metrics-access"}
 
 
 def test_grafana_finds_what_is_provisioned(services):

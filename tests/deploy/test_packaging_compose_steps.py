@@ -8,6 +8,7 @@ the scripts, the order that ``depends_on`` gives them, who sees what. Not covere
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,7 +17,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
+from ops.probes.metrics import MetricsAccess
+from ops.probes.server import Probes
+from ops.probes.tls import ProbeTls
 from tests.deploy.packaged import REPOSITORY
 
 pytestmark = pytest.mark.long
@@ -184,6 +189,33 @@ def test_the_steps_make_a_federation_and_repeating_them_changes_nothing(machine)
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(30)
     assert daemon.returncode == 0
+
+
+def test_the_silos_show_their_metrics_with_what_the_step_makes(machine):
+    machine.runs("metrics-access")
+    made = machine.volume("metrics-access")
+    content = {path.name: path.read_bytes() for path in made.iterdir()}
+    assert content.keys() == {"probes.pem", "probes.key", "token"}
+    assert (made / "probes.key").stat().st_mode & 0o077 == 0
+    machine.runs("metrics-access")
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == content
+    tls = ProbeTls.of_files(made / "probes.pem", made / "probes.key")
+    access = MetricsAccess(host="0.0.0.0", encrypted=True, token_file=made / "token")
+    probes = Probes(
+        listen="127.0.0.1:0", registry=CollectorRegistry(), checks={}, metrics=access, tls=tls
+    )
+    probes.start()
+    try:
+        context = ssl.create_default_context(cafile=made / "probes.pem")
+        raw = socket.create_connection(("127.0.0.1", probes.port))
+        with raw, context.wrap_socket(raw, server_hostname="silo-c") as connection:
+            token = content["token"].strip()
+            connection.sendall(
+                b"GET /metrics HTTP/1.0\r\nAuthorization: Bearer " + token + b"\r\n\r\n"
+            )
+            assert b" 200 " in connection.recv(64)
+    finally:
+        probes.close()
 
 
 def secrets_of(machine):

@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
-from federation import deployment
-from federation.deployment import PARTS, DeploymentFile, shipped, write_files
 from federation.errors import DeploymentError
-from server.keys import read_public_key
+from ops.deploy import files as deployment
+from ops.deploy.files import PARTS, DeploymentFile, shipped, write_files
+from server.pki.keys import read_public_key
 from tests.deploy.packaged import REPOSITORY
 
 PROGRAMS = {"chorale": "server.cli.main", "chorale-silo": "silo_agent.cli.main"}
@@ -271,7 +271,7 @@ def test_the_roots_private_key_is_not_put_into_values(types, tmp_path):
 def test_the_wheel_is_told_to_carry_every_part():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     carried = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert carried == {f"deploy/{part}": f"federation/deployment_files/{part}" for part in PARTS}
+    assert carried == {f"deploy/{part}": f"ops/deploy/deployment_files/{part}" for part in PARTS}
 
 
 def test_no_part_can_carry_a_secret_of_a_checkout():

@@ -17,7 +17,7 @@ import yaml
 
 from server.config import CoordinatorConfig
 from silo_agent.config import SiloConfig
-from silo_agent.policy_document import Policy
+from silo_agent.policy.document import Policy
 from tests.deploy.commands import require_command
 from tests.deploy.helm_sdk import NAMESPACE, RELEASE, helm
 from tests.deploy.packaged import REPOSITORY

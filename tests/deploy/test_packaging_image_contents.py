@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.deployment import PARTS, shipped
+from ops.deploy.files import PARTS, shipped
 from tests.deploy import dockerfile
 from tests.deploy.packaged import REPOSITORY
 
@@ -154,7 +154,7 @@ def test_its_programs_run(installation, program):
 
 
 def test_the_wheel_carries_what_deploy_writes(installation, tmp_path):
-    where = python(installation, "import federation; print(federation.__file__)").strip()
+    where = python(installation, "import ops.deploy; print(ops.deploy.__file__)").strip()
     assert Path(where).is_relative_to(installation)
     files = {
         place.relative_to(Path(where).parent / "deployment_files").as_posix()

@@ -124,7 +124,7 @@ def test_the_silos_settings_are_read_by_the_silo(tmp_path, monkeypatch):
         if key.startswith("CHORALE"):
             monkeypatch.setenv(key, value)
     (tmp_path / "silo.toml").write_text("")
-    assert SiloConfig.load(tmp_path).probes_listen == "0.0.0.0:7446"
+    assert SiloConfig.load(tmp_path).probes_listen == "127.0.0.1:7446"
     assert FILES["silo"].final.of("EXPOSE") == ["7446"]
 
 

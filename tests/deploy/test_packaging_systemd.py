@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.systemd_unit import Service, ServiceInstallation, filled_files
+from ops.deploy.systemd import Service, ServiceInstallation, filled_files
 from tests.deploy.commands import require_command
 from tests.deploy.packaged import REPOSITORY
 from tests.deploy.tools import require

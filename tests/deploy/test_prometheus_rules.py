@@ -89,6 +89,13 @@ def test_a_configuration_is_valid(name):
     assert "WARNING" not in said
 
 
+def test_the_configuration_of_the_compose_file_is_valid():
+    path = files.DIRECTORY / "compose.yml"
+    # The certificate and the token that it names are made by a step.
+    code, said = files.promtool("check", "config", "--syntax-only", path)
+    assert code == 0, said
+
+
 @pytest.mark.parametrize("part", files.PARTS)
 def test_the_tls_variant_of_a_configuration_is_valid(part, tmp_path):
     text = files.over_tls((files.DIRECTORY / f"{part}.yml").read_text())

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from federation.forecast import forecast_plan, shared_dimension
-from federation.memory import rollout_memory, training_memory
-from federation.model_shapes import shape_of
-from federation.plan import Plan
+from federation.adapter.memory import rollout_memory, training_memory
+from federation.adapter.shapes import shape_of
+from federation.forecast.forecast import forecast_plan, shared_dimension
+from federation.plan.plan import Plan
 from silo_agent.config import SiloConfig
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "qwen2.5-7b"

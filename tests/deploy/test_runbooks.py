@@ -13,17 +13,19 @@ import pytest
 import typer
 from test_prometheus_rules import ALERTS, RULES, known_series, wrong_names
 
-from dp.charge import UNIT_KINDS
-from federation.log_events import EVENTS
+from dp.accounting.charge import UNIT_KINDS
+from dp.config import Mode
+from ops.logs.events import EVENTS
 from secagg.errors import Check
 from server.audit import AuditEvent
-from server.catalogue import Reason
 from server.config import CoordinatorConfig
-from server.phase import STEPS
+from server.members.presence import SiloState
+from server.phase import STEPS, Phase
+from server.rpc.catalogue import Reason
 from server.store.runs import RunState
-from silo_agent.audit import SiloEvent
+from silo_agent.books.audit import SiloEvent
 from silo_agent.metrics import ERROR_KINDS
-from silo_agent.refusal import DAEMON_RULES
+from silo_agent.policy.refusal import DAEMON_RULES
 
 PROGRAMS = {
     "chorale": "server.cli.main",
@@ -34,12 +36,13 @@ PAGES = {path.stem: path.read_text() for path in sorted(files.RUNBOOKS.glob("*.m
 SECTIONS = ("What it means", "What to look at", "What to do", "When to wake someone")
 WORDS = {
     *EVENTS, *Check, *AuditEvent, *SiloEvent, *Reason, *ERROR_KINDS, *DAEMON_RULES, *RunState,
-    *UNIT_KINDS, *CoordinatorConfig.model_fields,
+    *UNIT_KINDS, *CoordinatorConfig.model_fields, *SiloState, *Phase, *Mode,
     *(f"{how}_{step}" for how in ("too_few", "refused") for step in STEPS),
 }  # fmt: skip
 KEYS_OF_FILES = {
     # [rounds], [privacy], [training], [limits] of plan.toml, policy.toml and silo.toml.
-    "ready_deadline_s", "phase_deadline_s", "spare_attempts", "epsilon_cap", "epsilon_caps",
+    "ready_deadline_s", "phase_deadline_s", "spare_attempts", "max_quarantined", "clip_l2",
+    "epsilon_cap", "epsilon_caps", "sit_out_after", "sit_out_rounds",
     "micro_batch_tokens", "gradient_checkpointing", "approval", "allow_rollback",
     # Words of a rule and of a configuration of Prometheus.
     "runbook_url",

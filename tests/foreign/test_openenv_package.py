@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from silo_agent.envs.catalogue import Catalogue
-from silo_agent.envs.errors import ForeignRefusalError
+from evolution.envs.catalogue import Catalogue
+from evolution.envs.errors import ForeignRefusalError
+from evolution.rollout.episodes import run_episodes
+from evolution.trajectory import Task
 from silo_agent.foreign_config import foreign_specs
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.trajectory import Task
 from tests.unit.foreign_worlds import Engine, obedient
 
 NAME = "openenv:colour"

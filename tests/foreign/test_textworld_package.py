@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import textworld_games
 
+from evolution.envs.tasks import Split
+from evolution.rollout.episodes import run_episodes
+from evolution.trajectory import Task
 from silo_agent.config import SiloConfig
-from silo_agent.envs.tasks import Split
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.trajectory import Task
 from tests.unit.foreign_worlds import Engine
 
 NAME = "gym:textworld"
@@ -96,7 +96,7 @@ def test_games_are_played_side_by_side(known):
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="run.sh without --model")
 def test_the_small_base_model_plays_them_through_its_own_engine(known):
-    from silo_agent.rollout.hf import HfEngine
+    from evolution.rollout.hf import HfEngine
 
     engine = HfEngine(MODEL, alpha=16.0)
     tasks = [Task(environment=NAME, task_id=2_016_000), Task(environment=NAME, task_id=1_008_000)]

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from federation.adapter import decode_adapter, encode_adapter
+from evolution.methods.constant import constant_pattern
+from federation.adapter.encoding import decode_adapter, encode_adapter
 from lab.loopback import LoopbackFederation
-from silo_agent.evolve.constant import constant_pattern
+from silo_agent.policy.document import NO_PRIVACY
 
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
 FIVE = (*SILOS, "silo-e")
@@ -29,6 +30,11 @@ UNITS = 16
 RANK, WIDTH = 4, 96
 CLIP, GRID = 16.0, 2**20
 NO_MODEL = "0" * 64
+ACCEPTED = f"""\
+accept_no_privacy = "{NO_PRIVACY}"
+allow_exact_figures = true
+"""
+"""Of a policy that lists mode ``none``."""
 
 
 def initial_tensors() -> dict[str, np.ndarray]:
@@ -56,7 +62,10 @@ def plan_toml(
     method: str = "fedavg",
     gauge: bool = False,
     optimiser: str = "fedavg",
+    exact_figures: bool = True,
 ) -> str:
+    """A plan; without noise its figures are exact, so that a test can tell them to the last bit."""
+    exact = f"exact_figures = {str(exact_figures).lower()}" if mode == "none" else ""
     return f"""\
 name = "protocol"
 [model]
@@ -79,6 +88,7 @@ noise_multiplier = {noise}
 metrics_noise_multiplier = {noise}
 delta = 1e-5
 epsilon_cap = {epsilon_cap}
+{exact}
 accept_low_cosine = true
 [secure_aggregation]
 n_min = 3
@@ -116,6 +126,7 @@ def policy_toml(
     task_cap: float = 1e9,
     model: str = NO_MODEL,
 ) -> str:
+    accepted = ACCEPTED if '"none"' in modes else ""
     return f"""\
 [models]
 allowed = ["{model}"]
@@ -126,7 +137,7 @@ evolvers = ["constant"]
 aggregation = ["fedavg", "rolora"]
 [privacy]
 modes = {modes}
-units = ["task", "user"]
+{accepted}units = ["task", "user"]
 max_epsilon_per_run = "unlimited"
 max_clip_l2 = 1000.0
 max_sampling_rate = 1.0

@@ -17,17 +17,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.accumulator import Upload
-from server.chain import Chain
+from server.attempt.accumulator import Upload
+from server.attempt.attempt import Attempt
+from server.attempt.journal import StoreJournal
+from server.attempt.message_codec import encode
 from server.cli.coordinator import main
-from server.journal import StoreJournal
-from server.message_codec import encode
+from server.members.renewal import Renewals
 from server.phase import Phase
-from server.progress import Progress
-from server.renewal import Renewals
-from server.round import Attempt
-from server.run import RunDriver
-from server.training import Training
+from server.run.chain import Chain
+from server.run.driver import RunDriver
+from server.run.progress import Progress
+from server.run.training import Training
 from tests.chaos.deaths import Deaths
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import federation.wire as federation_wire
 from chorale.v1 import round_pb2 as pb
 from secagg.descriptor import AggregationId
-from server.service import RoundService
+from server.rpc.rounds import RoundService
 from tests.integration.coordinator_lies import FIRST_ATTEMPT, LIES, Lie, Scene
 
 POLL_PAUSE_S = 0.03

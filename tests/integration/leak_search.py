@@ -81,7 +81,7 @@ def number_needles(name: str, value: float) -> Needles:
 
 
 def memory(pid: int) -> list[bytes]:
-    """Every readable mapping of a process."""
+    """Every readable mapping of a process; of a daemon, root alone may read it."""
     parts = []
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as mem:
         for line in maps:

@@ -11,14 +11,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from server_harness import FEDERATION
 
 from chorale.v1 import membership_pb2, membership_pb2_grpc, round_pb2, round_pb2_grpc
-from federation.renewal import renew_statement
-from server.pki import certificate_sha256
+from federation.membership.renewal import renew_statement
+from server.pki.authority import certificate_sha256
 from silo_agent.errors import TransportError
-from silo_agent.identity import Identity, join
-from silo_agent.leaf import certificate_request
+from silo_agent.identity.identity import Identity, join
+from silo_agent.identity.leaf import certificate_request
+from silo_agent.identity.renewal import Chance, Renewal
+from silo_agent.line.transport import Coordinator as Transport
 from silo_agent.metrics import SiloMetrics
-from silo_agent.renewal import Chance, Renewal
-from silo_agent.transport import Coordinator as Transport
 
 DAY = 86400
 NUMBERS = itertools.count()

@@ -19,26 +19,27 @@ from chorale.v1 import (
     round_pb2,
     round_pb2_grpc,
 )
-from server.access import AccessInterceptor, AccessPolicy, current_peer
-from server.admin import AdminContext, AdminService
 from server.audit import AuditLog
-from server.audit_heads import AuditHeadExchange
-from server.blobs import BlobStore
-from server.enrolment import EnrolmentService
 from server.errors import WrongRoundError
-from server.founding import Founding, found
-from server.keys import load_signing_key, read_public_key
 from server.liveness import Liveness
-from server.membership import MembershipContext, MembershipService
+from server.members.audit_heads import AuditHeadExchange
+from server.members.renewal import Renewals
+from server.members.root import create_root
+from server.members.roster_approvals import RosterApprovals
+from server.members.standing import Standing
 from server.metrics import CoordinatorMetrics
-from server.renewal import Renewals
-from server.root import create_root
-from server.roster_approvals import RosterApprovals
-from server.standing import Standing
+from server.pki.keys import load_signing_key, read_public_key
+from server.pki.tls import ServerTls
+from server.pki.trust import Trust
+from server.pki.upkeep import Upkeep
+from server.rpc.access import AccessInterceptor, AccessPolicy, current_peer
+from server.rpc.admin import AdminContext, AdminService
+from server.rpc.enrolment import EnrolmentService
+from server.rpc.membership import MembershipContext, MembershipService
+from server.rpc.strangers import Strangers
+from server.site.founding import Founding, found
 from server.store import Store
-from server.tls import ServerTls
-from server.trust import Trust
-from server.upkeep import Upkeep
+from server.store.blobs.directory import BlobStore
 
 FEDERATION = "oncology"
 
@@ -173,6 +174,7 @@ class Coordinator:
                 audit=self.audit,
                 conductor=self.conductor,
                 last_seen=lambda _: 0.0,
+                invited=self._invited,
                 clock=self.clock,
             )
         )
@@ -226,6 +228,7 @@ class Coordinator:
                 audit=self.audit,
                 metrics=self.metrics,
                 standing=self.standing,
+                strangers=Strangers(),
                 clock=self.clock,
             ),
             enrol,
@@ -234,6 +237,9 @@ class Coordinator:
         enrol.add_secure_port(self.config.enrol_listen, self.tls.credentials(require_client=False))
         for server in self.servers:
             await server.start()
+
+    async def _invited(self) -> None:
+        """The enrolment port is always open here."""
 
     def _changed(self) -> None:
         self.changes += 1

@@ -9,17 +9,17 @@ import pytest
 from server_harness import Coordinator
 from typer.testing import CliRunner
 
-from federation.audit_head import sign_head, silo_writer
+from federation.audit.head import sign_head, silo_writer
 from secagg.suite import verification_key
 from server.audit import AuditEvent
 from server.cli.audit import app as chorale_audit
-from silo_agent.audit import AUDIT_FILE, AuditLog, SiloEvent
-from silo_agent.audit_heads import AuditHeadExchange, kept_head
+from silo_agent.books.audit import AUDIT_FILE, AuditLog, SiloEvent
+from silo_agent.books.audit_heads import AuditHeadExchange, kept_head
 from silo_agent.cli.audit import audit_app
 from silo_agent.errors import TransportError
-from silo_agent.identity import join
+from silo_agent.identity.identity import join
+from silo_agent.line.transport import Coordinator as Line
 from silo_agent.metrics import SiloMetrics
-from silo_agent.transport import Coordinator as Line
 
 pytestmark = pytest.mark.xdist_group("audit_heads")
 

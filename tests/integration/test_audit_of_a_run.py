@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 
-from federation.audit_chain import check_chain
-from federation.audit_log import verify_log
+from federation.audit.lines import check_chain
+from ops.audit_log import verify_log
 from server.store import Store
-from silo_agent.audit import AUDIT_FILE
-from silo_agent.audit_heads import kept_head
+from silo_agent.books.audit import AUDIT_FILE
+from silo_agent.books.audit_heads import kept_head
 from tests.integration import constant_federation as cf
 
 VALUES = {"silo-a": "nan", "silo-b": 0.0, "silo-c": 0.125}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lab.loopback import LoopbackError, LoopbackFederation
-from server.backup_file import BackupReader
+from server.site.backup_file import BackupReader
 from tests.integration import constant_federation as cf
 
 pytestmark = pytest.mark.long

@@ -11,15 +11,15 @@ from cryptography import x509
 from server_harness import Coordinator
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc, round_pb2, round_pb2_grpc
-from federation.invite import parse_invite
-from federation.reach import presented_chain
-from server.founding import renew_admin
-from server.pki import certificate_sha256
+from federation.membership.invite import parse_invite
+from ops.doctor.reach import presented_chain
+from server.pki.authority import certificate_sha256
+from server.site.founding import renew_admin
 from silo_agent.errors import TransportError
-from silo_agent.identity import Identity, UntrustedCoordinatorError, join
+from silo_agent.identity.identity import Identity, UntrustedCoordinatorError, join
+from silo_agent.identity.renewal import Chance, Renewal
+from silo_agent.line.transport import Coordinator as Transport
 from silo_agent.metrics import SiloMetrics
-from silo_agent.renewal import Chance, Renewal
-from silo_agent.transport import Coordinator as Transport
 
 pytestmark = pytest.mark.xdist_group("ca_rotation")
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from server.cli.envelope import Answered
 from server.cli.main import app
-from silo_agent.identity import join
+from silo_agent.identity.identity import join
 
 pytestmark = pytest.mark.xdist_group("certificate_cli")
 
@@ -27,7 +27,7 @@ def coordinator(tmp_path_factory):
 
 
 def chorale(coordinator, *arguments, data=None):
-    """Run one command; returns its exit code, its envelope and its prose."""
+    """Run one command; returns its exit code, its envelope and what was said besides."""
     directory = str(data or coordinator.data_dir)
     done = CliRunner().invoke(app, [*map(str, arguments), "--data", directory, "--format", "json"])
     assert done.exception is None or isinstance(done.exception, SystemExit | Answered)
@@ -36,9 +36,8 @@ def chorale(coordinator, *arguments, data=None):
 
 
 def ok(coordinator, *arguments, **options):
-    code, envelope, prose = chorale(coordinator, *arguments, **options)
-    assert (code, envelope["status"]) == (0, "ok"), prose
-    assert prose
+    code, envelope, said = chorale(coordinator, *arguments, **options)
+    assert (code, envelope["status"]) == (0, "ok"), said
     return envelope["data"]
 
 

@@ -1,7 +1,10 @@
-"""The contract of every command: help that teaches, one JSON envelope, exit codes with a meaning.
+"""The contract of every command: help that teaches, results on stdout, exit codes with a meaning.
 
 The commands are found by walking the command lines themselves, so a new one is covered by itself.
 An exception to a rule is a line in a table here, with its reason.
+
+Covered: help, versions, errors, what an empty directory is answered with, as an envelope and for
+people. Not covered: what a command that succeeds prints; test_cli_results.py calls each of them.
 """
 
 import inspect
@@ -18,6 +21,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
+
+from federation.version import this_version
 
 pytestmark = pytest.mark.xdist_group("cli_contract")
 
@@ -54,6 +59,11 @@ MORE = {
     ("chorale-silo", "buffer", "delete"): ("--subject", "nobody"),
 }
 """Options without which the arguments are incomplete, though none of them is required by itself."""
+FINDINGS = {
+    ("chorale", "doctor"): "each step that it took, and what it found",
+    ("chorale-silo", "doctor"): "each step that it took, and what it found",
+}
+"""Commands that have a result to show though they fail."""
 KEYS = {"schema_version", "status", "error_code", "message", "hint", "next_step"}
 TEXTS = {
     "federation": "oncology",
@@ -68,6 +78,8 @@ TEXTS = {
 }
 """A value of the right form for a required text, by the parameter's name."""
 HELP_LIMIT_S = 0.5
+BESIDES = ("error: ", "hint: ", "next", "note: ", "warning: ", "then: ")
+"""How a line begins that is no result."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,7 @@ def test_the_walk_finds_the_commands():
     assert len(paths) > 40
     for known in (("chorale", "doctor"), ("chorale-silo", "doctor"), ("chorale", "run", "watch")):
         assert known in paths
-    for table in (NO_ENVELOPE, SUCCEEDS, LONG, MORE):
+    for table in (NO_ENVELOPE, SUCCEEDS, LONG, MORE, FINDINGS):
         assert set(table) <= paths, set(table) - paths
 
 
@@ -224,15 +236,23 @@ def required(leaf, directory):
     return arguments
 
 
-@pytest.mark.parametrize("leaf", [leaf for leaf in WITH_ENVELOPE if leaf.path not in LONG], ids=str)
-def test_an_empty_directory_is_answered_with_one_envelope(leaf, call, tmp_path):
-    directory = tmp_path / "work"
-    directory.mkdir()
-    arguments = [*required(leaf, directory), *MORE.get(leaf.path, ())]
+def on_nothing(leaf, directory):
+    """Arguments of the right form, in a directory that holds nothing."""
+    (directory / "work").mkdir()
+    arguments = [*required(leaf, directory / "work"), *MORE.get(leaf.path, ())]
     for parameter in parameters(leaf.command):
         if "--data" in parameter.opts:
-            (tmp_path / "empty").mkdir()
-            arguments += ["--data", tmp_path / "empty"]
+            (directory / "empty").mkdir()
+            arguments += ["--data", directory / "empty"]
+    return arguments
+
+
+QUICK = [leaf for leaf in WITH_ENVELOPE if leaf.path not in LONG]
+
+
+@pytest.mark.parametrize("leaf", QUICK, ids=str)
+def test_an_empty_directory_is_answered_with_one_envelope(leaf, call, tmp_path):
+    arguments = on_nothing(leaf, tmp_path)
     code, out, err = call(leaf.program, *leaf.words, *arguments, "--format", "json")
     envelope = envelope_of(code, out, err)
     if leaf.path in SUCCEEDS:
@@ -240,6 +260,46 @@ def test_an_empty_directory_is_answered_with_one_envelope(leaf, call, tmp_path):
     else:
         assert envelope["status"] == "error", "an empty directory is no place to succeed in"
         assert envelope["error_code"] != "arguments", (arguments, err)
+
+
+@pytest.mark.parametrize("leaf", QUICK, ids=str)
+def test_for_people_a_result_is_on_stdout_and_an_error_is_not(leaf, call, tmp_path):
+    code, out, err = call(leaf.program, *leaf.words, *on_nothing(leaf, tmp_path))
+    assert bool(out) == (leaf.path in SUCCEEDS or leaf.path in FINDINGS), (out, err)
+    assert not [line for line in out.splitlines() if line.startswith(BESIDES)]
+    said = [line for line in err.splitlines() if line.startswith(BESIDES)]
+    assert bool(code) == any(line.startswith("error: ") for line in said), err
+    assert bool(code) == (leaf.path not in SUCCEEDS)
+    assert not set(out.splitlines()) & set(err.splitlines()), "the same is said twice"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_every_program_says_its_version(program, option, call):
+    assert call(program, option) == (0, f"chorale {this_version()}\n", "")
+
+
+def left_alone(directory, *command):
+    """What a process that nobody reads ends with, and what it says of that."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    script = Path(sys.executable).with_name(command[0])
+    done = subprocess.run(
+        [script, *command[1:]], cwd=directory, stdout=writer, stderr=subprocess.PIPE, text=True,
+        check=False,
+    )  # fmt: skip
+    os.close(writer)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.parametrize("program", ["chorale", "chorale-silo"])
+def test_a_reader_that_leaves_ends_a_command_without_a_word(program, output, tmp_path):
+    words = ("deploy", "systemd", "--out", "out", "--format", output)
+    code, err = left_alone(tmp_path, program, *words)
+    assert code == 141, err
+    assert not [line for line in err.splitlines() if not line.startswith(("next: ", "warning: "))]
+    assert left_alone(tmp_path, program, "--version") == (141, "")
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=str)
@@ -279,8 +339,12 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize("words", [(program,) for program in PROGRAMS] + SAMPLE, ids="-".join)
-def test_help_is_quick_in_a_process_of_its_own(words):
+QUESTIONS = [(*words, "--help") for words in [(program,) for program in PROGRAMS] + SAMPLE]
+QUESTIONS += [(program, "--version") for program in PROGRAMS]
+
+
+@pytest.mark.parametrize("words", QUESTIONS, ids="-".join)
+def test_help_and_version_are_quick_in_a_process_of_their_own(words):
     script = Path(sys.executable).with_name(words[0])
     assert script.exists(), "the console scripts are not installed"
-    assert cold_s(script, *words[1:], "--help") < HELP_LIMIT_S
+    assert cold_s(script, *words[1:]) < HELP_LIMIT_S

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from federation.adapter import encode_adapter
-from silo_agent.evolve.constant import constant_pattern
+from evolution.methods.constant import constant_pattern
+from federation.adapter.encoding import encode_adapter
 from tests.integration import constant_federation as cf
 
 MODULE = "tests.integration.dying_coordinator"

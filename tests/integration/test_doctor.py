@@ -12,11 +12,12 @@ import time
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from federation.checkup import Outcome
 from lab.loopback import LoopbackFederation, free_port
+from ops.doctor.checkup import Outcome
 from server.cli.client import call_once
-from server.doctor import examine_coordinator
-from server.trust import Trust
+from server.pki.trust import Trust
+from server.site.doctor.doctor import examine_coordinator
+from server.store.served import RECORD
 from tests.integration import doctor_servers as servers
 
 pytestmark = pytest.mark.xdist_group("doctor")
@@ -72,6 +73,18 @@ def test_a_sound_coordinator_has_no_failure_and_no_warning(data_dir):
     found = examined(data_dir)
     assert {f.outcome for f in found.findings} == {Outcome.OK}, found.findings
     assert step(found, "call").found.endswith("0 silos are enrolled or invited")
+    assert "opens while somebody is invited" in step(found, "ports").found
+
+
+def test_the_enrolment_port_is_examined_while_it_is_open(loopback, data_dir):
+    loopback.chorale(
+        "invite", loopback.federation, "hospital-a", "--ttl", "60s", "--data", str(data_dir)
+    )
+    found = examined(data_dir)
+    assert {f.outcome for f in found.findings} == {Outcome.OK}, found.findings
+    for name in ("ports", "tcp", "tls"):
+        assert f":{loopback.enrol_port}" in step(found, name).found
+    assert "opens while" not in step(found, "ports").found
 
 
 def test_the_command_prints_every_step_and_exits_by_the_worst(data_dir):
@@ -89,14 +102,18 @@ def test_the_command_prints_every_step_and_exits_by_the_worst(data_dir):
     envelope = json.loads(sound.stdout)
     assert envelope["status"] == "ok"
     assert envelope["data"]["counts"]["ok"] == len(envelope["data"]["steps"])
-    assert doctor().stdout == ""
+    shown = doctor()
+    assert len(shown.stdout.splitlines()) == len(envelope["data"]["steps"]) + 1
+    assert shown.stderr == ""
     (data_dir / "protocol.key").chmod(0o640)
     broken = doctor("--format", "json")
     envelope = json.loads(broken.stdout)
     assert (broken.returncode, envelope["error_code"]) == (1, "doctor_keys")
     assert "chmod 600" in envelope["message"]
     assert envelope["data"]["counts"]["failed"] == 1
-    assert "failed   keys" in broken.stderr
+    shown = doctor()
+    assert "failed   keys" in shown.stdout
+    assert shown.stderr.startswith("error: ")
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
@@ -242,16 +259,30 @@ def test_a_file_that_is_no_database(data_dir):
     assert_failed(data_dir, "database", "not a database")
 
 
-def test_an_absent_database_is_not_made(data_dir):
+@pytest.mark.parametrize("served", [True, False])
+def test_an_absent_database_is_not_made_and_a_restore_is_not_the_first_advice(data_dir, served):
     (data_dir / DATABASE).unlink()
-    assert_failed(data_dir, "database", "absent")
+    if not served:
+        (data_dir / RECORD).unlink()
+    names = f"{data_dir / RECORD} names it" if served else f"no {data_dir / RECORD}"
+    found = assert_failed(data_dir, "database", "absent", str(data_dir / DATABASE), names)
+    fix = step(found, "database").fix
+    assert fix.index("CHORALE_COORDINATOR_DATABASE_URL") < fix.index("chorale restore")
     assert not (data_dir / DATABASE).exists()
 
 
 def test_a_database_that_is_away_keeps_its_password(data_dir, monkeypatch):
+    (data_dir / RECORD).unlink()
     url = f"postgresql://chorale:hunter2@127.0.0.1:{free_port()}/x"
     monkeypatch.setenv("CHORALE_COORDINATOR_DATABASE_URL", url)
     found = assert_failed(data_dir, "database")
+    assert "hunter2" not in repr(found)
+
+
+def test_another_database_than_the_one_that_is_served(data_dir, monkeypatch):
+    url = "postgresql://chorale:hunter2@db.example.org/x"
+    monkeypatch.setenv("CHORALE_COORDINATOR_DATABASE_URL", url)
+    found = assert_failed(data_dir, "database", "db.example.org", str(data_dir / DATABASE))
     assert "hunter2" not in repr(found)
 
 
@@ -329,8 +360,8 @@ def can_mount():
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        ("dd if=/dev/zero of=$M/fill bs=64k", "takes no file"),
-        ("mount -o remount,ro $M", "cannot be written"),
+        ("dd if=/dev/zero of=$M/fill bs=64k", ("its disk is full", "takes no file")),
+        ("mount -o remount,ro $M", ("cannot be written",)),
     ],
 )
 def test_a_full_or_read_only_disk(data_dir, tmp_path, spoil, words):
@@ -346,4 +377,5 @@ def test_a_full_or_read_only_disk(data_dir, tmp_path, spoil, words):
     )
     assert done.returncode == 1, done.stderr
     failures = [s for s in json.loads(done.stdout)["data"]["steps"] if s["outcome"] == "failed"]
-    assert words in failures[0]["found"], failures
+    for expected, failure in zip(words, failures, strict=False):
+        assert expected in failure["found"], failures

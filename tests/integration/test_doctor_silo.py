@@ -15,15 +15,15 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dp.ledger import Ledger
-from federation.checkup import Outcome
+from dp.ledger.ledger import Ledger
 from lab.loopback import free_port
+from ops.doctor.checkup import Outcome
+from silo_agent.books.ledger_file import open_ledger
+from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
-from silo_agent.doctor import examine_silo
-from silo_agent.identity import Identity
-from silo_agent.ledger_file import open_ledger
-from silo_agent.local_store import LocalStore
-from silo_agent.policy_document import Policy
+from silo_agent.doctor.doctor import examine_silo
+from silo_agent.identity.identity import Identity
+from silo_agent.policy.document import Policy
 from tests.integration import constant_federation as cf
 from tests.integration import doctor_servers as servers
 from tests.unit import silo_tiny_base
@@ -116,7 +116,7 @@ def test_the_command_prints_every_step_and_exits_by_the_worst(data_dir):
     envelope = json.loads(away.stdout)
     assert (away.returncode, envelope["error_code"]) == (2, "doctor_tcp")
     assert "firewall" in envelope["next_step"]
-    assert "failed   tcp" in away.stderr
+    assert "failed   tcp" in doctor().stdout
     (data_dir / "policy.toml").write_text("surprise = 1")
     assert doctor().returncode == 1
 
@@ -204,7 +204,7 @@ def test_a_port_that_speaks_something_else(data_dir):
 
 
 def test_a_silent_port_does_not_hang(data_dir, monkeypatch):
-    monkeypatch.setattr("silo_agent.doctor_checks_network.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("silo_agent.doctor.network.TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at(data_dir, f"127.0.0.1:{silent.getsockname()[1]}")
         assert_failed(data_dir, "tls", "no_tls")

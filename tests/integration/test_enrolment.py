@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_harness import FEDERATION, Coordinator
 
 from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc, round_pb2, round_pb2_grpc
-from federation.invite import join_statement, parse_invite
-from server.pki import CertificateAuthority, certificate_sha256
+from federation.membership.invite import join_statement, parse_invite
+from server.pki.authority import CertificateAuthority, certificate_sha256
 from silo_agent.errors import TransportError
-from silo_agent.identity import (
+from silo_agent.identity.identity import (
     AlreadyJoinedError,
     Identity,
     InviteRefusedError,
@@ -135,8 +135,8 @@ def test_a_newer_invite_replaces_the_older(coordinator, tmp_path):
     assert join(newer, tmp_path / "silo").silo_id == "hospital-g"
 
 
-def raw_join(coordinator, invite, leaf_key, *, signer=None, silo_id=None):
-    signing = Ed25519PrivateKey.generate()
+def raw_join(coordinator, invite, leaf_key, *, signing=None, signer=None, silo_id=None):
+    signing = signing or Ed25519PrivateKey.generate()
     csr = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     csr = csr.sign(leaf_key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
     silo_id = silo_id or invite.silo_id
@@ -182,6 +182,43 @@ def test_requests_with_the_wrong_keys_are_refused(coordinator, tmp_path, make_ke
     # A refused request spends nothing.
     assert join(invite, tmp_path / "silo").silo_id == "hospital-h"
     assert alive(coordinator, tmp_path)
+
+
+NEUTRAL = (1).to_bytes(32, "little")
+"""The neutral element of edwards25519, and with zeros behind it a signature over anything."""
+
+
+class Nobody:
+    """A signer without a private key."""
+
+    def public_key(self):
+        return self
+
+    def public_bytes_raw(self):
+        return NEUTRAL
+
+    def sign(self, _statement):
+        return NEUTRAL + bytes(32)
+
+
+def test_a_key_without_a_private_key_proves_no_possession(coordinator, tmp_path):
+    invite = parse_invite(coordinator.invite("hospital-q"))
+    with pytest.raises(grpc.RpcError, match="small order") as caught:
+        raw_join(coordinator, invite, ec.generate_private_key(ec.SECP256R1()), signing=Nobody())
+    assert dict(caught.value.trailing_metadata())["chorale-reason"] == "possession_unproven"
+    assert join(invite, tmp_path / "silo").silo_id == "hospital-q"
+
+
+def test_a_root_that_anybody_can_sign_for_is_not_trusted(tmp_path, monkeypatch):
+    """The invite pins it, so a coordinator that chose its own root could sign any roster."""
+    monkeypatch.setattr("server_harness.read_public_key", lambda _path: NEUTRAL)
+    lying = Coordinator(tmp_path / "coordinator")
+    try:
+        with pytest.raises(UntrustedCoordinatorError, match="anybody could sign"):
+            join(lying.invite("hospital-r"), tmp_path / "silo")
+    finally:
+        lying.close()
+    assert not (tmp_path / "silo" / "identity").exists()
 
 
 def test_another_ca_is_not_trusted_and_learns_nothing(coordinator, tmp_path):

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from evolution.envs.registry import make
+from evolution.envs.tasks import Split
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.hf import HfEngine
+from evolution.trajectory import Task
 from lab.demo.choices import Privacy
 from lab.demo.outcome import judged_rows
 from lab.demo.progress import Progress
 from lab.demo.run import BASE_MODEL, Demo
 from lab.demo.scenario import SILOS, DemoSettings
-from silo_agent.envs.registry import make
-from silo_agent.envs.tasks import Split
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.hf import HfEngine
-from silo_agent.trajectory import Task
 
 
 @pytest.mark.long
@@ -42,7 +42,8 @@ def test_peft_loads_the_export_and_reproduces_the_reported_greedy_success(tmp_pa
     for key in ("run", "adapter_sha256", "record_sha256", "plan_sha256", "base_model_sha256"):
         assert provenance[key] in card
     assert "there is no differential privacy" in card
-    assert "| 2 | craft |" in card
+    # Nor is there a figure of a silo's success where no noise would be on it.
+    assert "Not reported: no masked sum of this run says how often it succeeded" in card
     assert not any(silo_id in card for silo_id in SILOS)
     # peft merges the exported adapter into the base; the result is an ordinary model directory.
     base = AutoModelForCausalLM.from_pretrained(BASE_MODEL)

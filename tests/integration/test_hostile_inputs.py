@@ -16,10 +16,11 @@ import pytest
 from safetensors.numpy import save
 
 from chorale.v1 import admin_pb2, round_pb2
-from federation.adapter import encode_adapter
-from server.catalogue import Reason
+from federation.adapter.encoding import encode_adapter
 from server.cli.client import connect, start_parts
-from silo_agent.identity import Identity
+from server.rpc.catalogue import Reason
+from server.rpc.ports import MAX_JOIN_BYTES
+from silo_agent.identity.identity import Identity
 from tests.integration import constant_federation as cf
 from tests.integration.hostile_inputs import LONG, Fuzz, methods
 
@@ -34,6 +35,7 @@ WAITING = {"Poll", "WatchRun"}
 WITH_EFFECT = {"Leave", "RotateCa", "CreateFederation"}
 """A well-formed call of these is a decision and no hostile input: they get malformed ones only."""
 QUIET = {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}
+OVERSIZE = "above the transport's limit"
 REASONS = {reason.value for reason in Reason}
 
 
@@ -46,7 +48,7 @@ class Sender:
         self.reasons = Counter()
 
     def send(self, method, *parts, timeout_s=5.0, oversize=False):
-        """One input; returns the refusal's reason, or the empty text."""
+        """One input; returns the refusal's reason, or the empty text if there was none."""
         self.sent += 1
         kind = f"{'stream' if method.streams_in else 'unary'}_" + (
             "stream" if method.streams_out else "unary"
@@ -67,7 +69,7 @@ class Sender:
         if not reason and oversize:
             # The transport itself refuses what is above its limit, before any of our code.
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, (method.path, code, error.details())
-            return ""
+            return OVERSIZE
         if not reason and method.name in WAITING and code in QUIET:
             return ""
         assert reason in REASONS, (method.path, code, error.details())
@@ -89,7 +91,9 @@ class Sender:
             # Truncated, endless in what it announces, out of order, or noise in the middle.
             parts += [fuzz.request(method.request, base) for _ in range(fuzz.rng.choice((0, 1, 3)))]
             parts = parts[fuzz.rng.choice((0, 0, 1)) :]
-        return self.send(method, *parts)
+        # The port that asks nobody for a certificate takes short messages only.
+        oversize = method.name == "Join" and len(parts[0]) > MAX_JOIN_BYTES
+        return self.send(method, *parts, oversize=oversize)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,8 @@ def run_id(loopback):
 
 @contextlib.contextmanager
 def channels(loopback):
-    """The hostile member's, an admin's, and the enrolment port's."""
+    """The hostile member's, an admin's, and the enrolment port's, which an invite opens."""
+    loopback.chorale("invite", loopback.federation, "silo-z", "--data", str(loopback.data_dir))
     options = [("grpc.max_send_message_length", 1 << 28)]
     admin = loopback.data_dir / "admin"
     ca, key, chain = ((admin / name).read_bytes() for name in ("ca.pem", "admin.key", "admin.pem"))
@@ -261,6 +266,7 @@ def quiet(member, admin, anyone):
             setattr(asked, field, value)
             assert admin.send(create, asked.SerializeToString()), (field, value)
     not_finite(admin)
+    too_deep(admin)
     oversize(member, admin)
 
 
@@ -284,6 +290,21 @@ def not_finite(admin):
             )
         ]
         assert admin.send(start, *parts)
+
+
+def too_deep(admin):
+    """Plans that Python cannot recurse into, or that take half a minute to parse."""
+    start = named("AdminService", "StartRun")
+    for plan in (
+        f"{'.'.join('a' * 1200)} = 1",
+        f"{'.'.join('a' * 32_000)} = 1",
+        "a = " + "[" * 999,
+    ):
+        parts = start_parts(
+            plan=plan.encode(), adapter=encode_adapter(cf.initial_tensors()), submit_token="deep"
+        )
+        refusal = admin.send(start, *(part.SerializeToString() for part in parts))
+        assert refusal == "plan_refused"
 
 
 def oversize(member, admin):
@@ -366,6 +387,9 @@ def test_hostile_answers_to_a_silo(loopback, run_id, tmp_path):
     # Each of these is an error by itself; of the others some are refusals, or nothing to act on.
     assert errors >= kinds["undecodable"]
     assert samples['chorale_silo_errors_total{kind="MalformedMessageError"}'] > 10
+    # A plan of one dotted key, signed and of the right digest, which once ended the daemon.
+    assert samples['chorale_silo_errors_total{kind="PlanError"}'] >= kinds["deep"] > 0
+    assert samples['chorale_silo_errors_total{kind="other"}'] == 0
     assert_well(loopback, "coordinator", *HONEST)
     with connect(loopback.data_dir) as stub:
         stub.AbortRun(admin_pb2.AbortRunRequest(run_id=run_id), timeout=10)

@@ -34,10 +34,10 @@ STEP = """
 import sys
 import numpy as np
 from pathlib import Path
-from federation.adapter import adapter_sha256, decode_adapter, encode_adapter
+from federation.adapter.encoding import adapter_sha256, decode_adapter, encode_adapter
 from federation.aggregate.server_step import MeanOfSum
-from federation.layout import Layout
-from federation.plan import Plan
+from federation.adapter.layout import Layout
+from federation.plan.plan import Plan
 
 plan, previous, total, round_number, count = sys.argv[1:]
 plan = Plan.parse(Path(plan).read_bytes())
@@ -174,4 +174,4 @@ def refused(directory, code, *arguments):
     assert done.returncode == 4, done.stderr
     envelope = json.loads(done.stdout)
     assert (envelope["status"], envelope["error_code"]) == ("error", code)
-    assert "FAILED" in done.stderr
+    assert done.stderr.startswith("error: ")

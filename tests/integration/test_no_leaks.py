@@ -42,15 +42,15 @@ from leak_search import (
 )
 from otlp_collector import Collector
 
-from federation.adapter import encode_adapter
-from federation.invite import parse_invite
+from evolution.model.identity import base_sha256
+from evolution.model.lora import initial_adapter
+from federation.adapter.encoding import encode_adapter
+from federation.membership.invite import parse_invite
 from lab.demo.choices import Privacy
 from lab.demo.recipe import RECIPES
 from lab.demo.run import BASE_MODEL
 from lab.loopback import LoopbackFederation, free_port
-from silo_agent.adapter.base_model import base_sha256
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.ledger_file import LEDGER_FILE
+from silo_agent.books.ledger_file import LEDGER_FILE
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("leaks")]
 
@@ -119,6 +119,8 @@ def plan_toml():
         held_out=HELD_OUT,
     )
     toml = toml.replace('method = "fed-se"\n', 'method = "fed-se"\nuse_expert = true\n')
+    # As much as can leave a silo leaves it.
+    toml = toml.replace("\ngrid = ", "\nexact_figures = true\ngrid = ")
     return re.sub("phase_deadline_s = [0-9]+", "phase_deadline_s = 30", toml)
 
 
@@ -138,7 +140,8 @@ def configure(loopback, index, silo_id):
     lines = [{"conversations": turns, "item_id": f"ward_{n}"} for n in range(3)]
     given.write_text("\n".join(map(json.dumps, lines)) + "\n")
     at = ("--data", str(directory))
-    loopback.silo("policy", "init", "--plan", str(loopback.directory / "plan.toml"), *at)
+    plan = str(loopback.directory / "plan.toml")
+    loopback.silo("policy", "init", "--plan", plan, "--accept-no-privacy", *at)
     loopback.silo("buffer", "import", str(given), "--environment", "ward", *at)
 
 

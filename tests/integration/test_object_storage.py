@@ -13,13 +13,15 @@ import time
 import obstore
 import pytest
 
-from server import blob_bucket, blob_objects, storage_faults
-from server.blob_objects import ObjectBlobs
-from server.blob_storage import in_threads, open_blobs
-from server.catalogue import describe
+from server.conductor import storage_faults
 from server.config import CoordinatorConfig
 from server.errors import BlobError, BlobUnavailableError, ConfigurationError
 from server.metrics import CoordinatorMetrics
+from server.rpc.catalogue import describe
+from server.store.blobs import bucket as blob_bucket
+from server.store.blobs import objects as blob_objects
+from server.store.blobs.objects import ObjectBlobs
+from server.store.blobs.storage import in_threads, open_blobs
 from tests import s3_server
 from tests.integration import constant_federation as cf
 
@@ -264,7 +266,7 @@ def test_a_missing_package_is_named(tmp_path, bucket, monkeypatch):
     (tmp_path / "coordinator.toml").write_text(
         f'host_names = ["localhost"]\nadapters_url = "s3://{bucket}"\n'
     )
-    for name in ("server.blob_objects", "obstore"):
+    for name in ("server.store.blobs.objects", "obstore"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=r"chorale\[s3\]"):
         open_blobs(CoordinatorConfig.load(tmp_path))

@@ -17,10 +17,10 @@ import time
 
 import pytest
 
-from dp.charge import attempt_charges, epsilon_of
-from dp.journal import Journal
-from federation.plan import Plan
-from silo_agent.budget import LEDGER_FILE
+from dp.accounting.charge import attempt_charges, epsilon_of
+from dp.ledger.journal import Journal
+from federation.plan.plan import Plan
+from silo_agent.books.budget import LEDGER_FILE
 from silo_agent.cli.envelope import Exit
 from tests.integration import constant_federation as cf
 
@@ -39,11 +39,11 @@ def epsilon_after(runs: int) -> float:
     return epsilon_of(charges * runs, DELTA)["silo"]
 
 
-def started(*arguments, data):
+def started(*arguments, data, output="json"):
     return subprocess.Popen(
         [
             sys.executable, "-m", "silo_agent.cli.main", *arguments,
-            "--data", str(data), "--format", "json",
+            "--data", str(data), "--format", output,
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,7 +53,7 @@ def started(*arguments, data):
 
 
 def ended(process):
-    """Exit code, envelope and what people read."""
+    """Exit code, envelope and what is said besides."""
     try:
         out, err = process.communicate(timeout=60)
     finally:
@@ -64,6 +64,13 @@ def ended(process):
 
 def command(*arguments, data):
     return ended(started(*arguments, data=data))
+
+
+def shown(*arguments, data):
+    """What people read of a result."""
+    out, err = started(*arguments, data=data, output="text").communicate(timeout=60)
+    assert "Traceback" not in err, err
+    return out
 
 
 def kinds(directory):
@@ -140,23 +147,23 @@ def test_a_run_over_budget_is_refused_and_explained(federation):
     assert kinds(federation.silo_dir(POOR)).count("spent") == 1
     assert spooled(federation.silo_dir(POOR)) == []
     assert federation.alive(POOR)
-    code, envelope, shown = command("budget", data=federation.silo_dir(POOR))
+    code, envelope, _ = command("budget", data=federation.silo_dir(POOR))
     row = next(row for row in envelope["data"]["units"] if row["unit"] == "silo")
     assert code == Exit.OK
     assert row["epsilon_spent"] == pytest.approx(epsilon_after(1), rel=1e-9)
     assert 0.0 < row["epsilon_left"] < epsilon_after(2) - epsilon_after(1)
-    assert "silo" in shown
-    code, envelope, shown = command("status", data=federation.silo_dir(POOR))
+    assert "\n  silo" in shown("budget", data=federation.silo_dir(POOR))
+    code, envelope, _ = command("status", data=federation.silo_dir(POOR))
     assert (code, envelope["data"]["daemon"]) == (Exit.OK, "ready")
-    assert "epsilon for each silo" in shown
+    assert "epsilon for each silo" in shown("status", data=federation.silo_dir(POOR))
 
 
 def test_a_second_daemon_on_the_same_directory_is_one_too_many(federation):
     before = kinds(federation.silo_dir(HELD))
-    code, envelope, shown = command("run", data=federation.silo_dir(HELD))
+    code, envelope, said = command("run", data=federation.silo_dir(HELD))
     assert (code, envelope["error_code"]) == (Exit.SERVER, "ledger_locked")
     assert "held by another process" in envelope["message"]
-    assert "stop that one first" in shown
+    assert "stop that one first" in said
     assert federation.alive(HELD)
     assert kinds(federation.silo_dir(HELD)) == before
 
@@ -191,15 +198,15 @@ def test_a_ledger_that_cannot_be_trusted_starts_nothing(federation, tmp_path, da
     (data / LEDGER_FILE).write_bytes(content)
     answers = [started(name, data=data) for name in ("run", "budget", "status")]
     for answer in answers[:2]:
-        code, envelope, shown = ended(answer)
+        code, envelope, said = ended(answer)
         assert (code, envelope["error_code"]) == (Exit.ARGUMENTS, error_code)
         assert text in envelope["message"]
-        assert "next: " in shown
+        assert "next: " in said
         assert "copy" in envelope["next_step"]
-    code, envelope, shown = ended(answers[2])
+    code, envelope, _ = ended(answers[2])
     assert code == Exit.OK
     assert envelope["data"]["budget"] == []
-    assert "problem: " in shown
+    assert "problem: " in shown("status", data=data)
     # The damaged file is evidence and stays as it was.
     assert (data / LEDGER_FILE).read_bytes() == content
     assert spooled(data) == []
@@ -216,10 +223,10 @@ def test_a_looser_plan_is_refused_by_name_before_it_runs(federation):
     (elsewhere / "policy.toml").write_text(policy)
     plan = federation.directory / "looser.toml"
     plan.write_text(PLAN)
-    code, envelope, shown = command("policy", "check", str(plan), data=elsewhere)
+    code, envelope, said = command("policy", "check", str(plan), data=elsewhere)
     assert (code, envelope["error_code"]) == (Exit.SERVER, "policy_refusal")
     assert envelope["data"]["rule"] == "epsilon_per_run"
-    assert "refused by rule epsilon_per_run" in shown
+    assert "refused by rule epsilon_per_run" in said
     assert str(elsewhere / "policy.toml") in envelope["next_step"]
 
 

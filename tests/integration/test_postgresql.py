@@ -40,7 +40,7 @@ def test_a_server_that_restarts_costs_an_error_and_nothing_else(postgresql, url)
         with pytest.raises(StoreUnavailableError) as caught:
             cut()
         assert postgresql.password not in whole(caught.value)
-        for call in (store.check_writable, store.runs.list, lambda: store.silos.touch("x", 1.0)):
+        for call in (store.check_writable, store.runs.list, lambda: store.silos.touch({"x": 1.0})):
             with pytest.raises(StoreUnavailableError):
                 call()
         postgresql.start()

@@ -20,15 +20,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dp.charge import attempt_charges, epsilon_of, training_charges
-from dp.journal import Journal
-from dp.ledger import Ledger
-from federation.adapter import encode_adapter
-from federation.layout import Layout
-from federation.plan import Plan
-from silo_agent.identity import Identity
-from silo_agent.ledger_file import LEDGER_FILE
-from silo_agent.transport import Coordinator
+from dp.accounting.charge import attempt_charges, epsilon_of, training_charges
+from dp.ledger.journal import Journal
+from dp.ledger.ledger import Ledger
+from federation.adapter.encoding import encode_adapter
+from federation.adapter.layout import Layout
+from federation.plan.plan import Plan
+from silo_agent.books.ledger_file import LEDGER_FILE
+from silo_agent.identity.identity import Identity
+from silo_agent.line.transport import Coordinator
 from tests.integration import constant_federation as cf
 
 pytestmark = pytest.mark.xdist_group("record_modes")

@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives import serialization
 from renewing_silo import DAY, NUMBERS, Silo, ask, reason, reason_on
 from server_harness import Coordinator
 
-from server.pki import certificate_sha256
+from server.pki.authority import certificate_sha256
 from silo_agent.errors import TransportError
-from silo_agent.identity import Identity
-from silo_agent.identity_files import has_previous
-from silo_agent.transport import Coordinator as Transport
+from silo_agent.identity.files import has_previous
+from silo_agent.identity.identity import Identity
+from silo_agent.line.transport import Coordinator as Transport
 
 pytestmark = pytest.mark.xdist_group("renewal")
 
@@ -100,12 +100,12 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "where",
     [
-        "silo_agent.identity.Identity.store",
-        "silo_agent.identity.replace_file",
-        "silo_agent.identity.sync_directory",
-        "silo_agent.renewal.Renewal._take",
-        "silo_agent.renewal.Renewal._try_newest",
-        "silo_agent.renewal.forget_previous",
+        "silo_agent.identity.identity.Identity.store",
+        "silo_agent.identity.identity.replace_file",
+        "silo_agent.identity.identity.sync_directory",
+        "silo_agent.identity.renewal.Renewal._take",
+        "silo_agent.identity.renewal.Renewal._try_newest",
+        "silo_agent.identity.renewal.forget_previous",
     ],
 )
 def test_a_silo_killed_anywhere_goes_on_after_its_restart(silo, monkeypatch, where):

@@ -14,13 +14,13 @@ from renewing_silo import DAY, NUMBERS, Silo, ask, reason
 from server_harness import FEDERATION, Coordinator
 
 from chorale.v1 import membership_pb2, membership_pb2_grpc
-from federation.invite import join_statement, silo_spiffe_uri
-from federation.renewal import renew_statement
+from federation.membership.invite import join_statement, silo_spiffe_uri
+from federation.membership.renewal import renew_statement
 from secagg.roster import RosterEntry
 from secagg.suite import verification_key
-from server.pki import certificate_sha256
-from silo_agent.identity import Identity, join
-from silo_agent.leaf import certificate_request
+from server.pki.authority import certificate_sha256
+from silo_agent.identity.identity import Identity, join
+from silo_agent.identity.leaf import certificate_request
 from tests.unit.secagg_samples import make_roster, signed_roster
 
 pytestmark = pytest.mark.xdist_group("renewal_attacks")

@@ -2,7 +2,7 @@
 
 Each cell is asserted to be exactly admitted, or refused for exactly one reason. An admitted call is
 empty and may then fail for its content, but never for an access reason. Who may do what is written
-out here once more, so that no slip in ``server/access.py`` passes by agreeing with itself.
+out here once more, so that no slip in ``server/rpc/access.py`` passes by agreeing with itself.
 
 A certificate that TLS itself refuses shows as UNAVAILABLE; one that was good when the connection
 was made is refused call by call, for a reason. Both are here.
@@ -22,8 +22,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from server_harness import FEDERATION, Coordinator
 
 from chorale.v1 import admin_pb2, enrolment_pb2, membership_pb2, round_pb2
-from server.catalogue import Reason
-from server.pki import CertificateAuthority, certificate_sha256
+from server.pki.authority import CertificateAuthority, certificate_sha256
+from server.rpc.catalogue import Reason
 from server.store.silos import SiloRow
 
 pytestmark = pytest.mark.xdist_group("role_table")

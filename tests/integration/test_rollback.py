@@ -6,7 +6,7 @@ import constant_federation as cf
 import numpy as np
 import pytest
 
-from federation.layout import Layout
+from federation.adapter.layout import Layout
 from lab.loopback import LoopbackError
 
 pytestmark = [pytest.mark.xdist_group("rollback"), pytest.mark.long]

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.loopback import LoopbackError
+from silo_agent.books.local_store import LocalStore
 from silo_agent.cli.main import app as chorale_silo
-from silo_agent.local_store import LocalStore
 from tests.integration import constant_federation as cf
 
 pytestmark = pytest.mark.long

@@ -149,7 +149,7 @@ def test_aborting_and_watching_from_the_command_line(loopback):
             sys.executable, "-m", "server.cli.main", "run", "watch", second,
             "--data", str(loopback.data_dir),
         ],
-        stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as watching:  # fmt: skip
         assert watching.stderr.readline() == f"{second} queued behind {first}\n"
         chorale(loopback, "run", "abort", first)
@@ -161,6 +161,8 @@ def test_aborting_and_watching_from_the_command_line(loopback):
         chorale(loopback, "run", "abort", second)
         assert watching.wait(timeout=30) == 1
         assert f"run {second} ended as aborted" in watching.stderr.read()
+        # How it ended is the result, though the command failed.
+        assert watching.stdout.read().splitlines()[0].startswith(f"{second}  aborted  ")
     for run_id in (first, second):
         with pytest.raises(LoopbackError, match="is over"):
             chorale(loopback, "run", "resume", run_id)

@@ -12,16 +12,16 @@ from server_harness import Coordinator
 
 from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
-from federation.audit_log import verify_log
+from ops.audit_log import verify_log
 from secagg.wire import roster_from_proto
-from server.blobs import BlobStore
 from server.cli.client import start_parts
 from server.errors import RootKeyError
-from server.root import create_root
-from server.root import sign as sign_roster
-from server.roster_file import read_roster, roster_message, write_roster
+from server.members.root import create_root
+from server.members.root import sign as sign_roster
+from server.members.roster_file import read_roster, roster_message, write_roster
+from server.store.blobs.directory import BlobStore
 from server.store.runs import RunState
-from silo_agent.identity import join
+from silo_agent.identity.identity import join
 from tests.unit.store_samples import record
 
 PLAN = Path(__file__).parents[2] / "deploy" / "examples" / "plan-constant.toml"
@@ -52,7 +52,7 @@ def signed(coordinator, message, directory=None):
     message.signature = message.signature or bytes(64)
     roster = roster_from_proto(message).roster
     directory = directory or coordinator.root_dir
-    return roster_message(sign_roster(roster, directory, confirm=lambda _: True))
+    return roster_message(sign_roster(roster, directory, show=str, confirm=lambda: True))
 
 
 def refused(coordinator, call, reason):
@@ -81,10 +81,10 @@ def test_a_roster_goes_out_to_the_root_and_comes_back(coordinator, admin, tmp_pa
     shown = []
     roster = read_roster(tmp_path / "roster.json").roster
     with pytest.raises(RootKeyError, match="not confirmed"):
-        sign_roster(roster, coordinator.root_dir, confirm=lambda text: shown.append(text) or False)
+        sign_roster(roster, coordinator.root_dir, show=shown.append, confirm=lambda: False)
     assert "hospital-b" in shown[0]
     assert f"epoch {proposal.epoch}" in shown[0]
-    result = sign_roster(roster, coordinator.root_dir, confirm=lambda _: True)
+    result = sign_roster(roster, coordinator.root_dir, show=str, confirm=lambda: True)
     publish(admin, roster_message(result))
     assert coordinator.store.rosters.current() == result
     states = {

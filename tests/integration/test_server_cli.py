@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from server_harness import Coordinator
 
-from silo_agent.identity import join
+from silo_agent.identity.identity import join
 
 pytestmark = pytest.mark.xdist_group("server_cli")
 
@@ -92,10 +92,15 @@ def test_watching_streams_json_lines_and_ends_with_the_run(coordinator):
     assert lines[-1]["run"]["state"] == "finished"
 
 
-def test_text_keeps_stdout_for_results(coordinator):
-    done = chorale("silo", "list", "--data", coordinator.data_dir)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr
+def test_a_list_can_be_piped_and_an_empty_one_has_no_line(coordinator):
+    where = ("--data", coordinator.data_dir)
+    done = chorale("silo", "list", *where)
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert (done.returncode, names) == (0, ["hospital-a", "hospital-b", "hospital-c"])
+    assert done.stderr == ""
+    none = chorale("budget", *where)
+    assert (none.returncode, none.stdout) == (0, "")
+    assert none.stderr.startswith("no runs yet: ")
 
 
 def test_exit_codes(coordinator, tmp_path):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from server_harness import FEDERATION, Coordinator
 
-from federation.adapter import decode_adapter, encode_adapter
-from federation.initial_adapter import initial_adapter
-from federation.layout import Layout
-from federation.model_shapes import shape_from_config, shape_of
-from federation.plan import Plan
+from federation.adapter.encoding import decode_adapter, encode_adapter
+from federation.adapter.initial import initial_adapter
+from federation.adapter.layout import Layout
+from federation.adapter.shapes import shape_from_config, shape_of
+from federation.plan.plan import Plan
 from server.cli.envelope import run_app
 from server.cli.main import app
 
@@ -35,11 +35,11 @@ def coordinator(tmp_path_factory):
 
 @pytest.fixture
 def chorale(coordinator, monkeypatch, capsys):
-    """Run a command here; exit code, envelope and prose."""
+    """Run a command here; exit code, envelope or lines, and what is said besides."""
 
-    def call(*arguments):
+    def call(*arguments, output="json"):
         line = ["chorale", *map(str, arguments)]
-        line += ["--data", str(coordinator.data_dir), "--format", "json"]
+        line += ["--data", str(coordinator.data_dir), "--format", output]
         monkeypatch.setattr("sys.argv", line)
         code = 0
         try:
@@ -47,7 +47,8 @@ def chorale(coordinator, monkeypatch, capsys):
         except SystemExit as ended:
             code = int(ended.code or 0)
         captured = capsys.readouterr()
-        return code, json.loads(captured.out), captured.err
+        answer = json.loads(captured.out) if output == "json" else captured.out
+        return code, answer, captured.err
 
     coordinator.conductor.started.clear()
     return call
@@ -197,5 +198,8 @@ def test_pausing_and_resuming_say_what_follows(coordinator, chorale):
     assert "next: chorale run resume run-1" in prose
     code, answer, prose = chorale("run", "resume", "run-1")
     assert (code, answer["data"]) == (0, {"run_id": "run-1", "behind": "run-0"})
-    assert "run-1 goes on when run-0 is over" in prose
-    assert (coordinator.conductor.paused, coordinator.conductor.resumed) == (["run-1"], ["run-1"])
+    shown = chorale("run", "resume", "run-1", output="text")
+    said = "next: chorale run watch run-1\n"
+    assert shown == (0, "run-1 goes on when run-0 is over\n", said)
+    assert coordinator.conductor.paused == ["run-1"]
+    assert coordinator.conductor.resumed == ["run-1", "run-1"]

@@ -13,13 +13,13 @@ from otlp_collector import Collector
 from server_harness import Coordinator
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc, round_pb2, round_pb2_grpc
-from federation.tracing import ATTRIBUTES, follow, read_traceparent, use
-from federation.tracing_otel import OtelBackend
 from lab.loopback import LoopbackFederation
+from ops.tracing.otel import OtelBackend
+from ops.tracing.spans import ATTRIBUTES, follow, read_traceparent, use
 from server.cli.client import connect
 from silo_agent.errors import TransportError
-from silo_agent.identity import join
-from silo_agent.transport import Coordinator as Line
+from silo_agent.identity.identity import join
+from silo_agent.line.transport import Coordinator as Line
 
 pytestmark = pytest.mark.xdist_group("tracing")
 

@@ -22,16 +22,16 @@ import pytest
 from chorale.v1 import round_pb2 as pb
 from chorale.v1 import round_pb2_grpc
 from dp.config import Mode
-from dp.ledger import Ledger, LedgerEntry
+from dp.ledger.ledger import Ledger, LedgerEntry
 from secagg import wire
 from secagg.descriptor import AggregationId
 from secagg.messages import MaskedInputHeader
-from silo_agent.attempt import ledger_identity
+from silo_agent.attempt.spool import Spool
+from silo_agent.attempt.unfinished import UnfinishedUploads
+from silo_agent.books.ledger_names import ledger_identity
 from silo_agent.errors import TransportError
+from silo_agent.line.transport import Coordinator
 from silo_agent.metrics import SiloMetrics
-from silo_agent.spool import Spool
-from silo_agent.transport import Coordinator
-from silo_agent.unfinished import UnfinishedUploads
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -238,8 +238,8 @@ KILLED = """
 import sys
 import grpc
 from pathlib import Path
-from silo_agent.spool import Spool
-from silo_agent.transport import Coordinator
+from silo_agent.attempt.spool import Spool
+from silo_agent.line.transport import Coordinator
 
 coordinator = Coordinator(
     address=sys.argv[1],

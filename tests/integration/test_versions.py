@@ -7,17 +7,17 @@ import pytest
 from server_harness import Coordinator
 from structlog.testing import capture_logs
 
-import server.access
-import server.answers
-import server.versions
-import silo_agent.line
+import server.rpc.access
+import server.rpc.answers
+import server.rpc.versions
+import silo_agent.line.channel
 from chorale.v1 import round_pb2, round_pb2_grpc
 from federation.version import UNANNOUNCED, Version, this_version
 from server.cli.client import call_once
-from silo_agent.doctor_checks_network import call_roster, judge_versions
+from silo_agent.doctor.network import call_roster, judge_versions
 from silo_agent.errors import CoordinatorVersionError, NotServedError, TransportError
-from silo_agent.identity import InviteRefusedError, join
-from silo_agent.transport import Coordinator as Line
+from silo_agent.identity.identity import InviteRefusedError, join
+from silo_agent.line.transport import Coordinator as Line
 
 pytestmark = pytest.mark.xdist_group("versions")
 LATER = Version(name="9.0.0", oldest=9, newest=9)
@@ -34,7 +34,7 @@ def coordinator(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def lines_at_once(monkeypatch):
     """Tests need not be a minute apart to be spoken of."""
-    monkeypatch.setattr(server.versions, "LEAST_APART_S", 0.0)
+    monkeypatch.setattr(server.rpc.versions, "LEAST_APART_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,11 @@ def line(coordinator, identity):
 
 
 def silo_says(monkeypatch, version):
-    monkeypatch.setattr(silo_agent.line, "this_version", lambda: version)
+    monkeypatch.setattr(silo_agent.line.channel, "this_version", lambda: version)
 
 
 def coordinator_says(monkeypatch, version):
-    for module in (server.access, server.answers, server.versions):
+    for module in (server.rpc.access, server.rpc.answers, server.rpc.versions):
         monkeypatch.setattr(module, "this_version", lambda: version)
 
 
@@ -136,7 +136,7 @@ def test_a_silo_of_another_protocol_is_told_by_the_coordinator(coordinator, line
 def test_a_silo_finds_out_by_itself_where_the_coordinator_does_not(line, monkeypatch):
     # A coordinator of a later version that does not judge.
     coordinator_says(monkeypatch, LATER)
-    monkeypatch.setattr(server.versions, "require_compatible", lambda *_a, **_k: None)
+    monkeypatch.setattr(server.rpc.versions, "require_compatible", lambda *_a, **_k: None)
     with pytest.raises(CoordinatorVersionError, match="upgrade this silo") as caught:
         line.ping()
     assert caught.value.reason == "version_mismatch"
@@ -154,7 +154,7 @@ def test_a_coordinator_that_says_another_version_with_each_answer_is_heard_once(
     line.watch_version(heard.append)
     for number in range(6):
         said = Version(name=f"0.2.{number}", oldest=1, newest=2)
-        monkeypatch.setattr(server.access, "this_version", lambda said=said: said)
+        monkeypatch.setattr(server.rpc.access, "this_version", lambda said=said: said)
         line.ping()
     assert [one.name for one in heard] == ["0.2.0"]
     assert line.version.name == "0.2.5"
@@ -162,7 +162,7 @@ def test_a_coordinator_that_says_another_version_with_each_answer_is_heard_once(
 
 def test_malformed_words_of_the_coordinator_are_a_typed_error(line, monkeypatch):
     monkeypatch.setattr(
-        server.access, "this_version", lambda: Version(name="?", oldest=1, newest=2)
+        server.rpc.access, "this_version", lambda: Version(name="?", oldest=1, newest=2)
     )
     with pytest.raises(CoordinatorVersionError, match="no version") as caught:
         line.ping()
@@ -170,7 +170,7 @@ def test_malformed_words_of_the_coordinator_are_a_typed_error(line, monkeypatch)
 
 
 def test_joining_says_it_too(coordinator, tmp_path, monkeypatch):
-    monkeypatch.setattr("silo_agent.identity.this_version", lambda: LATER)
+    monkeypatch.setattr("silo_agent.identity.identity.this_version", lambda: LATER)
     invite = coordinator.invite("hospital-b")
     with pytest.raises(InviteRefusedError) as caught:
         join(invite, tmp_path / "silo")

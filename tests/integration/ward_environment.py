@@ -11,7 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from silo_agent.envs import Environment, EnvironmentFailureError
+from evolution.envs import Environment, EnvironmentFailureError
 
 RECORDS = Path(os.environ["WARD_RECORDS"])
 MARKS = json.loads(RECORDS.read_text())

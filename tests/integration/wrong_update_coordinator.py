@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from federation.adapter import adapter_parts
-from server import aggregation
+from federation.adapter.encoding import adapter_parts
 from server.cli.coordinator import main
+from server.run import aggregation
 
 _rounds = 0
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-CHARGE = "dp/charge.py"
-LEDGER = "dp/ledger.py"
-TOTALS = "dp/ledger_totals.py"
-RECEIPT = "dp/receipt.py"
-RDP = "dp/rdp.py"
-RESERVATION = "silo_agent/reservation.py"
+CHARGE = "dp/accounting/charge.py"
+LEDGER = "dp/ledger/ledger.py"
+TOTALS = "dp/ledger/counts.py"
+RECEIPT = "dp/ledger/receipt.py"
+RDP = "dp/accounting/rdp.py"
+RESERVATION = "silo_agent/local_work/reservation.py"
 
 _CHARGES = "tests/unit/test_dp_charge.py::"
 _LEDGER_TESTS = "tests/unit/test_dp_ledger.py::"
@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         name="step-not-taken",
         disables="the spending of a step before its units are read",
-        file="dp/sgd.py",
+        file="dp/steps/sgd.py",
         old="        self._receipt.take_step()\n        spec = self._receipt.spec\n",
         new="        spec = self._receipt.spec\n",
         tests=(_SGD_TESTS + "test_noise_comes_before_the_data_and_the_debit_too",),
@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant(
         name="reserved-after-training",
         disables="the charge of a training before its first step",
-        file="silo_agent/evolve/descend.py",
+        file="evolution/methods/descend.py",
         old="    step = DpStep(receipt=work.privacy.reserve(), ",
         new="    units = list(population.rows_of.values())\n"
         "    trainer.descend(\n"
@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         name="sample-reused",
         disables="a fresh sample for each attempt: the last one's sum is released again",
-        file="dp/sgd.py",
+        file="dp/steps/sgd.py",
         old="    sample = poisson_sample(population, record.sampling_rate, "
         'NoiseSource.fresh("unit sample"))\n',
         new='    kept = globals().setdefault("_kept", {})\n'
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         name="echo-believed",
         disables="the comparison of the echoed head with the ledger",
-        file="silo_agent/ledger_echo.py",
+        file="silo_agent/books/ledger_echo.py",
         old="        ledger.require_contains(bundle.ledger_seq, bundle.ledger_sha256)\n",
         new="        ledger.require_contains(*ledger.head())\n",
         tests=(_ECHO + "test_an_older_copy_is_refused_in_public_and_says_what_to_do",),
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         name="echo-of-anybody",
         disables="the silo's own signature on an echoed head",
-        file="silo_agent/ledger_echo.py",
+        file="silo_agent/books/ledger_echo.py",
         old="    if bundle.silo_id != silo_id or not "
         "suite.verify(own_key, bundle.signature, signed_bytes):\n",
         new="    if bundle.silo_id != silo_id or not own_key or not signed_bytes:\n",
@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         name="peer-behind",
         disables="the comparison of a peer's head with the highest seen",
-        file="silo_agent/peer_heads.py",
+        file="silo_agent/books/peer_heads.py",
         old="            if before is not None and problem:\n",
         new="            if before is not None and not problem and before.seq < 0:\n",
         tests=(_PEERS + "test_a_rolled_back_peer_ends_the_attempt_before_any_share_leaves",),
@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         name="figures-in-every-step",
         disables="zeros in place of figures after step 0",
-        file="silo_agent/finished_work.py",
+        file="silo_agent/local_work/finished.py",
         old="            if step == 0\n",
         new="            if step >= 0\n",
         tests=(_WORK_STEPS + "test_only_step_0_carries_figures",),
@@ -224,7 +224,7 @@ MUTANTS = (
     Mutant(
         name="sum-without-noise",
         disables="the refusal of a share whose noise is not what was debited",
-        file="dp/share.py",
+        file="dp/noise/share.py",
         old="        if (self._sigma > 0) != noised:\n",
         new="        if (self._sigma > 0) and not noised:\n",
         tests=("tests/unit/test_dp_share.py::test_noise_must_fit_what_was_debited",),
@@ -232,7 +232,7 @@ MUTANTS = (
     Mutant(
         name="unclipped-vector",
         disables="the refusal of a whole vector where a sum of clipped units was debited",
-        file="dp/share.py",
+        file="dp/noise/share.py",
         old="        if isinstance(delta, UnitSum) != (mode is Mode.RECORD_DISTRIBUTED):\n",
         new="        if isinstance(delta, UnitSum) and mode is not Mode.RECORD_DISTRIBUTED:\n",
         tests=(_SHARE_TESTS + "test_only_a_sum_of_clipped_units_has_the_sensitivity_of_one",),

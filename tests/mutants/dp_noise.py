@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-SGD = "dp/sgd.py"
-SHARE = "dp/share.py"
-UNITS = "dp/units.py"
-GRID = "dp/grid.py"
-UNIT_SUM = "dp/unit_sum.py"
-GRADS = "dp/grads.py"
-OUTCOME = "silo_agent/round_outcome.py"
-SFT = "silo_agent/evolve/sft.py"
+SGD = "dp/steps/sgd.py"
+SHARE = "dp/noise/share.py"
+UNITS = "dp/steps/units.py"
+GRID = "dp/noise/grid.py"
+UNIT_SUM = "dp/noise/unit_sum.py"
+GRADS = "dp/steps/grads.py"
+OUTCOME = "silo_agent/local_work/outcome.py"
+SFT = "evolution/train/sft.py"
 
 _LOCAL = "tests/audit/test_audits_record_local.py::"
 _SHARED = "tests/audit/test_audits_shared.py::"
@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         name="noise-key-constant",
         disables="a key of its own for each source: all silos draw the same noise",
-        file="dp/source.py",
+        file="dp/noise/source.py",
         old="algorithms.AES(os.urandom(_KEY_BYTES))",
         new="algorithms.AES(bytes(_KEY_BYTES))",
         tests=(_SHARES,),
@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         name="minus-zero",
         disables="the rejection of a second zero in the sampler",
-        file="dp/dgauss.py",
+        file="dp/noise/dgauss.py",
         old="    accepted &= (magnitude != 0) | (signs == 0)\n",
         new="    accepted &= (magnitude != 0) | (signs < 2)\n",
         tests=(_DGAUSS + "test_minus_zero_is_rejected",),
@@ -307,7 +307,7 @@ MUTANTS = (
     Mutant(
         name="failed-exploration-ends-the-training",
         disables="the noisy steps of a round whose exploration failed",
-        file="silo_agent/evolve/fed_se.py",
+        file="evolution/methods/fed_se.py",
         old="if spec is None or isinstance(error, EvolveError):\n",
         new="if spec is None or isinstance(error, Exception):\n",
         tests=(_CONTAINED + "test_where_exploring_fails_as_a_whole_the_charged_steps_are_noise",),

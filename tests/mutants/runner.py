@@ -29,8 +29,8 @@ from tests.mutants.mutant import Mutant, StaleMutantError
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
-    "secagg", "dp", "federation", "silo_agent", "server", "proto", "deploy", "tests",
-    "pyproject.toml",
+    "secagg", "dp", "federation", "ops", "evolution", "silo_agent", "server", "proto", "deploy",
+    "tests", "pyproject.toml",
 )  # fmt: skip
 WORKERS = 2
 BASELINE_TIMEOUT_S = 300

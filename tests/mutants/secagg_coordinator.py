@@ -11,15 +11,18 @@ UPLOADS = "secagg/server/collect_masked_inputs.py"
 CONSISTENCY = "secagg/server/collect_consistency.py"
 UNMASKING = "secagg/server/collect_unmasking.py"
 SHAMIR = "secagg/shamir.py"
-SUM = "server/aggregation.py"
-ACCUMULATOR = "server/accumulator.py"
-RECORD = "federation/record.py"
-VERIFY = "federation/verify.py"
+SUM = "server/run/aggregation.py"
+RUN = "server/run/driver.py"
+ACCUMULATOR = "server/attempt/accumulator.py"
+RECORD = "federation/chain/record.py"
+VERIFY = "federation/chain/verify.py"
 
 _T = "tests/simulation/test_secagg_coordinator.py::"
 _KEYS = "tests/simulation/test_secagg_refused_keys.py::"
 _FAMILIES = "tests/simulation/test_secagg_families.py::"
 _BINDING = "tests/simulation/test_secagg_binding.py::"
+_SUMS = "tests/unit/test_server_aggregation.py::"
+_QUARANTINE = "tests/unit/test_server_quarantine.py::"
 _ACCUMULATED = "tests/unit/test_server_accumulator.py::"
 _FLUSHED = "tests/unit/test_server_accumulator_flush.py::"
 _PAGES = "tests/unit/test_silo_chain_pages.py::"
@@ -222,7 +225,67 @@ MUTANTS = (
         file=SUM,
         old="    if norm > bound:\n",
         new="    if norm > bound * 1e9:\n",
-        tests=("tests/unit/test_server_aggregation.py::test_leftover_masks_are_recognised",),
+        tests=(_SUMS + "test_all_clipped_silos_in_one_direction_are_possible_and_one_more_is_not",),
+    ),
+    Mutant(
+        name="quarantine-noise-room",
+        disables="the bound on how long noise may make a vector: twelve times its length passes",
+        file=SUM,
+        old="noise = sigma * (math.sqrt(descriptor.dimension) + NOISE_TAIL)",
+        new="noise = sigma * math.sqrt(descriptor.dimension) * NOISE_TAIL",
+        tests=(_SUMS + "test_under_noise_a_silo_has_the_noises_own_room_and_not_twelve_times_it",),
+    ),
+    Mutant(
+        name="quarantine-figures",
+        disables="the upper end of what silos and their noise can say in the metrics block",
+        file=SUM,
+        old="        if not -tail <= figure <= most + tail:\n",
+        new="        if not -tail <= figure:\n",
+        tests=(
+            _SUMS + "test_figures_that_no_honest_silos_have_are_not_applied",
+            _SUMS + "test_the_noise_of_honest_silos_is_possible_at_both_ends",
+        ),
+    ),
+    Mutant(
+        name="quarantine-negative-figures",
+        disables="the lower end of it",
+        file=SUM,
+        old="        if not -tail <= figure <= most + tail:\n",
+        new="        if not figure <= most + tail:\n",
+        tests=(
+            _SUMS + "test_figures_that_no_honest_silos_have_are_not_applied",
+            _SUMS + "test_the_noise_of_honest_silos_is_possible_at_both_ends",
+        ),
+    ),
+    Mutant(
+        name="quarantine-successes",
+        disables="no more successes than episodes in a family",
+        file=SUM,
+        old="        if successes - episodes > math.sqrt(2.0) * tail:\n",
+        new="        if not episodes and successes < 0:\n",
+        tests=(
+            _SUMS + "test_figures_that_no_honest_silos_have_are_not_applied",
+            _SUMS + "test_successes_exceed_episodes_by_no_more_than_both_noises",
+        ),
+    ),
+    Mutant(
+        name="quarantined-in-a-row",
+        disables="the end of a run whose sums are quarantined one after the other",
+        file="server/run/sum_history.py",
+        old="    if len(in_a_row) >= plan.rounds.max_quarantined:\n",
+        new="    if len(in_a_row) > 10_000:\n",
+        tests=(_QUARANTINE + "test_a_run_whose_sums_are_not_applied_fails_and_charges_no_more",),
+    ),
+    Mutant(
+        name="quarantined-in-memory",
+        disables="the durable name of a quarantined release: a restart begins the count again",
+        file=RUN,
+        old="closed.outcome, closed.to_json())",
+        new="closed.outcome, replace(closed, outcome=record.kind).to_json())",
+        tests=(
+            _QUARANTINE + "test_a_restart_in_the_next_round_forgets_no_quarantined_sum",
+            _QUARANTINE + "test_a_restart_right_after_the_last_allowed_one_opens_no_further_round",
+        ),
     ),
     Mutant(
         name="upload-bytes",
@@ -261,7 +324,7 @@ MUTANTS = (
     Mutant(
         name="chain-without-end",
         disables="no more records in a chain than its plan has releases",
-        file="silo_agent/chain.py",
+        file="silo_agent/follow/chain.py",
         old="            if position > plan.releases + 1:\n",
         new="            if position < 0:\n",
         tests=(_PAGES + "test_a_coordinator_that_pages_for_ever_is_left_at_the_plans_end",),

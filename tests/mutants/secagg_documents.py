@@ -8,7 +8,7 @@ ROSTER = "secagg/roster.py"
 DESCRIPTOR = "secagg/descriptor.py"
 PARAMETERS = "secagg/parameters.py"
 SETUP = "secagg/client/setup.py"
-POLICY = "silo_agent/policy_descriptor.py"
+POLICY = "silo_agent/policy/descriptor.py"
 
 _ROSTER_TESTS = "tests/unit/test_secagg_roster.py::"
 _DESCRIPTOR_TESTS = "tests/unit/test_secagg_descriptor.py::"

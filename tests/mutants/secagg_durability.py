@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-LEDGER = "dp/ledger.py"
-JOURNAL = "dp/journal.py"
-DAYS = "dp/ledger_days.py"
-ADMISSION = "silo_agent/admission.py"
-TOTALS = "dp/ledger_totals.py"
+LEDGER = "dp/ledger/ledger.py"
+JOURNAL = "dp/ledger/journal.py"
+DAYS = "dp/ledger/days.py"
+ADMISSION = "silo_agent/daemon/admission.py"
+TOTALS = "dp/ledger/counts.py"
 
-LEDGER_FILE = "silo_agent/ledger_file.py"
-SESSION = "silo_agent/session.py"
-SPOOL = "silo_agent/spool.py"
-UNFINISHED = "silo_agent/unfinished.py"
-DURABLE = "federation/durable.py"
+LEDGER_FILE = "silo_agent/books/ledger_file.py"
+SESSION = "silo_agent/attempt/session.py"
+SPOOL = "silo_agent/attempt/spool.py"
+UNFINISHED = "silo_agent/attempt/unfinished.py"
+DURABLE = "ops/files.py"
 
 _LEDGER_TESTS = "tests/unit/test_dp_ledger.py::"
 _ADMISSION_TESTS = "tests/unit/test_silo_admission.py::"
@@ -196,7 +196,7 @@ MUTANTS = (
     Mutant(
         name="trainings-per-run",
         disables="the cap on a run's trainings where the debit is made",
-        file="silo_agent/reservation.py",
+        file="silo_agent/local_work/reservation.py",
         old="                max_in_run=self._plan.charged_releases,\n",
         new="",
         tests=(_RESERVATION_TESTS + "test_a_run_is_trained_for_as_often_as_its_plan_states",),
@@ -234,8 +234,8 @@ MUTANTS = (
         disables='the "spent" mark and the debit before the first byte',
         file=SESSION,
         old="        receipt = self._ledger.reserve(\n",
-        new="        receipt = (lambda e: __import__('dp.receipt').receipt.Receipt(\n"
-        "            issuer=__import__('dp.receipt').receipt.ISSUER, mode=e.mode,\n"
+        new="        receipt = (lambda e: __import__('dp.ledger.receipt').ledger.receipt.Receipt(\n"
+        "            issuer=__import__('dp.ledger.receipt').ledger.receipt.ISSUER, mode=e.mode,\n"
         "            descriptor_sha256=e.descriptor_sha256, dimension=e.dimension))(\n",
         tests=_WITHOUT_CRASHES,
         phrase="no durable record 'spent'",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-SESSION = "silo_agent/session.py"
-DAEMON = "silo_agent/daemon.py"
-PEER_HEADS = "silo_agent/peer_heads.py"
+SESSION = "silo_agent/attempt/session.py"
+DAEMON = "silo_agent/daemon/daemon.py"
+PEER_HEADS = "silo_agent/books/peer_heads.py"
 
 _PEERS = "tests/unit/test_silo_peer_heads.py::"
 _STEPS = "tests/unit/test_silo_daemon_steps.py::"

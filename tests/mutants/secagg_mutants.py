@@ -11,13 +11,18 @@ import sys
 import time
 
 from tests.mutants import (
+    secagg_border,
     secagg_coordinator,
     secagg_documents,
+    secagg_doors,
     secagg_durability,
     secagg_heads,
     secagg_keys,
+    secagg_members,
     secagg_rosters,
     secagg_silo,
+    secagg_site,
+    secagg_storage,
 )
 from tests.mutants.mutant import Mutant
 from tests.mutants.runner import BaselineError, Verdict, run_all
@@ -30,6 +35,11 @@ MUTANTS: tuple[Mutant, ...] = (
     *secagg_durability.MUTANTS,
     *secagg_heads.MUTANTS,
     *secagg_coordinator.MUTANTS,
+    *secagg_border.MUTANTS,
+    *secagg_storage.MUTANTS,
+    *secagg_site.MUTANTS,
+    *secagg_members.MUTANTS,
+    *secagg_doors.MUTANTS,
 )
 
 

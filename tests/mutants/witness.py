@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-PACKAGES = ("secagg", "dp", "federation", "silo_agent", "server", "chorale")
+PACKAGES = ("secagg", "dp", "federation", "ops", "evolution", "silo_agent", "server", "chorale")
 
 
 class Witness:

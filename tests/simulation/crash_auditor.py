@@ -137,7 +137,7 @@ def _step(identity: AggregationId) -> tuple[str, int, int, int]:
 
 
 def _records(content: bytes) -> Iterable[dict[str, Any]]:
-    # The frames of ``dp.journal``: the payload's length, two checksums, the payload.
+    # The frames of ``dp.ledger.journal``: the payload's length, two checksums, the payload.
     offset = 0
     while offset + 12 <= len(content):
         length = int.from_bytes(content[offset : offset + 4], "big")

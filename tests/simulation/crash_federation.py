@@ -1,7 +1,7 @@
 """Silos that crash, around a coordinator that lies, watched by an auditor.
 
-A silo is the real ``silo_agent.session.Session`` over the real ledger and the real spool on a
-`Disk`; what it sends goes to the auditor before it goes to the coordinator's store.
+A silo is the real ``silo_agent.attempt.session.Session`` over the real ledger and the real spool on
+a `Disk`; what it sends goes to the auditor before it goes to the coordinator's store.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 
 from dp.config import Mode, PrivacySpec
 from dp.errors import LedgerCorruptError, PrivacyError
-from dp.ledger import Ledger
+from dp.ledger.ledger import Ledger
 from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
 from secagg.errors import SecAggError
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
-from silo_agent.audit import AuditLog
-from silo_agent.contribution import Contribution
+from silo_agent.attempt.session import Session
+from silo_agent.attempt.unfinished import UnfinishedUploads
+from silo_agent.books.audit import AuditLog
+from silo_agent.books.local_store import LocalStore
+from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import SiloError, TransportError
-from silo_agent.local_store import LocalStore
+from silo_agent.local_work.contribution import Contribution
 from silo_agent.metrics import SiloMetrics
-from silo_agent.peer_heads import PeerHeads
-from silo_agent.session import Session
-from silo_agent.unfinished import UnfinishedUploads
 from tests.simulation.crash_auditor import Auditor
 from tests.simulation.crash_coordinator import Attempt, Built
 from tests.simulation.crash_disk import Crash, Disk

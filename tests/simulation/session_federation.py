@@ -1,9 +1,9 @@
 """Silos with real sessions, ledgers and spools, around a coordinator that a test plays.
 
-Everything a silo does passes through ``silo_agent.session.Session`` and its ledger on disk, so what
-survives a crash survives here; every message goes through its protobuf bytes, and everything that
-leaves a silo is kept in `Member.sent`. The coordinator's honest side is ``secagg.server``; a test
-may put any other message in front of any silo instead.
+Everything a silo does passes through ``silo_agent.attempt.session.Session`` and its ledger on disk,
+so what survives a crash survives here; every message goes through its protobuf bytes, and
+everything that leaves a silo is kept in `Member.sent`. The coordinator's honest side is
+``secagg.server``; a test may put any other message in front of any silo instead.
 
 Silo k uploads 2^k in every coordinate, with the sign alternating, so a sum tells who is in it.
 """
@@ -22,19 +22,19 @@ import pytest
 
 from chorale.v1 import secagg_pb2 as pb
 from dp.config import Mode, PrivacySpec
-from dp.ledger import Ledger
+from dp.ledger.ledger import Ledger
 from secagg import client, server
 from secagg.decode import centred_lift
 from secagg.descriptor import AggregationId, Descriptor, MetricsLayout, SignedDescriptor
 from secagg.errors import Check, UnexpectedMessageError, VerificationError
-from silo_agent.audit import AuditLog
-from silo_agent.contribution import Contribution
+from silo_agent.attempt.session import Session
+from silo_agent.attempt.unfinished import UnfinishedUploads
+from silo_agent.books.audit import AuditLog
+from silo_agent.books.local_store import LocalStore
+from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import SessionError
-from silo_agent.local_store import LocalStore
+from silo_agent.local_work.contribution import Contribution
 from silo_agent.metrics import SiloMetrics
-from silo_agent.peer_heads import PeerHeads
-from silo_agent.session import Session
-from silo_agent.unfinished import UnfinishedUploads
 from tests.simulation.secagg_cohort import carried
 from tests.unit.secagg_samples import (
     make_descriptor,
@@ -178,7 +178,7 @@ class Member:
     def last(self, call: str) -> Any:
         return next(sent.message for sent in reversed(self.sent) if sent.call == call)
 
-    # The calls of silo_agent.transport.Coordinator that a session makes
+    # The calls of silo_agent.line.transport.Coordinator that a session makes
 
     def advertise_keys(self, identity: AggregationId, bundle: Any) -> None:
         message = carried(bundle, "key_bundle", pb.KeyBundle)

@@ -17,7 +17,7 @@ from secagg.descriptor import MetricsLayout, sign_descriptor
 from secagg.errors import Check, MalformedMessageError, VerificationError
 from secagg.messages import KeyBundles
 from secagg.roster import Roster, RosterEntry, sign_roster, verify_roster
-from silo_agent.policy import check_descriptor
+from silo_agent.policy.policy import check_descriptor
 from tests.simulation.secagg_tampering import ME, PEER
 from tests.simulation.session_federation import (
     CLIP,
@@ -284,7 +284,7 @@ def test_the_guardian_refuses_what_does_not_follow_from_the_plan(lie, rule):
     def decide(descriptor: Any, site: Any) -> Any:
         return check_descriptor(
             site, descriptor=descriptor, silo_id="silo-a", plan=plan,
-            base_sha256=policy_samples.BASE, layout=policy_samples.LAYOUT,
+            site=policy_samples.SITE, layout=policy_samples.LAYOUT,
             now_unix_s=policy_samples.NOW_UNIX_S,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ import pytest
 
 from chorale.v1 import round_pb2
 from dp.config import Mode
-from dp.grid import Grid
+from dp.noise.grid import Grid
 from secagg import wire
 from tests.simulation.secagg_tampering import ME
 from tests.simulation.session_federation import (

@@ -15,7 +15,7 @@ import pytest
 from secagg import suite, transcript
 from secagg.errors import Check, UnexpectedMessageError, VerificationError
 from secagg.messages import KeyBundles
-from server.accumulator import Accumulator
+from server.attempt.accumulator import Accumulator
 from server.errors import UploadError
 from tests.simulation.secagg_tampering import ME, PEER, flip, signed_bundle
 from tests.simulation.session_federation import (

@@ -32,10 +32,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dp.receipt import ISSUER, Receipt
+from dp.ledger.receipt import ISSUER, Receipt
 from secagg.client import ConsistencyCheck, Unmask
 from secagg.messages import Survivors
-from silo_agent.session import Session
+from silo_agent.attempt.session import Session
 from tests.simulation.crash_federation import CLIP, DIMENSION, GRID, Federation, Silo
 
 EXAMPLES, LONG_EXAMPLES = 200, 2000

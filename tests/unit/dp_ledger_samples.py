@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import struct
 
-from dp.charge import Charge
+from dp.accounting.charge import Charge
 from dp.config import Mode, PrivacySpec, RecordSpec
-from dp.journal import HEADER_BYTES
-from dp.ledger import Ledger, LedgerEntry
+from dp.ledger.journal import HEADER_BYTES
+from dp.ledger.ledger import Ledger, LedgerEntry
 
 DELTA = 1e-5
 ADAPTER = bytes(range(32, 64))

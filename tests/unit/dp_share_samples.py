@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dp.config import Mode
-from dp.grid import Grid
-from dp.metrics_block import MetricsBlock
-from dp.receipt import ISSUER, Receipt
-from dp.share import NoiseShare
-from dp.source import NoiseSource
+from dp.ledger.receipt import ISSUER, Receipt
+from dp.noise.grid import Grid
+from dp.noise.metrics_block import MetricsBlock
+from dp.noise.share import NoiseShare
+from dp.noise.source import NoiseSource
 
 D = 500
 DESCRIPTOR = bytes(range(32))

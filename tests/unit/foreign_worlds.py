@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from silo_agent.rollout.engine import Generation
+from evolution.rollout.engine import Generation
 
 COLOURS = ("red", "green", "blue")
 
@@ -98,6 +99,13 @@ class OpenEnvServer:
     def hang(self, connection: ServerConnection) -> None:
         del connection
         self.release.wait(20)
+
+    def all_closed(self, *, within_s: float = 10.0) -> bool:
+        """Whether every session has ended: a connection's thread ends after its client's call."""
+        deadline = time.monotonic() + within_s
+        while self.closed < self.opened and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.closed == self.opened
 
     def _session(self, connection: ServerConnection) -> None:
         self.opened += 1

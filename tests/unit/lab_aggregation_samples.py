@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from federation.layout import Layout
+from federation.adapter.layout import Layout
 from lab.aggregation.aggregation import LabAggregation, SiloUpdate, make_lab_aggregation
 
 RANK = 3

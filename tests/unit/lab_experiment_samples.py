@@ -4,8 +4,8 @@ from pathlib import Path
 
 import silo_tiny_base
 
+from evolution.model.identity import base_sha256
 from lab.experiment.config import load_experiment
-from silo_agent.adapter.base_model import base_sha256
 
 HEAD = """
 name = "small"

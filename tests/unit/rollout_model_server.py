@@ -12,8 +12,8 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from silo_agent.rollout.engine import Prompt, Sampling
-from silo_agent.rollout.hf import HfEngine
+from evolution.rollout.engine import Prompt, Sampling
+from evolution.rollout.hf import HfEngine
 
 KEY = "key-of-the-test-server-0123456789"
 Fault = Callable[["Handler"], None]

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Self
 
 from server.audit import AuditLog
-from server.blobs import BlobStore
-from server.conductor import Conductor
+from server.conductor.conductor import Conductor
 from server.context import RunContext
 from server.liveness import Liveness
 from server.metrics import CoordinatorMetrics
-from server.run import RunDriver
+from server.run.driver import RunDriver
 from server.signal import Signal
 from server.store import Store
+from server.store.blobs.directory import BlobStore
 from tests.unit.secagg_samples import COORDINATOR_KEY, make_roster, signed_roster
 from tests.unit.server_world_plan import (
     CLIP,
@@ -103,7 +103,7 @@ class World:
         """What one coordinator process has in memory."""
         self.crashed = False
         self.metrics = CoordinatorMetrics()
-        self.store = Store(f"sqlite:///{self.directory}/coordinator.db")
+        self.store = Store(f"sqlite:///{self.directory}/coordinator.db", create=True)
         self.audit = AuditLog(self.directory / "audit.jsonl", self.clock)
         self.context = RunContext(
             store=self.store,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from federation.adapter import encode_adapter
-from federation.layout import Layout
-from federation.plan import Plan
-from silo_agent.evolve.constant import constant_pattern
+from evolution.methods.constant import constant_pattern
+from federation.adapter.encoding import encode_adapter
+from federation.adapter.layout import Layout
+from federation.plan.plan import Plan
 
 CLIP, GRID, RANK, WIDTH = 16.0, 2**20, 2, 12
 NO_MODEL = bytes(32)
@@ -35,7 +35,9 @@ def plan_toml(
     optimiser: str = "fedavg",
     delta_clip: float | None = None,
     silo_noise: float = 0.0,
+    exact_figures: bool = True,
 ) -> bytes:
+    exact = f"exact_figures = {str(exact_figures).lower()}" if mode == "none" else ""
     record = f"""
 [privacy.record]
 sampling_rate = 0.5
@@ -66,6 +68,7 @@ metrics_noise_multiplier = {noise}
 delta = 1e-5
 epsilon_cap = 1e9
 accept_low_cosine = true
+{exact}
 {record if steps else ""}
 [secure_aggregation]
 n_min = {n_min}

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chorale.v1 import round_pb2
-from dp.charge import UNIT_KINDS
-from dp.grid import Grid
-from dp.ledger import Ledger
-from dp.unit_sum import UnitSum
-from federation.layout import Layout
-from federation.plan import Plan
-from federation.record import Place
-from federation.task import RoundTask
+from dp.accounting.charge import UNIT_KINDS
+from dp.ledger.ledger import Ledger
+from dp.noise.grid import Grid
+from dp.noise.unit_sum import UnitSum
+from evolution.methods.constant import constant_pattern
+from federation.adapter.layout import Layout
+from federation.chain.record import Place
+from federation.chain.task import RoundTask
+from federation.plan.plan import Plan
 from secagg.descriptor import SignedDescriptor
-from server.conductor import Conductor
+from server.conductor.conductor import Conductor
 from server.errors import StoreError
-from silo_agent.audit import AuditLog
-from silo_agent.evolve.constant import constant_pattern
-from silo_agent.finished_work import FinishedWork
-from silo_agent.instruction import Idle, RoundAborted, RoundClosed, read_instruction
-from silo_agent.local_store import LocalStore
+from silo_agent.attempt.session import Session
+from silo_agent.books.audit import AuditLog
+from silo_agent.books.local_store import LocalStore
+from silo_agent.books.peer_heads import PeerHeads
+from silo_agent.line.instruction import Idle, RoundAborted, RoundClosed, read_instruction
+from silo_agent.local_work.finished import FinishedWork
 from silo_agent.metrics import SiloMetrics
-from silo_agent.peer_heads import PeerHeads
-from silo_agent.session import Session
 from tests.unit.secagg_samples import signing_key
 from tests.unit.server_world_plan import EPISODES, FAMILY, NO_MODEL, initial_tensors, value_of
 
@@ -215,7 +215,7 @@ class Silo:
 
         session._encoded = encoded
 
-    # The calls of silo_agent.transport.Coordinator that a session makes
+    # The calls of silo_agent.line.transport.Coordinator that a session makes
 
     def _call(self, name: str) -> None:
         current = self.world.driver.current

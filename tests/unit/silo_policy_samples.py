@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from dp.grid import Grid
-from dp.metrics_block import MetricsBlock
-from dp.share import metrics_sigma, per_silo_sigma
-from federation.layout import Layout, TensorSpec
-from federation.plan import Plan
-from federation.sums import metrics_layout
-from federation.task import RoundTask
+from dp.noise.grid import Grid
+from dp.noise.metrics_block import MetricsBlock
+from dp.noise.share import metrics_sigma, per_silo_sigma
+from federation.adapter.layout import Layout, TensorSpec
+from federation.chain.sums import metrics_layout
+from federation.chain.task import RoundTask
+from federation.plan.plan import Plan
 from secagg.descriptor import (
     NOISE_DISCRETE_GAUSSIAN,
     NOISE_NONE,
@@ -18,11 +18,14 @@ from secagg.descriptor import (
     MetricsLayout,
 )
 from secagg.parameters import threshold
-from silo_agent.policy_document import Policy
+from silo_agent.policy.document import NO_PRIVACY, Policy
+from silo_agent.policy.rule import Site
 
 NOW_UNIX_S = 1_800_000_000
 """2027-01-15 08:00 UTC."""
 BASE = bytes.fromhex("ab" * 32)
+SITE = Site(base_sha256=BASE, environments={"craft": None, "babyai": None})
+"""A silo with one of the plan's environments and one that the plan does not name."""
 COHORT = ("silo-a", "silo-b", "silo-c", "silo-d")
 LAYOUT = Layout((TensorSpec(name="layer.lora_A.weight", shape=(8, 16)),))
 
@@ -112,13 +115,22 @@ MODES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 """Changes that make the plan one of another mode."""
+ACCEPTED_NONE = (
+    ('units = ["task"]', f'units = ["task"]\naccept_no_privacy = "{NO_PRIVACY}"'),
+    ("[limits]", "[limits]\nmin_episodes_per_round = 128\nmin_tasks_per_round = 32"),
+)
+"""What the policy has to say beside the name of mode ``none``."""
+EXACT = ("[secure_aggregation]", "exact_figures = true\n[secure_aggregation]")
+"""Asks for figures without noise."""
+ALLOW_EXACT = ("max_epsilon_per_run", "allow_exact_figures = true\nmax_epsilon_per_run")
 COMPOSED = ("delta_clip_l2 = 3.0", "delta_clip_l2 = 2.0\nsilo_noise_multiplier = 4.0")
 """Adds noise for the silo to ``record_local``."""
 
 
 def mode_policy(mode: str, *changes: tuple[str, str]) -> Policy:
     """The policy that allows the plan of this mode."""
-    return make_policy(('modes = ["silo"]', f'modes = ["{mode}"]'), *changes)
+    accepted = ACCEPTED_NONE if mode == "none" else ()
+    return make_policy(('modes = ["silo"]', f'modes = ["{mode}"]'), *accepted, *changes)
 
 
 def make_plan(*changes: tuple[str, str]) -> Plan:
@@ -157,7 +169,7 @@ def make_descriptor(plan: Plan, **changes: Any) -> Descriptor:
     t, c, n_min = threshold(len(COHORT), 1), 1, plan.secure_aggregation.n_min
     declared = dict.fromkeys(COHORT, ("craft", "maze"))
     names, bounds = metrics_layout(plan, declared, t=t, n_min=n_min)
-    block = MetricsBlock(names=names, bounds=bounds)
+    block = MetricsBlock.of(names, bounds)
     descriptor = Descriptor(
         version=1,
         suite=1,

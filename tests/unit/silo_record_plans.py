@@ -1,6 +1,6 @@
 """Plans of the record-level modes over the constant method, and a silo that works under them."""
 
-from federation.plan import Plan
+from federation.plan.plan import Plan
 from tests.unit import server_world_plan as swp
 
 STEPS = 3

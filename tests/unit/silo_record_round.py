@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from dp.config import Mode, PrivacySpec, RecordSpec
-from silo_agent.envs.environment import Environment
-from silo_agent.evolve.evolver import (
+from evolution.envs.environment import Environment
+from evolution.methods.evolver import (
     Assignment,
     EvolverSetup,
     EvolveSettings,
@@ -16,8 +16,8 @@ from silo_agent.evolve.evolver import (
     StepWork,
     Work,
 )
-from silo_agent.evolve.fed_se import FedSeEvolver
-from silo_agent.evolve.population import population_of
+from evolution.methods.fed_se import FedSeEvolver
+from evolution.methods.population import population_of
 
 RANK, ALPHA, STEPS = 2, 4.0, 3
 SETTINGS = EvolveSettings(

@@ -8,18 +8,18 @@ from contextlib import suppress
 import numpy as np
 
 from dp.config import Mode, PrivacySpec, RecordSpec
-from dp.ledger import Identity, Ledger
+from dp.ledger.ledger import Identity, Ledger
 from secagg import client, server
 from secagg.decode import split_sum
 from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
-from silo_agent.audit import AuditLog
-from silo_agent.contribution import Contribution
+from silo_agent.attempt.session import Session
+from silo_agent.books.audit import AuditLog
+from silo_agent.books.local_store import LocalStore
+from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import TransportError
-from silo_agent.local_store import LocalStore
+from silo_agent.local_work.contribution import Contribution
 from silo_agent.metrics import SiloMetrics
-from silo_agent.peer_heads import PeerHeads
-from silo_agent.session import Session
 from tests.unit.secagg_samples import (
     make_descriptor,
     make_roster,

@@ -15,26 +15,26 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sqlalchemy import insert
 
 import federation.wire as federation_wire
-from federation.probes import PageRequest
-from federation.record import AdapterRecord
+from federation.chain.record import AdapterRecord
+from ops.probes.server import PageRequest
 from secagg.roster import Roster, RosterEntry, sign_roster
 from server.audit import AuditEvent, AuditLog
-from server.blobs import BlobStore
 from server.context import RunContext
 from server.figures import RoundFigures
 from server.liveness import Liveness
 from server.metrics import CoordinatorMetrics
 from server.phase import Phase
-from server.pki import CertificateAuthority
+from server.pki.authority import CertificateAuthority
+from server.pki.trust import Trust
 from server.signal import Signal
-from server.status_page import status_page
 from server.status_page.observer import Observer
+from server.status_page.serve import status_page
 from server.store import Store
+from server.store.blobs.directory import BlobStore
 from server.store.federation import FederationRow
 from server.store.runs import RunRow, RunState
 from server.store.schema import records, rounds
 from server.store.silos import SiloRow
-from server.trust import Trust
 from tests.unit.server_world_plan import plan_toml
 
 NOW = 1_800_000_000.0
@@ -81,7 +81,7 @@ class Coordinator:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self):
-        self.store = Store(f"sqlite:///{self.directory}/coordinator.db")
+        self.store = Store(f"sqlite:///{self.directory}/coordinator.db", create=True)
         self.audit = AuditLog(self.directory / "audit.jsonl", self.clock)
         self.audit.append(AuditEvent.COORDINATOR_STARTED)
         self.liveness = Liveness(self.clock)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.record import AdapterRecord
+from federation.chain.record import AdapterRecord
 from secagg.descriptor import AggregationId
 from secagg.roster import Roster, RosterEntry, sign_roster
 from server.store.messages import StoredMessage

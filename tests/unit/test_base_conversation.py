@@ -5,14 +5,14 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from lab.base.tokenizer import build_tokenizer, environment_words
-from silo_agent.rollout.conversation import (
+from evolution.rollout.conversation import (
     MAX_OBSERVATION_CHARS,
     ChatFormat,
     ChatTemplateError,
     ConversationError,
     messages,
 )
+from lab.base.tokenizer import build_tokenizer, environment_words
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

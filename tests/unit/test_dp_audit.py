@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom
 
-from dp.audit import (
+from dp.errors import SpecError
+from lab.audit.bounds import (
     AuditResult,
     beta_cdf,
     epsilon_lower_bound,
     rate_lower_bound,
     rate_upper_bound,
 )
-from dp.audit_one_run import audit_one_run, one_run_p_value
-from dp.errors import SpecError
+from lab.audit.one_run import audit_one_run, one_run_p_value
 
 
 @pytest.mark.parametrize("a", [0.5, 1, 3, 50, 9_999])

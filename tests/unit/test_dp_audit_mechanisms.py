@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from dp.audit_canaries import Observations, observe
-from dp.audit_gaussian import audit_gaussian
-from dp.audit_noise import audit_independence, audit_presence, audit_scale
-from dp.audit_steps import audit_steps, step_log_likelihood_ratio
 from dp.errors import SpecError
+from lab.audit.canaries import Observations, observe
+from lab.audit.gaussian import audit_gaussian
+from lab.audit.noise import audit_independence, audit_presence, audit_scale
+from lab.audit.steps import audit_steps, step_log_likelihood_ratio
 
 Q, Z, STEPS, DELTA, CLAIMED = 0.1, 1.0, 100, 1e-3, 4.784
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp import rdp
-from dp.charge import (
+from dp.accounting import rdp
+from dp.accounting.charge import (
     UNIT_KINDS,
     Charge,
     attempt_charges,

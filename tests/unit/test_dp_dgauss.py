@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dp import dgauss
 from dp.errors import SpecError
-from dp.source import NoiseSource
+from dp.noise import dgauss
+from dp.noise.source import NoiseSource
 
 TOP = 2**64 - 1
 

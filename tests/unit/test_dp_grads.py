@@ -10,9 +10,9 @@ import pytest
 import torch
 from opacus.grad_sample import GradSampleModule
 
-from dp import grads
 from dp.errors import SpecError
-from dp.grads import BACKENDS, FunctorchBackend, HooksBackend, LoopBackend
+from dp.steps import grads
+from dp.steps.grads import BACKENDS, FunctorchBackend, HooksBackend, LoopBackend
 
 UNITS = (
     (tiny.row(1, 7),),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dp.errors import CouplingError
-from dp.grads import BACKENDS
+from dp.steps.grads import BACKENDS
 
 
 def make(name, model, loss=None):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dp.errors import NonFiniteError, NormExceededError, Reason, SpecError
-from dp.grid import Grid, l2_norm, require_norm
+from dp.noise.grid import Grid, l2_norm, require_norm
 
 STEPS = 2**20
 

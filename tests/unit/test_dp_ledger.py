@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dp import journal as journal_module
-from dp import rdp
+from dp.accounting import rdp
 from dp.config import Mode
 from dp.errors import (
     BudgetExceededError,
@@ -23,7 +22,8 @@ from dp.errors import (
     Reason,
     SpecError,
 )
-from dp.ledger import Identity, Ledger
+from dp.ledger import journal as journal_module
+from dp.ledger.ledger import Identity, Ledger
 from tests.unit.dp_ledger_samples import (
     DELTA,
     charge,
@@ -189,7 +189,7 @@ def test_bytes_and_directory_are_synced_before_reserve_returns(path, monkeypatch
 def test_second_process_is_refused(path):
     code = (
         "import sys\n"
-        "from dp.ledger import Ledger\n"
+        "from dp.ledger.ledger import Ledger\n"
         "from dp.errors import LedgerLockedError\n"
         "try:\n"
         f"    Ledger.open(sys.argv[1], delta={DELTA}, caps={{'silo': 1.0}}).close()\n"

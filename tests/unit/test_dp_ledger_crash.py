@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 DRIVER = """
 import fcntl, json, os, signal, sys
-from dp.charge import attempt_charges, epsilon_of, training_charges
+from dp.accounting.charge import attempt_charges, epsilon_of, training_charges
 from dp.config import Mode, PrivacySpec, RecordSpec
-from dp.ledger import Ledger, LedgerEntry
+from dp.ledger.ledger import Ledger, LedgerEntry
 
 folder, start = sys.argv[1], sys.argv[2]
 ROUNDS = 3

@@ -11,9 +11,9 @@ import zlib
 
 import pytest
 
-from dp import journal as journal_module
 from dp.errors import LedgerCorruptError, LedgerFormatError, LedgerRolledBackError, Reason
-from dp.journal import HEADER_BYTES, Journal
+from dp.ledger import journal as journal_module
+from dp.ledger.journal import HEADER_BYTES, Journal
 from tests.unit.dp_ledger_samples import (
     charge,
     entry,

@@ -13,10 +13,8 @@ import threading
 import numpy as np
 import pytest
 
-from dp import journal as journal_module
-from dp import rdp
-from dp import receipt as receipt_module
-from dp.charge import attempt_charges, epsilon_of, run_charges, training_charges
+from dp.accounting import rdp
+from dp.accounting.charge import attempt_charges, epsilon_of, run_charges, training_charges
 from dp.config import Mode
 from dp.errors import (
     BudgetExceededError,
@@ -27,8 +25,10 @@ from dp.errors import (
     ReceiptError,
     SpecError,
 )
-from dp.ledger import Ledger
-from dp.receipt import ISSUER, Receipt, TrainingReceipt
+from dp.ledger import journal as journal_module
+from dp.ledger import receipt as receipt_module
+from dp.ledger.ledger import Ledger
+from dp.ledger.receipt import ISSUER, Receipt, TrainingReceipt
 from tests.unit.dp_ledger_samples import (
     ADAPTER,
     DELTA,

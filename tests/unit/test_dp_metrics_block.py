@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp import metrics_block
 from dp.errors import NonFiniteError, SpecError
-from dp.metrics_block import Estimate, MetricsBlock
-from federation.sums import UPDATE_NORM_SQ
+from dp.noise import metrics_block
+from dp.noise.metrics_block import Estimate, MetricsBlock
+from federation.chain.sums import UPDATE_NORM_SQ
 from secagg.descriptor import EPISODES, SUCCESSES
 
 BLOCK = MetricsBlock(("episodes", "successes", "delta_sq"), (64.0, 64.0, 1.0))
@@ -182,12 +182,13 @@ def test_names_must_match(values):
     "arguments",
     [
         ((), ()),
+        ((), (1.0,), 0),
+        (("a",), (1.0,), 0),
         (("a", "a"), (1.0, 1.0)),
         (("",), (1.0,)),
         (("a",), (1.0, 2.0)),
         (("a",), (0.0,)),
         (("a",), (math.inf,)),
-        (("a",), (1.0,), 0),
         (("a",), (1.0,), 2**25),
         (("a", "b"), (1.0, 1.0), 22),
     ],
@@ -195,6 +196,16 @@ def test_names_must_match(values):
 def test_impossible_layouts(arguments):
     with pytest.raises(SpecError):
         MetricsBlock(*arguments)
+
+
+def test_a_block_without_coordinates_says_nothing():
+    block = MetricsBlock.of((), ())
+    assert (block.size, block.grid) == (0, 0)
+    assert block.encode({}).shape == (0,)
+    assert block.decode(np.zeros(0, dtype=np.int64), 3, 0.0) == {}
+    with pytest.raises(SpecError, match="exactly"):
+        block.encode({"episodes": 1.0})
+    assert MetricsBlock.of(BLOCK.names, BLOCK.bounds) == BLOCK
 
 
 def test_decode_refuses_nonsense():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from dp import rdp
+from dp.accounting import rdp
 from dp.errors import SpecError
 
 with warnings.catch_warnings():

@@ -11,14 +11,14 @@ import dp_tiny_lm as tiny
 import numpy as np
 import pytest
 
-from dp import sgd
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import ReceiptError, RingOverflowError, SpecError, TooManyUnitsError
-from dp.grads import LoopBackend
-from dp.grid import l2_norm
-from dp.ledger import Ledger
-from dp.sgd import DpStep, unit_sum
-from dp.units import UnitId
+from dp.ledger.ledger import Ledger
+from dp.noise.grid import l2_norm
+from dp.steps import sgd
+from dp.steps.grads import LoopBackend
+from dp.steps.sgd import DpStep, unit_sum
+from dp.steps.units import UnitId
 
 CLIP, Z, MEAN = 0.5, 1.5, 8
 SPEC = PrivacySpec(

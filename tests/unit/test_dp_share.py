@@ -18,12 +18,12 @@ from dp.errors import (
     ReceiptError,
     SpecError,
 )
-from dp.grid import Grid
-from dp.ledger import Ledger, LedgerEntry
-from dp.receipt import Receipt
-from dp.share import NoiseShare, lift
-from dp.source import NoiseSource
-from dp.unit_sum import UnitSum
+from dp.ledger.ledger import Ledger, LedgerEntry
+from dp.ledger.receipt import Receipt
+from dp.noise.grid import Grid
+from dp.noise.share import NoiseShare, lift
+from dp.noise.source import NoiseSource
+from dp.noise.unit_sum import UnitSum
 from tests.unit.dp_share_samples import BLOCK, DESCRIPTOR, GRID, METRICS, D, receipt, release
 
 
@@ -152,7 +152,7 @@ def test_only_a_sum_of_clipped_units_has_the_sensitivity_of_one(mode):
 
 
 def test_a_sum_of_units_gets_the_same_noise_as_any_vector(monkeypatch):
-    monkeypatch.setattr("dp.source.os.urandom", bytes)
+    monkeypatch.setattr("dp.noise.source.os.urandom", bytes)
     vectors = np.random.default_rng(0).normal(size=(3, D)) / 20
     units = UnitSum(GRID, max_units=3)
     for vector in vectors:

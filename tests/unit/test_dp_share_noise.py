@@ -12,11 +12,11 @@ import pytest
 
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import RingOverflowError, SpecError
-from dp.grid import Grid
-from dp.metrics_block import MetricsBlock
-from dp.share import add_noise, lift, metrics_sigma, no_wrap, per_silo_sigma, summed_sigma
-from dp.source import NoiseSource
-from dp.unit_sum import UnitSum
+from dp.noise.grid import Grid
+from dp.noise.metrics_block import MetricsBlock
+from dp.noise.share import add_noise, lift, metrics_sigma, no_wrap, per_silo_sigma, summed_sigma
+from dp.noise.source import NoiseSource
+from dp.noise.unit_sum import UnitSum
 from tests.unit.dp_share_samples import BLOCK, GRID, METRICS, D, receipt, release
 
 
@@ -134,7 +134,7 @@ def test_noise_is_on_every_coordinate_with_its_own_scale():
 @pytest.mark.parametrize("fill", ["data", "zeros", "none"])
 def test_noise_is_drawn_first_and_does_not_depend_on_the_data(monkeypatch, fill):
     """With the key fixed, output minus encoding is the same noise whatever the data are."""
-    monkeypatch.setattr("dp.source.os.urandom", bytes)
+    monkeypatch.setattr("dp.noise.source.os.urandom", bytes)
     delta = {"data": np.full(D, 0.01), "zeros": np.zeros(D), "none": None}[fill]
     metrics = None if fill == "none" else METRICS
     y = release(

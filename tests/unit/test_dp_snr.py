@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dp import rdp, snr
+from dp.accounting import rdp, snr
 from dp.errors import SpecError
 
 

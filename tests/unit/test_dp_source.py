@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dp import source as source_module
 from dp.errors import NoiseSourceError
-from dp.source import NoiseSource
+from dp.noise import source as source_module
+from dp.noise.source import NoiseSource
 
 
 def test_no_key_repeats_and_every_key_is_full_width(monkeypatch):

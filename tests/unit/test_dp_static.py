@@ -106,7 +106,8 @@ def test_torch_is_imported_by_the_gradients_alone():
 
 def test_imports_no_learning_framework_and_no_transport():
     code = (
-        "import dp, dp.snr, dp.share, dp.charge, dp.units, dp.unit_sum, sys;"
+        "import dp.accounting.snr, dp.noise.share, dp.accounting.charge, dp.noise.unit_sum;"
+        "import dp.steps.units, sys;"
         "bad = {'torch','opacus','transformers','grpc','sqlalchemy','scipy','google.protobuf'};"
         "sys.exit(' '.join(bad & set(sys.modules)) or 0)"
     )

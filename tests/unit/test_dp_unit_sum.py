@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dp.errors import NormExceededError, Reason, ReceiptError, SpecError, TooManyUnitsError
-from dp.grid import Grid
-from dp.share import add_noise, lift, no_wrap, per_silo_sigma
-from dp.source import NoiseSource
-from dp.unit_sum import UnitSum
+from dp.noise.grid import Grid
+from dp.noise.share import add_noise, lift, no_wrap, per_silo_sigma
+from dp.noise.source import NoiseSource
+from dp.noise.unit_sum import UnitSum
 
 D = 40
 GRID = Grid(clip_l2=0.7, steps=2**17, dimension=D)

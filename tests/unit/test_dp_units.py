@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp import units as units_module
 from dp.errors import NoiseSourceError, SpecError
-from dp.source import NoiseSource
-from dp.units import UnitId, group_by_unit, poisson_sample, sampled
+from dp.noise.source import NoiseSource
+from dp.steps import units as units_module
+from dp.steps.units import UnitId, group_by_unit, poisson_sample, sampled
 
 N = 2000
 POPULATION = tuple(UnitId("grid", f"{i:04}") for i in range(N))
@@ -71,7 +71,7 @@ def test_rates_at_the_ends():
 
 def test_words_decide_in_the_order_of_the_population(monkeypatch):
     """With the system's key fixed, the sample is what the keystream says, word for word."""
-    monkeypatch.setattr("dp.source.os.urandom", bytes)
+    monkeypatch.setattr("dp.noise.source.os.urandom", bytes)
     words = np.empty(N, dtype=np.uint64)
     NoiseSource.fresh("same key").fill_uint64(words)
     expected = tuple(unit for unit, word in zip(POPULATION, words, strict=True) if word < 2**60)
@@ -104,7 +104,7 @@ def test_a_predictable_source_is_refused():
 
 def test_a_forked_child_does_not_repeat_its_parents_sample(monkeypatch):
     source = NoiseSource.fresh("unit sample")
-    monkeypatch.setattr("dp.source.os.getpid", lambda: -1)
+    monkeypatch.setattr("dp.noise.source.os.getpid", lambda: -1)
     with pytest.raises(NoiseSourceError, match="forked"):
         poisson_sample(POPULATION, 0.5, source)
 

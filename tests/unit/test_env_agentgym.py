@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from silo_agent.envs.catalogue import Catalogue
-from silo_agent.envs.errors import (
+from evolution.envs.catalogue import Catalogue
+from evolution.envs.errors import (
     ForeignRefusalError,
     ForeignReplyError,
     ForeignTimeoutError,
     ForeignUnreachableError,
 )
-from silo_agent.envs.tasks import Split
+from evolution.envs.tasks import Split
+from evolution.rollout.episodes import run_episodes
+from evolution.trajectory import Task
 from silo_agent.foreign_config import foreign_specs
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.trajectory import Task
 from tests.unit.foreign_worlds import Engine, agentgym_server, begin_and_step, obedient, reply
 
 NAME = "agentgym:colour"

@@ -8,11 +8,11 @@ import gymnasium
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from silo_agent.envs.catalogue import Catalogue
-from silo_agent.envs.errors import EnvironmentSetupError, EpisodeStateError, ForeignReplyError
+from evolution.envs.catalogue import Catalogue
+from evolution.envs.errors import EnvironmentSetupError, EpisodeStateError, ForeignReplyError
+from evolution.rollout.episodes import run_episodes
+from evolution.trajectory import Task
 from silo_agent.foreign_config import foreign_specs
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.trajectory import Task
 from tests.unit.foreign_worlds import COLOURS, Engine, begin_and_step, obedient
 
 NAME = "gym:thing"

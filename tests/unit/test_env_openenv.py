@@ -9,8 +9,8 @@ import time
 import pytest
 from websockets.sync.server import serve
 
-from silo_agent.envs.catalogue import Catalogue
-from silo_agent.envs.errors import (
+from evolution.envs.catalogue import Catalogue
+from evolution.envs.errors import (
     EpisodeStateError,
     ForeignEnvironmentError,
     ForeignRefusalError,
@@ -19,11 +19,11 @@ from silo_agent.envs.errors import (
     ForeignUnreachableError,
     TaskIdError,
 )
-from silo_agent.envs.foreign import Breaker
-from silo_agent.envs.tasks import Split
+from evolution.envs.foreign.foreign import Breaker
+from evolution.envs.tasks import Split
+from evolution.rollout.episodes import run_episodes
+from evolution.trajectory import Task
 from silo_agent.foreign_config import foreign_specs
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.trajectory import Task
 from tests.unit.foreign_worlds import Engine, begin_and_step, obedient, observation, openenv_server
 
 NAME = "openenv:colour"
@@ -75,7 +75,8 @@ def test_episodes_are_played_and_every_session_is_closed(server):
     seeds = [m["data"]["seed"] for m in server.received if m["type"] == "reset"]
     assert sorted(seeds) == [*range(TRAIN, TRAIN + 12)]
     # One connection for each episode: nothing of one reaches the next.
-    assert server.opened == server.closed == 12
+    assert server.all_closed()
+    assert server.opened == 12
 
 
 def test_an_episode_ends_at_max_steps_without_success(server):

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from evolution.envs.catalogue import BUILT_IN, Catalogue
+from evolution.envs.errors import EnvironmentPluginError, UnknownEnvironmentError
+from evolution.envs.registry import ENVIRONMENTS
+from evolution.envs.tasks import Split
+from evolution.rollout.episodes import run_episodes
+from evolution.trajectory import Task
 from silo_agent.config import SiloConfig
-from silo_agent.envs.catalogue import BUILT_IN, Catalogue
-from silo_agent.envs.errors import EnvironmentPluginError, UnknownEnvironmentError
-from silo_agent.envs.registry import ENVIRONMENTS
-from silo_agent.envs.tasks import Split
 from silo_agent.errors import ConfigError
 from silo_agent.foreign_config import foreign_specs
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.trajectory import Task
 from tests.unit.foreign_worlds import Engine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "environments.md"
@@ -155,7 +155,7 @@ def test_a_catalogue_can_be_sent_to_a_worker_process():
 
 def test_no_adapter_is_imported_before_its_environment_is_made():
     code = (
-        "import sys, silo_agent.config, silo_agent.envs.catalogue\n"
+        "import sys, silo_agent.config, evolution.envs.catalogue\n"
         "print(sorted({'websockets', 'httpx2', 'gymnasium'} & set(sys.modules)))"
     )
     done = subprocess.run(

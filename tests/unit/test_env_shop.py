@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from silo_agent.envs import Split, TaskIdError
-from silo_agent.envs.environment import MAX_OBSERVATION_WORDS
-from silo_agent.envs.shop import Shop
-from silo_agent.envs.shop_catalogue import CATEGORIES, Catalogue, Product
-from silo_agent.envs.shop_goal import CAREFUL_STEPS, NoGoalError
+from evolution.envs import Split, TaskIdError
+from evolution.envs.builtin.shop.goal import CAREFUL_STEPS, NoGoalError
+from evolution.envs.builtin.shop.products import CATEGORIES, Catalogue, Product
+from evolution.envs.builtin.shop.shop import Shop
+from evolution.envs.environment import MAX_OBSERVATION_WORDS
 
 
 def product(category="coat", attributes=("warm", "soft"), price=4, colours=("red",)):

@@ -7,7 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from silo_agent.envs.shop_catalogue import (
+from evolution.envs.builtin.shop.goal import CAREFUL_STEPS, Goal, draw_goal, score
+from evolution.envs.builtin.shop.products import (
     CATEGORIES,
     DEPARTMENTS,
     Product,
@@ -15,8 +16,7 @@ from silo_agent.envs.shop_catalogue import (
     department,
     standard_catalogue,
 )
-from silo_agent.envs.shop_goal import CAREFUL_STEPS, Goal, draw_goal, score
-from silo_agent.envs.shop_ranking import K1, B, Bm25
+from evolution.envs.builtin.shop.ranking import K1, B, Bm25
 
 
 def bm25(documents, document, query):

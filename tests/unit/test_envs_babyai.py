@@ -2,8 +2,8 @@
 
 import pytest
 
-from silo_agent.envs import Split
-from silo_agent.envs.babyai import BabyAI
+from evolution.envs import Split
+from evolution.envs.builtin.babyai import BabyAI
 
 
 @pytest.fixture

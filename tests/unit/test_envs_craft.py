@@ -2,8 +2,8 @@
 
 import pytest
 
-from silo_agent.envs import Split
-from silo_agent.envs.craft import RECIPES, Craft
+from evolution.envs import Split
+from evolution.envs.builtin.craft import RECIPES, Craft
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from silo_agent.envs import Split
-from silo_agent.envs.maze import Maze
+from evolution.envs import Split
+from evolution.envs.builtin.maze import Maze
 
 
 def test_start_is_three_to_nine_moves_away_in_the_labelled_quarter():

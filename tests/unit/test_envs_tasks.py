@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from silo_agent.envs import ENVIRONMENTS, Shard, ShardError, Split, UnknownEnvironmentError, make
-from silo_agent.envs.tasks import SPLIT_SIZE, shard_index, task_range, task_rng
+from evolution.envs import ENVIRONMENTS, Shard, ShardError, Split, UnknownEnvironmentError, make
+from evolution.envs.tasks import SPLIT_SIZE, shard_index, task_range, task_rng
 
 
 def test_shards_partition_a_split():
@@ -41,7 +41,7 @@ def test_unknown_name_is_refused():
 
 def test_only_babyai_needs_heavy_packages():
     code = (
-        "import sys; from silo_agent.envs import make\n"
+        "import sys; from evolution.envs import make\n"
         f"for name in {sorted(set(ENVIRONMENTS) - {'babyai'})}: make(name)\n"
         "heavy = {'torch', 'gymnasium', 'minigrid', 'transformers'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"

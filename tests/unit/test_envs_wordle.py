@@ -2,8 +2,8 @@
 
 import pytest
 
-from silo_agent.envs import Split
-from silo_agent.envs.wordle import Wordle, mark, words
+from evolution.envs import Split
+from evolution.envs.builtin.wordle import Wordle, mark, words
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation import FIRST_ROUND, Layout, LayoutError, UpdateError, make_aggregator
-from federation.adapter import TILE
+from federation.adapter.encoding import TILE
 from federation.aggregate import AGGREGATORS
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import rademacher, regauge

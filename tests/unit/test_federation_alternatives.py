@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dp.charge import epsilon_of, run_charges
+from dp.accounting.charge import epsilon_of, run_charges
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import SpecError
 from federation import Plan
-from federation.alternatives import Alternative, alternatives
-from federation.epsilon import epsilon_of_releases, units_of
+from federation.forecast.alternatives import Alternative, alternatives
+from federation.forecast.epsilon import epsilon_of_releases, units_of
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 SILO = Plan.parse((EXAMPLES / "plan-silo-dp.toml").read_bytes())

@@ -8,14 +8,14 @@ import pytest
 
 from chorale.v1 import membership_pb2
 from federation.errors import TranscriptCheck, TranscriptError
-from federation.roster_approval import (
+from federation.membership.roster_change import (
     RosterProposal,
     change_between,
     fingerprint,
     roster_proposal_from_proto,
 )
-from federation.transcript import verify_transcript
-from federation.transcript_file import transcript_from_proto, transcript_to_proto
+from federation.transcript.file import transcript_from_proto, transcript_to_proto
+from federation.transcript.transcript import verify_transcript
 from secagg.errors import MalformedMessageError
 from secagg.roster import SignedRoster, approve_roster
 from secagg.suite import verification_key

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from federation.audit_chain import (
+from federation.audit.lines import (
     EMPTY,
     ChainHead,
     check_chain,

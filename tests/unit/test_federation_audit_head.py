@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.audit_chain import EMPTY, ChainHead
-from federation.audit_head import (
+from federation.audit.head import (
     COORDINATOR,
     MAX_FILE_BYTES,
     decode_heads,
@@ -18,6 +17,7 @@ from federation.audit_head import (
     sign_head,
     silo_writer,
 )
+from federation.audit.lines import EMPTY, ChainHead
 from federation.errors import AuditHeadConflictError, AuditHeadError
 from federation.wire import audit_head_from_proto, audit_head_to_proto
 from secagg.suite import verification_key

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from federation.audit_log import read_log, verify_log
+from ops.audit_log import read_log, verify_log
 from server.audit import AuditEvent
 from server.audit import AuditLog as CoordinatorLog
-from silo_agent.audit import AuditLog as SiloLog
-from silo_agent.audit import SiloEvent
+from silo_agent.books.audit import AuditLog as SiloLog
+from silo_agent.books.audit import SiloEvent
 from silo_agent.errors import AuditLogError
 
 

@@ -6,9 +6,9 @@ import pytest
 import trustme
 from cryptography import x509
 
-from federation.checkup import Check, Outcome, Verdict, examine, failed, ok, warning
-from federation.installed import judge_packages, parse_requirement
-from federation.validity import judge_validity
+from ops.doctor.checkup import Check, Outcome, Verdict, examine, failed, ok, warning
+from ops.doctor.installed import judge_packages, parse_requirement
+from ops.doctor.validity import judge_validity
 
 
 def outcomes(*checks):

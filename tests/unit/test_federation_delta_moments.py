@@ -11,9 +11,9 @@ from federation_fixtures import lora, plan_of, record_plan
 
 from federation import AdapterRecord, Layout, Plan, UpdateError, encode_sum, sum_sha256
 from federation.aggregate.registry import OPTIMISERS, make_optimiser
+from federation.chain.replay import replay, replay_start
+from federation.chain.sums import least_noise_variance, mean_of_release
 from federation.errors import OptimiserStateError
-from federation.replay import replay, replay_start
-from federation.sums import least_noise_variance, mean_of_release
 
 NAMES = sorted(name for name, cls in OPTIMISERS.items() if cls.crosses_rounds)
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"

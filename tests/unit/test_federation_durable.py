@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from federation.durable import is_partial, replace_file
+from ops.files import is_partial, replace_file
 
 
 def test_modes_hold_against_the_umask(tmp_path):
@@ -19,7 +19,7 @@ def test_modes_hold_against_the_umask(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "file"
     replace_file(path, (b"old",))
-    monkeypatch.setattr("federation.durable.os.fsync", _fail)
+    monkeypatch.setattr("ops.files.os.fsync", _fail)
     with pytest.raises(OSError, match="disk full"):
         replace_file(path, (b"new",))
     assert path.read_bytes() == b"old"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dp.charge import epsilon_of, run_charges
-from dp.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
-from dp.share import per_silo_sigma
-from dp.snr import predicted_cosine
+from dp.accounting.charge import epsilon_of, run_charges
+from dp.accounting.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
+from dp.accounting.snr import predicted_cosine
+from dp.noise.share import per_silo_sigma
 from federation import (
     Forecast,
     Layout,
@@ -20,7 +20,7 @@ from federation import (
     forecast_plan,
     shared_dimension,
 )
-from federation.alternatives import alternatives
+from federation.forecast.alternatives import alternatives
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 SILO_DP = (EXAMPLES / "plan-silo-dp.toml").read_text()
@@ -183,7 +183,7 @@ def record(base: str, *edits: tuple[str, str], silos: int = 10, dimension: int =
 
 
 def test_the_record_modes_are_charged_as_the_ledger_charges_them():
-    """One table for all: what ``dp.charge`` lists for the run, and no figure of its own."""
+    """One table for all: what ``dp.accounting.charge`` lists for the run, and nothing else."""
     for base, releases, charged in ((RECORD_LOCAL, 10, 12), (RECORD_DISTRIBUTED, 160, 192)):
         shown, spec = record(base), plan_with(base=base).privacy_spec()
         charges = run_charges(spec, releases=charged, first_steps=12)

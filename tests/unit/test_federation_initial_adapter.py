@@ -12,12 +12,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from federation.adapter import encode_adapter
+from evolution.model import lora
+from federation.adapter.encoding import encode_adapter
+from federation.adapter.initial import initial_adapter
+from federation.adapter.layout import Layout
+from federation.adapter.shapes import MAX_CONFIG_BYTES, PRESETS, shape_from_config, shape_of
 from federation.errors import LayoutError, ModelShapeError
-from federation.initial_adapter import initial_adapter
-from federation.layout import Layout
-from federation.model_shapes import MAX_CONFIG_BYTES, PRESETS, shape_from_config, shape_of
-from silo_agent.adapter import lora
 
 BASE = Path(__file__).parents[2] / "lab" / "base_model"
 SIZES = {
@@ -146,7 +146,7 @@ def test_an_adapter_beyond_the_protocol_is_not_made():
 
 def test_it_needs_no_learning_framework():
     code = (
-        "import sys, federation.initial_adapter; "
+        "import sys, federation.adapter.initial; "
         "print([name for name in ('torch', 'transformers', 'peft') if name in sys.modules])"
     )
     done = subprocess.run(

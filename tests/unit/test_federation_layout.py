@@ -22,7 +22,7 @@ from federation import (
     decode_adapter,
     encode_adapter,
 )
-from federation.layout import factor
+from federation.adapter.layout import factor
 
 SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 NAMES = st.text(alphabet="abcXYZ019_.-", min_size=1, max_size=12)

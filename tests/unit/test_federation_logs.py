@@ -12,16 +12,16 @@ import structlog
 
 import server.cli.envelope
 import silo_agent.cli.envelope
+from evolution.envs.errors import EnvironmentFailureError
+from evolution.rollout.workers import WorkerError as RolloutWorkerError
+from evolution.train.launched import WorkerError
 from federation.errors import LogSettingError
-from federation.log_errors import told, traceback_of
-from federation.log_events import EVENTS, FIELDS, Kind
-from federation.log_values import Unfit, shown
-from federation.logs import REDACTED, daemon_logs, logs_on_stderr
-from federation.tracing import tracing
-from silo_agent.envs.errors import EnvironmentFailureError
+from ops.logs.errors import told, traceback_of
+from ops.logs.events import EVENTS, FIELDS, Kind
+from ops.logs.setup import REDACTED, daemon_logs, failed_writes, logs_on_stderr
+from ops.logs.values import Unfit, shown
+from ops.tracing.spans import tracing
 from silo_agent.errors import LocalStoreError
-from silo_agent.evolve.launched import WorkerError
-from silo_agent.rollout.workers import WorkerError as RolloutWorkerError
 
 SECRET = "PATIENT-QUARTZ-77"
 
@@ -104,6 +104,25 @@ def test_an_unlisted_event_shows_no_value():
 def test_a_number_is_whole():
     assert one(lambda log: log.info("round_finished", round=0.731259))["round"] == 1
     assert shown(Kind.NUMBER, 3.4) == 3
+
+
+class Unwritable(io.StringIO):
+    def write(self, _line):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")]
+)
+def test_a_line_that_cannot_be_written_is_counted_and_raises_nothing(error):
+    sink = Unwritable()
+    sink.error = error
+    before = failed_writes()
+    with logs_on_stderr({}, stream=sink):
+        structlog.get_logger().warning("silo_joined", silo="hospital-a")
+        sink.error = ValueError("I/O operation on closed file")
+        structlog.get_logger().warning("silo_joined", silo="hospital-a")
+    assert failed_writes() - before == 2
 
 
 def test_text_is_bounded_and_cannot_forge_a_line():
@@ -433,7 +452,7 @@ def test_a_wrong_setting_is_an_argument_error(envelope, capsys, monkeypatch, var
 
 def test_tracing_that_cannot_be_had_is_an_argument_error(envelope, capsys, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setitem(sys.modules, "federation.tracing_otel", None)
+    monkeypatch.setitem(sys.modules, "ops.tracing.otel", None)
 
     def act():
         with tracing("chorale"):

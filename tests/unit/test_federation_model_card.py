@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dp.config import Mode, PrivacySpec, RecordSpec
+from federation.adapter.card import FamilySuccess, ModelCard, render_card
+from federation.adapter.export import write_peft_adapter
 from federation.aggregate.registry import INCOMPLETE_ADAPTERS
-from federation.export import write_peft_adapter
-from federation.markdown import escaped
-from federation.model_card import FamilySuccess, ModelCard, render_card
+from federation.text import escaped
 
 HEX = "0123456789abcdef" * 4
 SILO = PrivacySpec(
@@ -56,7 +56,7 @@ def test_every_digest_and_count_is_there():
     for value in (
         CARD.adapter_sha256, CARD.plan_sha256, CARD.base_sha256, CARD.record_sha256,
         CARD.head_sha256, "clinics", "run-1", "| silos in its sum | 9 |",
-        "| one silo | 5.432 | 1e-05 |", "| 6 | craft | 50.0 % ± 1.0 |",
+        "| one silo | 5.432 | 1e-05 |", "| 6 | craft | 50.0 ± 1.0 % |",
         "| 7 | craft | below noise |", "--max-lora-rank 8 ",
     ):  # fmt: skip
         assert value in text
@@ -67,7 +67,7 @@ def test_without_noise_it_says_that_there_is_no_privacy():
     text = render_card(replace(CARD, privacy=NONE, epsilon={"silo": math.inf}, success=()))
     assert "there is no differential privacy" in text
     assert "- differential-privacy" not in text
-    assert "No masked sum" in text
+    assert "Not reported: no masked sum" in text
 
 
 @pytest.mark.parametrize(

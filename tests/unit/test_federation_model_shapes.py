@@ -9,9 +9,9 @@ from transformers.models.llama import LlamaForCausalLM
 from transformers.models.qwen2 import Qwen2ForCausalLM
 from transformers.models.qwen3 import Qwen3ForCausalLM
 
-from federation.memory import rollout_memory, training_memory
-from federation.model_shapes import PRESETS, ModelShape, shape_of
-from silo_agent.adapter.lora import adapted_linears
+from evolution.model.lora import adapted_linears
+from federation.adapter.memory import rollout_memory, training_memory
+from federation.adapter.shapes import PRESETS, ModelShape, shape_of
 
 # Millions of parameters at r = 8, all linear layers: A, B, A + B; the publishers' totals.
 SIZES = {

@@ -10,10 +10,10 @@ import pytest
 
 from dp.config import Mode
 from federation import Plan, PlanError, plan_sha256
+from federation.adapter.layout import Layout, TensorSpec
 from federation.aggregate import AGGREGATORS, REFUSED_METHODS, make_aggregator
 from federation.aggregate.registry import OPTIMISERS
-from federation.layout import Layout, TensorSpec
-from federation.plan import MAX_PLAN_BYTES
+from federation.plan.plan import MAX_PLAN_BYTES
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("plan-*.toml"))
 CONSTANT = next(path for path in EXAMPLES if path.name == "plan-constant.toml").read_bytes()
@@ -210,11 +210,12 @@ def test_bad_values_are_refused_at_their_path(old, new, path):
         b"name = 'a'\nname = 'b'",
         b"# " + b"x" * MAX_PLAN_BYTES,
         b"a = " + b"[" * 20_000,
+        b".".join([b"a"] * 1200) + b" = 1",
         b"a = " + b"9" * 5_000,
         b"a = 2020-99-99",
         b"\xef\xbb\xbfname = 'a'",
     ],
-    ids=["empty", "utf-16", "cut", "twice", "long", "deep", "huge", "date", "bom"],
+    ids=["empty", "utf-16", "cut", "twice", "long", "deep", "dotted", "huge", "date", "bom"],
 )
 def test_documents_that_are_no_plan_raise_the_typed_error(document):
     assert problems(document)

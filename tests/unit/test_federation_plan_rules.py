@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from federation import Plan, PlanError
-from federation.plan_sections import REFUSED_SAMPLING
+from federation.plan.tables import REFUSED_SAMPLING
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 LOCAL = (EXAMPLES / "plan-record-local.toml").read_text()
@@ -136,6 +136,15 @@ def test_gradients_need_an_optimiser_and_deltas_take_none():
             ('method = "rolora"', 'method = "ffa"'),
         )
         assert "sums gradients" in problem
+
+
+def test_figures_are_exact_only_where_nothing_has_noise():
+    for base in (LOCAL, DISTRIBUTED, DEMO):
+        (problem,) = problems(base, ("\ndelta = 1e-5", "\ndelta = 1e-5\nexact_figures = true"))
+        assert problem.startswith("privacy.exact_figures: in mode ")
+        quiet = Plan.parse(edited(base))
+        assert quiet.has_figures
+        assert not quiet.privacy.exact_figures
 
 
 def test_a_schedule_belongs_to_free_local_training():

@@ -6,17 +6,19 @@ import ssl
 import stat
 import threading
 import time
+from contextlib import closing
 from http import HTTPStatus
 
 import pytest
 import trustme
 from prometheus_client import CollectorRegistry, Gauge
 
-import federation.probes as probes_module
-from federation.address import joined_address, split_address
+import ops.probes.server as probes_module
 from federation.errors import ProbeError
-from federation.probe_tls import ProbeTls
-from federation.probes import ADDRESS_FILE, MAX_CONNECTIONS, PageAnswer, Probes
+from ops.address import joined_address, split_address
+from ops.probes.metrics import MetricsAccess
+from ops.probes.server import ADDRESS_FILE, MAX_CONNECTIONS, PageAnswer, Probes, Spaced
+from ops.probes.tls import ProbeTls
 
 
 def served(**options):
@@ -53,6 +55,30 @@ def opened():
     yield open_one
     for probes in left:
         probes.close()
+
+
+def test_a_check_that_writes_is_made_once_however_many_ask(opened):
+    now, made, broken = [0.0], [], []
+
+    def check():
+        made.append(now[0])
+        if broken:
+            raise OSError("disk full")
+
+    probes = opened(checks={"disk": Spaced(check, clock=lambda: now[0])})
+    askers = [threading.Thread(target=ask, args=(probes, "/readyz")) for _ in range(8)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    broken.append(1)
+    assert ask(probes, "/readyz") == (200, "ready\n")
+    for now[0] in (6.0, 9.0):
+        assert ask(probes, "/readyz") == (503, "disk failed\n")
+    broken.clear()
+    now[0] = 12.0
+    assert ask(probes, "/readyz") == (200, "ready\n")
+    assert made == [0.0, 6.0, 12.0]
 
 
 def test_the_paths(opened):
@@ -289,3 +315,54 @@ def test_files_that_cannot_be_used_are_a_typed_error(tmp_path, ca):
     key.write_bytes(another)
     with pytest.raises(ProbeError, match="cannot use"):
         ProbeTls.of_files(certificate, key)
+
+
+# Who is shown the metrics -------------------------------------------------------------------------
+
+TOKEN = "0123456789abcdef0123"
+
+
+def ask_with(probes, authorization, *, context=None):
+    connection = (
+        http.client.HTTPConnection("127.0.0.1", probes.port, timeout=10)
+        if context is None
+        else http.client.HTTPSConnection("127.0.0.1", probes.port, timeout=10, context=context)
+    )
+    with closing(connection):
+        headers = {} if authorization is None else {"Authorization": authorization}
+        connection.request("GET", "/metrics", headers=headers)
+        return connection.getresponse().status
+
+
+def test_beyond_loopback_the_figures_need_tls_and_the_token(tmp_path, ca, opened):
+    certificate, key = write_pair(tmp_path, ca.issue_cert("127.0.0.1"))
+    token_file = tmp_path / "token"
+    token_file.write_text(f"{TOKEN}\n")
+    right, tls = f"Bearer {TOKEN}", ProbeTls.of_files(certificate, key)
+    for host, encrypted, token, given, status in (
+        ("127.0.0.1", False, None, None, 200),
+        ("127.0.0.1", False, token_file, None, 401),
+        ("127.0.0.1", False, token_file, right, 200),
+        ("0.0.0.0", False, None, None, 403),
+        ("0.0.0.0", False, token_file, right, 403),
+        ("0.0.0.0", True, None, None, 403),
+        ("0.0.0.0", True, token_file, None, 401),
+        ("0.0.0.0", True, token_file, "Bearer wrong", 401),
+        ("0.0.0.0", True, token_file, TOKEN, 401),
+        ("0.0.0.0", True, token_file, right, 200),
+    ):
+        access = MetricsAccess(host=host, encrypted=encrypted, token_file=token)
+        probes = opened(listen=f"{host}:0", metrics=access, tls=tls if encrypted else None)
+        context = trusting(ca) if encrypted else None
+        assert ask_with(probes, given, context=context) == status, (host, encrypted, given)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short", b"\xff" * 20])
+def test_a_token_file_that_cannot_be_used_shows_the_figures_to_nobody(tmp_path, content):
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    access = MetricsAccess(host="127.0.0.1", encrypted=False, token_file=file)
+    for given in ("", "Bearer ", "Bearer short"):
+        status, _ = access.refusal(given)
+        assert status == 401

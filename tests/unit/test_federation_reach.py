@@ -10,9 +10,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from federation.reach import ReachError, presented_chain
-from server.pki import CertificateAuthority
-from silo_agent.leaf import certificate_request
+from ops.doctor.reach import ReachError, presented_chain
+from server.pki.authority import CertificateAuthority
+from silo_agent.identity.leaf import certificate_request
 
 PEM, DER = serialization.Encoding.PEM, serialization.Encoding.DER
 VERSION_3, VERSION_6 = b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05"

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorale.v1 import aggregation_pb2 as pb
 from federation import AdapterRecord, ChainError, RoundResult, RoundTask, verify_chain, wire
-from federation.record import Place, next_place, place_at, position_of, require_link
+from federation.chain.record import Place, next_place, place_at, position_of, require_link
 from secagg import suite
 from secagg.descriptor import AggregationId
 

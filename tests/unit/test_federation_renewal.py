@@ -1,7 +1,7 @@
 """What both sides must compute alike when a certificate is renewed."""
 
-from federation.invite import join_statement
-from federation.renewal import renew_statement, trust_sha256
+from federation.membership.invite import join_statement
+from federation.membership.renewal import renew_statement, trust_sha256
 
 FIELDS = {"certificate_sha256": b"\x01" * 32, "csr_der": b"request"}
 

@@ -7,11 +7,11 @@ import pytest
 
 from chorale.v1 import aggregation_pb2 as pb
 from federation import AdapterRecord, ChainError, verify_chain, wire
+from federation.adapter.layout import Layout
+from federation.chain.record import last_position_of, place_at
+from federation.chain.replay import replay, since_rollback
+from federation.chain.sums import mean_of_release
 from federation.errors import UpdateError
-from federation.layout import Layout
-from federation.record import last_position_of, place_at
-from federation.replay import replay, since_rollback
-from federation.sums import mean_of_release
 from tests.unit.federation_fixtures import lora, plan_of
 from tests.unit.test_federation_delta_moments import NAMES, history
 from tests.unit.test_federation_record import KEY, PUBLIC, STRANGER, after, initial, stepped

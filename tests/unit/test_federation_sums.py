@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from federation_fixtures import CLIP, plan_of, record_plan
 
-from dp.metrics_block import Estimate
+from dp.noise.metrics_block import Estimate
 from federation import (
     LayoutError,
     Plan,
@@ -19,13 +19,14 @@ from federation import (
     metrics_layout,
     success_ratios,
 )
-from federation.sums import signed_sum
+from federation.chain.sums import signed_sum
 
 
 def plan_with_episodes(count: int) -> Plan:
     plan = plan_of("fedavg")
+    privacy = plan.privacy.model_copy(update={"exact_figures": True})
     evolve = plan.evolve.model_copy(update={"episodes_per_round": count})
-    return plan.model_copy(update={"evolve": evolve})
+    return plan.model_copy(update={"evolve": evolve, "privacy": privacy})
 
 
 PLAN = plan_with_episodes(128)
@@ -70,6 +71,18 @@ def test_families_declared_by_enough_silos_have_coordinates():
         "successes/maze",
     )
     assert bounds == (CLIP**2, 128.0, 128.0, 128.0, 128.0)
+
+
+def test_without_noise_there_are_no_coordinates_unless_the_plan_asks_for_them():
+    """One silo that alone had something to report would report it in clear."""
+    quiet = PLAN.model_copy(update={"privacy": plan_of("fedavg").privacy})
+    declared = dict.fromkeys("abcd", ("maze",))
+    assert quiet.privacy_spec().sha256() == PLAN.privacy_spec().sha256()
+    assert metrics_layout(quiet, declared, t=3, n_min=3) == ((), ())
+    with pytest.raises(LayoutError):
+        metrics_layout(quiet, {"a": ("a b",)}, t=3, n_min=3)
+    for mode in ("record_local", "record_distributed"):
+        assert metrics_layout(record_plan(mode), declared, t=3, n_min=3).names
 
 
 def test_rare_families_are_folded():

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-import federation.tracing as tracing_module
+import ops.tracing.spans as tracing_module
 from federation.errors import TracingError
-from federation.tracing import (
+from ops.tracing.spans import (
     ATTRIBUTES,
     NO_SPAN,
     Traceparent,
@@ -22,14 +22,14 @@ from federation.tracing import (
     tracing,
     use,
 )
-from server.round_spans import RoundSpans
+from server.run.round_spans import RoundSpans
 
 pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from federation.tracing_otel import OtelBackend
+from ops.tracing.otel import OtelBackend
 
 SECRET = "PATIENT-QUARTZ-77"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -57,7 +57,8 @@ def spans(exporter):
 def test_it_is_off_and_loads_nothing_unless_asked():
     code = (
         "import sys\n"
-        "import server.daemon, server.cli.client, silo_agent.daemon, federation.tracing as t\n"
+        "import server.daemon, server.cli.client, silo_agent.daemon.daemon\n"
+        "import ops.tracing.spans as t\n"
         "with t.tracing('x', {}):\n"
         "    assert not t.is_on()\n"
         "    assert t.begin('a') is t.NO_SPAN and t.carry(print) is print\n"
@@ -114,7 +115,7 @@ def test_what_cannot_be_had_is_an_error(name, value):
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "federation.tracing_otel", None)
+    monkeypatch.setitem(sys.modules, "ops.tracing.otel", None)
     with (
         pytest.raises(TracingError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set.*chorale\[otel\]"),
         tracing("x", ENDPOINT),

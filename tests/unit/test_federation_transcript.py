@@ -6,8 +6,7 @@ import pytest
 
 from chorale.v1 import transcript_pb2
 from federation.errors import TranscriptCheck, TranscriptError
-from federation.transcript import Outcome, verify_transcript
-from federation.transcript_file import (
+from federation.transcript.file import (
     MAX_FILE_BYTES,
     decode_transcript,
     encode_transcript,
@@ -15,6 +14,7 @@ from federation.transcript_file import (
     transcript_from_proto,
     transcript_to_proto,
 )
+from federation.transcript.transcript import Outcome, verify_transcript
 from secagg.descriptor import sign_descriptor
 from secagg.suite import verification_key
 from tests.unit.secagg_samples import COORDINATOR_KEY, signing_key

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from federation.errors import TranscriptCheck, TranscriptError
-from federation.transcript import verify_transcript
-from federation.transcript_file import decode_transcript, encode_transcript
+from federation.transcript.file import decode_transcript, encode_transcript
+from federation.transcript.transcript import verify_transcript
 from secagg.suite import verification_key
 from tests.unit.secagg_samples import COORDINATOR_KEY, ROOT_KEY
 from tests.unit.transcript_samples import released

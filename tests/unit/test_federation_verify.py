@@ -25,7 +25,7 @@ from federation import (
     sum_sha256,
     verify_update,
 )
-from federation.adapter import TILE
+from federation.adapter.encoding import TILE
 from federation.aggregate.server_step import mean_of_sum
 
 SILOS = ("ant", "bee", "cat")

@@ -20,9 +20,9 @@ from federation import (
     verify_update,
 )
 from federation.aggregate.registry import NO_GAUGE
+from federation.chain.replay import replay
+from federation.chain.sums import mean_of_release
 from federation.errors import LayoutError, OptimiserStateError
-from federation.replay import replay
-from federation.sums import mean_of_release
 
 SILOS = ("ant", "bee", "cat")
 STEPS = 3

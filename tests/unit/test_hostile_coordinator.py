@@ -12,12 +12,12 @@ import pytest
 from chorale.v1 import round_pb2 as pb
 from secagg import client, messages, wire
 from secagg.bounds import MAX_COHORT
-from server import daemon as server_daemon
-from server.accumulator import Accumulator
+from server.attempt.accumulator import Accumulator
+from server.attempt.attempt import Attempt, Phase
 from server.errors import WrongPhaseError
-from server.round import Attempt, Phase
-from server.service import RoundService
-from silo_agent import transport
+from server.rpc import ports
+from server.rpc.rounds import RoundService
+from silo_agent.line import transport
 from tests.simulation.secagg_cohort import Cohort
 from tests.unit.memory_journal import MemoryJournal
 
@@ -73,7 +73,7 @@ def test_an_upload_cut_after_its_last_byte_is_in_the_sum(tmp_path, monkeypatch):
     body = vector.tobytes()
     assert header.masked_sha256 == hashlib.sha256(body).digest()
 
-    monkeypatch.setattr("server.service.current_peer", lambda: SimpleNamespace(name=name))
+    monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: SimpleNamespace(name=name))
     context = SimpleNamespace(
         liveness=SimpleNamespace(touch=lambda _s: None),
         changed=SimpleNamespace(notify=lambda: None),
@@ -114,7 +114,8 @@ def test_a_full_disk_is_an_error_and_not_a_bus_error(tmp_path):
     """The accumulator is a sparse memory map: writing it on a full disk kills the process."""
     path = tmp_path / "sum"
     code = (
-        "import os,sys; from pathlib import Path; from server.accumulator import Accumulator\n"
+        "import os,sys; from pathlib import Path\n"
+        "from server.attempt.accumulator import Accumulator\n"
         f"a=Accumulator(Path({str(path)!r}), length=1<<20)\n"
         f"s=os.stat(Path({str(path)!r})/'sum.0.u32'); print(s.st_blocks*512, s.st_size)"
     )
@@ -152,7 +153,7 @@ def test_the_boxes_of_the_largest_cohort_fit_one_message():
         messages.BoxDelivery(headers=headers, ciphertexts={})
     ).ByteSize()
     assert 4 << 20 < size < 0.9 * transport.MAX_MESSAGE_BYTES, f"{size} bytes"
-    assert transport.MAX_MESSAGE_BYTES == server_daemon.MAX_MESSAGE_BYTES
+    assert transport.MAX_MESSAGE_BYTES == ports.MAX_MESSAGE_BYTES
 
 
 def test_a_phase_cannot_close_while_a_cut_upload_is_still_folding(tmp_path, monkeypatch):
@@ -169,12 +170,12 @@ def test_a_phase_cannot_close_while_a_cut_upload_is_still_folding(tmp_path, monk
     )
     attempt.open_upload = lambda *_: upload
     attempt.fold_upload = fold
-    monkeypatch.setattr("server.service.current_peer", lambda: SimpleNamespace(name="silo-a"))
+    monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: SimpleNamespace(name="silo-a"))
     monkeypatch.setattr(
-        "server.service.secagg_wire.masked_input_header_from_proto",
+        "server.rpc.rounds.secagg_wire.masked_input_header_from_proto",
         lambda _p: SimpleNamespace(silo_id="silo-a"),
     )
-    monkeypatch.setattr("server.service.secagg_wire.identity_from_proto", lambda _p: None)
+    monkeypatch.setattr("server.rpc.rounds.secagg_wire.identity_from_proto", lambda _p: None)
     context = SimpleNamespace(
         liveness=SimpleNamespace(touch=lambda _s: None),
         changed=SimpleNamespace(notify=lambda: None),

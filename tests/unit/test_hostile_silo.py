@@ -13,39 +13,40 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-import dp.journal
-from dp.charge import Charge
+import dp.ledger.journal
+from dp.accounting.charge import Charge
 from dp.config import Mode
 from dp.errors import PrivacyError
-from dp.ledger import Ledger, LedgerEntry
-from federation.adapter import encode_adapter
-from federation.record import AdapterRecord, Place
+from dp.ledger.ledger import Ledger, LedgerEntry
+from evolution.envs.catalogue import BUILT_IN
+from evolution.rollout.spec import EngineSpec
+from evolution.train.spec import TrainerSpec
+from federation.adapter.encoding import encode_adapter
+from federation.chain.record import AdapterRecord, Place
 from secagg import suite
 from secagg.bounds import require_name
 from secagg.client import begin
 from secagg.descriptor import sign_descriptor
 from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundles
-from silo_agent.audit import AuditLog
-from silo_agent.audited import open_audit
-from silo_agent.chain import ChainFollower, Head
-from silo_agent.daemon import Daemon
-from silo_agent.envs.catalogue import BUILT_IN
+from silo_agent.books.audit import AuditLog
+from silo_agent.books.local_store import LocalStore
+from silo_agent.daemon.audited import open_audit
+from silo_agent.daemon.daemon import Daemon
+from silo_agent.daemon.gate import Gate
 from silo_agent.errors import ChainMismatchError, LocalStoreError, SessionError, SiloError
-from silo_agent.evolve.trainer_spec import TrainerSpec
-from silo_agent.gate import Gate
-from silo_agent.local_store import LocalStore
+from silo_agent.follow.chain import ChainFollower, Head
+from silo_agent.follow.published import Published
+from silo_agent.line.transport import Instruction, RoundClosed
+from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy_document import Policy
-from silo_agent.published import Published
-from silo_agent.rollout.spec import EngineSpec
-from silo_agent.transport import Instruction, RoundClosed
-from silo_agent.work import LocalWork
+from silo_agent.policy.document import Policy
 from tests.unit.silo_policy_samples import (
     BASE,
     LAYOUT,
     NOW_UNIX_S,
     PLAN,
+    SITE,
     edited,
     make_descriptor,
     make_plan,
@@ -71,7 +72,7 @@ def test_full_disk_in_the_ledger_is_a_typed_error(tmp_path, monkeypatch):
         def full(_fd: int, _data: bytes) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(dp.journal.os, "write", full)
+        monkeypatch.setattr(dp.ledger.journal.os, "write", full)
         # Anything else escapes Daemon.serve and ends the daemon with a traceback.
         with pytest.raises(PrivacyError):
             ledger.reserve(entry())
@@ -79,7 +80,7 @@ def test_full_disk_in_the_ledger_is_a_typed_error(tmp_path, monkeypatch):
 
 def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> LocalWork:
     settings = {
-        "base_sha256": lambda: BASE, "seed": 0, "families": lambda: (), "evaluate": True,
+        "site": lambda: SITE, "seed": 0, "families": lambda: (), "evaluate": True,
         "data_dir": tmp_path / "data", "assignments": lambda: (), "base_model": None, "threads": 1,
         "options": lambda _m: {}, "held_out_offset": 0, "catalogue": lambda: BUILT_IN,
         "rollout": EngineSpec(), "training": TrainerSpec(), **config,
@@ -132,7 +133,9 @@ def test_a_run_id_cannot_leave_the_data_directory(tmp_path, monkeypatch):
     store = SimpleNamespace(evaluations=list)
     work = local_work(tmp_path, store, None)
     seen = {}
-    monkeypatch.setattr("silo_agent.work.make_evolver", lambda _m, setup: seen.update(s=setup))
+    monkeypatch.setattr(
+        "silo_agent.local_work.work.make_evolver", lambda _m, setup: seen.update(s=setup)
+    )
     work._method(make_plan(), run_id)
     inside = (tmp_path / "data").resolve()
     assert seen["s"].state_dir.resolve().is_relative_to(inside)
@@ -180,7 +183,7 @@ def test_a_refused_plan_is_not_evaluated_when_its_round_closes(tmp_path):
         records=lambda *_: (record,), blob=lambda *_, **__: adapter, plan=lambda _s: text.encode()
     )
     adopted: list[Any] = []
-    work = SimpleNamespace(adopted=lambda *a: adopted.append(a), base_sha256=BASE)
+    work = SimpleNamespace(adopted=lambda *a: adopted.append(a), site=SITE, call_off=lambda: None)
     published = Published(
         coordinator=coordinator,  # type: ignore[arg-type]
         identity=SimpleNamespace(),  # type: ignore[arg-type]
@@ -206,9 +209,9 @@ def test_a_descriptor_cannot_bring_in_another_plan(tmp_path, monkeypatch):
     trained, other = make_plan(), make_plan(("count = 5", "count = 4"))
     descriptor = replace(make_descriptor(other), plan_sha256=b"o" * 32)
     opened: list[Any] = []
-    monkeypatch.setattr("silo_agent.daemon.verify_descriptor", lambda *_: None)
-    monkeypatch.setattr("silo_agent.daemon.Session", lambda **k: opened.append(k))
-    monkeypatch.setattr("silo_agent.daemon.time.time", lambda: NOW_UNIX_S)
+    monkeypatch.setattr("silo_agent.daemon.daemon.verify_descriptor", lambda *_: None)
+    monkeypatch.setattr("silo_agent.daemon.daemon.Session", lambda **k: opened.append(k))
+    monkeypatch.setattr("silo_agent.daemon.daemon.time.time", lambda: NOW_UNIX_S)
     finished = SimpleNamespace(plan=trained, layout=LAYOUT, contribution=lambda _m: None)
     daemon = bare_daemon(
         tmp_path,
@@ -217,7 +220,7 @@ def test_a_descriptor_cannot_bring_in_another_plan(tmp_path, monkeypatch):
         ledger=None,
         coordinator=None,
         config=SimpleNamespace(data_dir=tmp_path),
-        work=SimpleNamespace(finished=lambda *_: finished, base_sha256=BASE),
+        work=SimpleNamespace(finished=lambda *_: finished, site=SITE),
         published=SimpleNamespace(
             roster=lambda _sha256: SimpleNamespace(roster=None),
             plan=lambda _sha256: other,
@@ -270,7 +273,7 @@ def test_a_roster_epoch_that_was_not_written_is_not_believed(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("silo_agent.local_store.replace_file", full)
+        patch.setattr("silo_agent.books.local_store.replace_file", full)
         with pytest.raises(LocalStoreError):
             store.set_newest_roster_epoch(7, bytes(32))
     store.set_newest_roster_epoch(7, bytes(32))

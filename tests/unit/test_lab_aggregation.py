@@ -16,10 +16,10 @@ from lab_aggregation_samples import (
     updates,
 )
 
+from federation.adapter.layout import Layout
 from federation.aggregate import AGGREGATORS, REFUSED_METHODS, make_aggregator
 from federation.aggregate.registry import OPTIMISERS
 from federation.errors import LayoutError, UpdateError
-from federation.layout import Layout
 from lab.aggregation.aggregation import (
     METHODS,
     OPTIONS,

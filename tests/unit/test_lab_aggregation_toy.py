@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from federation.layout import Layout
+from federation.adapter.layout import Layout
 from lab.aggregation.aggregation import SiloUpdate, make_lab_aggregation
 
 SIDE, RANK, SILOS, ROUNDS, LOCAL_STEPS, CLIP = 96, 8, 8, 25, 8, 0.2

@@ -6,6 +6,9 @@ import pytest
 from lab_experiment_samples import HEAD, SILOS, runs, setting, silo
 from safetensors.numpy import load_file
 
+from evolution.envs.tasks import Shard, Split
+from evolution.methods.evolver import Evolution
+from evolution.model.identity import base_sha256
 from lab.experiment.config import load_experiment
 from lab.experiment.errors import DemonstrationError
 from lab.experiment.federation_round import RoundFigures, SharingCircle
@@ -13,9 +16,6 @@ from lab.experiment.methods import METHODS
 from lab.experiment.own_tasks import FewTasks, task_ids_of
 from lab.experiment.single_run import play_run
 from lab.report.lines import EvalLine, RoundLine, RunLine, parse_line
-from silo_agent.adapter.base_model import base_sha256
-from silo_agent.envs.tasks import Shard, Split
-from silo_agent.evolve.evolver import Evolution
 
 BASE = Path(__file__).parents[2] / "lab" / "base_model"
 

@@ -5,11 +5,11 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
-from federation.adapter import decode_adapter
+from evolution.model.lora import initial_adapter
+from federation.adapter.encoding import decode_adapter
 from lab.cli.main import app
 from lab.demo.run import BASE_MODEL
 from lab.loopback import LoopbackError, LoopbackFederation, free_port
-from silo_agent.adapter.lora import initial_adapter
 
 
 def test_a_free_port_can_be_bound():

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from dp.charge import epsilon_of, training_charges
+from dp.accounting.charge import epsilon_of, training_charges
 from lab.membership import run
 from lab.membership.attack import rates_at, roc
 from lab.membership.canaries import plant, unit_of

@@ -14,7 +14,7 @@ from lab.demo.choices import Privacy
 from lab.demo.command import MARKER, _empty, report
 from lab.demo.errors import NotJudgedError
 from lab.demo.outcome import Cell, Outcome, await_judged, judged_rows, pooled
-from lab.demo.progress import Progress, sparkline
+from lab.demo.progress import Progress
 from lab.demo.report import load_outcome, print_tables, save_outcome, write_html
 from lab.demo.scenario import SILOS, DemoSettings
 from lab.wilson import wilson
@@ -279,10 +279,6 @@ def test_a_demos_own_directory_is_emptied_and_marked_again(tmp_path):
 # Progress ----------------------------------------------------------------------------------------
 
 
-def test_a_sparkline_stays_inside_its_bars():
-    assert sparkline([-1.0, 0.0, 0.5, 0.999, 1.0, 7.0]) == "▁▁▅███"
-
-
 def test_a_status_becomes_one_line_for_each_finished_round(capsys):
     progress = Progress()
     with progress:
@@ -304,7 +300,7 @@ def test_a_status_becomes_one_line_for_each_finished_round(capsys):
     assert len(lines) == 2
     assert "3 silos in the sum" in lines[0]
     assert f"lost on the way: {SILOS[3]}" in lines[0]
-    assert "25.0 %" in lines[0]
+    assert "25.0 ± 1.0 %" in lines[0]
     assert "lost" not in lines[1]
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from federation.forecast import forecast_plan, shared_dimension
-from federation.layout import Layout
-from federation.plan import Plan
+from evolution.model.lora import initial_adapter
+from federation.adapter.layout import Layout
+from federation.forecast.forecast import forecast_plan, shared_dimension
+from federation.plan.plan import Plan
 from lab.demo.choices import Privacy
 from lab.demo.recipe import EPSILON_CAP
 from lab.demo.run import BASE_MODEL
-from silo_agent.adapter.lora import initial_adapter
 from silo_agent.config import SiloConfig
 
 

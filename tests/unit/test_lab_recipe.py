@@ -6,14 +6,14 @@ import tomllib
 
 import pytest
 
-from federation.forecast import forecast_plan, shared_dimension
-from federation.layout import Layout
-from federation.plan import Plan
+from evolution.model.lora import initial_adapter
+from federation.adapter.layout import Layout
+from federation.forecast.forecast import forecast_plan, shared_dimension
+from federation.plan.plan import Plan
 from lab.demo.choices import Privacy, Scenario
 from lab.demo.recipe import EPSILON_CAP, RECIPES
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml
-from silo_agent.adapter.lora import initial_adapter
 
 RECORD = (Privacy.RECORD_LOCAL, Privacy.RECORD_DISTRIBUTED)
 

@@ -19,7 +19,7 @@ from lab_results import (
 )
 from typer.testing import CliRunner
 
-from federation.markdown import escaped
+from federation.text import escaped
 from lab.cli.main import app
 from lab.report import results
 from lab.report.curves import evaluation_curves, exploration_curves

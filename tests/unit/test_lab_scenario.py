@@ -5,23 +5,37 @@ import json
 
 import pytest
 
-from federation.plan import Plan
+from evolution.envs.registry import make
+from evolution.envs.tasks import Split
+from evolution.model.identity import base_sha256
+from federation.plan.plan import Plan
 from lab.demo.choices import Control, Privacy, Scenario
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
-from silo_agent.adapter.base_model import base_sha256
 from silo_agent.config import SiloConfig
-from silo_agent.envs.registry import make
-from silo_agent.envs.tasks import Split
-from silo_agent.policy import Policy, check_plan
-from silo_agent.policy_proposal import write_for_plan
+from silo_agent.policy.policy import ACCEPTED, Policy, check_plan
+from silo_agent.policy.proposal import write_for_plan
 
+BASE_SHA256 = base_sha256(BASE_MODEL)
 ALL = list(itertools.product(Scenario, Control))
 POLICIES = list(itertools.product(Scenario, Control, Privacy))
 
 
-def plan_of(settings, base="base"):
-    return Plan.parse(plan_toml(settings, base=base, base_sha256="ab" * 32).encode())
+def plan_of(settings):
+    return Plan.parse(plan_toml(settings, base="base", base_sha256=BASE_SHA256).encode())
+
+
+def configs_of(settings, directory):
+    """Each silo's configuration, read from the file that the demo writes."""
+    for index, silo_id in enumerate(SILOS):
+        (directory / silo_id).mkdir()
+        text = silo_toml(settings, index, base_model=str(BASE_MODEL.absolute()))
+        (directory / silo_id / "silo.toml").write_text(text)
+    return [SiloConfig.load(directory / silo_id) for silo_id in SILOS]
+
+
+def rules_of(policy, plan, configs):
+    return [check_plan(policy, plan=plan, site=config.site()).rule for config in configs]
 
 
 @pytest.mark.parametrize(("scenario", "control"), ALL)
@@ -42,23 +56,31 @@ def test_every_plan_parses_and_says_what_was_asked(scenario, control):
 
 @pytest.mark.parametrize(("scenario", "control", "privacy"), POLICIES)
 def test_the_policy_written_for_a_plan_accepts_it(tmp_path, scenario, control, privacy):
-    plan = plan_of(DemoSettings(scenario=scenario, control=control, privacy=privacy))
-    write_for_plan(tmp_path / "policy.toml", plan)
+    settings = DemoSettings(scenario=scenario, control=control, privacy=privacy)
+    plan = plan_of(settings)
+    write_for_plan(tmp_path / "policy.toml", plan, accept_no_privacy=privacy is Privacy.NONE)
     policy = Policy.load(tmp_path / "policy.toml")
-    decision = check_plan(policy, plan=plan, base_sha256=bytes.fromhex("ab" * 32))
-    assert decision.accepted, decision
+    assert rules_of(policy, plan, configs_of(settings, tmp_path)) == [ACCEPTED] * len(SILOS)
+
+
+@pytest.mark.parametrize("privacy", Privacy)
+def test_a_plan_that_one_silo_alone_can_serve_is_refused_by_all_others(tmp_path, privacy):
+    """Else three silos upload zeros, count towards n_min, and the sum is the fourth one's."""
+    settings = DemoSettings(scenario=Scenario.ENVIRONMENTS, privacy=privacy)
+    plan = plan_of(settings)
+    write_for_plan(tmp_path / "policy.toml", plan, accept_no_privacy=True)
+    policy = Policy.load(tmp_path / "policy.toml")
+    evolve = plan.evolve.model_copy(update={"environments": ("maze",)})
+    gating = plan.model_copy(update={"evolve": evolve})
+    none = "environments_served"
+    served = [none, ACCEPTED, none, none]
+    assert rules_of(policy, gating, configs_of(settings, tmp_path)) == served
 
 
 @pytest.mark.parametrize("scenario", list(Scenario))
 def test_every_silo_file_is_read_and_the_tasks_are_dealt_out(tmp_path, scenario):
     settings = DemoSettings(scenario=scenario)
-    configs = []
-    for index in range(len(SILOS)):
-        directory = tmp_path / str(index)
-        directory.mkdir()
-        text = silo_toml(settings, index, base_model=str(BASE_MODEL.absolute()))
-        (directory / "silo.toml").write_text(text)
-        configs.append(SiloConfig.load(directory))
+    configs = configs_of(settings, tmp_path)
     assert {config.base_model for config in configs} == {BASE_MODEL.absolute()}
     assignments = [config.assignments()[0] for config in configs]
     assert [a.environment for a in assignments] == (

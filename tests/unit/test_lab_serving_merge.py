@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from federation.adapter import encode_adapter
-from federation.export import write_peft_adapter
+from evolution.model.lora import initial_adapter
+from federation.adapter.encoding import encode_adapter
+from federation.adapter.export import write_peft_adapter
 from lab.cli.main import app
 from lab.serving.merge import MergeError, merge, read_adapter_at
-from silo_agent.adapter.lora import initial_adapter
 
 BASE = Path(__file__).parents[2] / "lab" / "base_model"
 RANK, ALPHA = 4, 6.0
@@ -134,7 +134,7 @@ def test_a_bare_file_takes_alpha(tensors, exported, tmp_path):
 def test_the_command_merges_and_refuses_what_is_not_empty(exported, tmp_path):
     arguments = ["adapter", "merge", str(exported), "--base", str(BASE), "--out"]
     done = CliRunner().invoke(app, [*arguments, str(tmp_path / "out")], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    assert (done.exit_code, done.stdout) == (0, f"wrote {tmp_path / 'out'}\n"), done.output
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "kept.txt").write_text("mine")
     for taken in ("full", "out"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from federation.model_shapes import PRESETS
+from federation.adapter.shapes import PRESETS
 
 # A library may be called ``benchmarks`` too.
 SPEC = spec_from_file_location(

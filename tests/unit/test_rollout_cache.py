@@ -9,10 +9,10 @@ import pytest
 import silo_tiny_base
 import torch
 
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.rollout.engine import Prompt, RolloutError, Sampling
-from silo_agent.rollout.hf import HfEngine
-from silo_agent.rollout.kv_cache import RaggedCache, parts_of
+from evolution.model.causal_lm import load_base
+from evolution.rollout.engine import Prompt, RolloutError, Sampling
+from evolution.rollout.hf import HfEngine
+from evolution.rollout.kv_cache import RaggedCache, parts_of
 
 PASS_COSTS = [0, 6, 1 << 40]
 

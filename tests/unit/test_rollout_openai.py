@@ -11,12 +11,12 @@ import pytest
 import silo_tiny_base
 from rollout_model_server import KEY, completion, model_server
 
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.rollout.engine import AdapterLoadError, Prompt, Sampling
-from silo_agent.rollout.engines import make_engine
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.hf import HfEngine
-from silo_agent.rollout.openai_errors import (
+from evolution.model.lora import initial_adapter
+from evolution.rollout.engine import AdapterLoadError, Prompt, Sampling
+from evolution.rollout.engines import make_engine
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.hf import HfEngine
+from evolution.rollout.openai.errors import (
     EngineRefusalError,
     EngineReplyError,
     EngineServerError,
@@ -24,9 +24,9 @@ from silo_agent.rollout.openai_errors import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
-from silo_agent.rollout.openai_http import api_key, require_private
-from silo_agent.rollout.spec import EngineSpec
-from silo_agent.trajectory import Task
+from evolution.rollout.openai.http import api_key, require_private
+from evolution.rollout.spec import EngineSpec
+from evolution.trajectory import Task
 
 RANK, ALPHA = 4, 8.0
 TASKS = [Task(environment="craft", task_id=1_008_000 + i) for i in range(10)]
@@ -341,7 +341,7 @@ def test_one_bad_answer_costs_one_episode(engine, server):
         bad = body["prompt"] == wanted
         handler.say(200, b"{") if bad else handler.say(*server.answer(handler.path, body))
 
-    from silo_agent.envs.registry import make
+    from evolution.envs.registry import make
 
     craft = make("craft")
     first, _ = craft.reset(TASKS[4].task_id)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import silo_tiny_base
 
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.rollout.engine import AdapterLoadError, Prompt, RolloutError, Sampling
-from silo_agent.rollout.engines import make_engine
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.hf import HfEngine
-from silo_agent.rollout.spec import EngineSpec
-from silo_agent.rollout.workers import WorkerEngine, WorkerError
-from silo_agent.trajectory import Task
+from evolution.model.lora import initial_adapter
+from evolution.rollout.engine import AdapterLoadError, Prompt, RolloutError, Sampling
+from evolution.rollout.engines import make_engine
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.hf import HfEngine
+from evolution.rollout.spec import EngineSpec
+from evolution.rollout.workers import WorkerEngine, WorkerError
+from evolution.trajectory import Task
 
 RANK, ALPHA = 4, 8.0
 TASKS = [Task(environment="craft", task_id=1_008_000 + i) for i in range(10)]

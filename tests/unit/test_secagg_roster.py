@@ -6,8 +6,9 @@ import pytest
 
 from secagg import suite
 from secagg.errors import Check, MalformedMessageError, VerificationError
-from secagg.roster import root_key_sha256, sign_roster, verify_roster
+from secagg.roster import SignedRoster, root_key_sha256, sign_roster, verify_roster
 from tests.unit.secagg_samples import COORDINATOR_KEY, ROOT_KEY, make_roster, signed_roster
+from tests.vectors.test_ed25519_keys import SMALL, UNREDUCED
 
 _ROOT = suite.verification_key(ROOT_KEY)
 
@@ -95,6 +96,25 @@ def test_members_are_unique_and_ordered():
 def test_entries_are_bounded(changes):
     with pytest.raises(MalformedMessageError):
         replace(make_roster().entries[0], **changes)
+
+
+@pytest.mark.parametrize("key", [SMALL[0], SMALL[1], SMALL[-1], UNREDUCED[3]], ids=bytes.hex)
+def test_nobody_is_in_a_roster_by_a_key_that_anybody_can_sign_for(key):
+    """Neither a silo nor the coordinator, whoever signed the roster."""
+    roster = make_roster()
+    with pytest.raises(MalformedMessageError, match="roster key of silo-000 is of small order"):
+        replace(roster.entries[0], verification_key=key)
+    with pytest.raises(MalformedMessageError, match="coordinator_key is of small order"):
+        replace(roster, coordinator_key=key)
+
+
+def test_a_root_key_that_anybody_can_sign_for_signed_nothing():
+    """The neutral element as the pinned root: this signature holds for every roster, in OpenSSL."""
+    neutral = (1).to_bytes(32, "little")
+    forged = SignedRoster(roster=make_roster(), signature=neutral + bytes(32))
+    with pytest.raises(VerificationError) as caught:
+        verify_roster(forged, neutral, last_epoch=0)
+    assert caught.value.check is Check.ROSTER_SIGNATURE
 
 
 @pytest.mark.parametrize("changes", [{"epoch": 0}, {"colluding": 0}, {"entries": ()}])

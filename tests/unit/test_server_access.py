@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from chorale.v1 import admin_pb2, enrolment_pb2, membership_pb2, round_pb2
-from server.access import ACCESS, AccessPolicy, Role, current_peer
 from server.errors import (
     AccessError,
     ExpiredCertificateError,
@@ -23,7 +22,8 @@ from server.errors import (
     SuspendedSiloError,
     UnauthenticatedError,
 )
-from server.pki import CertificateAuthority, certificate_sha256, not_after_unix_s
+from server.pki.authority import CertificateAuthority, certificate_sha256, not_after_unix_s
+from server.rpc.access import ACCESS, AccessPolicy, Role, current_peer
 from server.store.federation import FederationRow
 from server.store.silos import SiloRow
 

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from server.accumulator import MAX_CHUNK_BYTES, TILE_BYTES, Accumulator, clear_scratch
+from server.attempt.accumulator import MAX_CHUNK_BYTES, TILE_BYTES, Accumulator, clear_scratch
 from server.errors import LostAttemptError, StorageFullError, StoreError, UploadError
 
 LENGTH = TILE_BYTES // 4 + 37
@@ -360,11 +360,11 @@ def test_a_full_disk_is_a_typed_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("server.accumulator._write_all", full)
+        patch.setattr("server.attempt.accumulator._write_all", full)
         with pytest.raises(StorageFullError, match="No space"):
             upload.append(1000, content[1000:2000])
         assert upload.received_bytes == 1000
-        patch.setattr("server.accumulator.os.posix_fallocate", full)
+        patch.setattr("server.attempt.accumulator.os.posix_fallocate", full)
         with pytest.raises(StorageFullError, match="cannot reserve"):
             Accumulator(tmp_path / "other", length=LENGTH)
     send(upload, content, 1000)

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from server.accumulator import Accumulator
+from server.attempt.accumulator import Accumulator
 
 
 def test_a_generation_is_flushed_before_it_is_committed(tmp_path, monkeypatch):

@@ -6,16 +6,19 @@ import math
 import numpy as np
 import pytest
 
-from dp.grid import Grid
-from dp.metrics_block import MetricsBlock
-from dp.share import per_silo_sigma
-from federation.adapter import decode_adapter
+from dp.noise import dgauss
+from dp.noise.grid import Grid
+from dp.noise.metrics_block import MetricsBlock
+from dp.noise.share import per_silo_sigma
+from dp.noise.source import NoiseSource
+from federation.adapter.encoding import decode_adapter
+from federation.adapter.layout import Layout
+from federation.chain.sums import success_ratios
 from federation.errors import FederationError
-from federation.layout import Layout
 from secagg.descriptor import AggregationId
-from server.aggregation import NOISE_TAIL, aggregate
-from server.descriptor import build_descriptor
 from server.errors import QuarantinedSumError
+from server.run.aggregation import NOISE_TAIL, aggregate
+from server.run.descriptor import build_descriptor
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import make_roster, signed_roster, silo_names
 
@@ -23,12 +26,12 @@ NAMES = silo_names(4)
 PINNED_ADAPTER = "aa060db9252bcca7218680832c4874f5969f18fa7f0e94bb4bcd4855aa50c20b"
 
 
-def descriptor_of(plan, *, ready=NAMES, families=("constant",)):
+def descriptor_of(plan, *, ready=NAMES, families=("constant",), silos=4):
     return build_descriptor(
         identity=AggregationId(run_id="run", round=1, step=0, part=0, attempt=1),
         plan=plan,
         plan_sha256=bytes(32),
-        roster=signed_roster(make_roster(4)),
+        roster=signed_roster(make_roster(silos)),
         ready=dict.fromkeys(ready, families),
         adapter=sw.INITIAL,
         adapter_sha256=bytes(32),
@@ -148,6 +151,147 @@ def test_all_clipped_silos_in_one_direction_are_possible_and_one_more_is_not():
     over[0] = 4 * sw.GRID + int(NOISE_TAIL) + 1
     with pytest.raises(QuarantinedSumError):
         applied(plan, over, descriptor)
+
+
+def test_under_noise_a_silo_has_the_noises_own_room_and_not_twelve_times_it():
+    """The noise of d coordinates is √d standard deviations long and hardly ever longer."""
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=1.0))
+    descriptor = descriptor_of(plan)
+    sigma = descriptor.noise_sigma * 2.0
+    clips = 4 * sw.GRID
+    for length, possible in (
+        (clips + sigma * (math.sqrt(sw.DIMENSION) + 0.99 * NOISE_TAIL), True),
+        (clips + sigma * (math.sqrt(sw.DIMENSION) + 1.01 * NOISE_TAIL), False),
+    ):
+        total = summed(descriptor, [np.zeros(sw.DIMENSION)] * 4, [8] * 4)
+        total[0] = int(length)
+        if possible:
+            applied(plan, total, descriptor)
+        else:
+            with pytest.raises(QuarantinedSumError, match="norm"):
+                applied(plan, total, descriptor)
+
+
+def test_one_silo_of_five_may_turn_the_sum_of_clipped_silos_its_own_way():
+    """The bound is the sum's: no vector of one silo is ever seen."""
+    plan, names = sw.parsed(sw.plan_toml()), silo_names(5)
+    descriptor = descriptor_of(plan, ready=names, silos=5)
+    honest = summed(descriptor, list(np.eye(sw.DIMENSION)[:4] * sw.CLIP), [8] * 4)
+    room = 5 * sw.GRID
+    attack = np.zeros(descriptor.words, dtype=np.int64)
+    attack[4] = math.isqrt(room**2 - 4 * sw.GRID**2)
+    total = (honest.astype(np.int64) + attack) % 2**32
+    result = applied(plan, total.astype(np.uint32), descriptor, names)
+    assert result.update_norm == pytest.approx(sw.CLIP, rel=1e-4)
+    assert attack[4] / room == pytest.approx(math.sqrt(1 - 4 / 25), rel=1e-4)
+    attack[4] *= 1.001
+    with pytest.raises(QuarantinedSumError):
+        applied(plan, (honest + attack).astype(np.uint32), descriptor, names)
+
+
+def claimed(descriptor, **figures):
+    """Four honest silos' sum with these integers in place of its figures."""
+    total = summed(descriptor, deltas(), [8, 16, 24, 32])
+    for name, value in figures.items():
+        place = descriptor.metrics.names.index(name.replace("_of_", "/"))
+        total[descriptor.dimension + place] = value % 2**32
+    return total
+
+
+STEPS = 37837
+"""What one silo at the bound of a figure is, in grid units, in a block of three."""
+
+
+@pytest.mark.parametrize(
+    ("figures", "published"),
+    [
+        pytest.param({"successes_of_constant": 513 * STEPS}, 128.25, id="success of 128.25"),
+        pytest.param({"successes_of_constant": -4 * STEPS}, -1.0, id="success of -1"),
+        pytest.param({"episodes_of_constant": -1}, math.nan, id="success that is not a number"),
+        pytest.param(
+            {"episodes_of_constant": STEPS // 8, "successes_of_constant": 4 * STEPS}, 32.0,
+            id="each figure possible, and not both",
+        ),
+        pytest.param({"update_norm_sq": -1}, 80 / 256, id="a negative square"),
+        pytest.param({"update_norm_sq": 4 * STEPS + 1}, 80 / 256, id="a square beyond the clip"),
+    ],
+)  # fmt: skip
+def test_figures_that_no_honest_silos_have_are_not_applied(figures, published):
+    """One silo chooses the block's sum freely; without noise the honest range is exact."""
+    plan = sw.parsed(sw.plan_toml())
+    descriptor = descriptor_of(plan)
+    layout = descriptor.metrics
+    block = MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid)
+    assert block.scale == STEPS
+    total = claimed(descriptor, **figures)
+    # What a reader of the same sum would have been shown.
+    said = success_ratios(block.decode(total[descriptor.dimension :].view("<i4").astype(int), 4, 0))
+    assert said["constant"].mean == pytest.approx(published, rel=1e-3, nan_ok=True)
+    with pytest.raises(QuarantinedSumError, match="not applied"):
+        applied(plan, total, descriptor)
+
+
+def test_all_that_honest_silos_may_say_is_possible():
+    """Every episode solved, none solved, none played, all at the clip: at the ends exactly."""
+    plan = sw.parsed(sw.plan_toml())
+    descriptor = descriptor_of(plan)
+    for episodes, successes in ((4, 4), (4, 0), (0, 0)):
+        for norm_sq in (0, 4):
+            figures = {
+                "update_norm_sq": norm_sq * STEPS,
+                "episodes_of_constant": episodes * STEPS,
+                "successes_of_constant": successes * STEPS,
+            }
+            applied(plan, claimed(descriptor, **figures), descriptor)
+
+
+@pytest.mark.parametrize("end", [0, 4])
+def test_the_noise_of_honest_silos_is_possible_at_both_ends(end):
+    """Exact noise of four silos on figures at an end of their range, thousands of times; the
+    largest was some four standard deviations. Beyond twelve no honest silos are."""
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=1.0))
+    descriptor = descriptor_of(plan)
+    sigma, words = descriptor.metrics.sigma, descriptor.words
+    at = np.arange(descriptor.dimension, words)
+    total = summed(descriptor, [np.zeros(sw.DIMENSION)] * 4, [8] * 4).astype(np.int64)
+    total[at] = end * STEPS
+    source, reached = NoiseSource.fresh("test"), 0
+    for _ in range(1500):
+        noisy = total.copy()
+        noise = dgauss.sample(4 * at.size, sigma, source).reshape(4, at.size).sum(axis=0)
+        noisy[at] += noise
+        reached = max(reached, int(np.abs(noise).max()))
+        applied(plan, (noisy % 2**32).astype(np.uint32), descriptor)
+    assert 3 < reached / (2 * sigma) < 7
+    outwards = 1 if end else -1
+    for deviations, possible in ((11.9, True), (12.1, False)):
+        for place in at:
+            noisy = total.copy()
+            noisy[place] += outwards * int(deviations * 2 * sigma)
+            sum_of = (noisy % 2**32).astype(np.uint32)
+            if possible:
+                applied(plan, sum_of, descriptor)
+            else:
+                with pytest.raises(QuarantinedSumError, match="outside"):
+                    applied(plan, sum_of, descriptor)
+
+
+def test_successes_exceed_episodes_by_no_more_than_both_noises():
+    plan = sw.parsed(sw.plan_toml(mode="silo", noise=1.0))
+    descriptor = descriptor_of(plan)
+    both = math.sqrt(2.0) * descriptor.metrics.sigma * 2.0
+    for deviations, possible in ((11.9, True), (12.1, False)):
+        apart = int(deviations * both / 2)
+        total = claimed(
+            descriptor,
+            episodes_of_constant=2 * STEPS - apart,
+            successes_of_constant=2 * STEPS + apart,
+        )
+        if possible:
+            applied(plan, total, descriptor)
+        else:
+            with pytest.raises(QuarantinedSumError, match="exceeds its episodes"):
+                applied(plan, total, descriptor)
 
 
 def test_leftover_masks_are_recognised():

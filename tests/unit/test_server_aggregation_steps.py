@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from dp.grid import Grid
-from dp.metrics_block import MetricsBlock
-from dp.unit_sum import UnitSum
-from federation.adapter import decode_adapter, encode_adapter
+from dp.noise.grid import Grid
+from dp.noise.metrics_block import MetricsBlock
+from dp.noise.unit_sum import UnitSum
+from federation.adapter.encoding import decode_adapter, encode_adapter
+from federation.adapter.layout import Layout
 from federation.errors import OptimiserStateError
-from federation.layout import Layout
 from secagg.descriptor import AggregationId
-from server.aggregation import aggregate
-from server.descriptor import build_descriptor
 from server.errors import QuarantinedSumError
+from server.run.aggregation import aggregate
+from server.run.descriptor import build_descriptor
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import make_roster, signed_roster, silo_names
 
@@ -143,7 +143,7 @@ def test_a_sum_of_more_than_the_largest_batch_is_quarantined():
     plan = sw.parsed(sw.stepped_toml())
     descriptor = descriptor_of(plan)
     total = np.zeros(descriptor.words, dtype=np.uint32)
-    noise = 12 * descriptor.noise_sigma * math.sqrt(4 * sw.DIMENSION)
+    noise = descriptor.noise_sigma * 2.0 * (math.sqrt(sw.DIMENSION) + 12)
     largest = 4 * descriptor.max_units * sw.GRID
     total[0] = largest
     applied(plan, total, descriptor, plan.optimiser())

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from federation.audit_log import verify_log
 from federation.errors import AuditChainError
+from ops.audit_log import verify_log
 from server.audit import AuditEvent, AuditLog
 
 

@@ -9,14 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorale.v1 import membership_pb2 as pb
-from federation.audit_chain import ChainHead
-from federation.audit_head import COORDINATOR, sign_head, silo_writer
-from federation.audit_log import verify_log
+from federation.audit.head import COORDINATOR, sign_head, silo_writer
+from federation.audit.lines import ChainHead
 from federation.errors import AuditChainError, AuditHeadConflictError, AuditHeadError
 from federation.wire import audit_head_from_proto, audit_head_to_proto
+from ops.audit_log import verify_log
 from secagg.suite import verification_key
 from server.audit import AuditEvent, AuditLog
-from server.audit_heads import AuditHeadExchange
+from server.members.audit_heads import AuditHeadExchange
 from server.metrics import CoordinatorMetrics
 from server.store import Store
 from server.store.federation import FederationRow
@@ -35,7 +35,7 @@ class Desk:
     def __init__(self, directory):
         self.url = f"sqlite:///{directory / 'coordinator.db'}"
         self.path = directory / "audit.jsonl"
-        self.store = Store(self.url)
+        self.store = Store(self.url, create=True)
         self.store.federation.create(FederationRow(name="oncology"))
         self.enrol(SILO_KEY)
         self.open()

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from server import backup_file
-from server.backup_file import BackupReader, Manifest, Member, write_backup
 from server.config import DataPaths
 from server.errors import BackupError
-from server.restore import restore
+from server.site import backup_file
+from server.site.backup_file import BackupReader, Manifest, Member, write_backup
+from server.site.restore import restore
 
 X = hashlib.sha256(b"x").hexdigest()
 CONTENTS = {

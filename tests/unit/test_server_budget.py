@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from dp.charge import epsilon_of, training_charges
-from server.budget import budget_response
+from dp.accounting.charge import epsilon_of, training_charges
 from server.cli import client
 from server.cli.main import app
+from server.run.budget import budget_response
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import silo_names
 
@@ -106,7 +106,7 @@ def command(world, monkeypatch):
 
 def test_the_command_shows_both_as_a_table_and_as_json(world, command):
     run_id = asyncio.run(world.run(sw.stepped_toml(rounds=1)))
-    text = command("text").stderr
+    text = command("text").stdout
     assert f"{run_id}  mode record_distributed  3 of 5 charged releases" in text
     assert "task  ε " in text
     assert "planned, cap 1e+09, at δ = 1e-05" in text
@@ -122,9 +122,10 @@ def test_the_command_shows_both_as_a_table_and_as_json(world, command):
 
 
 def test_the_command_says_that_nothing_is_protected_and_what_to_do_first(world, command):
-    assert "no runs yet: chorale run start" in command("text").stderr
+    empty = command("text")
+    assert (empty.stdout, empty.stderr) == ("", "no runs yet: chorale run start PLAN\n")
     asyncio.run(world.run(sw.plan_toml()))
-    assert "nothing is protected" in command("text").stderr
+    assert "nothing is protected" in command("text").stdout
     (run,) = json.loads(command("json").stdout)["data"]["runs"]
     assert run["units"] == [{"unit": "silo", "spent": "inf", "planned": "inf"}]
 

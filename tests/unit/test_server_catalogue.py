@@ -9,7 +9,7 @@ import dp.errors
 import federation.errors
 import secagg.errors
 import server.errors
-from server.catalogue import CATALOGUE, Reason, describe
+from server.rpc.catalogue import CATALOGUE, Reason, describe
 
 
 def error_types(module, base):

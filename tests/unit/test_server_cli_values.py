@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from federation.audit_chain import EMPTY, make_line
+from federation.audit.lines import EMPTY, make_line
 from server.cli.envelope import run_app
 from server.cli.main import app
 

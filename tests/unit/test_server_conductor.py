@@ -8,13 +8,13 @@ import pytest
 from chorale.v1 import admin_pb2, round_pb2
 from federation.errors import FederationError, PlanError
 from secagg.descriptor import AggregationId
+from server.attempt.attempt import Phase
 from server.cli.client import MAX_MESSAGE_BYTES
-from server.conductor import Conductor
+from server.conductor.conductor import Conductor
+from server.conductor.status import FINISHED_PER_STATUS
 from server.context import RunContext
 from server.errors import RunError, StoreError, UnknownRunError
-from server.round import Phase
 from server.signal import Signal
-from server.status import FINISHED_PER_STATUS
 from server.store.runs import RunState
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import silo_names
@@ -112,7 +112,7 @@ def test_a_defect_ends_the_run_and_not_the_daemon(world, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("server.attempts.build_descriptor", broken)
+    monkeypatch.setattr("server.run.attempts.build_descriptor", broken)
     run_id = asyncio.run(world.run(sw.plan_toml()))
     row = world.store.runs.get(run_id)
     assert (row.state, row.error) == (RunState.FAILED, "internal error: see log")
@@ -256,7 +256,7 @@ def test_watching_shows_every_round_once_however_slow_the_reader(world):
 
 
 def test_watching_shows_a_long_past_in_statuses_of_a_bounded_size(world, monkeypatch):
-    monkeypatch.setattr("server.status.FINISHED_PER_STATUS", 2)
+    monkeypatch.setattr("server.conductor.status.FINISHED_PER_STATUS", 2)
     run_id = asyncio.run(world.run(sw.plan_toml(rounds=5)))
 
     async def later():

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from federation.address import split_address
+from ops.address import split_address
 from server.audit import AuditLog
 from server.config import CoordinatorConfig, write_config
 from server.errors import ConfigurationError, PkiError, RootKeyError
-from server.founding import Founding, found, renew_admin
-from server.keys import load_signing_key, read_public_key
-from server.pki import CertificateAuthority
-from server.root import create_root
+from server.members.root import create_root
+from server.pki.authority import CertificateAuthority
+from server.pki.keys import load_signing_key, public_key_pem, read_public_key
+from server.site.founding import Founding, found, renew_admin
 
 MINIMAL = 'federation = "oncology"\nhost_names = ["coord.example.org", "10.0.0.1"]\n'
 
@@ -125,6 +125,12 @@ def test_founding_makes_everything_and_nothing_of_the_root_key(tmp_path, foundin
     assert created["details"]["federation"] == "oncology"
     ca = CertificateAuthority.load(paths.pki)
     assert genesis["details"]["ca_sha256"] == ca.sha256.hex()
+
+
+def test_a_root_key_that_anybody_can_sign_for_founds_nothing(tmp_path, founding):
+    founding.root_public_key.write_bytes(public_key_pem((1).to_bytes(32, "little")))
+    with pytest.raises(PkiError, match="anybody could sign"):
+        found(tmp_path / "data", founding)
 
 
 def test_founding_twice_is_refused_and_changes_nothing(tmp_path, founding):

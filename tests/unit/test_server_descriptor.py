@@ -2,12 +2,12 @@
 
 import pytest
 
-from dp.metrics_block import MetricsBlock
-from dp.share import metrics_sigma, per_silo_sigma
-from federation.adapter import adapter_sha256
+from dp.noise.metrics_block import MetricsBlock
+from dp.noise.share import metrics_sigma, per_silo_sigma
+from federation.adapter.encoding import adapter_sha256
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, AggregationId, check_descriptor
 from secagg.errors import Check, VerificationError
-from server.descriptor import build_descriptor
+from server.run.descriptor import build_descriptor
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import make_roster, signed_roster
 

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.checkup import Outcome
-from federation.durable import replace_file
-from server import doctor_checks_files, doctor_checks_state
+from ops.doctor.checkup import Outcome
+from ops.files import replace_file
 from server.config import DataPaths
-from server.keys import public_key_pem
+from server.pki.keys import public_key_pem
+from server.site.doctor import files as doctor_checks_files
+from server.site.doctor import state as doctor_checks_state
 
 
 def test_a_file_that_goes_while_it_is_looked_at_is_no_defect(tmp_path, monkeypatch):

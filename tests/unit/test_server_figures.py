@@ -7,10 +7,12 @@ from dataclasses import fields, replace
 import pytest
 
 from chorale.v1.admin_pb2 import RunSummary
+from server.attempt.attempt import Phase
 from server.cli.watch import Panel, place_of
+from server.conductor.status import _round_status
 from server.figures import RoundFigures
-from server.round import Phase
-from server.status import _round_status
+from server.run.sum_history import norm_ratio
+from tests.unit import server_world as sw
 
 
 def test_every_field_survives():
@@ -100,3 +102,41 @@ def test_steps_are_named_where_a_round_has_several_and_nowhere_else():
     done = _round_status(RoundFigures(round=3, step=4, outcome="skipped"))
     line = Panel(live=True)._finished(done, stepped)
     assert line.startswith("round 3/8, step 5/20 skipped")
+
+
+STEADY, IN_TURN = sw.parsed(sw.plan_toml()), sw.parsed(sw.plan_toml(method="rolora"))
+
+
+def closed(*norms, outcome="aggregated"):
+    return [
+        RoundFigures(round=number, outcome=outcome, update_norm=norm)
+        for number, norm in enumerate(norms, start=1)
+    ]
+
+
+def test_a_sums_norm_is_compared_with_the_median_of_those_before_it():
+    assert norm_ratio(closed(1.0, 9.0, 2.0, 5.0), STEADY) == 2.5
+    # A round without a sum has no norm: the newest sum is the one before it.
+    none = closed(math.nan, outcome="quarantined") + closed(math.nan, outcome="skipped")
+    assert norm_ratio(closed(1.0, 9.0, 2.0, 5.0) + none, STEADY) == 2.5
+
+
+@pytest.mark.parametrize(
+    "finished",
+    [
+        pytest.param([], id="nothing yet"),
+        pytest.param(closed(1.0, 1.0, 9.0), id="two earlier sums"),
+        pytest.param(closed(0.0, 0.0, 0.0, 9.0), id="nobody moved before"),
+        pytest.param(closed(*[math.nan] * 4, outcome="skipped"), id="no sum at all"),
+    ],
+)
+def test_without_enough_to_compare_with_there_is_no_ratio(finished):
+    assert math.isnan(norm_ratio(finished, STEADY))
+
+
+def test_a_factor_is_compared_with_itself():
+    """Odd rounds train one factor, even ones another of ten times its norm."""
+    alternating = closed(1.0, 10.0, 1.0, 10.0, 1.0, 10.0, 1.0, 20.0)
+    assert norm_ratio(alternating, IN_TURN) == 2.0
+    assert norm_ratio(alternating[:7], IN_TURN) == 1.0
+    assert math.isnan(norm_ratio(alternating[:6], IN_TURN))

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from federation.errors import UpdateError
-from server.blobs import CHUNK_BYTES, BlobStore
 from server.errors import BlobError
+from server.store.blobs.directory import CHUNK_BYTES, BlobStore
 
 
 def test_put_get_and_put_again(tmp_path):

@@ -8,10 +8,10 @@ import pytest
 from chorale.v1 import round_pb2
 from secagg import wire
 from secagg.errors import MalformedMessageError
-from server import instructions
-from server.conductor import Conductor
+from server.conductor import instructions
+from server.conductor.conductor import Conductor
 from server.phase import Phase
-from server.service import MAX_INSTRUCTION_ID_CHARS, RoundService
+from server.rpc.rounds import MAX_INSTRUCTION_ID_CHARS, RoundService
 from server.signal import Signal
 from tests.unit.test_server_round import NAMES, Played
 
@@ -108,7 +108,7 @@ def test_the_next_phase_is_built_anew_and_a_poll_that_hangs_up_costs_nobody_its_
 
 
 def test_the_instruction_id_of_a_poll_is_bounded(monkeypatch):
-    monkeypatch.setattr("server.service.current_peer", lambda: SimpleNamespace(name="silo-000"))
+    monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: SimpleNamespace(name="silo-000"))
     liveness = SimpleNamespace(touch=lambda _silo_id: None)
     asked = []
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.invite import Invite, InviteFormatError, join_statement, parse_invite
+from federation.membership.invite import Invite, InviteFormatError, join_statement, parse_invite
 
 INVITE = Invite(
     coordinator_address="coord.example.org:7443",

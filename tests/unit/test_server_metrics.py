@@ -5,10 +5,10 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.catalogue import Reason
+from server.attempt.attempt import STEPS, Phase
 from server.figures import RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.round import STEPS, Phase
+from server.rpc.catalogue import Reason
 from server.store.runs import RunState
 from server.store.silos import SiloRow
 
@@ -67,7 +67,7 @@ def test_where_a_run_is(metrics):
 
 def test_a_round_is_observed(metrics):
     figures = RoundFigures(round=1, outcome="aggregated", success={"craft": (0.25, 0.01)})
-    figures.agreement = 0.5
+    figures.agreement, figures.agreement_error = 0.5, 0.1
     metrics.observe_step(figures)
     assert value(metrics, "chorale_rounds_total", outcome="aggregated") == 0
     metrics.observe_round("aggregated")

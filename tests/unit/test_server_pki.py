@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from server.errors import CertificateRequestError, PkiError
-from server.pki import CertificateAuthority
+from server.pki.authority import CertificateAuthority
 
 CA = CertificateAuthority.create("oncology")
 

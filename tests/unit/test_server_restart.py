@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server import accumulator
-from server import attempts as sw_attempts
-from server.round import STEPS, Phase
+from server.attempt import accumulator
+from server.attempt.attempt import STEPS, Phase
+from server.run import attempts as sw_attempts
 from server.store.aggregations import AggregationOutcome
 from server.store.database import Database
 from server.store.messages import Messages

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from chorale.v1 import admin_pb2
-from federation.adapter import decode_adapter
-from federation.record import verify_chain
+from federation.adapter.encoding import decode_adapter
+from federation.chain.record import verify_chain
 from secagg.suite import verification_key
 from server.cli.run_view import view
 from server.cli.watch import Panel
+from server.conductor.rollback import request_rollback
+from server.conductor.status import watch_response
 from server.errors import RollbackError, SubmitTokenError, UnknownRunError
 from server.figures import RoundFigures
 from server.phase import Phase
-from server.rollback_request import request_rollback
-from server.run import RunDriver
-from server.status import watch_response
+from server.run.driver import RunDriver
 from server.store.runs import RunState
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import COORDINATOR_KEY

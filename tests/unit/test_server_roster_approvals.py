@@ -17,7 +17,7 @@ from secagg.roster import (
 )
 from server.audit import AuditLog
 from server.errors import RosterError
-from server.roster_approvals import RosterApprovals
+from server.members.roster_approvals import RosterApprovals
 from server.store import Store
 from tests.unit.secagg_samples import (
     ROOT_KEY,
@@ -34,7 +34,7 @@ FIVE, SIX = make_roster(5, epoch=1), make_roster(6, epoch=2)
 
 class Desk:
     def __init__(self, directory):
-        self.store = Store(f"sqlite:///{directory / 'coordinator.db'}")
+        self.store = Store(f"sqlite:///{directory / 'coordinator.db'}", create=True)
         self.audit = AuditLog(directory / "audit.jsonl")
         self.approvals = RosterApprovals(store=self.store, audit=self.audit, clock=lambda: 7.0)
 

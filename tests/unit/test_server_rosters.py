@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from federation.invite import silo_spiffe_uri
+from federation.membership.invite import silo_spiffe_uri
 from secagg import suite
 from secagg.roster import approve_roster, sign_roster, verify_roster
 from server.errors import FederationTermsError, RosterError
-from server.roster_file import read_roster, roster_message, write_roster
-from server.rosters import MAX_EPOCH, Rosters
+from server.members.roster_file import read_roster, roster_message, write_roster
+from server.members.rosters import MAX_EPOCH, Rosters
 from server.store.federation import FederationRow
 from server.store.silos import SiloRow
 from tests.unit.secagg_samples import COORDINATOR_KEY, ROOT_KEY, signing_key, silo_names

@@ -8,14 +8,14 @@ import pytest
 from secagg import client
 from secagg.errors import Check, SecAggError, VerificationError
 from secagg.server import CollectUnmasking
-from server.accumulator import Accumulator
+from server.attempt.accumulator import Accumulator
+from server.attempt.attempt import STEPS, Attempt, Phase
 from server.errors import (
     TooFewSilosError,
     UploadError,
     WrongPhaseError,
     WrongRoundError,
 )
-from server.round import STEPS, Attempt, Phase
 from tests.simulation.secagg_cohort import FAMILIES, Cohort
 from tests.unit.memory_journal import MemoryJournal
 from tests.unit.secagg_samples import signed_descriptor, silo_names

@@ -6,26 +6,28 @@ one attempt or a charge beyond the plan's is.
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from federation.adapter import decode_adapter
-from federation.audit_log import verify_log
-from federation.record import Place, verify_chain
-from federation.task import SURVIVORS_ALREADY_SIGNED
-from federation.verify import verify_update
+from federation.adapter.encoding import decode_adapter
+from federation.chain.record import Place, verify_chain
+from federation.chain.task import SURVIVORS_ALREADY_SIGNED
+from federation.chain.verify import verify_update
+from ops.audit_log import verify_log
 from secagg.errors import Check, VerificationError
 from secagg.suite import verification_key
+from server.attempt.attempt import Phase
 from server.errors import WrongRoundError
 from server.figures import RoundFigures
-from server.round import Phase
 from server.store.runs import RunState
-from silo_agent.transport import RoundAborted
+from silo_agent.line.transport import RoundAborted
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import COORDINATOR_KEY, silo_names
+from tests.unit.server_world_plan import fixed_point, value_of
 
 NAMES = silo_names(4)
 
@@ -86,6 +88,40 @@ def test_a_run_to_its_end(world):
     # Without noise a charge is unbounded, and the gauge says so from the first release on.
     assert world.value("chorale_dp_epsilon_spent") == float("inf")
     assert not list((world.directory / "scratch").rglob("*.masked"))
+
+
+def test_without_noise_the_coordinator_is_told_no_figure_unless_the_plan_asks_for_it(world):
+    """Success, κ, ζ̂² and norms would be one silo's own where the others had nothing to report."""
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2, exact_figures=False)))
+    require_exact(world, NAMES, rounds=2)
+    require_chain(world, run_id)
+    for row in world.store.rounds.finished(run_id):
+        figure = RoundFigures.from_json(row.figures_json)
+        assert figure.upload_bytes == 4 * sw.DIMENSION * 4
+        assert figure.success == {}
+        for name in ("agreement", "heterogeneity", "silo_norm_sq"):
+            assert math.isnan(getattr(figure, name))
+            assert math.isnan(getattr(figure, f"{name}_error"))
+        # The sum is published, and with it the length of its mean.
+        assert figure.update_norm > 0
+
+
+@pytest.mark.parametrize(("mode", "noise"), [("none", 0.0), ("silo", 1.0)])
+def test_what_one_silo_alone_contributes_is_the_sum_unless_noise_hides_it(
+    world, monkeypatch, mode, noise
+):
+    """Contributions may be zero and no check can see it: SECURITY.md, claim (a)."""
+    alone = NAMES[2]
+    monkeypatch.setattr(
+        "tests.unit.server_world_silo.value_of",
+        lambda silo_id: value_of(silo_id) if silo_id == alone else 0.0,
+    )
+    asyncio.run(world.run(sw.plan_toml(mode=mode, noise=noise, exact_figures=False)))
+    head = world.driver.head
+    assert head.survivors == NAMES
+    total = np.frombuffer(world.context.blobs.get(head.sum_sha256), dtype="<i4")
+    exposed = np.array_equal(total[: sw.DIMENSION], fixed_point(alone))
+    assert exposed is (mode == "none")
 
 
 def test_epsilon_is_shown_after_each_attempt(world):

@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
-from server import storage_faults
+from server.conductor import storage_faults
 from server.errors import BlobError, RunError, StoreError
 from server.phase import Phase
-from server.run import RunDriver
+from server.run.driver import RunDriver
 from server.store.runs import Runs, RunState
 from tests.unit import server_world as sw
 from tests.unit.server_runs import (

@@ -6,8 +6,8 @@ import pytest
 
 from federation.errors import FederationError
 from secagg.descriptor import SignedDescriptor
+from server.attempt.attempt import STEPS, Phase
 from server.errors import RunError, StoreError, UnknownRunError
-from server.round import STEPS, Phase
 from server.store.aggregations import AggregationOutcome
 from server.store.runs import Runs, RunState
 from tests.unit import server_world as sw
@@ -288,14 +288,14 @@ def test_a_paused_run_that_no_longer_fits_the_roster_stays_paused(world, monkeyp
         in_phase(world, Phase.SHARE_KEYS, lambda: world.conductor.pause_run(run_id))
         await until(lambda: world.conductor.driver.row.run_id != run_id)
         with monkeypatch.context() as patch:
-            patch.setattr("server.run_queue.require_feasible", refuse)
+            patch.setattr("server.conductor.queue.require_feasible", refuse)
             with pytest.raises(FederationError, match="n_min"):
                 await world.conductor.resume_run(run_id)
         assert world.store.runs.get(run_id).state is RunState.PAUSED
         assert await world.conductor.resume_run(run_id) == other
         # And so it does when only its turn shows it: its rounds are paid for.
         with monkeypatch.context() as patch:
-            patch.setattr("server.run_queue.require_feasible", refuse)
+            patch.setattr("server.conductor.queue.require_feasible", refuse)
             await settled(world)
         return run_id
 

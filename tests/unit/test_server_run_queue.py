@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from chorale.v1 import round_pb2
-from server import attempts, handover
+from server.attempt.attempt import Phase
+from server.conductor import handover
+from server.conductor.queue import places_behind
 from server.errors import StoreError
-from server.round import Phase
-from server.run_queue import places_behind
+from server.run import attempts
 from server.store.runs import RunState
 from tests.unit.secagg_samples import make_roster, signed_roster
 from tests.unit.server_runs import details, in_phase, one_at_a_time, settled, start, states, until
@@ -137,7 +138,7 @@ def test_a_beginning_whose_answer_is_lost_is_driven_once(world, monkeypatch):
             raise StoreError("the connection is gone")
 
         monkeypatch.setattr(world.conductor._queue, "begin", begun)
-        monkeypatch.setattr("server.storage_faults.FIRST_PAUSE_S", 0.0)
+        monkeypatch.setattr("server.conductor.storage_faults.FIRST_PAUSE_S", 0.0)
         await settled(world)
         return first, second
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from server.conductor.scrape import Scrape
 from server.errors import StoreError
-from server.pki import CertificateAuthority
-from server.scrape import Scrape
+from server.pki.authority import CertificateAuthority
+from server.pki.trust import Trust
 from server.store.silos import SiloRow
-from server.trust import Trust
 from tests.unit import server_world as sw
 from tests.unit.server_world_plan import EPISODES, FAMILY, fixed_point
 
@@ -112,6 +112,9 @@ OF_ONE_SILO = {
     "chorale_silo_last_seen_timestamp_seconds",
     "chorale_certificate_expiry_timestamp_seconds",
     "chorale_round_waiting",
+    "chorale_silo_dropouts_total",
+    "chorale_silo_dropouts_created",
+    "chorale_silo_dropouts_in_a_row",
 }
 """What a relay sees of a silo by itself, and all that it may say of one."""
 

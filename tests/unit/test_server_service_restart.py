@@ -8,10 +8,10 @@ import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2 as pb
 from secagg.descriptor import AggregationId
 from secagg.messages import UnmaskingShares
-from server import access
-from server.access import Peer, Role
 from server.errors import WrongRoundError
-from server.service import RoundService
+from server.rpc import access
+from server.rpc.access import Peer, Role
+from server.rpc.rounds import RoundService
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import silo_names
 from tests.unit.test_server_round import Phase, Played

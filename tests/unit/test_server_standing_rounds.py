@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from federation.adapter import decode_adapter
+from federation.adapter.encoding import decode_adapter
 from server.liveness import Liveness
 from server.store.runs import RunState
 from tests.unit import server_world as sw

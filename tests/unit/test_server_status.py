@@ -6,21 +6,22 @@ import math
 import pytest
 
 from chorale.v1 import round_pb2 as pb
-from dp.charge import epsilon_of, training_charges
+from dp.accounting.charge import epsilon_of, training_charges
 from secagg import wire
 from secagg.errors import MalformedMessageError
-from server import access, daemon
-from server.access import Peer, Role
-from server.accumulator import Accumulator
+from server import daemon
+from server.attempt.accumulator import Accumulator
+from server.attempt.attempt import Attempt, Phase
 from server.audit import AuditEvent, AuditLog
-from server.budget import own_unit, shown_epsilon
+from server.conductor.status import run_summary, watch_response
 from server.errors import ForeignMessageError, UploadError, WrongRoundError
 from server.liveness import SILENT_AFTER_S, Liveness
 from server.metrics import CoordinatorMetrics
-from server.round import Attempt, Phase
-from server.service import RoundService
+from server.rpc import access
+from server.rpc.access import Peer, Role
+from server.rpc.rounds import RoundService
+from server.run.budget import own_unit, shown_epsilon
 from server.signal import Signal
-from server.status import run_summary, watch_response
 from server.store.rounds import Charged
 from server.store.silos import SiloRow
 from tests.simulation.secagg_cohort import Cohort

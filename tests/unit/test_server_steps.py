@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 
 from chorale.v1 import round_pb2 as pb
-from federation.record import Place
-from federation.task import RoundTask
+from federation.chain.record import Place
+from federation.chain.task import RoundTask
 from secagg.descriptor import SignedDescriptor
 from secagg.errors import MalformedMessageError
-from server import access, liveness
-from server.access import Peer, Role
+from server import liveness
+from server.attempt.attempt import STEPS, Phase
+from server.conductor.status import watch_response
 from server.errors import WrongRoundError
 from server.figures import RoundFigures
-from server.round import STEPS, Phase
-from server.service import RoundService
-from server.status import watch_response
+from server.rpc import access
+from server.rpc.access import Peer, Role
+from server.rpc.rounds import RoundService
 from server.store.runs import RunState
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import silo_names

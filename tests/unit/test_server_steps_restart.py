@@ -9,7 +9,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from server import storage_faults
+from server.conductor import storage_faults
 from server.phase import STEPS, Phase
 from server.store.aggregations import AggregationOutcome
 from server.store.runs import RunState
@@ -103,7 +103,7 @@ def test_the_optimiser_is_rebuilt_from_the_stored_sums(world, optimiser):
 
 def test_what_is_rebuilt_matters(world, monkeypatch):
     """The test above can fail: an optimiser that begins anew after a restart makes another move."""
-    from server import optimiser as server_optimiser
+    from server.run import optimiser as server_optimiser
 
     def begin_anew(optimiser, *, releases, round_number, **_):
         for record, _ in releases:
@@ -143,7 +143,7 @@ def test_moments_of_deltas_are_rebuilt_from_the_sums_of_the_run(world, optimiser
 
 def test_moments_of_the_run_matter_after_a_restart(world, monkeypatch):
     """The test above can fail: momentum that begins anew makes another move."""
-    from server import optimiser as server_optimiser
+    from server.run import optimiser as server_optimiser
 
     def begin_anew(optimiser, *, releases, **_):
         for record, _ in releases:

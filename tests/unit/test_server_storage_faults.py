@@ -6,14 +6,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from server import storage_faults
-from server.accumulator import Accumulator
+from server.attempt.accumulator import Accumulator
 from server.audit import AuditLog
-from server.blobs import BlobStore
+from server.conductor import storage_faults
+from server.conductor.conductor import Conductor
 from server.errors import StorageFullError, StoreError
 from server.figures import RoundFigures
 from server.phase import Phase
+from server.run.driver import RunDriver
 from server.store.aggregations import AggregationOutcome
+from server.store.blobs.directory import BlobStore
 from server.store.database import Database
 from server.store.runs import Runs, RunState
 from tests.unit import server_world as sw
@@ -167,3 +169,23 @@ def test_a_full_disk_at_the_start_keys_an_attempt_anew_whose_files_are_gone(worl
     assert outcomes == [AggregationOutcome.ABORTED, AggregationOutcome.RELEASED]
     require_exact(world, tuple(world.silos))
     require_clean(world)
+
+
+@pytest.mark.parametrize("broken", ["_next", "_stop"])
+def test_a_defect_of_driving_itself_leaves_no_run_that_nobody_drives(world, monkeypatch, broken):
+    """Neither one while a run is fetched, nor one while another defect's run is shown as failed."""
+    if broken == "_stop":
+        failing(monkeypatch, RunDriver, "drive", ZeroDivisionError(), 99)
+    left = failing(monkeypatch, Conductor, broken, ZeroDivisionError())
+
+    async def scenario():
+        run_id = await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "t")
+        async with asyncio.timeout(20):
+            await world.ended()
+        return run_id
+
+    run_id = asyncio.run(scenario())
+    assert left == []
+    expected = RunState.FAILED if broken == "_stop" else RunState.FINISHED
+    assert world.store.runs.get(run_id).state is expected
+    assert world.value("chorale_driver_failures_total") == 2

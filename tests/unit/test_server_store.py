@@ -13,7 +13,7 @@ from tests.unit.store_samples import FAMILIES, at, make_run, message, signed
 
 @pytest.fixture
 def store(tmp_path):
-    opened = Store(f"sqlite:///{tmp_path / 'coordinator.db'}")
+    opened = Store(f"sqlite:///{tmp_path / 'coordinator.db'}", create=True)
     yield opened
     opened.close()
 

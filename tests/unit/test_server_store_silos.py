@@ -15,7 +15,7 @@ def url(tmp_path):
 
 @pytest.fixture
 def store(url):
-    made = Store(url)
+    made = Store(url, create=True)
     made.silos.enrol(row())
     yield made
     made.close()

@@ -5,9 +5,9 @@ import ssl
 import pytest
 from cryptography import x509
 
-from server.pki import CertificateAuthority, certificate_sha256
-from server.tls import ServerTls
-from server.trust import Trust
+from server.pki.authority import CertificateAuthority, certificate_sha256
+from server.pki.tls import ServerTls
+from server.pki.trust import Trust
 
 HOSTS = ("localhost", "127.0.0.1")
 HOUR = 3600

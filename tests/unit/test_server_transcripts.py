@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from federation.errors import TranscriptCheck
-from federation.transcript import Outcome, verify_transcript
-from federation.transcript_file import decode_transcript, encode_transcript
+from federation.transcript.file import decode_transcript, encode_transcript
+from federation.transcript.transcript import Outcome, verify_transcript
 from secagg.suite import verification_key
-from server import attempts
+from server.attempt.transcripts import build_transcript
 from server.errors import NotPublishedError
 from server.phase import Phase
-from server.transcripts import build_transcript
+from server.run import attempts
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import ROOT_KEY, silo_names
 

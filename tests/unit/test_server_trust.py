@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from server import trust as trust_module
 from server.errors import CaRotationError, PkiError
-from server.pki import CertificateAuthority
-from server.trust import MAX_OVERLAP_S, MIN_OVERLAP_S, Trust
+from server.pki import trust as trust_module
+from server.pki.authority import CertificateAuthority
+from server.pki.trust import MAX_OVERLAP_S, MIN_OVERLAP_S, Trust
 
 HOUR = 3600
 
@@ -116,7 +116,7 @@ def cut_after(monkeypatch, writes):
         real(*arguments, **options)
 
     monkeypatch.setattr(trust_module, "replace_file", write)
-    monkeypatch.setattr("server.pki.replace_file", write)
+    monkeypatch.setattr("server.pki.authority.replace_file", write)
 
 
 @pytest.mark.parametrize("writes", range(7))

@@ -7,10 +7,10 @@ import pytest
 
 from server.audit import AuditEvent, AuditLog
 from server.metrics import CoordinatorMetrics
-from server.pki import CertificateAuthority
-from server.tls import ServerTls, _issued_by
-from server.trust import Trust
-from server.upkeep import Upkeep
+from server.pki.authority import CertificateAuthority
+from server.pki.tls import ServerTls, _issued_by
+from server.pki.trust import Trust
+from server.pki.upkeep import Upkeep
 
 HOUR = 3600
 

@@ -10,15 +10,15 @@ from structlog.testing import capture_logs
 
 from chorale.v1 import round_pb2 as pb
 from federation.errors import VersionMismatchError
-from federation.plan import Plan
+from federation.plan.plan import Plan
 from federation.version import NEWEST_PROTOCOL, UNANNOUNCED, Version, this_version
-from server.access import _PEER, Peer, Role
 from server.errors import WrongRoundError
-from server.service import RoundService
-from server.versions import TOO_OLD, SiloVersions, plan_protocol, require_protocol
+from server.rpc.access import _PEER, Peer, Role
+from server.rpc.rounds import RoundService
+from server.rpc.versions import TOO_OLD, SiloVersions, plan_protocol, require_protocol
 from tests.integration.constant_federation import plan_toml
 
-PLAIN = plan_toml()
+PLAIN = plan_toml(mode="silo", noise=1.0)
 NEWER = PLAIN.replace("[evolve]\n", '[evolve]\nlearning_rate_schedule = "constant"\n')
 COSINE = NEWER.replace('schedule = "constant"', 'schedule = "cosine"')
 SILO = "hospital-a"
@@ -73,6 +73,14 @@ def test_a_plan_needs_what_it_names_even_where_it_is_the_default():
     assert COSINE != NEWER != PLAIN
     assert plan_protocol(Plan.parse(NEWER.encode())) == 2
     assert plan_protocol(Plan.parse(COSINE.encode())) == 2
+    told = PLAIN.replace("accept_low", "exact_figures = false\naccept_low")
+    assert plan_protocol(Plan.parse(told.encode())) == 2
+    # Without noise an older silo expects figures whatever the plan says.
+    quiet = plan_toml(exact_figures=False).replace("exact_figures = false", "")
+    assert plan_protocol(Plan.parse(quiet.encode())) == 2
+    for key in ("max_quarantined", "sit_out_after", "sit_out_rounds"):
+        named = PLAIN.replace("[rounds]\n", f"[rounds]\n{key} = 3\n")
+        assert plan_protocol(Plan.parse(named.encode())) == 2
 
 
 @pytest.mark.parametrize(

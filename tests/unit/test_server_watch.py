@@ -4,7 +4,7 @@ import io
 import json
 import math
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import grpc
@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from chorale.v1 import admin_pb2 as pb
+from dp.noise.metrics_block import Estimate
 from server.cli import watch
-from server.cli.client import plain
 from server.cli.run_view import bars, place_of, span, view
-from server.cli.watch import Panel
+from server.cli.watch import Panel, status_json
 
 NOW = 1_800_000_000
 
@@ -48,7 +48,11 @@ def waiting(**last):
 
 def done(number, **success):
     families = [
-        pb.FamilySuccess(family=family, success_ratio=ratio, standard_error=0.01)
+        pb.FamilySuccess(
+            family=family,
+            success_ratio=ratio,
+            standard_error=math.inf if math.isnan(ratio) else 0.01,
+        )
         for family, ratio in success.items()
     ]
     return pb.RoundStatus(
@@ -71,7 +75,7 @@ def test_a_phase_names_each_silo_since_when_until_when_and_its_last_byte():
         "round 1/3 attempt 2: masked_input for 1 min 15 s, deadline in 45 s",
         "waiting for since until last byte",
         "hospital-a 1 min 15 s ago in 45 s 3 s ago",
-        "hospital-b 1 min 15 s ago in 45 s none since the coordinator started",
+        "hospital-b 1 min 15 s ago in 45 s never",
         "silo-level ε 2 of 8 at δ = 1e-05 ██████░░░░░░░░░░░░░░░░░░ 25%",
     ]
 
@@ -143,8 +147,9 @@ def test_a_silos_reason_does_not_drive_the_terminal():
 
 
 def test_each_environment_has_its_curve():
-    lines = shown(status(), {"shop": [0.0, 0.5, 1.0], "maze-long": [0.25], "empty": []})
-    assert lines[-2:] == ["success maze-long ▃ 25.0%", "success shop      ▁▅█ 100.0%"]
+    shop = [Estimate(ratio, 0.02) for ratio in (0.0, 0.5, 1.0)]
+    lines = shown(status(), {"shop": shop, "maze-long": [Estimate(0.25, 0.0)], "empty": []})
+    assert lines[-2:] == ["success maze-long ▃ 25.0 %", "success shop      ▁▅█ 100.0 ± 2.0 %"]
 
 
 @pytest.mark.parametrize(
@@ -183,13 +188,30 @@ def test_spans_and_curves_stay_inside_their_bounds():
     assert [span(s) for s in (-5, 0.9, 59, 60, 3599, 3600, 90_061)] == [
         "0 s", "0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "25 h 1 min",
     ]  # fmt: skip
-    assert bars([-0.2, 0.0, 0.999, 1.0, 1.3]) == "▁▁███"
+    assert bars([-0.2, 0.0, 0.999, math.nan, 1.0, 1.3]) == "▁▁█·██"
     assert len(bars([0.5] * 500)) == 60
 
 
 def test_steps_are_named_where_a_round_has_several():
     run = pb.RunSummary(rounds=3, steps=4)
     assert place_of(run, 2, 1) == "round 2/3, step 2/4"
+
+
+def test_who_sits_out_is_named_in_every_view():
+    current = phase(waiting_for=waiting(a=NOW - 3))
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(view(status(current=current), {}, NOW, ("hospital-b", "hospital-c")))
+    assert "sitting out after drop-outs: hospital-b, hospital-c" in console.file.getvalue()
+    made, out = panel(terminal=False)
+    with made:
+        made.show(status(current=current), ())
+        made.show(status(current=current), ("hospital-b",))
+        made.show(status(current=current), ("hospital-b",))
+        made.show(status(current=current), ())
+    assert out.getvalue().splitlines() == [
+        "clinic-1 running, sitting out: hospital-b",
+        "clinic-1 running",
+    ]
 
 
 # The panel ---------------------------------------------------------------------------------------
@@ -202,15 +224,44 @@ def panel(*, terminal, live=True):
     return Panel(live=live, console=console), console.file
 
 
-def test_on_a_terminal_the_view_is_live_and_its_last_state_stays():
+def test_on_a_terminal_the_view_is_live():
     made, out = panel(terminal=True)
     with made:
         made.show(status(current=phase(waiting_for=waiting(a=int(time.time())))))
         made.show(status("finished", finished=[done(1, shop=0.5), done(2, shop=0.75)]))
     text = out.getvalue()
     assert "round 2/3 aggregated: 3 silos in the sum" in text
-    assert "success shop ▅▇ 75.0%" in text
+    assert "success shop ▅▇ 75.0 ± 1.0 %" in text
     assert "silo-level ε 2 of 8" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_end_is_a_result_of_whole_lines(terminal):
+    """How wide a terminal is and whether there is one changes nothing about it."""
+    made, _ = panel(terminal=terminal)
+    with made:
+        made.show(status(current=phase(waiting_for=waiting(a=NOW))))
+        made.show(status("failed", error="x" * 300, finished=[done(1, shop=0.5)]))
+    first, reason, budget, curve = made.end()
+    assert first == "clinic-1  failed  round 0/3"
+    assert reason == "reason: " + "x" * 300
+    assert budget.startswith("silo-level ε 2 of 8")
+    assert curve == "success shop ▅ 50.0 ± 1.0 %"
+
+
+def cleared(made, out, error):
+    """What the view writes when it is left."""
+    with suppress(KeyboardInterrupt), made:
+        made.show(status(current=phase(waiting_for=waiting(a=int(time.time())))))
+        before = len(out.getvalue())
+        if error is not None:
+            raise error
+    return "\x1b[2K" in out.getvalue()[before:].rpartition("\n")[2]
+
+
+def test_the_view_makes_room_for_the_end_and_stays_where_none_follows():
+    assert cleared(*panel(terminal=True), None)
+    assert not cleared(*panel(terminal=True), KeyboardInterrupt())
 
 
 def test_without_a_terminal_each_change_is_a_line():
@@ -227,11 +278,12 @@ def test_without_a_terminal_each_change_is_a_line():
             status("finished"),
         ):  # fmt: skip
             made.show(message)
+    summed = "round 1/3 aggregated: 3 silos in the sum, 0.0 s, 0 bytes"
     assert out.getvalue().splitlines() == [
         "clinic-1 queued behind other-7",
         "clinic-1 running",
         "clinic-1 running, stalled: waiting for a, b",
-        "round 1/3 aggregated: 3 silos in the sum, 0.0 s, 0 bytes  success 50.0% ▅",
+        f"{summed}  success 50.0 ± 1.0 % (1 of 2 environments) ▅",
         "clinic-1 running",
         "clinic-1 paused",
         "clinic-1 finished",
@@ -245,7 +297,7 @@ def test_for_scripts_the_panel_is_silent_and_a_status_is_json_without_nan():
     with made:
         made.show(message)
     assert out.getvalue() == ""
-    line = json.dumps(plain(message), allow_nan=False)
+    line = json.dumps(status_json(message), allow_nan=False)
     read = json.loads(line)
     assert "\n" not in line
     assert read["epsilon_spent"] == "inf"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silo_agent.evolve.sft_rows import Row, cut, deal, micro_batches, rows_of
-from silo_agent.evolve.trainer_spec import TrainerSpec
-from silo_agent.trajectory import Step, Task, Trajectory
+from evolution.train.rows import Row, cut, deal, micro_batches, rows_of
+from evolution.train.spec import TrainerSpec
+from evolution.trajectory import Step, Task, Trajectory
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=20).map(sorted)
 

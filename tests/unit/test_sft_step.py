@@ -10,10 +10,14 @@ import pytest
 import silo_tiny_base
 import torch
 
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import initial_adapter, lora_parameters
-from silo_agent.evolve.evolver import EvolverSetupError
-from silo_agent.evolve.sft import (
+from evolution.methods.evolver import EvolverSetupError
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import initial_adapter, lora_parameters
+from evolution.train.loop import checkpointed
+from evolution.train.loss import keeps_agent_logits, pad, row_sums
+from evolution.train.schedule import share_of_step
+from evolution.train.settings import SftSettings
+from evolution.train.sft import (
     SftTrainer,
     TrajectoryLoss,
     adapted_base,
@@ -21,13 +25,9 @@ from silo_agent.evolve.sft import (
     resolve_device,
     saves_memory,
 )
-from silo_agent.evolve.sft_loop import checkpointed
-from silo_agent.evolve.sft_loss import keeps_agent_logits, pad, row_sums
-from silo_agent.evolve.sft_schedule import share_of_step
-from silo_agent.evolve.sft_settings import SftSettings
-from silo_agent.evolve.trainer_spec import TrainerSpec
-from silo_agent.evolve.trainers import make_trainer
-from silo_agent.trajectory import Step, Task, Trajectory
+from evolution.train.spec import TrainerSpec
+from evolution.train.trainers import make_trainer
+from evolution.trajectory import Step, Task, Trajectory
 
 RANK, ALPHA = 4, 8.0
 PLAN = SftSettings(

@@ -13,10 +13,9 @@ import silo_tiny_base
 import torch
 from peft import PeftModel
 
-from federation.export import ExportError, write_peft_adapter
-from silo_agent.adapter.base_model import BaseModelError, base_sha256
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import (
+from evolution.model.causal_lm import load_base
+from evolution.model.identity import BaseModelError, base_sha256
+from evolution.model.lora import (
     AdapterMismatchError,
     attach_lora,
     export_peft,
@@ -25,8 +24,9 @@ from silo_agent.adapter.lora import (
     read_adapter,
     write_adapter,
 )
-from silo_agent.rollout.engine import Prompt, Sampling
-from silo_agent.rollout.hf import HfEngine
+from evolution.rollout.engine import Prompt, Sampling
+from evolution.rollout.hf import HfEngine
+from federation.adapter.export import ExportError, write_peft_adapter
 
 RANK, ALPHA = 4, 8.0
 
@@ -118,7 +118,7 @@ def test_export_is_reproducible_and_needs_no_torch(base, tmp_path):
     for file in one.iterdir():
         assert file.read_bytes() == (two / file.name).read_bytes()
     code = (
-        "import sys, federation.export, silo_agent.adapter.base_model, silo_agent.buffer;"
+        "import sys, federation.adapter.export, evolution.model.identity, evolution.memory.buffer;"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'peft')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

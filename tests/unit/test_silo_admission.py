@@ -5,22 +5,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from dp.charge import attempt_charges, epsilon_of, run_charges
-from dp.ledger import Identity, Ledger, LedgerEntry
-from dp.ledger_runs import RunDebits
-from federation.record import Place
-from federation.task import ATTEMPTS_USED_UP, PASSING_REASONS
+from dp.accounting.charge import attempt_charges, epsilon_of, run_charges
+from dp.ledger.ledger import Identity, Ledger, LedgerEntry
+from dp.ledger.runs import RunDebits
+from federation.chain.record import Place
+from federation.chain.task import ATTEMPTS_USED_UP, PASSING_REASONS
 from secagg.descriptor import AggregationId
-from silo_agent.admission import (
+from silo_agent.daemon.admission import (
     require_attempt_budget,
     require_budget,
     require_head,
     require_next,
 )
 from silo_agent.errors import PolicyRefusalError, SessionError
-from silo_agent.policy_document import LimitsSection, Policy
-from silo_agent.policy_plan import charges_of_run
-from silo_agent.refusal import DAEMON_RULES
+from silo_agent.policy.document import LimitsSection, Policy
+from silo_agent.policy.plan import charges_of_run
+from silo_agent.policy.refusal import DAEMON_RULES
 from tests.unit import server_world_plan as swp
 from tests.unit.dp_ledger_samples import none_entry
 from tests.unit.federation_fixtures import record_plan

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from silo_agent.approvals import APPROVALS_FILE, Approvals, Standing, Word, operating_user
 from silo_agent.errors import LocalStoreError
+from silo_agent.policy.approvals import APPROVALS_FILE, Approvals, Standing, Word, operating_user
 
 PLAN, OTHER = bytes([1]) * 32, bytes([2]) * 32
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from dp.config import Mode
-from federation.audit_chain import ChainHead
-from federation.audit_log import verify_log
+from federation.audit.lines import ChainHead
+from federation.chain.record import Place
 from federation.errors import AuditChainError
-from federation.record import Place
-from silo_agent.audit import AUDIT_FILE, AuditLog, SiloEvent, read_log
-from silo_agent.audited import open_audit
+from ops.audit_log import verify_log
+from silo_agent.attempt.spool import Spool
+from silo_agent.books.audit import AUDIT_FILE, AuditLog, SiloEvent, read_log
+from silo_agent.daemon.audited import open_audit
 from silo_agent.errors import AuditLogError, LocalStoreError
 from silo_agent.metrics import SiloMetrics
-from silo_agent.spool import Spool
 from tests.unit.silo_session_round import DIMENSION, Round
 from tests.unit.test_silo_work import task_of
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.audit_chain import ChainHead
-from federation.audit_head import COORDINATOR, sign_head, silo_writer
+from federation.audit.head import COORDINATOR, sign_head, silo_writer
+from federation.audit.lines import ChainHead
 from secagg.suite import verification_key
-from silo_agent.audit import AUDIT_FILE
-from silo_agent.audit_heads import HEAD_FILE, kept_head
-from silo_agent.audited import open_audit
+from silo_agent.books.audit import AUDIT_FILE
+from silo_agent.books.audit_heads import HEAD_FILE, kept_head
+from silo_agent.daemon.audited import open_audit
 from silo_agent.errors import AuditLogError, TransportError
 from silo_agent.metrics import SiloMetrics
 

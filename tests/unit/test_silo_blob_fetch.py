@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from silo_agent.errors import TransportError
-from silo_agent.transport import Coordinator
+from silo_agent.line.transport import Coordinator
 
 CONTENT = bytes(range(256)) * 40
 CHUNK = 1000

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from silo_policy_samples import POLICY, edited
 
-from dp.charge import attempt_charges
+from dp.accounting.charge import attempt_charges
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import LedgerCorruptError, LedgerFormatError, LedgerRolledBackError
-from dp.journal import Journal
-from dp.ledger import Identity, Ledger, LedgerEntry
-from silo_agent.budget import LEDGER_FILE, read_budget
+from dp.ledger.journal import Journal
+from dp.ledger.ledger import Identity, Ledger, LedgerEntry
+from silo_agent.books.budget import LEDGER_FILE, read_budget
+from silo_agent.books.local_store import LocalStore
 from silo_agent.cli.budget_table import lines
 from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
 from silo_agent.errors import LocalStoreError
-from silo_agent.local_store import LocalStore
 
 DELTA = 1e-5
 CAPS = {"silo": 50.0, "task": 40.0}

@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from silo_agent.buffer import BufferContentError, BufferCorruptError, SuccessBuffer
-from silo_agent.trajectory import Step, Task, Trajectory
+from evolution.memory.buffer import BufferContentError, BufferCorruptError, SuccessBuffer
+from evolution.trajectory import Step, Task, Trajectory
 
 
 def won(task_id=1, *, steps=1, round_index=0, subject="", word=5, success=True) -> Trajectory:

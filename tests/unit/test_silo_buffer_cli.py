@@ -12,10 +12,10 @@ import pytest
 import silo_tiny_base
 from test_silo_buffer import won
 
-from silo_agent.buffer import SuccessBuffer
+from evolution.memory.buffer import SuccessBuffer
+from silo_agent.books.ledger_file import LEDGER_FILE
 from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
-from silo_agent.ledger_file import LEDGER_FILE
 
 
 def episode(task_id, subject=""):

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from test_silo_buffer import won
 
-from silo_agent.buffer import BufferContentError, SuccessBuffer
-from silo_agent.evolve.expert import EXPERT_ROUND
-from silo_agent.trajectory import Task
+from evolution.memory.buffer import BufferContentError, SuccessBuffer
+from evolution.methods.expert import EXPERT_ROUND
+from evolution.trajectory import Task
 
 
 @pytest.fixture

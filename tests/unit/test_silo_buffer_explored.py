@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_silo_buffer import won
 
-from silo_agent.buffer import BufferContentError, SuccessBuffer
-from silo_agent.trajectory import Task
+from evolution.memory.buffer import BufferContentError, SuccessBuffer
+from evolution.trajectory import Task
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import sqlite3
 import pytest
 from test_silo_buffer import won
 
-from silo_agent import buffer_schema
-from silo_agent.buffer import BufferCorruptError, SuccessBuffer
-from silo_agent.trajectory import Task
-from silo_agent.trajectory_json import encode_trajectory
+from evolution.memory import schema as buffer_schema
+from evolution.memory.buffer import BufferCorruptError, SuccessBuffer
+from evolution.memory.trajectory_json import encode_trajectory
+from evolution.trajectory import Task
 
 TRAJECTORY = """
 CREATE TABLE trajectory (

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from federation.adapter import adapter_sha256, encode_adapter
+from federation.adapter.encoding import adapter_sha256, encode_adapter
+from federation.adapter.layout import Layout
+from federation.chain.record import AdapterRecord, place_at
+from federation.chain.sums import encode_sum, mean_of_release, sum_sha256
 from federation.errors import ChainError, FederationError, UpdateError
-from federation.layout import Layout
-from federation.record import AdapterRecord, place_at
-from federation.sums import encode_sum, mean_of_release, sum_sha256
 from secagg.suite import verification_key
-from silo_agent.chain import ChainFollower
+from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import ChainMismatchError, TransportError
-from silo_agent.local_store import LocalStore
+from silo_agent.follow.chain import ChainFollower
 from tests.unit.federation_fixtures import lora, plan_of
 from tests.unit.secagg_samples import COORDINATOR_KEY, signing_key
 

@@ -3,12 +3,12 @@
 import pytest
 
 from chorale.v1 import admin_pb2, round_pb2
+from federation.chain.record import AdapterRecord
 from federation.errors import ChainError
-from federation.record import AdapterRecord
 from federation.wire import RECORDS_PER_PAGE, record_to_proto
 from server.cli.client import MAX_MESSAGE_BYTES
-from silo_agent import transport
-from silo_agent.local_store import LocalStore
+from silo_agent.books.local_store import LocalStore
+from silo_agent.line import transport
 from tests.unit.federation_fixtures import plan_of, record_plan
 from tests.unit.test_silo_chain import RUN, Published, sync
 
@@ -31,7 +31,7 @@ def plan_of_rounds(count):
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch):
-    monkeypatch.setattr("silo_agent.chain.RECORDS_PER_PAGE", PAGE)
+    monkeypatch.setattr("silo_agent.follow.chain.RECORDS_PER_PAGE", PAGE)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_the_same_page_over_and_over_is_no_chain(store):
 
 def test_the_earlier_steps_of_a_round_come_in_pages(store, monkeypatch):
     """After a restart the optimiser is rebuilt from all steps of the round, not from one page."""
-    monkeypatch.setattr("silo_agent.chain.RECORDS_PER_PAGE", 1)
+    monkeypatch.setattr("silo_agent.follow.chain.RECORDS_PER_PAGE", 1)
     published = Paged(record_plan("record_distributed", method="fedavg"))
     published.page = 1
     published.round(1)

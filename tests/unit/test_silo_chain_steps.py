@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from federation.chain.record import position_of
 from federation.errors import ChainError, UpdateError
-from federation.record import position_of
-from silo_agent.chain import ChainFollower
+from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import ChainMismatchError
-from silo_agent.local_store import LocalStore
+from silo_agent.follow.chain import ChainFollower
 from tests.unit.federation_fixtures import lora, plan_of, record_plan
 from tests.unit.test_silo_chain import KEY, RUN, Published, kept_in, sync
 

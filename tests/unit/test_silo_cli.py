@@ -9,18 +9,24 @@ from types import SimpleNamespace
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
-from silo_policy_samples import PLAN, POLICY, edited
+from silo_policy_samples import MODES, PLAN, POLICY, edited
 
-from federation.probes import ADDRESS_FILE, Probes
+from ops.probes.server import ADDRESS_FILE, Probes
+from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
 from silo_agent.config import SiloConfig
-from silo_agent.local_store import ChainHead, LocalStore
-from silo_agent.policy_document import Policy
+from silo_agent.policy.document import NO_PRIVACY, Policy
 
 NO_MODEL = ("ab" * 32, "00" * 32)
 ROOT = Path(__file__).parents[2]
-DENY_ALL = b"[limits]\nmax_dimension = 0\nmax_attempts_per_round = 0"
+DENY_ALL = b"""
+[limits]
+max_dimension = 0
+max_attempts_per_round = 0
+min_episodes_per_round = 100
+min_tasks_per_round = 25
+"""
 HEAVY = ("torch", "transformers", "peft", "minigrid", "gymnasium", "grpc", "numpy", "pydantic")
 
 
@@ -70,42 +76,42 @@ def test_budget_and_policy_load_no_learning_framework(silo: Path):
 
 
 def test_an_accepted_plan(silo: Path, monkeypatch, capsys):
-    code, out, err = call(
-        monkeypatch, capsys,
-        "policy", "check", str(silo / "plan.toml"), "--data", str(silo), "--format", "json",
-    )  # fmt: skip
+    arguments = ("policy", "check", str(silo / "plan.toml"), "--data", str(silo))
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--format", "json")
     assert code == Exit.OK
     envelope = json.loads(out)
     assert envelope["schema_version"] == 1
     assert envelope["status"] == "ok"
     assert envelope["data"]["rule"] == "accepted"
     assert list(envelope["data"]["epsilons"]) == ["silo"]
-    assert "accepted" in err
     cost = envelope["data"]["epsilons"]["silo"]
-    assert f"at most epsilon {cost:.4g} for each silo" in err
+    _, out, err = call(monkeypatch, capsys, *arguments)
+    assert out.startswith("accepted: ")
+    assert f"at most epsilon {cost:.4g} for each silo" in out
+    assert err == ""
 
 
 def test_a_refused_plan_names_its_rule(silo: Path, monkeypatch, capsys):
     (silo / "policy.toml").write_text(
         edited(POLICY, NO_MODEL, ("max_clip_l2 = 2.0", "max_clip_l2 = 1.0"))
     )
-    code, out, err = call(
-        monkeypatch, capsys,
-        "policy", "check", str(silo / "plan.toml"), "--data", str(silo), "--format", "json",
-    )  # fmt: skip
+    arguments = ("policy", "check", str(silo / "plan.toml"), "--data", str(silo))
+    code, out, err = call(monkeypatch, capsys, *arguments, "--format", "json")
     envelope = json.loads(out)
     assert code == Exit.SERVER
     assert set(envelope) >= {"schema_version", "status", "error_code", "message", "hint"}
     assert (envelope["status"], envelope["error_code"]) == ("error", "policy_refusal")
     assert envelope["data"]["rule"] == "clip"
-    assert "refused by rule clip" in err
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert (code, out) == (Exit.SERVER, "refused by rule clip\n")
+    assert err.startswith("error: refused by rule clip: ")
 
 
-def test_without_json_stdout_is_empty(silo: Path, monkeypatch, capsys):
+def test_the_budget_is_a_table_on_stdout(silo: Path, monkeypatch, capsys):
     code, out, err = call(monkeypatch, capsys, "budget", "--data", str(silo))
-    assert (code, out) == (Exit.OK, "")
-    assert "epsilon at delta 1e-05" in err
-    assert [line.split() for line in err.splitlines()[1:4]] == [
+    assert (code, err) == (Exit.OK, "")
+    assert "epsilon at delta 1e-05" in out
+    assert [line.split() for line in out.splitlines()[1:4]] == [
         ["unit", "spent", "reserved", "left", "cap"],
         ["silo", "0", "0", "50", "50"],
         ["task", "0", "0", "40", "40"],
@@ -156,7 +162,7 @@ def test_a_bug_says_it_is_one(silo: Path, monkeypatch, capsys):
     def bug(*_arguments, **_options):
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("silo_agent.budget.read_budget", bug)
+    monkeypatch.setattr("silo_agent.books.budget.read_budget", bug)
     code, out, err = call(monkeypatch, capsys, "budget", "--data", str(silo), "--format", "json")
     assert code == Exit.BUG
     assert json.loads(out)["error_code"] == "bug"
@@ -181,6 +187,46 @@ def test_policy_init_from_a_plan_is_a_policy_that_accepts_it(silo: Path, monkeyp
     assert call(monkeypatch, capsys, "policy", "check", plan, "--data", str(silo))[0] == 0
 
 
+def test_a_plan_without_noise_waits_for_the_operators_word_and_says_which(
+    silo: Path, monkeypatch, capsys
+):
+    plan = silo / "plan.toml"
+    plan.write_text(edited(PLAN, NO_MODEL, *MODES["none"]))
+    given = ("--data", str(silo))
+
+    def typed(*arguments: str) -> tuple[int, str]:
+        code, out, err = call(monkeypatch, capsys, "policy", *arguments, *given)
+        return code, out + err
+
+    def proposed(*options: str) -> str:
+        (silo / "policy.toml").unlink()
+        code, said = typed("init", "--plan", str(plan), *options)
+        assert code == Exit.OK
+        return said
+
+    assert "stays refused: see accept_no_privacy" in proposed()
+    code, said = typed("check", str(plan))
+    assert code == Exit.SERVER
+    assert f'accept_no_privacy = "{NO_PRIVACY}"' in said
+    assert "stays refused" not in proposed("--accept-no-privacy")
+    code, said = typed("check", str(plan))
+    assert code == Exit.OK
+    assert "episodes of a round: at least 128 (limits.min_episodes_per_round)" in said
+    assert "tasks of a round: at least 32 (limits.min_tasks_per_round)" in said
+
+
+def test_a_plan_that_this_silo_cannot_serve_is_about_silo_toml(silo: Path, monkeypatch, capsys):
+    (silo / "silo.toml").write_text('environments = ["babyai"]')
+    code, out, err = call(
+        monkeypatch, capsys,
+        "policy", "check", str(silo / "plan.toml"), "--data", str(silo), "--format", "json",
+    )  # fmt: skip
+    assert code == Exit.SERVER
+    assert json.loads(out)["data"]["rule"] == "environments_served"
+    assert "the plan is about craft, maze, silo.toml has babyai" in err
+    assert str(silo / "silo.toml") in json.loads(out)["next_step"]
+
+
 def test_what_a_command_logs_is_not_on_stdout(tmp_path: Path, monkeypatch, capsys):
     """The hardware that a plan is fitted to is logged, here and in the daemon."""
     base = ROOT / "lab" / "base_model"
@@ -199,32 +245,34 @@ def test_what_a_command_logs_is_not_on_stdout(tmp_path: Path, monkeypatch, capsy
 
 
 def test_status_of_a_silo_that_has_not_joined(silo: Path, monkeypatch, capsys):
-    code, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    code, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
     data = json.loads(out)["data"]
     assert code == Exit.OK
     assert (data["silo_id"], data["daemon"]) == (None, "not running")
     assert data["base_sha256"] == "00" * 32
     assert data["families"] == ["craft", "maze"]
-    assert "not joined yet" in err
     assert [(row["unit"], row["epsilon_left"]) for row in data["budget"]] == [
         ("silo", 50.0),
         ("task", 40.0),
     ]
-    assert "epsilon for each task: 0 spent, 40 left of 40" in err
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert "not joined yet" in out
+    assert "epsilon for each task: 0 spent, 40 left of 40" in out
 
 
 def test_status_shows_a_policy_or_a_ledger_that_cannot_be_used_as_a_problem(
     silo: Path, monkeypatch, capsys
 ):
     (silo / "privacy.ledger").write_bytes(b"\0" * 64)
-    code, _, err = call(monkeypatch, capsys, "status", "--data", str(silo))
+    code, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
     assert code == Exit.OK
-    assert "problem: a ledger header is damaged at byte 0" in err
+    assert "problem: a ledger header is damaged at byte 0" in out
     (silo / "policy.toml").write_text("[privacy]\nepsilon_cap = 8.0")
-    code, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    code, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
     assert code == Exit.OK
     assert json.loads(out)["data"]["budget"] == []
-    assert "epsilon_caps = { task" in err
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert "epsilon_caps = { task" in out
 
 
 def test_status_finds_a_running_daemon_and_notices_a_dead_one(silo: Path, monkeypatch, capsys):
@@ -246,7 +294,8 @@ def test_status_finds_a_running_daemon_and_notices_a_dead_one(silo: Path, monkey
     probes.start()
     address = probes.address
     try:
-        _, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+        _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+        _, text, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
     finally:
         probes.close()
     data = json.loads(out)["data"]
@@ -260,7 +309,7 @@ def test_status_finds_a_running_daemon_and_notices_a_dead_one(silo: Path, monkey
             "judged": [],
         }
     ]
-    assert "run-1: adopted round 2" in err
+    assert "run-1: adopted round 2" in text
     # A daemon that was killed leaves its address behind.
     (silo / ADDRESS_FILE).write_text(address)
     _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
@@ -288,20 +337,21 @@ def test_status_shows_the_personal_adapter_beside_the_global_one(silo: Path, mon
             rows=[judged_row(solved), judged_row(solved, label="stick")],
             personal=personal,
         )
-    _, out, err = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
     (run,) = json.loads(out)["data"]["runs"]
     assert [(row["round"], row["personal"], row["successes"]) for row in run["judged"]] == [
         (3, False, 4),
         (3, True, 12),
     ]
     shown = "round 3, craft at temperature 0"
-    assert f"run run-1: global, {shown}: 25.0 % of 16 held-out episodes solved" in err
-    assert f"run run-1: personal, {shown}: 75.0 % of 16 held-out episodes solved" in err
-    assert "round 2, craft" not in err
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert f"run run-1: global, {shown}: 25.0 % of 16 held-out episodes solved" in out
+    assert f"run run-1: personal, {shown}: 75.0 % of 16 held-out episodes solved" in out
+    assert "round 2, craft" not in out
     (silo / "evaluation.jsonl").write_text('{"run":"run-1","round":"x"}\n')
-    code, _, err = call(monkeypatch, capsys, "status", "--data", str(silo))
+    code, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
     assert code == Exit.OK
-    assert "problem: the evaluation of run run-1 is damaged" in err
+    assert "problem: the evaluation of run run-1 is damaged" in out
 
 
 @pytest.mark.parametrize("method", ["fedsa", "fedavg"])
@@ -312,7 +362,7 @@ def test_alone_shows_both_adapters_and_says_what_is_missing(
     plan.write_text(plan.read_text().replace('method = "fedavg"', f'method = "{method}"', 1))
 
     def evolve(*, out_dir: Path, **_others) -> None:
-        out_dir.mkdir()
+        out_dir.mkdir(exist_ok=True)
         for personal in (False, True):
             LocalStore(out_dir).append_evaluation(
                 run_id="alone",
@@ -322,21 +372,20 @@ def test_alone_shows_both_adapters_and_says_what_is_missing(
                 personal=personal,
             )
 
-    monkeypatch.setattr("silo_agent.alone.evolve_alone", evolve)
-    code, out, err = call(
-        monkeypatch, capsys, "alone", str(plan), "--adapter", str(plan), "--out", str(out_dir),
-        "--data", str(silo), "--format", "json",
-    )  # fmt: skip
+    monkeypatch.setattr("silo_agent.local_work.alone.evolve_alone", evolve)
+    arguments = ("alone", str(plan), "--adapter", str(plan), "--out", str(out_dir))
+    code, out, err = call(monkeypatch, capsys, *arguments, "--data", str(silo), "--format", "json")
     assert code == Exit.OK
     data = json.loads(out)["data"]
     assert [row["successes"] for row in data["judged"]] == [2, 6]
-    assert "personal, round 3, craft" in err
     if method == "fedsa":
         assert "B = 0" in data["adapter_note"]
         assert f"this silo's B is under {out_dir / 'evolve' / 'personal'}" in err
     else:
         assert data["adapter_note"] is None
         assert "note:" not in err
+    _, out, _ = call(monkeypatch, capsys, *arguments, "--data", str(silo))
+    assert "personal, round 3, craft" in out
 
 
 def test_an_invite_that_is_none_is_an_authentication_error(tmp_path: Path, monkeypatch, capsys):
@@ -359,19 +408,20 @@ def test_joining_writes_starters_that_load_and_keeps_what_is_there(
         data_dir.mkdir(exist_ok=True)
         return joined
 
-    monkeypatch.setattr("silo_agent.identity.join", join)
+    monkeypatch.setattr("silo_agent.identity.identity.join", join)
     monkeypatch.chdir(tmp_path)
     Path("base").mkdir()
     data = tmp_path / "silo"
-    arguments = ("join", "chorale1.x", "--data", str(data), "--format", "json")
+    arguments = ("join", "chorale1.x", "--data", str(data))
     code, out, err = call(monkeypatch, capsys, *arguments, "--base-model", "base")
     assert code == Exit.OK
-    assert json.loads(out)["data"]["wrote_policy_toml"] is True
-    assert "joined oncology as hospital-a" in err
+    assert out.startswith("joined oncology as hospital-a")
+    assert f"wrote {data / 'policy.toml'}" in out
+    assert err.startswith("next: ")
     assert SiloConfig.load(data).base_model == tmp_path / "base"
     assert Policy.load(data / "policy.toml") == Policy.parse(DENY_ALL)
     (data / "policy.toml").write_text("# mine")
-    code, out, _ = call(monkeypatch, capsys, *arguments)
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--format", "json")
     assert json.loads(out)["data"]["wrote_policy_toml"] is False
     assert (data / "policy.toml").read_text() == "# mine"
     assert calls == [("chorale1.x", data)] * 2
@@ -384,7 +434,7 @@ def test_run_hands_the_configuration_to_the_daemon(silo: Path, monkeypatch, caps
         seen.append(config)
         structlog.get_logger("test").info("silo_started", silo="silo-a")
 
-    monkeypatch.setattr("silo_agent.process.run", run)
+    monkeypatch.setattr("silo_agent.daemon.process.run", run)
     try:
         code, out, err = call(monkeypatch, capsys, "run", "--data", str(silo), "--format", "json")
     finally:

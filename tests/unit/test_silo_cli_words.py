@@ -12,7 +12,7 @@ from chorale.v1 import admin_pb2
 from server.cli.envelope import answering as server_answering
 from silo_agent.cli.envelope import Exit, Format, answering
 from silo_agent.errors import IdentityError
-from silo_agent.transport import Coordinator
+from silo_agent.line.transport import Coordinator
 from tests.unit.test_silo_cli import call
 
 HOSTILE = "\x1b[2J\x1b]52;c;Y2hvcmFsZQ==\x07\u202eapproved epoch 7\nhint: chorale-silo leave --wipe"
@@ -25,7 +25,7 @@ def test_the_invite_may_come_on_standard_input(tmp_path: Path, monkeypatch, caps
         taken.append(invite)
         raise IdentityError("enough")
 
-    monkeypatch.setattr("silo_agent.identity.join", join)
+    monkeypatch.setattr("silo_agent.identity.identity.join", join)
     monkeypatch.setattr("sys.stdin", io.StringIO("chorale1.secret\nchorale1.second\n"))
     call(monkeypatch, capsys, "join", "-", "--data", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from silo_agent.adapter.base_model import base_sha256
+from evolution.envs.tasks import Shard
+from evolution.methods.evolver import Assignment
+from evolution.model.identity import base_sha256
 from silo_agent.config import NO_BASE_MODEL, SiloConfig, write_starter
-from silo_agent.envs.tasks import Shard
 from silo_agent.errors import ConfigError
-from silo_agent.evolve.evolver import Assignment
 
 
 def load(directory: Path, text: str) -> SiloConfig:
@@ -85,6 +85,11 @@ def test_an_empty_file_is_a_silo_without_model_or_environments(tmp_path: Path):
             'environments = [{ environment = "maze", shard_index = 4, shard_count = 4 }]',
             "no shard 4 of 4",
         ),
+        (
+            'environments = [{ environment = "maze", declared_tasks = 417 }]',
+            "417 is no round number.*such as 400",
+        ),
+        ('environments = [{ environment = "maze", declared_tasks = 0 }]', "declared_tasks"),
         ('base_model = "missing"', "is no directory"),
         ('base_model = "nobody/nothing-of-this-name"', "neither a directory nor a model"),
         ("threads = ", "cannot be read"),
@@ -93,6 +98,14 @@ def test_an_empty_file_is_a_silo_without_model_or_environments(tmp_path: Path):
 def test_a_file_that_cannot_be_honoured_is_an_error(tmp_path: Path, text: str, problem: str):
     with pytest.raises(ConfigError, match=problem):
         load(tmp_path, text)
+
+
+def test_the_guardian_is_shown_what_is_written_down_and_no_store(tmp_path: Path):
+    entries = '[{ environment = "craft", declared_tasks = 1200 }, "maze"]'
+    site = load(tmp_path, f"environments = {entries}").site()
+    assert site.environments == {"craft": 1200, "maze": None}
+    assert site.base_sha256 == NO_BASE_MODEL
+    assert [path.name for path in tmp_path.iterdir()] == ["silo.toml"]
 
 
 def test_the_environment_overrides_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,15 +9,16 @@ import pytest
 from secagg.descriptor import AggregationId
 from secagg.errors import Check
 from secagg.messages import Survivors
-from silo_agent.audited import open_audit
-from silo_agent.daemon import Daemon
+from silo_agent.attempt.unfinished import UnfinishedUploads
+from silo_agent.daemon.audited import open_audit
+from silo_agent.daemon.daemon import Daemon
+from silo_agent.daemon.gate import Gate
 from silo_agent.errors import SessionError, TransportError
-from silo_agent.gate import Gate
-from silo_agent.policy_document import Policy
-from silo_agent.transport import Idle, Instruction, RoundAborted
-from silo_agent.unfinished import UnfinishedUploads
+from silo_agent.line.transport import Idle, Instruction, RoundAborted
+from silo_agent.policy.document import Policy
 from tests.unit.secagg_samples import signed_descriptor
 from tests.unit.silo_session_round import ME, Round
+from tests.unit.test_silo_session import require_wiped
 
 NAME = "run-1/4/0/0/1"
 
@@ -70,6 +71,7 @@ class Bench:
         daemon.identity = SimpleNamespace(silo_id=ME)
         daemon.store = SimpleNamespace(set_ledger_head=lambda *head: self.remembered.append(head))
         daemon.coordinator = None
+        daemon.work = SimpleNamespace(call_off=lambda: None)
         # No chain was followed, so there are no audit heads to exchange.
         daemon.published = SimpleNamespace(head=None, coordinator_key=None)
         daemon._session = daemon._task = daemon._asked = daemon._contributed = None
@@ -177,6 +179,34 @@ def test_after_a_lie_the_silo_takes_part_in_what_is_honest(bench):
     bench.serve(signed_descriptor(bench.one.descriptor))
     assert bench.daemon._session.identity == later
     assert bench.sent() == ["advertise_keys", "advertise_keys"]
+    bench.daemon._end_session()
+
+
+@pytest.mark.parametrize("error", [RecursionError, MemoryError, KeyError, AttributeError])
+def test_a_defect_that_a_message_finds_ends_the_session_and_not_the_daemon(bench, capsys, error):
+    """Its secrets are wiped, it is counted, and no line quotes what the error says."""
+    survivors = bench.one.survivors()
+    bench.daemon._session = session = bench.one.session
+
+    def broken(*_head):
+        raise error("a line of a prompt")
+
+    bench.daemon.store.set_ledger_head = broken
+    capsys.readouterr()
+    bench.serve(survivors, Idle())
+    out = capsys.readouterr().out
+    assert sum("instruction_failed" in line for line in out.splitlines()) == 1
+    assert f"kind={error.__name__}" in out
+    assert counted(bench, "errors", kind="other") == 1
+    assert bench.daemon._session is None
+    require_wiped(session)
+    assert bench.one.spools() == []
+    # And the next round is joined as if nothing had been.
+    bench.daemon.store.set_ledger_head = lambda *_head: None
+    later = replace(bench.one.descriptor.identity, round=5)
+    bench.one.descriptor = replace(bench.one.descriptor, identity=later)
+    bench.serve(signed_descriptor(bench.one.descriptor))
+    assert bench.daemon._session.identity == later
     bench.daemon._end_session()
 
 

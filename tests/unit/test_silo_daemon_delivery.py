@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from federation.record import Place
-from federation.task import RoundTask
+from federation.chain.record import Place
+from federation.chain.task import RoundTask
 from secagg.messages import Survivors
+from silo_agent.attempt.spool import Spool
 from silo_agent.errors import SpoolError, TransportError
-from silo_agent.spool import Spool
-from silo_agent.transport import Idle, Instruction, RoundAborted, RoundClosed
+from silo_agent.line.transport import Idle, Instruction, RoundAborted, RoundClosed
 from tests.unit.secagg_samples import signed_descriptor
 from tests.unit.test_silo_daemon import Bench, counted, lines
 
@@ -276,8 +276,8 @@ def test_a_closed_round_is_something_to_do_once(bench, monkeypatch):
     daemon = bench.daemon
     record = SimpleNamespace(plan_sha256=bytes(32), run_id="run-1", round=1, place=None)
     verdict = SimpleNamespace(accepted=True, rule="accepted")
-    monkeypatch.setattr("silo_agent.gate.check_plan", lambda *_, **__: verdict)
-    daemon.policy, daemon.work = None, SimpleNamespace(base_sha256=bytes(32))
+    monkeypatch.setattr("silo_agent.daemon.gate.check_plan", lambda *_, **__: verdict)
+    daemon.policy, daemon.work = None, SimpleNamespace(site=None, call_off=lambda: None)
     published = daemon.published = SimpleNamespace(
         head=None, coordinator_key=None, plan=lambda _sha256: None
     )
@@ -300,7 +300,7 @@ def test_a_closed_round_is_something_to_do_once(bench, monkeypatch):
 @pytest.mark.parametrize(("run_id", "number"), [("run-1", 2), ("run-1", 4), ("run-9", 3)])
 def test_a_descriptor_must_follow_the_adopted_head(bench, monkeypatch, capsys, run_id, number):
     descriptor, opened = bench.one.descriptor, []
-    monkeypatch.setattr("silo_agent.daemon.Session", lambda **k: opened.append(k))
+    monkeypatch.setattr("silo_agent.daemon.daemon.Session", lambda **k: opened.append(k))
     del bench.daemon._open_session
     plan = SimpleNamespace(sums_per_round=1)
     bench.daemon.work = SimpleNamespace(finished=lambda *_: SimpleNamespace(plan=plan))

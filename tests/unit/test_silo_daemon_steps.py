@@ -9,16 +9,16 @@ import pytest
 
 from dp.config import Mode
 from dp.errors import TooManyUnitsError
-from federation.record import Place
-from federation.task import RoundTask
+from federation.chain.record import Place
+from federation.chain.task import RoundTask
 from secagg import suite
 from secagg.descriptor import AggregationId
 from secagg.messages import KeyBundle
+from silo_agent.books.ledger_echo import LedgerEcho
 from silo_agent.errors import PolicyRefusalError
-from silo_agent.ledger_echo import LedgerEcho
-from silo_agent.policy_document import LimitsSection
-from silo_agent.published import Published
-from silo_agent.transport import Instruction
+from silo_agent.follow.published import Published
+from silo_agent.line.transport import Instruction
+from silo_agent.policy.document import LimitsSection
 from tests.unit.secagg_samples import COORDINATOR_KEY, make_roster, signed_roster, signing_key
 from tests.unit.silo_record_plans import STEPS, stepped_plan
 from tests.unit.silo_session_round import ME
@@ -123,13 +123,13 @@ def asked(bench, monkeypatch):
         follow=lambda _run, _plan: [did.append("follow"), SimpleNamespace(record=record)][1],
     )
     daemon.work = SimpleNamespace(
-        base_sha256=bytes(32),
+        site=SimpleNamespace(base_sha256=bytes(32), environments={}),
         start=lambda **_: did.append("start"),
         close=lambda: None,
         fitting=SimpleNamespace(choice=lambda _plan: SimpleNamespace(unfit="", notes=())),
     )
     verdict = SimpleNamespace(accepted=True, rule="accepted")
-    monkeypatch.setattr("silo_agent.gate.check_task", lambda *_, **__: verdict)
+    monkeypatch.setattr("silo_agent.daemon.gate.check_task", lambda *_, **__: verdict)
     return did
 
 
@@ -172,7 +172,7 @@ def test_a_task_over_budget_is_refused_before_any_work(bench, asked, monkeypatch
     def over(*_, **__):
         raise PolicyRefusalError(rule="epsilon_cap", public_reason="budget", detail="too much")
 
-    monkeypatch.setattr("silo_agent.daemon.require_budget", over)
+    monkeypatch.setattr("silo_agent.daemon.daemon.require_budget", over)
     coordinator = tell_task(bench, None)
     assert coordinator.refused[0]["reason"] == "budget"
     assert asked == []

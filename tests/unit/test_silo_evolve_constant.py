@@ -9,7 +9,7 @@ import pytest
 
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import TooManyUnitsError
-from silo_agent.evolve.evolver import (
+from evolution.methods.evolver import (
     DP_MODES,
     Evaluation,
     EvolveError,
@@ -22,7 +22,7 @@ from silo_agent.evolve.evolver import (
     UnknownEvolverError,
     Work,
 )
-from silo_agent.evolve.registry import EVOLVERS, dp_compat_of, make_evolver
+from evolution.methods.registry import EVOLVERS, dp_compat_of, make_evolver
 
 SHARED = PrivacySpec(
     mode=Mode.RECORD_DISTRIBUTED,
@@ -113,8 +113,8 @@ def test_unknown_methods_are_refused():
 
 
 def test_every_registered_method_declares_known_privacy_units():
-    from silo_agent.evolve.constant import ConstantEvolver
-    from silo_agent.evolve.fed_se import FedSeEvolver
+    from evolution.methods.constant import ConstantEvolver
+    from evolution.methods.fed_se import FedSeEvolver
 
     declared = {kind.name: kind.dp_compat for kind in (ConstantEvolver, FedSeEvolver)}
     assert declared.keys() == EVOLVERS.keys()
@@ -182,8 +182,8 @@ def test_a_method_without_unit_gradients_says_so():
 def test_the_constant_evolver_needs_no_torch():
     code = (
         "import sys\n"
-        "from silo_agent.evolve.registry import make_evolver\n"
-        "from silo_agent.evolve.evolver import EvolverSetup\n"
+        "from evolution.methods.registry import make_evolver\n"
+        "from evolution.methods.evolver import EvolverSetup\n"
         "make_evolver('constant', EvolverSetup(options={'value': 1.0}))\n"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'peft', 'gymnasium')))"
     )

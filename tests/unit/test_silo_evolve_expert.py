@@ -8,18 +8,18 @@ import json
 import pytest
 import silo_tiny_base
 
-from silo_agent.adapter.causal_lm import load_tokenizer
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.buffer import BufferCorruptError, SuccessBuffer
-from silo_agent.envs.catalogue import BUILT_IN
-from silo_agent.envs.errors import EnvironmentFailureError, UnknownEnvironmentError
-from silo_agent.envs.registry import make
-from silo_agent.envs.tasks import Split
-from silo_agent.evolve.evolver import Assignment, EvolverSetup, EvolveSettings, Work
-from silo_agent.evolve.expert import EXPERT_ROUND, ExpertError, demonstrations
-from silo_agent.evolve.expert_file import ExpertFileError, read_expert_file
-from silo_agent.evolve.fed_se import FedSeEvolver
-from silo_agent.rollout.conversation import ChatFormat
+from evolution.envs.catalogue import BUILT_IN
+from evolution.envs.errors import EnvironmentFailureError, UnknownEnvironmentError
+from evolution.envs.registry import make
+from evolution.envs.tasks import Split
+from evolution.memory.buffer import BufferCorruptError, SuccessBuffer
+from evolution.methods.evolver import Assignment, EvolverSetup, EvolveSettings, Work
+from evolution.methods.expert import EXPERT_ROUND, ExpertError, demonstrations
+from evolution.methods.expert_file import ExpertFileError, read_expert_file
+from evolution.methods.fed_se import FedSeEvolver
+from evolution.model.causal_lm import load_tokenizer
+from evolution.model.lora import initial_adapter
+from evolution.rollout.conversation import ChatFormat
 
 RANK, ALPHA = 2, 4.0
 OK = "ok ."
@@ -248,7 +248,7 @@ def test_a_bad_line_refuses_the_file_and_is_named(write, chat, bad, match):
 def test_a_file_that_nobody_can_read_or_that_has_no_end(write, chat, tmp_path, monkeypatch):
     with pytest.raises(ExpertFileError, match="cannot be read"):
         read_expert_file(tmp_path / "absent", environment="x", chat=chat)
-    monkeypatch.setattr("silo_agent.evolve.expert_file.MAX_LINES", 2)
+    monkeypatch.setattr("evolution.methods.expert_file.MAX_LINES", 2)
     with pytest.raises(ExpertFileError, match="more than 2 lines"):
         read_expert_file(write(*[episode()] * 3), environment="x", chat=chat)
 

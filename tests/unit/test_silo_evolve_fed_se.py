@@ -8,12 +8,10 @@ import pytest
 import silo_tiny_base
 import torch
 
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs import registry
-from silo_agent.envs.environment import Environment
-from silo_agent.envs.tasks import Shard, Split
-from silo_agent.evolve.evolver import (
+from evolution.envs import registry
+from evolution.envs.environment import Environment
+from evolution.envs.tasks import Shard, Split
+from evolution.methods.evolver import (
     Assignment,
     Evaluation,
     EvolverSetup,
@@ -21,11 +19,13 @@ from silo_agent.evolve.evolver import (
     EvolveSettings,
     Work,
 )
-from silo_agent.evolve.explore import draw_tasks
-from silo_agent.evolve.fed_se import FedSeEvolver
-from silo_agent.evolve.sft import SftTrainer, TrajectoryLoss
-from silo_agent.evolve.sft_settings import SftSettings
-from silo_agent.trajectory import Step, Task, Trajectory
+from evolution.methods.explore import draw_tasks
+from evolution.methods.fed_se import FedSeEvolver
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import initial_adapter
+from evolution.train.settings import SftSettings
+from evolution.train.sft import SftTrainer, TrajectoryLoss
+from evolution.trajectory import Step, Task, Trajectory
 
 LOSS = TrajectoryLoss()
 RANK, ALPHA = 4, 8.0

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import silo_tiny_base
 
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs import registry
-from silo_agent.envs.environment import Environment
-from silo_agent.envs.tasks import Split
-from silo_agent.evolve.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
-from silo_agent.evolve.fed_se import FedSeEvolver
-from silo_agent.trajectory import Step, Task, Trajectory
+from evolution.envs import registry
+from evolution.envs.environment import Environment
+from evolution.envs.tasks import Split
+from evolution.methods.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
+from evolution.methods.fed_se import FedSeEvolver
+from evolution.model.lora import initial_adapter
+from evolution.trajectory import Step, Task, Trajectory
 
 RANK, ALPHA = 4, 8.0
 SETTINGS = EvolveSettings(

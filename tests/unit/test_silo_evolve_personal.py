@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import silo_tiny_base
 
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs import registry
-from silo_agent.envs.environment import Environment
-from silo_agent.envs.tasks import Shard, Split
-from silo_agent.evolve.evolver import (
+from evolution.envs import registry
+from evolution.envs.environment import Environment
+from evolution.envs.tasks import Shard, Split
+from evolution.methods.evolver import (
     Assignment,
     Evaluation,
     EvolverSetup,
@@ -21,10 +20,11 @@ from silo_agent.evolve.evolver import (
     EvolveSettings,
     Work,
 )
-from silo_agent.evolve.fed_se import FedSeEvolver
-from silo_agent.evolve.personal_choice import validation_tasks
-from silo_agent.evolve.personal_store import PersonalStore, PersonalStoreError
-from silo_agent.trajectory import Task
+from evolution.methods.fed_se import FedSeEvolver
+from evolution.methods.personal.choice import validation_tasks
+from evolution.methods.personal.store import PersonalStore, PersonalStoreError
+from evolution.model.lora import initial_adapter
+from evolution.trajectory import Task
 
 RANK, ALPHA = 2, 4.0
 SETTINGS = EvolveSettings(

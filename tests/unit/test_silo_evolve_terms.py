@@ -7,11 +7,16 @@ from dataclasses import replace
 import pytest
 from silo_policy_samples import PLAN, edited
 
-from federation.plan import Plan
+from evolution.methods import fed_se_options
+from evolution.methods.evolver import EvolverSetupError
+from federation.plan.plan import Plan
 from silo_agent.config import SiloConfig
-from silo_agent.evolve import fed_se_options
-from silo_agent.evolve.evolver import EvolverSetupError
-from silo_agent.plan_terms import _TRAINED_APART, evaluation_of, evaluations_of, evolver_setup
+from silo_agent.local_work.plan_terms import (
+    _TRAINED_APART,
+    evaluation_of,
+    evaluations_of,
+    evolver_setup,
+)
 
 FEDSA = ('method = "fedavg"', 'method = "fedsa"')
 

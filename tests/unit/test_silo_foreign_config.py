@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from federation.plan import Plan
+from evolution.envs.foreign.spec import OpenEnvSpec
+from evolution.envs.tasks import Shard, Split
+from evolution.methods.evolver import Assignment
+from evolution.rollout.spec import EngineSpec
+from evolution.train.spec import TrainerSpec
+from federation.plan.plan import Plan
 from silo_agent.config import SiloConfig
-from silo_agent.envs.foreign_spec import OpenEnvSpec
-from silo_agent.envs.tasks import Shard, Split
 from silo_agent.errors import ConfigError
-from silo_agent.evolve.evolver import Assignment
-from silo_agent.evolve.trainer_spec import TrainerSpec
 from silo_agent.foreign_config import spec_of
+from silo_agent.local_work.plan_terms import evolver_setup
 from silo_agent.metrics import SiloMetrics
-from silo_agent.plan_terms import evolver_setup
-from silo_agent.rollout.spec import EngineSpec
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "environments.md"

@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from federation.task import APPROVAL_PENDING, PASSING_REASONS
-from silo_agent.approvals import Approvals, Word
-from silo_agent.departure import Departure, Leaving
+from federation.chain.task import APPROVAL_PENDING, PASSING_REASONS
+from silo_agent.books.departure import Departure, Leaving
+from silo_agent.books.heard_runs import HeardRuns
+from silo_agent.daemon.gate import Gate
 from silo_agent.errors import LocalStoreError
-from silo_agent.gate import Gate
-from silo_agent.heard_runs import HeardRuns
-from silo_agent.policy import Decision, Policy
-from silo_agent.transport import Idle, Instruction
+from silo_agent.line.transport import Idle, Instruction
+from silo_agent.policy.approvals import Approvals, Word
+from silo_agent.policy.policy import Decision, Policy
 from tests.unit.secagg_samples import make_roster, signed_roster
 from tests.unit.silo_session_round import ME
 from tests.unit.test_silo_daemon import Bench, counted
@@ -40,21 +40,22 @@ class Site(Bench):
             follow=lambda _run, _plan: SimpleNamespace(record=record),
         )
         daemon.work = SimpleNamespace(
-            base_sha256=bytes(32),
+            site=SimpleNamespace(base_sha256=bytes(32), environments={}),
             start=lambda **_: self.did.append("start"),
+            call_off=lambda: None,
             close=lambda: None,
             fitting=SimpleNamespace(choice=lambda _plan: SimpleNamespace(unfit="", notes=())),
         )
         for name in ("require_echoed", "require_budget", "require_next"):
-            monkeypatch.setattr(f"silo_agent.daemon.{name}", lambda *_, **__: None)
-        monkeypatch.setattr("silo_agent.gate.check_task", self.verdict)
+            monkeypatch.setattr(f"silo_agent.daemon.daemon.{name}", lambda *_, **__: None)
+        monkeypatch.setattr("silo_agent.daemon.gate.check_task", self.verdict)
         # No pause between polls: the tests count them.
-        monkeypatch.setattr("silo_agent.polling.LEAST_POLL_S", 0.0)
+        monkeypatch.setattr("silo_agent.daemon.polling.LEAST_POLL_S", 0.0)
 
     @staticmethod
     def verdict(_policy, *, standing, **_):
         """The real rules about the operator, all others being content."""
-        from silo_agent.policy_operator import FIRST_WORD, LAST_WORD
+        from silo_agent.policy.operator import FIRST_WORD, LAST_WORD
 
         case = SimpleNamespace(standing=standing)
         for rule in (*FIRST_WORD, *LAST_WORD):
@@ -124,6 +125,33 @@ def test_an_approval_lets_the_waiting_task_begin_without_another_word_from_outsi
     assert len(coordinator.refused) == 1
     assert one.did == ["start"]
     assert HeardRuns(one.directory).get("run-1").rule == "accepted"
+
+
+def test_the_machine_is_looked_at_only_for_a_plan_that_is_not_refused(site):
+    """That loads the learning framework: seconds in which others explore for a run that is over."""
+    one = site()
+    looked = []
+
+    def choice(_plan):
+        looked.append(HeardRuns(one.directory).get("run-1").rule)
+        return SimpleNamespace(unfit="", notes=("on one CPU",))
+
+    one.daemon.work.fitting.choice = choice
+    one.say(approved=False)
+    one.ask(0)
+    assert (looked, one.did) == ([], [])
+    one.say(approved=True)
+    one.ask(1)
+    assert (len(looked), one.did) == (1, ["start"])
+    assert HeardRuns(one.directory).get("run-1").hardware == ("on one CPU",)
+
+
+def test_when_nothing_is_asked_for_any_more_the_work_hears_of_it(site):
+    one = site()
+    one.daemon.work.call_off = lambda: one.did.append("call off")
+    one.say(approved=True)
+    one.ask(0, between=[Instruction(instruction_id="i", identity=None, payload=Idle())])
+    assert one.did == ["start", "call off"]
 
 
 def test_an_approval_of_another_plan_changes_nothing(site):

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 from silo_policy_samples import MODES, make_plan
 
-from federation.memory import training_memory
-from federation.model_shapes import PRESETS
+from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
+from evolution.rollout.spec import EngineSpec
+from evolution.train.spec import TrainerSpec
+from federation.adapter.memory import training_memory
+from federation.adapter.shapes import PRESETS
 from silo_agent.config import SiloConfig
-from silo_agent.evolve.evolver import EvolverSetup, EvolveSettings, Work
-from silo_agent.evolve.trainer_spec import TrainerSpec
-from silo_agent.fitting import Fitting
-from silo_agent.hardware import choose, fixed_keys
-from silo_agent.machine import Gpu, Machine, look, shape_in
-from silo_agent.plan_terms import settings_of
-from silo_agent.rollout.spec import EngineSpec
+from silo_agent.local_work.plan_terms import settings_of
+from silo_agent.machine.fitting import Fitting
+from silo_agent.machine.hardware import choose, fixed_keys
+from silo_agent.machine.machine import Gpu, Machine, look, shape_in
 
 GIB = 2**30
 SEVEN = PRESETS["Qwen/Qwen2.5-7B"]
@@ -198,7 +198,7 @@ def test_what_the_file_and_the_environment_set_is_fixed(tmp_path, monkeypatch):
 
 def test_a_silo_without_a_model_looks_at_no_gpu(tmp_path, monkeypatch):
     (tmp_path / "silo.toml").write_text("environments = []\n")
-    monkeypatch.setattr("silo_agent.machine._gpus", lambda: pytest.fail("it looked"))
+    monkeypatch.setattr("silo_agent.machine.machine._gpus", lambda: pytest.fail("it looked"))
     found = look(SiloConfig.load(tmp_path))
     assert found.gpus == ()
     assert found.cpus >= 1
@@ -208,9 +208,11 @@ def test_a_silo_without_a_model_looks_at_no_gpu(tmp_path, monkeypatch):
 
 def test_the_choice_is_made_once_and_reaches_set_up_and_work(tmp_path, monkeypatch):
     looked = []
-    monkeypatch.setattr("silo_agent.fitting.look", lambda _: looked.append(1) or machine(38.5))
-    monkeypatch.setattr("silo_agent.fitting.shape_in", lambda *_: SEVEN)
-    monkeypatch.setattr("silo_agent.fitting.fixed_keys", lambda _: frozenset())
+    monkeypatch.setattr(
+        "silo_agent.machine.fitting.look", lambda _: looked.append(1) or machine(38.5)
+    )
+    monkeypatch.setattr("silo_agent.machine.fitting.shape_in", lambda *_: SEVEN)
+    monkeypatch.setattr("silo_agent.machine.fitting.fixed_keys", lambda _: frozenset())
     fitting = Fitting(config())
     setup = fitting.setup(PLAN, EvolverSetup(rank=8, alpha=3.0))
     assert setup.trainer.gradient_checkpointing

@@ -6,9 +6,9 @@ import pytest
 from silo_policy_samples import PLAN, edited, make_descriptor, make_plan, make_task
 
 from secagg.descriptor import SignedDescriptor, sign_descriptor
-from silo_agent import heard_runs
+from silo_agent.books import heard_runs
+from silo_agent.books.heard_runs import HeardRuns
 from silo_agent.errors import LocalStoreError
-from silo_agent.heard_runs import HeardRuns
 from tests.unit.secagg_samples import signing_key
 
 TOML = PLAN.encode()

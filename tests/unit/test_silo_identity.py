@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
-from federation.invite import Invite
+from federation.membership.invite import Invite
 from silo_agent.errors import IdentityError
-from silo_agent.identity import Identity, InviteRefusedError, NotJoinedError, join
-from silo_agent.identity_files import forget_previous, has_previous
+from silo_agent.identity.files import forget_previous, has_previous
+from silo_agent.identity.identity import Identity, InviteRefusedError, NotJoinedError, join
 
 
 def certificate(key):

@@ -6,15 +6,15 @@ import re
 import pytest
 from test_silo_work import WorkingSilo, head_of, metrics, task_of
 
-from federation.plan import Plan
-from silo_agent.alone import evolve_alone
+from evolution.methods.constant import ConstantEvolver
+from evolution.methods.evolver import EvolverSetup
+from evolution.methods.personal.store import PersonalStoreError
+from federation.plan.plan import Plan
+from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import LocalStoreError
-from silo_agent.evolve.constant import ConstantEvolver
-from silo_agent.evolve.evolver import EvolverSetup
-from silo_agent.evolve.personal_store import PersonalStoreError
-from silo_agent.judgement import Judgement, newest_judgements
-from silo_agent.local_store import LocalStore
+from silo_agent.local_work.alone import evolve_alone
+from silo_agent.views.judgement import Judgement, newest_judgements
 from tests.unit import server_world_plan as sw
 
 SECRET = 4321
@@ -53,8 +53,8 @@ def silo(tmp_path, monkeypatch):
         assert name == "fed-se"
         return Personal(EvolverSetup(options=options))
 
-    monkeypatch.setattr("silo_agent.work.make_evolver", make)
-    monkeypatch.setattr("silo_agent.alone.make_evolver", make)
+    monkeypatch.setattr("silo_agent.local_work.work.make_evolver", make)
+    monkeypatch.setattr("silo_agent.local_work.alone.make_evolver", make)
     made = []
 
     def start(personal):

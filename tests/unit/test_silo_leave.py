@@ -5,11 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from dp.ledger import Ledger
+from dp.ledger.ledger import Ledger
+from silo_agent.books.departure import (
+    PRIVATE,
+    PROOFS,
+    Departure,
+    daemon_runs,
+    wait_for_daemon,
+    wipe,
+)
 from silo_agent.cli.envelope import Exit
-from silo_agent.departure import PRIVATE, PROOFS, Departure, daemon_runs, wait_for_daemon, wipe
 from silo_agent.errors import LocalStoreError, TransportError
-from silo_agent.identity import Identity
+from silo_agent.identity.identity import Identity
 from tests.unit.test_silo_cli import call
 
 KEPT = {"silo.toml", "policy.toml", "leaving.json"}
@@ -97,7 +104,7 @@ def member(tmp_path, monkeypatch):
     identity = SimpleNamespace(silo_id="hospital-a", federation="demo")
     monkeypatch.setattr(Identity, "load", lambda _: identity)
     monkeypatch.setattr(
-        "silo_agent.departure.tell", lambda who, *, revoke: told.append((who.silo_id, revoke))
+        "silo_agent.books.departure.tell", lambda who, *, revoke: told.append((who.silo_id, revoke))
     )
     (tmp_path / "spool").mkdir()
     (tmp_path / "silo.toml").write_text("environments = []")
@@ -120,9 +127,10 @@ def test_leaving_marks_tells_and_deletes_only_what_was_asked_for(member, monkeyp
     assert said["data"]["deleted"] == []
     assert Departure(directory).mark() is not None
     assert (directory / "spool").exists()
-    code, said, err = leave(monkeypatch, capsys, directory, "--wipe", "--yes")
-    assert said["data"]["deleted"] == ["spool"]
-    assert "kept: the privacy ledger" in err
+    code, out, _ = call(monkeypatch, capsys, "leave", "--wipe", "--yes", "--data", str(directory))
+    assert code == Exit.OK
+    assert "deleted: spool\n" in out
+    assert "kept: the privacy ledger" in out
     assert (directory / "privacy.ledger").exists()
 
 
@@ -149,7 +157,7 @@ def test_the_certificate_that_was_renewed_meanwhile_is_the_one_that_leaves(
         at_hand.append(after)
         return True
 
-    monkeypatch.setattr("silo_agent.departure.wait_for_daemon", renewing)
+    monkeypatch.setattr("silo_agent.books.departure.wait_for_daemon", renewing)
     assert leave(monkeypatch, capsys, directory)[0] == Exit.OK
     assert told == [("certificate-b", False)]
 
@@ -158,10 +166,12 @@ def test_a_link_is_said_and_not_called_deleted(member, monkeypatch, capsys, tmp_
     directory, _ = member
     disk = tmp_path_factory.mktemp("disk")
     (directory / "evolve").symlink_to(disk)
-    _, said, err = leave(monkeypatch, capsys, directory, "--wipe", "--yes")
+    _, said, _ = leave(monkeypatch, capsys, directory, "--wipe", "--yes")
     assert said["data"]["deleted"] == ["spool"]
     assert said["data"]["not_deleted"] == [{"name": "evolve", "target": str(disk)}]
-    assert f"NOT deleted: {disk}" in err
+    (directory / "evolve").symlink_to(disk)
+    _, out, _ = call(monkeypatch, capsys, "leave", "--wipe", "--yes", "--data", str(directory))
+    assert f"NOT deleted: {disk}" in out
 
 
 def test_a_coordinator_that_is_away_stops_nothing_here(member, monkeypatch, capsys):
@@ -170,7 +180,7 @@ def test_a_coordinator_that_is_away_stops_nothing_here(member, monkeypatch, caps
     def away(_who, *, revoke):
         raise TransportError("UNAVAILABLE: nobody answers")
 
-    monkeypatch.setattr("silo_agent.departure.tell", away)
+    monkeypatch.setattr("silo_agent.books.departure.tell", away)
     code, said, _ = leave(monkeypatch, capsys, directory, "--wipe", "--yes", "--revoke")
     assert code == Exit.CONNECT
     assert said["error_code"] == "coordinator_not_told"

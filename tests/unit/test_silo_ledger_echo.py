@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from dp.ledger import Identity, Ledger
+from dp.ledger.ledger import Identity, Ledger
 from secagg import suite
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundle
+from silo_agent.books.ledger_echo import LedgerEcho, require_echoed
 from silo_agent.errors import PolicyRefusalError
-from silo_agent.ledger_echo import LedgerEcho, require_echoed
 from tests.unit.secagg_samples import signing_key
 
 ME = "silo-000"

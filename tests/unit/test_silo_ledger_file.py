@@ -7,9 +7,9 @@ import pytest
 from dp_ledger_samples import none_entry
 
 from dp.errors import LedgerRolledBackError, TooManyDebitsError
+from silo_agent.books.ledger_file import LEDGER_FILE, open_ledger
+from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.errors import ConfigError
-from silo_agent.ledger_file import LEDGER_FILE, open_ledger
-from silo_agent.local_store import ChainHead, LocalStore
 
 POLICY = SimpleNamespace(
     privacy=SimpleNamespace(delta=1e-5, caps=lambda: {"silo": 8.0}),

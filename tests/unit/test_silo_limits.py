@@ -5,13 +5,13 @@ import threading
 import numpy as np
 import pytest
 
-from silo_agent import local_time
+from evolution import local_time
+from evolution.local_time import require_time
+from evolution.methods.constant import ConstantEvolver
+from evolution.rollout.episodes import run_episodes
 from silo_agent.errors import ConfigError, DiskLimitError, LocalTimeError
-from silo_agent.evolve.constant import ConstantEvolver
-from silo_agent.limits import require_disk, restrict_gpus, used_bytes
-from silo_agent.local_time import require_time
-from silo_agent.policy_document import LimitsSection
-from silo_agent.rollout.episodes import run_episodes
+from silo_agent.machine.limits import require_disk, restrict_gpus, used_bytes
+from silo_agent.policy.document import LimitsSection
 from tests.unit.test_silo_rollout_failures import TASKS, Engine, Frail
 from tests.unit.test_silo_work import WorkingSilo
 

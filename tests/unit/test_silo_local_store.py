@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from secagg.descriptor import AggregationId
+from silo_agent.books.local_store import ChainHead, LocalStore
+from silo_agent.books.peer_head import PeerHead
 from silo_agent.errors import LocalStoreError
-from silo_agent.local_store import ChainHead, LocalStore
-from silo_agent.peer_head import PeerHead
 
 HEAD = ChainHead(
     round=3, step=1, position=6, adapter_sha256=bytes([1]) * 32, record_sha256=bytes([2]) * 32
@@ -60,6 +60,7 @@ def test_the_roster_epoch_never_goes_down(tmp_path: Path):
         b"",
         b"{",
         b"[]",
+        b"[" * 100_000,
         b'{"format": 1}',
         b'{"format": 2}',
         b'{"format": 1, "roster": {"epoch": 1, "sha256": "aa"}, "heads": {}}',
@@ -273,7 +274,7 @@ def test_peer_heads_survive_a_restart_and_a_failed_write_is_not_believed(tmp_pat
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("silo_agent.local_store.replace_file", full)
+        patch.setattr("silo_agent.books.local_store.replace_file", full)
         with pytest.raises(LocalStoreError):
             store.set_peer_heads({})
     assert store.peer_heads() == first

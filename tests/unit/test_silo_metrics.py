@@ -6,12 +6,12 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dp.charge import Charge
+from dp.accounting.charge import Charge
 from dp.config import Mode
-from dp.ledger import Ledger, LedgerEntry
+from dp.ledger.ledger import Ledger, LedgerEntry
 from secagg.errors import Check
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy import RULE_NAMES
+from silo_agent.policy.policy import RULE_NAMES
 
 NAMES = {
     "chorale_silo_build_info": "gauge",
@@ -24,6 +24,7 @@ NAMES = {
     "chorale_silo_rounds": "counter",
     "chorale_silo_policy_decisions": "counter",
     "chorale_silo_errors": "counter",
+    "chorale_silo_log_write_failures": "counter",
     "chorale_silo_failed_checks": "counter",
     "chorale_silo_resumed_uploads": "counter",
     "chorale_silo_certificate_renewals": "counter",

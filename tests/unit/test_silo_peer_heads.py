@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from dp.ledger import Ledger
+from dp.ledger.ledger import Ledger
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundle, KeyBundles
-from silo_agent.attempt import ledger_identity
+from silo_agent.books.ledger_names import ledger_identity
+from silo_agent.books.local_store import LocalStore
+from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import LocalStoreError
-from silo_agent.local_store import LocalStore
-from silo_agent.peer_heads import PeerHeads
 from tests.unit.secagg_samples import make_roster, silo_names
 from tests.unit.silo_session_round import ME, NAMES, Round
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_remembered_lets_no_share_out(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("silo_agent.local_store.replace_file", full)
+    monkeypatch.setattr("silo_agent.books.local_store.replace_file", full)
     with pytest.raises(LocalStoreError):
         one.session.handle(message)
     assert [name for name, _ in one.wire.sent] == ["advertise_keys"]

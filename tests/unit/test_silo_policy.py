@@ -10,6 +10,7 @@ from silo_policy_samples import (
     MODES,
     NOW_UNIX_S,
     POLICY,
+    SITE,
     make_descriptor,
     make_plan,
     make_policy,
@@ -17,12 +18,13 @@ from silo_policy_samples import (
     mode_policy,
 )
 
-from federation.layout import Layout, TensorSpec
-from federation.task import PASSING_REASONS
+from federation.adapter.layout import Layout, TensorSpec
+from federation.chain.task import PASSING_REASONS
 from secagg.descriptor import AggregationId
-from silo_agent.approvals import Standing
 from silo_agent.errors import PolicyFileError
-from silo_agent.policy import (
+from silo_agent.policy.approvals import Standing
+from silo_agent.policy.document import Policy
+from silo_agent.policy.policy import (
     ACCEPTED,
     RULE_NAMES,
     Decision,
@@ -30,27 +32,26 @@ from silo_agent.policy import (
     check_plan,
     check_task,
 )
-from silo_agent.policy_document import Policy
 
 
-def judge_task(policy=None, task=None, plan=None, now=NOW_UNIX_S, base=BASE) -> Decision:
+def judge_task(policy=None, task=None, plan=None, now=NOW_UNIX_S, site=SITE) -> Decision:
     return check_task(
         policy or make_policy(),
         task=task or make_task(),
         plan=plan or make_plan(),
-        base_sha256=base,
+        site=site,
         now_unix_s=now,
     )
 
 
-def judge(*, policy=None, descriptor=None, plan=None, layout=LAYOUT):
+def judge(*, policy=None, descriptor=None, plan=None, layout=LAYOUT, site=SITE):
     plan = plan or make_plan()
     return check_descriptor(
         policy or make_policy(),
         descriptor=descriptor or make_descriptor(plan),
         silo_id="silo-a",
         plan=plan,
-        base_sha256=BASE,
+        site=site,
         layout=layout,
         now_unix_s=NOW_UNIX_S,
     )
@@ -58,7 +59,7 @@ def judge(*, policy=None, descriptor=None, plan=None, layout=LAYOUT):
 
 def test_what_the_policy_allows_is_accepted():
     expected = Decision(accepted=True, rule=ACCEPTED, public_reason="", detail="")
-    assert check_plan(make_policy(), plan=make_plan(), base_sha256=BASE) == expected
+    assert check_plan(make_policy(), plan=make_plan(), site=SITE) == expected
     assert judge_task() == expected
     assert judge() == expected
 
@@ -66,19 +67,20 @@ def test_what_the_policy_allows_is_accepted():
 def test_an_empty_policy_refuses_everything_for_many_reasons():
     empty = Policy.parse(b"")
     plan = make_plan()
-    assert not check_plan(empty, plan=plan, base_sha256=BASE).accepted
+    assert not check_plan(empty, plan=plan, site=SITE).accepted
     assert not judge_task(policy=empty).accepted
     assert not judge(policy=empty).accepted
     # Opening any one table is not enough.
     for table in POLICY.strip().split("\n["):
         opened = Policy.parse(("[" + table.removeprefix("[")).encode())
-        assert not check_plan(opened, plan=plan, base_sha256=BASE).accepted, table
+        assert not check_plan(opened, plan=plan, site=SITE).accepted, table
 
 
 PLAN_RULES = {
     "base_model_match": {"plan": [(BASE.hex(), "cd" * 32)]},
     "base_model_allowed": {"policy": [(BASE.hex(), "cd" * 32)]},
     "environments_allowed": {"policy": [('["craft", "maze"]', '["craft"]')]},
+    "environments_served": {"site": {"babyai": None}},
     "evolver_allowed": {"policy": [('evolvers = ["fed-se"]', 'evolvers = ["constant"]')]},
     "aggregation_allowed": {"policy": [('["fedavg"]', '["rolora"]')]},
     "privacy_mode_allowed": {"policy": [('modes = ["silo"]', 'modes = ["none"]')]},
@@ -89,6 +91,12 @@ PLAN_RULES = {
     "survivors": {"policy": [("min_survivors = 3", "min_survivors = 4")]},
     "rounds": {"policy": [("max_rounds = 5", "max_rounds = 4")]},
     "episodes": {"policy": [("max_episodes_per_round = 128", "max_episodes_per_round = 127")]},
+    "thin_round": {
+        "policy": [
+            ("max_episodes_per_round", "min_episodes_per_round = 129\nmax_episodes_per_round")
+        ]
+    },
+    "declared_tasks": {"site": {"maze": 31}},
     "ready_after": {
         "policy": [
             ("max_episodes_per_round = 128", "max_episodes_per_round = 128\nmin_ready_after_s = 61")
@@ -105,14 +113,20 @@ PLAN_RULES = {
 }
 
 
+def changed(rule):
+    changes = PLAN_RULES[rule]
+    site = replace(SITE, environments=changes.get("site", SITE.environments))
+    return make_plan(*changes.get("plan", ())), make_policy(*changes.get("policy", ())), site
+
+
 @pytest.mark.parametrize("rule", PLAN_RULES)
 def test_each_plan_rule_fires_alone_on_plans_tasks_and_descriptors(rule):
-    changes = PLAN_RULES[rule]
-    plan, policy = make_plan(*changes.get("plan", ())), make_policy(*changes.get("policy", ()))
-    assert check_plan(policy, plan=plan, base_sha256=BASE).rule == rule
-    assert judge_task(policy=policy, plan=plan).rule == rule
+    plan, policy, site = changed(rule)
+    assert check_plan(policy, plan=plan, site=site).rule == rule
+    assert judge_task(policy=policy, plan=plan, site=site).rule == rule
     # The plan a descriptor names is judged again, whatever plan the task came with.
-    assert judge(policy=policy, plan=plan, descriptor=make_descriptor(make_plan())).rule == rule
+    descriptor = make_descriptor(make_plan())
+    assert judge(policy=policy, plan=plan, descriptor=descriptor, site=site).rule == rule
 
 
 def test_metrics_noise_counts_as_noise():
@@ -268,9 +282,9 @@ def test_without_a_partner_list_anyone_in_the_roster_may_join():
 
 def test_public_reasons_are_fixed_texts_without_figures_or_names():
     reasons = set()
-    for changes in PLAN_RULES.values():
-        plan, policy = make_plan(*changes.get("plan", ())), make_policy(*changes.get("policy", ()))
-        reasons.add(check_plan(policy, plan=plan, base_sha256=BASE).public_reason)
+    for rule in PLAN_RULES:
+        plan, policy, site = changed(rule)
+        reasons.add(check_plan(policy, plan=plan, site=site).public_reason)
     for change in descriptor_changes().values():
         decision = judge(descriptor=make_descriptor(make_plan(), **change))
         assert decision.detail
@@ -291,12 +305,12 @@ OPERATOR = {
 @pytest.mark.parametrize("rule", OPERATOR)
 def test_what_the_operator_said_holds_for_plans_tasks_and_descriptors(rule):
     said = OPERATOR[rule]
-    assert check_plan(make_policy(), plan=make_plan(), base_sha256=BASE, standing=said).rule == rule
+    assert check_plan(make_policy(), plan=make_plan(), site=SITE, standing=said).rule == rule
     task = check_task(
         make_policy(),
         task=make_task(),
         plan=make_plan(),
-        base_sha256=BASE,
+        site=SITE,
         now_unix_s=NOW_UNIX_S,
         standing=said,
     )
@@ -306,7 +320,7 @@ def test_what_the_operator_said_holds_for_plans_tasks_and_descriptors(rule):
         descriptor=make_descriptor(make_plan()),
         silo_id="silo-a",
         plan=make_plan(),
-        base_sha256=BASE,
+        site=SITE,
         layout=LAYOUT,
         now_unix_s=NOW_UNIX_S,
         standing=said,
@@ -322,19 +336,15 @@ def test_nobody_is_asked_about_what_the_policy_refuses_and_a_refusal_by_hand_com
         (Standing.LEAVING, "leaving"),
         (Standing.APPROVED, "rounds"),
     ):
-        decision = check_plan(narrow, plan=make_plan(), base_sha256=BASE, standing=said)
+        decision = check_plan(narrow, plan=make_plan(), site=SITE, standing=said)
         assert decision.rule == rule
-    approved = check_plan(
-        make_policy(), plan=make_plan(), base_sha256=BASE, standing=Standing.APPROVED
-    )
+    approved = check_plan(make_policy(), plan=make_plan(), site=SITE, standing=Standing.APPROVED)
     assert approved.accepted
 
 
 def test_only_a_pending_approval_may_pass_before_the_deadline():
     reasons = {
-        rule: check_plan(
-            make_policy(), plan=make_plan(), base_sha256=BASE, standing=said
-        ).public_reason
+        rule: check_plan(make_policy(), plan=make_plan(), site=SITE, standing=said).public_reason
         for rule, said in OPERATOR.items()
     }
     assert reasons.pop("approval_pending") in PASSING_REASONS
@@ -343,22 +353,21 @@ def test_only_a_pending_approval_may_pass_before_the_deadline():
 
 
 def test_a_machine_that_cannot_hold_the_plan_refuses_it_in_fixed_words():
-    decision = check_plan(
-        make_policy(), plan=make_plan(), base_sha256=BASE, unfit="it needs 40 GiB"
-    )
+    decision = check_plan(make_policy(), plan=make_plan(), site=SITE, unfit="it needs 40 GiB")
     assert (decision.rule, decision.detail) == ("hardware", "it needs 40 GiB")
     assert "40" not in decision.public_reason
 
 
 def test_a_base_of_unknown_shape_is_not_judged_by_its_disk():
     tiny = make_policy(("max_rounds = 5", "max_rounds = 5\nmax_disk_bytes = 1"))
-    assert check_plan(tiny, plan=make_plan(), base_sha256=BASE).accepted
+    assert check_plan(tiny, plan=make_plan(), site=SITE).accepted
 
 
 def test_every_rule_has_a_test_that_makes_it_fire():
-    # Those of the record level are in test_silo_policy_modes.py.
+    # Those of the record level, and of no noise, are in test_silo_policy_modes.py.
     record = {"evolver_dp_compat", "record_units", "sampling_rate", "steps"}
+    noiseless = {"no_privacy_accepted", "exact_figures"}
     # That of a rollback is in test_silo_rollback.py.
     other = {"dimension", "hardware", "rollback_allowed", *OPERATOR}
-    tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record}
+    tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record, *noiseless}
     assert tested == set(RULE_NAMES)

@@ -4,23 +4,24 @@ from pathlib import Path
 
 import pytest
 from silo_policy_samples import (
-    BASE,
     COMPOSED,
+    EXACT,
     LAYOUT,
     MODES,
     NOW_UNIX_S,
     PLAN,
+    SITE,
     edited,
     make_descriptor,
     make_plan,
     make_policy,
 )
 
-from federation.plan import Plan
+from federation.plan.plan import Plan
 from silo_agent.errors import PolicyFileError
-from silo_agent.policy import check_descriptor, check_plan
-from silo_agent.policy_document import Policy
-from silo_agent.policy_proposal import write_default, write_for_plan
+from silo_agent.policy.document import NO_PRIVACY, Policy
+from silo_agent.policy.policy import check_descriptor, check_plan
+from silo_agent.policy.proposal import write_default, write_for_plan
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
@@ -64,8 +65,12 @@ def test_a_missing_policy_file_says_how_to_get_one(tmp_path: Path):
 def test_the_starter_file_refuses_everything_and_is_never_overwritten(tmp_path: Path):
     path = tmp_path / "policy.toml"
     write_default(path)
-    decision = check_plan(Policy.load(path), plan=make_plan(), base_sha256=BASE)
+    decision = check_plan(Policy.load(path), plan=make_plan(), site=SITE)
     assert not decision.accepted
+    # A floor is there for those who edit it by hand.
+    assert Policy.load(path).limits.min_episodes_per_round > 0
+    assert Policy.load(path).limits.min_tasks_per_round > 0
+    assert Policy.load(path).privacy.accept_no_privacy is None
     with pytest.raises(PolicyFileError, match="exists"):
         write_default(path)
 
@@ -88,18 +93,21 @@ LARGER = {
 def test_a_policy_written_for_a_plan_accepts_it_and_nothing_larger(tmp_path: Path, mode: str):
     path = tmp_path / "policy.toml"
     plan = make_plan(*MODES[mode])
-    write_for_plan(path, plan)
+    write_for_plan(path, plan, accept_no_privacy=True)
     policy = Policy.load(path)
-    assert check_plan(policy, plan=plan, base_sha256=BASE).accepted
+    assert check_plan(policy, plan=plan, site=SITE).accepted
+    assert policy.limits.min_episodes_per_round == policy.limits.max_episodes_per_round == 128
+    assert policy.limits.min_tasks_per_round == 32
+    assert (policy.privacy.accept_no_privacy is not None) is (mode == "none")
     old, new, rule = LARGER[mode]
     larger = Plan.parse(edited(edited(PLAN, *MODES[mode]), (old, new)).encode())
-    assert check_plan(policy, plan=larger, base_sha256=BASE).rule == rule
+    assert check_plan(policy, plan=larger, site=SITE).rule == rule
     assert check_descriptor(
         policy,
         descriptor=make_descriptor(plan),
         silo_id="silo-a",
         plan=plan,
-        base_sha256=BASE,
+        site=SITE,
         layout=LAYOUT,
         now_unix_s=NOW_UNIX_S,
     ).accepted
@@ -125,7 +133,7 @@ def test_a_policy_written_for_a_plan_has_its_widest_clip_least_noise_and_ready_t
     policy = Policy.load(tmp_path / "policy.toml")
     assert (policy.privacy.max_clip_l2, policy.privacy.min_noise_multiplier) == (3.5, 2.5)
     assert policy.limits.min_ready_after_s == 60
-    assert check_plan(policy, plan=plan, base_sha256=BASE).accepted
+    assert check_plan(policy, plan=plan, site=SITE).accepted
 
 
 def test_limits_that_are_not_written_do_not_limit_and_a_proposal_limits_time(tmp_path):
@@ -136,7 +144,26 @@ def test_limits_that_are_not_written_do_not_limit_and_a_proposal_limits_time(tmp
     assert written.max_local_hours_per_round == pytest.approx(300 / 3600)
     longer = make_plan(("ready_deadline_s = 300", "ready_deadline_s = 301"))
     policy = Policy.load(tmp_path / "policy.toml")
-    assert check_plan(policy, plan=longer, base_sha256=BASE).rule == "local_time"
+    assert check_plan(policy, plan=longer, site=SITE).rule == "local_time"
+
+
+@pytest.mark.parametrize("figures", [(), (EXACT,)], ids=["quiet", "exact"])
+def test_a_proposal_for_a_plan_without_noise_waits_for_the_operators_word(tmp_path, figures):
+    plan = make_plan(*MODES["none"], *figures)
+    path = tmp_path / "policy.toml"
+    write_for_plan(path, plan)
+    assert Policy.load(path).privacy.allow_exact_figures is bool(figures)
+    assert check_plan(Policy.load(path), plan=plan, site=SITE).rule == "no_privacy_accepted"
+    # The line is there, to be read and uncommented.
+    path.write_text(path.read_text().replace("# accept_no_privacy", "accept_no_privacy"))
+    assert check_plan(Policy.load(path), plan=plan, site=SITE).accepted
+    louder = make_plan(*MODES["none"], EXACT)
+    assert check_plan(Policy.load(path), plan=louder, site=SITE).accepted is bool(figures)
+
+
+def test_no_other_words_accept_that_there_is_no_privacy():
+    with pytest.raises(PolicyFileError, match=f"accept_no_privacy.*{NO_PRIVACY}"):
+        Policy.parse(b'[privacy]\naccept_no_privacy = "yes"')
 
 
 def test_a_policy_for_a_run_that_protects_silos_as_well_has_both_budgets(tmp_path: Path):
@@ -147,9 +174,9 @@ def test_a_policy_for_a_run_that_protects_silos_as_well_has_both_budgets(tmp_pat
     # The plan's cap is about tasks; what the silo may lose is what this run costs it.
     assert policy.privacy.caps()["task"] == plan.privacy.epsilon_cap
     assert policy.privacy.caps()["silo"] < plan.privacy.epsilon_cap
-    assert check_plan(policy, plan=plan, base_sha256=BASE).accepted
+    assert check_plan(policy, plan=plan, site=SITE).accepted
     noisier = make_plan(*MODES["record_local"])
-    assert check_plan(policy, plan=noisier, base_sha256=BASE).accepted
+    assert check_plan(policy, plan=noisier, site=SITE).accepted
 
 
 def test_a_proposal_replaces_the_untouched_starter_and_nothing_else(tmp_path):

@@ -5,27 +5,33 @@ from dataclasses import replace
 
 import pytest
 from silo_policy_samples import (
-    BASE,
+    ACCEPTED_NONE,
+    ALLOW_EXACT,
     COHORT,
     COMPOSED,
+    EXACT,
     LAYOUT,
     MODES,
     NOW_UNIX_S,
     PLAN,
+    SITE,
     edited,
     make_descriptor,
     mode_policy,
 )
 
-from dp.charge import epsilon_of
-from federation.plan import Plan
-from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE
-from silo_agent import policy_plan
-from silo_agent.policy import ACCEPTED, check_descriptor, check_plan
-from silo_agent.policy_plan import charged_steps, charges_of_run, protected_unit
+from dp.accounting.charge import epsilon_of
+from federation.plan.plan import Plan
+from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, MetricsLayout
+from silo_agent.policy import plan as policy_plan
+from silo_agent.policy.document import NO_PRIVACY
+from silo_agent.policy.plan import charged_steps, charges_of_run, protected_unit
+from silo_agent.policy.policy import ACCEPTED, check_descriptor, check_plan
 
 COMPOSED_MODE = (*MODES["record_local"], COMPOSED)
-PLANS = {**MODES, "composed": COMPOSED_MODE}
+PLANS = {**MODES, "composed": COMPOSED_MODE, "exact": (*MODES["none"], EXACT)}
+QUIET = ("none", "exact")
+"""Modes without any noise; with figures only where the plan asks for them."""
 NOISY = ("silo", "record_distributed", "composed")
 """Modes whose summed vector carries noise of the release's own."""
 LESS = 1.0 - 1e-12
@@ -36,6 +42,8 @@ def plan_of(mode, *changes):
 
 
 def policy_of(mode, *changes):
+    if mode == "exact":
+        return mode_policy("none", ALLOW_EXACT, *changes)
     return mode_policy("record_local" if mode == "composed" else mode, *changes)
 
 
@@ -45,14 +53,14 @@ def rule_on_descriptor(mode, descriptor, *, plan=None):
         descriptor=descriptor,
         silo_id="silo-a",
         plan=plan or plan_of(mode),
-        base_sha256=BASE,
+        site=SITE,
         layout=LAYOUT,
         now_unix_s=NOW_UNIX_S,
     ).rule
 
 
 def rule_on_plan(policy, plan):
-    return check_plan(policy, plan=plan, base_sha256=BASE).rule
+    return check_plan(policy, plan=plan, site=SITE).rule
 
 
 @pytest.mark.parametrize("mode", PLANS)
@@ -94,10 +102,10 @@ def test_less_noise_than_the_plan_has_is_refused(mode):
 @pytest.mark.parametrize("mode", PLANS)
 def test_less_noise_on_the_metrics_than_the_plan_has_is_refused(mode):
     honest = make_descriptor(plan_of(mode))
-    sigma = 100.0 if mode == "none" else honest.metrics.sigma * LESS
+    sigma = 100.0 if mode in QUIET else honest.metrics.sigma * LESS
     lower = replace(honest, metrics=replace(honest.metrics, sigma=sigma))
     assert rule_on_descriptor(mode, lower) == "metrics_noise"
-    if mode != "none":
+    if mode not in QUIET:
         without = replace(honest, metrics=replace(honest.metrics, sigma=0.0))
         assert rule_on_descriptor(mode, without) == "metrics_noise"
         more = replace(honest, metrics=replace(honest.metrics, sigma=2.0 * honest.metrics.sigma))
@@ -129,7 +137,7 @@ def test_another_scale_is_refused(mode, factor):
     assert rule_on_descriptor(mode, replace(honest, scale=honest.scale * factor)) == "scale"
 
 
-@pytest.mark.parametrize("mode", PLANS)
+@pytest.mark.parametrize("mode", sorted({*PLANS} - {"none"}))
 def test_other_bounds_of_the_metrics_are_refused(mode):
     honest = make_descriptor(plan_of(mode))
     block = honest.metrics
@@ -137,7 +145,92 @@ def test_other_bounds_of_the_metrics_are_refused(mode):
     assert rule_on_descriptor(mode, replace(honest, metrics=looser)) == "metrics_layout"
 
 
+def test_figures_that_a_plan_without_noise_does_not_ask_for_are_refused():
+    """A silo that alone has something to tell would tell it in clear, among zeros."""
+    quiet, exact = make_descriptor(plan_of("none")), make_descriptor(plan_of("exact"))
+    assert quiet.metrics == MetricsLayout(names=(), bounds=(), grid=0, sigma=0.0)
+    names = exact.metrics.names
+    assert {"update_norm_sq", "successes/craft"} < set(names)
+    for figures in (exact.metrics, replace(exact.metrics, names=names[:1], bounds=(4.0,))):
+        assert rule_on_descriptor("none", replace(quiet, metrics=figures)) == "metrics_layout"
+    # Nor are figures that it does ask for left out: all silos do the same.
+    assert rule_on_descriptor("exact", replace(exact, metrics=quiet.metrics)) == "metrics_layout"
+    coarse = replace(quiet.metrics, grid=2**16)
+    assert rule_on_descriptor("none", replace(quiet, metrics=coarse)) == "metrics_layout"
+
+
+NOISELESS = {
+    "no_privacy_accepted": (ACCEPTED_NONE[0][1], 'units = ["task"]'),
+    "exact_figures": ("allow_exact_figures = true", "allow_exact_figures = false"),
+    "thin_round": ("min_episodes_per_round = 128\n", ""),
+}
+
+
+@pytest.mark.parametrize("rule", NOISELESS)
+def test_a_run_without_noise_needs_more_than_the_modes_name(rule):
+    decision = check_plan(policy_of("exact", NOISELESS[rule]), plan=plan_of("exact"), site=SITE)
+    assert decision.rule == rule
+    said = {
+        "no_privacy_accepted": f'accept_no_privacy = "{NO_PRIVACY}"',
+        "exact_figures": "allow_exact_figures",
+        "thin_round": "limits.min_episodes_per_round",
+    }
+    assert said[rule] in decision.detail
+    assert not any(character.isdigit() for character in decision.public_reason)
+
+
+def test_one_task_tried_many_times_is_a_thin_round_too():
+    """Of all its tries one trajectory is kept: the floor is on tasks as well as on episodes."""
+    plan = plan_of("none", ("tries_per_task = 4", "tries_per_task = 128"))
+    decision = check_plan(policy_of("none"), plan=plan, site=SITE)
+    assert (decision.rule, "1 tasks are below" in decision.detail) == ("thin_round", True)
+    unnamed = policy_of("none", ("min_tasks_per_round = 32\n", ""))
+    assert rule_on_plan(unnamed, plan) == "thin_round"
+
+
+def test_a_plan_that_explores_nothing_is_the_thinnest_of_all():
+    silent = plan_of("none", ("tries_per_task = 4", "tries_per_task = 4\nexplore = false"))
+    assert rule_on_plan(policy_of("none"), silent) == "thin_round"
+
+
+@pytest.mark.parametrize("mode", ["silo", "record_local", "record_distributed", "composed"])
+def test_with_noise_a_policy_without_floors_goes_on_as_before(mode):
+    plan = plan_of(mode, ("tries_per_task = 4", "tries_per_task = 128"))
+    assert rule_on_plan(policy_of(mode), plan) == ACCEPTED
+    floor = ("[limits]", "[limits]\nmin_tasks_per_round = 2")
+    assert rule_on_plan(policy_of(mode, floor), plan) == "thin_round"
+
+
+@pytest.mark.parametrize("mode", PLANS)
+def test_a_silo_with_none_of_the_plans_environments_refuses_in_every_mode(mode):
+    elsewhere = replace(SITE, environments={"babyai": None})
+    decision = check_plan(policy_of(mode), plan=plan_of(mode), site=elsewhere)
+    assert decision.rule == "environments_served"
+    assert decision.public_reason == "this silo has none of the plan's environments"
+
+
+def test_the_constant_method_is_about_no_environment_tasks_or_episodes():
+    constant = ('method = "fed-se"', 'method = "constant"')
+    plan = plan_of("none", constant, ('environments = ["craft", "maze"]\n', ""))
+    methods = ('evolvers = ["fed-se"]', 'evolvers = ["constant"]')
+    policy = policy_of("none", methods, ("min_episodes_per_round = 128\n", ""))
+    nothing = replace(SITE, environments={})
+    assert check_plan(policy, plan=plan, site=nothing).rule == ACCEPTED
+
+
+def test_declared_tasks_are_held_against_each_environments_part_of_a_round():
+    """128 episodes of 4 tries are 32 tasks: all of one environment, or 16 of each of two."""
+
+    def rule(**environments):
+        site = replace(SITE, environments=environments)
+        return check_plan(policy_of("silo"), plan=plan_of("silo"), site=site).rule
+
+    assert rule(craft=32) == rule(craft=16, maze=16) == rule(craft=None, babyai=1) == ACCEPTED
+    assert rule(craft=31) == rule(craft=16, maze=15) == "declared_tasks"
+
+
 LOOSER_SPECS = {
+    "exact": ("clip_l2 = 2.0", "clip_l2 = 1.9"),
     "none": ("clip_l2 = 2.0", "clip_l2 = 1.9"),
     "silo": ("\nnoise_multiplier = 4.0", "\nnoise_multiplier = 4.5"),
     "record_local": ("sampling_rate = 0.25", "sampling_rate = 0.2"),
@@ -220,7 +313,7 @@ def test_noise_for_the_silo_on_top_needs_a_budget_of_its_own():
 def test_a_method_that_does_not_run_under_the_mode_is_refused_with_those_it_does(mode, monkeypatch):
     others = frozenset(MODES) - {mode}
     monkeypatch.setattr(policy_plan, "dp_compat_of", lambda _method: others)
-    decision = check_plan(policy_of(mode), plan=plan_of(mode), base_sha256=BASE)
+    decision = check_plan(policy_of(mode), plan=plan_of(mode), site=SITE)
     assert decision.rule == "evolver_dp_compat"
     assert all(other in decision.detail for other in MODES)
     assert "fed-se" not in decision.public_reason

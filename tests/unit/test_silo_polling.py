@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from secagg.errors import UnexpectedMessageError
+from silo_agent.daemon.polling import MAX_PAUSE_S, Polling, pause_s
 from silo_agent.errors import NotReadyError, PolicyRefusalError, TransportError
-from silo_agent.polling import MAX_PAUSE_S, Polling, pause_s
-from silo_agent.transport import Idle, Instruction
+from silo_agent.line.transport import Idle, Instruction
 
 LATE = TransportError("FAILED_PRECONDITION", reason="wrong_phase", refused=True)
 AWAY = TransportError("UNAVAILABLE")
@@ -18,7 +18,10 @@ AWAY = TransportError("UNAVAILABLE")
 class Loop:
     """A loop that answers ``polls`` polls with fresh ids at once, then stops."""
 
-    def __init__(self, *, polls, obey=lambda _i: False, answer=lambda n: Idle()):
+    def __init__(
+        self, *, polls, obey=lambda _i: False, answer=lambda n: Idle(), settle=lambda: None,
+        refuse=None,
+    ):  # fmt: skip
         self.asked, self.waited, self.failed, self.refused = [], [], [], []
         self._stopping = threading.Event()
         self._stopping.wait = lambda seconds=None: self.waited.append(seconds)
@@ -27,9 +30,9 @@ class Loop:
             SimpleNamespace(poll=self._poll),
             stopping=self._stopping,
             obey=obey,
-            refuse=self.refused.append,
+            refuse=refuse or self.refused.append,
             survive=lambda error, _instruction: self.failed.append(error),
-            settle=lambda: None,
+            settle=settle,
         ).serve()
 
     def _poll(self, last_id, *, wait_s):
@@ -51,6 +54,59 @@ def test_no_number_of_failures_ends_the_loop():
     assert loop.waited[:7] == [1, 2, 4, 8, 16, 30, 30]
     assert max(loop.waited) == MAX_PAUSE_S
     assert pause_s(10**9) == MAX_PAUSE_S
+
+
+DEFECTS = (RecursionError("deep"), MemoryError(), KeyError("x"), ValueError("y"), OSError(28, "z"))
+
+
+def raising(error):
+    """Something that fails whenever it is called."""
+
+    def call(*_arguments, **_named):
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("error", DEFECTS, ids=lambda error: type(error).__name__)
+def test_no_kind_of_failure_ends_the_loop(error):
+    """A coordinator that finds a defect in what obeys it stops nothing, and is paused for."""
+    loop = Loop(polls=6, obey=raising(error))
+    assert loop.failed == [error] * 6
+    assert loop.waited[:3] == [1, 2, 4]
+    assert loop.asked == ["", "1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("error", DEFECTS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("part", ["refuse", "settle"])
+def test_nor_does_a_failure_of_what_follows_an_instruction(part, error):
+    refusal = PolicyRefusalError(rule="rule", public_reason="policy", detail="")
+    loop = Loop(polls=3, obey=raising(refusal), **{part: raising(error)})
+    assert loop.failed == [error] * 3
+    assert loop.waited.count(1) == 3
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_whoever_stops_the_process_is_not_survived(stop):
+    with pytest.raises(stop):
+        Loop(polls=3, obey=raising(stop()))
+
+
+def test_a_failure_that_cannot_be_survived_ends_the_loop():
+    """The ledger failed and cannot be opened again: nothing may go on without it."""
+
+    def survive(error, _instruction):
+        raise error
+
+    with pytest.raises(MemoryError):
+        Polling(
+            SimpleNamespace(poll=raising(MemoryError())),
+            stopping=threading.Event(),
+            obey=lambda _i: True,
+            refuse=lambda _r: None,
+            survive=survive,
+            settle=lambda: None,
+        ).serve()
 
 
 def test_a_success_starts_the_pauses_anew():

@@ -8,23 +8,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from silo_policy_samples import PLAN, POLICY, edited, make_task
+from silo_policy_samples import COMPOSED, MODES, PLAN, POLICY, edited, make_task
 
 from chorale.v1 import membership_pb2, round_pb2
-from dp.charge import attempt_charges, epsilon_of
+from dp.accounting.charge import attempt_charges, epsilon_of
 from dp.config import Mode
-from dp.ledger import Ledger
-from federation.adapter import encode_adapter
-from federation.plan import Plan
+from dp.ledger.ledger import Ledger
+from federation.adapter.encoding import encode_adapter
+from federation.plan.plan import Plan
 from secagg import server
-from silo_agent import preview as preview_module
+from silo_agent.books.heard_runs import HeardRuns
+from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.cli.preview_text import lines
-from silo_agent.heard_runs import HeardRuns
-from silo_agent.local_store import ChainHead, LocalStore
-from silo_agent.preview import preview
-from silo_agent.preview_fields import CLEAR, FIELDS, MASKED, SEALED, SHARE
-from silo_agent.rehearsal import Rehearsal
-from silo_agent.transport import Coordinator
+from silo_agent.line.transport import Coordinator
+from silo_agent.views import preview as preview_module
+from silo_agent.views.fields import CLEAR, FIELDS, MASKED, SEALED, SHARE
+from silo_agent.views.preview import preview
+from silo_agent.views.rehearsal import Rehearsal
 from tests.unit.secagg_samples import signed_descriptor
 from tests.unit.silo_session_round import CLIP, DIMENSION, FIGURE, GRID, ME, Round, Wire
 
@@ -180,6 +180,43 @@ def test_clip_noise_block_and_charge_are_the_descriptors_and_the_plans(silo, one
     assert shown.charged == epsilon_of(attempt_charges(spec, step=0), 1e-5)
     assert shown.charged_by_run["silo"] > shown.charged["silo"] > 0
     assert shown.cohort == one.descriptor.cohort
+
+
+STEPS = (
+    "trained with noise, which is in it before it is masked: 3 steps a round, each on a part 0.25 "
+    "of the tasks, the gradient of each clipped to 2"
+)
+TRAINED = (STEPS, "and on their sum noise of 4 times that clip, 8; this silo alone adds all of it")
+UPDATE = {
+    "none": ["clipped to 2; no noise on the update: masks alone hide it, and the sum is exact"],
+    "silo": ["clipped to 2; any sum that can be opened holds noise of at least 8"],
+    "record_distributed": ["clipped to 2; any sum that can be opened holds noise of at least 8"],
+    "record_local": [
+        *TRAINED,
+        "clipped to 3; no more noise is added when it is masked",
+    ],
+    "composed": [
+        *TRAINED,
+        "clipped to 2; on top of that any sum that can be opened holds noise of at least 8",
+    ],
+}
+"""What is shown of the update in each mode, word for word."""
+
+
+@pytest.mark.parametrize("mode", UPDATE)
+def test_where_the_noise_on_the_update_is_stands_there_in_every_mode(silo, mode):
+    """Whoever approves a run reads this: noise of the training is noise on the update."""
+    composed = mode == "composed"
+    changes = (*MODES["record_local"], COMPOSED) if composed else MODES[mode]
+    toml = edited(PLAN, NO_MODEL, *changes).encode()
+    task = make_task(run_id="run-2", plan_sha256=hashlib.sha256(toml).digest())
+    HeardRuns(silo).hear(task, lambda: toml)
+    shown = preview(silo, "run-2")
+    text = list(lines(shown))
+    first = text.index("THE MASKED VECTOR") + 2
+    assert [line.strip() for line in text[first : first + len(UPDATE[mode])]] == UPDATE[mode]
+    assert ("no noise on the update" in "\n".join(text)) is (mode == "none")
+    assert (shown.trained_with is None) is (mode not in {"record_local", "composed"})
 
 
 def test_before_a_descriptor_what_is_not_known_is_said_to_be_so(silo):

@@ -5,18 +5,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from silo_policy_samples import BASE, PLAN, POLICY, edited, make_task
+from silo_policy_samples import BASE, PLAN, POLICY, SITE, edited, make_task
 
-from federation.plan import Plan
+from federation.plan.plan import Plan
 from secagg.suite import verification_key
-from silo_agent.daemon import Daemon
+from silo_agent.books.local_store import LocalStore
+from silo_agent.daemon.daemon import Daemon
+from silo_agent.daemon.gate import Gate
 from silo_agent.errors import ChainMismatchError
-from silo_agent.gate import Gate
-from silo_agent.local_store import LocalStore
+from silo_agent.follow.published import Published
+from silo_agent.line.transport import RoundClosed
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy_document import Policy
-from silo_agent.published import Published
-from silo_agent.transport import RoundClosed
+from silo_agent.policy.document import Policy
 from tests.unit.secagg_samples import COORDINATOR_KEY
 from tests.unit.test_silo_chain import RUN
 from tests.unit.test_silo_chain import Published as Wire
@@ -41,7 +41,7 @@ class Silo:
         daemon = self.daemon = Daemon.__new__(Daemon)
         policy = Policy.parse(POLICY.encode())
         daemon.gate = Gate(directory, policy, SiloMetrics())
-        daemon.work = SimpleNamespace(base_sha256=BASE)
+        daemon.work = SimpleNamespace(site=SITE, call_off=lambda: None)
         daemon.published = Published(
             coordinator=wire,
             identity=None,

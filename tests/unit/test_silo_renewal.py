@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from server.pki import CertificateAuthority
+from server.pki.authority import CertificateAuthority
 from silo_agent.errors import TransportError
-from silo_agent.identity import Identity
-from silo_agent.leaf import certificate_request
+from silo_agent.identity.identity import Identity
+from silo_agent.identity.leaf import certificate_request
+from silo_agent.identity.renewal import Chance, Renewal
 from silo_agent.metrics import SiloMetrics
-from silo_agent.renewal import Chance, Renewal
 
 DAY = 86400
 CA = CertificateAuthority.create("oncology")
@@ -248,7 +248,7 @@ def test_a_suspension_is_no_reason_to_go_back(world):
 
 
 def test_what_nobody_foresaw_is_counted_and_tried_again(world, monkeypatch):
-    monkeypatch.setattr("silo_agent.renewal.LOOK_S", 0.01)
+    monkeypatch.setattr("silo_agent.identity.renewal.LOOK_S", 0.01)
     world.now = world.begins + world.life_s * 0.6
     renewed, failures = threading.Event(), [ZeroDivisionError("nobody foresaw this")]
     honest = world.coordinator.answer

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from dp.errors import TooManyDebitsError
-from dp.ledger import Ledger
-from federation.task import ATTEMPTS_USED_UP
-from silo_agent.audit import AuditLog
-from silo_agent.local_store import LocalStore
-from silo_agent.refusal import refused_charge
-from silo_agent.reservation import Reservation
+from dp.ledger.ledger import Ledger
+from federation.chain.task import ATTEMPTS_USED_UP
+from silo_agent.books.audit import AuditLog
+from silo_agent.books.local_store import LocalStore
+from silo_agent.local_work.reservation import Reservation
+from silo_agent.policy.refusal import refused_charge
 from tests.unit.silo_record_plans import local_plan
 from tests.unit.test_silo_work import task_of
 

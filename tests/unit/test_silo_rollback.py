@@ -5,21 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from federation.adapter import encode_adapter
-from federation.audit_chain import ChainHead as AuditChainHead
-from federation.audit_head import COORDINATOR, require_follows, sign_head
+from federation.adapter.encoding import encode_adapter
+from federation.audit.head import COORDINATOR, require_follows, sign_head
+from federation.audit.lines import ChainHead as AuditChainHead
 from federation.errors import AuditHeadConflictError, ChainError, UpdateError
 from secagg.errors import Check
 from server.audit import AuditEvent, AuditLog
-from silo_agent.admission import require_head
-from silo_agent.chain import ChainFollower
+from silo_agent.books.local_store import LocalStore
+from silo_agent.daemon.admission import require_head
+from silo_agent.daemon.gate import Gate
 from silo_agent.errors import ChainMismatchError, PolicyFileError, PolicyRefusalError, SessionError
-from silo_agent.gate import Gate
-from silo_agent.local_store import LocalStore
+from silo_agent.follow.chain import ChainFollower
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy import check_rollback
-from silo_agent.policy_document import Policy
-from silo_agent.policy_proposal import write_default, write_for_plan
+from silo_agent.policy.document import Policy
+from silo_agent.policy.policy import check_rollback
+from silo_agent.policy.proposal import write_default, write_for_plan
 from tests.unit.federation_fixtures import lora, plan_of, record_plan
 from tests.unit.secagg_samples import COORDINATOR_KEY, make_descriptor, make_roster, signing_key
 from tests.unit.test_silo_chain import KEY, RUN, Published, kept_in, require_unmoved, sync

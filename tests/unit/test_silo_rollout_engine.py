@@ -7,15 +7,15 @@ import pytest
 import silo_tiny_base
 import torch
 
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import attach_lora, initial_adapter, write_adapter
-from silo_agent.envs.environment import Environment
-from silo_agent.envs.registry import make
-from silo_agent.rollout.engine import AdapterLoadError, Prompt, Sampling
-from silo_agent.rollout.episodes import EpisodeBatch, run_episodes
-from silo_agent.rollout.hf import HfEngine
-from silo_agent.rollout.sampling import draw, uniforms
-from silo_agent.trajectory import Task, group_by_task
+from evolution.envs.environment import Environment
+from evolution.envs.registry import make
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import attach_lora, initial_adapter, write_adapter
+from evolution.rollout.engine import AdapterLoadError, Prompt, Sampling
+from evolution.rollout.episodes import EpisodeBatch, run_episodes
+from evolution.rollout.hf import HfEngine
+from evolution.rollout.sampling import draw, uniforms
+from evolution.trajectory import Task, group_by_task
 
 RANK, ALPHA = 4, 8.0
 TASKS = [Task(environment="craft", task_id=1_008_000 + i) for i in range(10)]

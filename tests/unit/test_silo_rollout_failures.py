@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from silo_agent.envs.environment import Environment
-from silo_agent.rollout.engine import Generation
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.trajectory import Task
+from evolution.envs.environment import Environment
+from evolution.rollout.engine import Generation
+from evolution.rollout.episodes import run_episodes
+from evolution.trajectory import Task
 
 BAD = 5
 TASKS = [Task(environment="frail", task_id=index) for index in range(12)]

@@ -10,7 +10,7 @@ import pytest
 
 from dp.config import Mode
 from dp.errors import BudgetExceededError
-from dp.ledger import Ledger
+from dp.ledger.ledger import Ledger
 from secagg import client
 from secagg.client import Finished, RejectedSender
 from secagg.descriptor import AggregationId
@@ -360,7 +360,7 @@ def test_keys_that_could_not_be_advertised_are_wiped(rounds, monkeypatch):
         states.append(state)
         return state, bundle
 
-    monkeypatch.setattr("silo_agent.session.protocol.begin", noted)
+    monkeypatch.setattr("silo_agent.attempt.session.protocol.begin", noted)
     with pytest.raises(TransportError):
         one.open()
     (state,) = states

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from dp.config import Mode
-from dp.ledger import Ledger
+from dp.ledger.ledger import Ledger
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, VerificationError
+from silo_agent.attempt.unfinished import UnfinishedUploads
 from silo_agent.errors import SessionError
 from silo_agent.metrics import SiloMetrics
-from silo_agent.unfinished import UnfinishedUploads
 from tests.unit.silo_session_round import ME, Round
 
 IDENTITY = AggregationId(run_id="run-1", round=4, step=0, part=0, attempt=1)

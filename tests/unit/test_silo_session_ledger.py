@@ -5,10 +5,10 @@ import pytest
 
 from dp.config import Mode
 from dp.errors import LedgerCorruptError
-from dp.ledger import Ledger, LedgerEntry
+from dp.ledger.ledger import Ledger, LedgerEntry
 from secagg import client
 from secagg.descriptor import AggregationId
-from silo_agent.attempt import round_entry
+from silo_agent.books.ledger_names import round_entry
 from tests.unit.silo_session_round import Round, spec_of
 
 
@@ -47,7 +47,7 @@ def test_a_ledger_that_cannot_be_written_wipes_the_session(rounds, monkeypatch, 
     states = []
     begin = client.begin
     monkeypatch.setattr(
-        "silo_agent.session.protocol.begin",
+        "silo_agent.attempt.session.protocol.begin",
         lambda setup: [states.append(made := begin(setup)), made][1],
     )
 

@@ -5,11 +5,11 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from dp.charge import attempt_charges, epsilon_of
+from dp.accounting.charge import attempt_charges, epsilon_of
 from dp.config import Mode
 from dp.errors import TooManyUnitsError
-from dp.grid import Grid
-from dp.unit_sum import UnitSum
+from dp.noise.grid import Grid
+from dp.noise.unit_sum import UnitSum
 from secagg.descriptor import AggregationId
 from silo_agent.errors import NotReadyError
 from tests.unit.silo_session_round import CLIP, DIMENSION, GRID, Round, spec_of

@@ -10,8 +10,8 @@ import pytest
 
 from secagg.descriptor import AggregationId
 from secagg.messages import MaskedInputHeader
+from silo_agent.attempt.spool import Spool
 from silo_agent.errors import SpoolError
-from silo_agent.spool import Spool
 
 DESCRIPTOR = bytes(range(32))
 IDENTITY = AggregationId(run_id="run/1", round=3, step=0, part=0, attempt=1)

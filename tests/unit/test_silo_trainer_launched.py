@@ -26,17 +26,18 @@ import silo_tiny_base
 from safetensors.numpy import load_file
 from test_sft_step import ALPHA, EPISODES, PLAN, RANK, ROUNDING, apart
 
-from silo_agent.adapter.lora import initial_adapter
+from evolution.local_time import local_time
+from evolution.methods.evolver import EvolverSetupError
+from evolution.model.lora import initial_adapter
+from evolution.train import launched, launched_job
+from evolution.train import worker as train_worker
+from evolution.train.launched import LaunchedTrainer, WorkerError
+from evolution.train.launched_job import Job, JobError, read_job, read_result, write_job
+from evolution.train.rows import rows_of
+from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import SftReport
+from evolution.train.trainers import make_trainer
 from silo_agent.errors import LocalTimeError
-from silo_agent.evolve import launched, launched_job, train_worker
-from silo_agent.evolve.evolver import EvolverSetupError
-from silo_agent.evolve.launched import LaunchedTrainer, WorkerError
-from silo_agent.evolve.launched_job import Job, JobError, read_job, read_result, write_job
-from silo_agent.evolve.sft_rows import rows_of
-from silo_agent.evolve.trainer import SftReport
-from silo_agent.evolve.trainer_spec import TrainerSpec
-from silo_agent.evolve.trainers import make_trainer
-from silo_agent.local_time import local_time
 
 # The last of the batches of five holds one row: a process has none of it.
 ROWS = EPISODES[:11]
@@ -190,7 +191,7 @@ def test_a_failing_worker_is_told_without_data_and_changes_nothing(base, tmp_pat
     assert apart(trainer.adapter(), wrong) == 0.0
     assert list((tmp_path / "training").iterdir()) == []
     text = str(failure.value)
-    assert "train_worker FAILED" in text
+    assert "evolution.train.worker FAILED" in text
     assert len(text) < 5000
     tokens = ", ".join(map(str, ROWS[0].token_ids[:3]))
     assert tokens not in text

@@ -14,7 +14,7 @@ from secagg.errors import MalformedMessageError
 from secagg.messages import ConsistencySignature, KeyBundle
 from secagg.wire import identity_to_proto, key_bundle_to_proto
 from silo_agent.errors import TransportError
-from silo_agent.transport import Coordinator
+from silo_agent.line.transport import Coordinator
 
 IDENTITY = AggregationId(run_id="run-1", round=4, step=0, part=0, attempt=1)
 SIGNATURE = ConsistencySignature(silo_id="silo-000", signature=bytes(64))

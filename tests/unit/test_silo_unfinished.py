@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from dp.config import Mode
-from dp.ledger import Ledger, LedgerEntry
+from dp.ledger.ledger import Ledger, LedgerEntry
 from secagg.descriptor import AggregationId
 from secagg.messages import MaskedInputHeader
-from silo_agent.attempt import ledger_identity
+from silo_agent.attempt.spool import Spool
+from silo_agent.attempt.unfinished import UnfinishedUploads
+from silo_agent.books.ledger_names import ledger_identity
 from silo_agent.errors import TransportError
 from silo_agent.metrics import SiloMetrics
-from silo_agent.spool import Spool
-from silo_agent.unfinished import UnfinishedUploads
 
 ME = "silo-a"
 DESCRIPTOR = b"d" * 32

@@ -7,25 +7,26 @@ import time
 import numpy as np
 import pytest
 
-from dp.ledger import Ledger
-from federation.adapter import adapter_sha256, decode_adapter, encode_adapter
-from federation.layout import Layout
-from federation.plan import Plan
-from federation.record import AdapterRecord
-from federation.task import RoundTask
+from dp.ledger.ledger import Ledger
+from evolution.methods.constant import ConstantEvolver, constant_pattern
+from evolution.methods.evolver import EvolverSetupError
+from federation.adapter.encoding import adapter_sha256, decode_adapter, encode_adapter
+from federation.adapter.layout import Layout
+from federation.chain.record import AdapterRecord
+from federation.chain.task import RoundTask
+from federation.plan.plan import Plan
 from secagg.descriptor import MetricsLayout
-from silo_agent.alone import evolve_alone
-from silo_agent.audit import AuditLog
-from silo_agent.chain import Head
+from silo_agent.books.audit import AuditLog
+from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
+from silo_agent.daemon.gate import Gate
 from silo_agent.errors import LocalStoreError, TransportError
-from silo_agent.evolve.constant import constant_pattern
-from silo_agent.finished_work import FinishedWork
-from silo_agent.gate import Gate
-from silo_agent.local_store import LocalStore
+from silo_agent.follow.chain import Head
+from silo_agent.local_work.alone import evolve_alone
+from silo_agent.local_work.finished import FinishedWork
+from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy_document import Policy
-from silo_agent.work import LocalWork
+from silo_agent.policy.document import Policy
 from tests.unit import server_world_plan as sw
 
 VALUE = 0.125
@@ -241,8 +242,13 @@ def test_rolora_delta_covers_the_trained_factor_alone(silo):
     assert done.delta.shape == (done.layout.dimension,)
 
 
-def test_a_failing_method_looks_like_any_other_round(silo, capsys):
-    one = silo(value="not a number")
+def test_a_failing_method_looks_like_any_other_round(silo, monkeypatch, capsys):
+    def fails(_self, _work):
+        # Also where the method says that it is configuration: by now it has seen data.
+        raise EvolverSetupError("no layer can be recomputed")
+
+    monkeypatch.setattr(ConstantEvolver, "evolve", fails)
+    one = silo()
     call = one.start()
     assert call["families"] == ("constant",)
     done = one.work.finished("run-1", 1)

@@ -7,16 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp.charge import epsilon_of, training_charges
+from dp.accounting.charge import epsilon_of, training_charges
 from dp.errors import BudgetExceededError, LedgerCorruptError, ReceiptError
-from dp.ledger import Ledger
-from silo_agent.approvals import Approvals, Word
-from silo_agent.audit import AuditLog
+from dp.ledger.ledger import Ledger
+from evolution.methods.constant import ConstantEvolver
+from evolution.methods.evolver import Evolution, EvolverSetupError
+from evolution.methods.registry import make_evolver
+from federation.plan.plan import Plan
+from silo_agent.books.audit import AuditLog
+from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError, PolicyRefusalError
-from silo_agent.evolve.constant import ConstantEvolver
-from silo_agent.evolve.evolver import Evolution
-from silo_agent.local_store import LocalStore
-from silo_agent.reservation import Reservation
+from silo_agent.local_work.reservation import Reservation
+from silo_agent.policy.approvals import Approvals, Word
+from tests.unit import server_world_plan as swp
 from tests.unit.silo_record_plans import local_plan, stepped_plan
 from tests.unit.test_silo_work import WorkingSilo, head_of, plan_of, task_of
 
@@ -200,8 +203,13 @@ def test_a_ledger_that_fails_refuses_and_is_opened_again_by_the_next_task(silo, 
     assert spent(one) == pytest.approx(COST)
 
 
-@pytest.mark.parametrize("plan", [PLAN, stepped_plan()], ids=["local", "distributed"])
-def test_a_configuration_that_cannot_run_protected_is_refused_and_costs_nothing(silo, plan):
+@pytest.mark.parametrize(
+    "plan",
+    [PLAN, stepped_plan(), plan_of(), Plan.parse(swp.plan_toml(mode="silo", noise=1.0))],
+    ids=["local", "distributed", "none", "silo"],
+)
+def test_a_configuration_that_cannot_run_is_refused_in_every_mode_and_costs_nothing(silo, plan):
+    """Its zeros would count towards a sum that is about the others."""
     one = silo(value="not a number")
     one.ask(plan)
     (said,) = one.refused
@@ -234,6 +242,92 @@ def test_tasks_in_turns_train_and_charge_each_round_once(silo, monkeypatch):
             one.start_and_settle(run_id=run_id)
     assert one.ledger.head()[0] <= 2
     assert any(one.work.finished(run_id, 1) for run_id in ("run-1", "run-2"))
+
+
+def test_a_round_that_is_over_before_exploring_begins_is_not_charged(silo, monkeypatch):
+    """Others may have refused the plan: while this silo sets its method up, the run has ended."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(name, setup):
+        begun.set()
+        assert go_on.wait(10)
+        return make_evolver(name, setup)
+
+    monkeypatch.setattr("silo_agent.local_work.work.make_evolver", slow)
+    one = silo()
+    one.work.start(task=task_of(), plan=PLAN, head=head_of())
+    assert begun.wait(10)
+    one.work.call_off()
+    go_on.set()
+    one.settle()
+    assert (one.ledger.head()[0], one.reports.calls, one.refused) == (0, [], [])
+    assert one.errors() == 0
+    # The coordinator asks again, and the round is worked on and charged once.
+    one.ask()
+    assert spent(one) == pytest.approx(COST)
+    one.ask()
+    assert spent(one) == pytest.approx(COST)
+
+
+def test_work_that_was_called_off_holds_up_no_other(silo, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(name, setup):
+        begun.set()
+        assert go_on.wait(10)
+        return make_evolver(name, setup)
+
+    monkeypatch.setattr("silo_agent.local_work.work.make_evolver", slow)
+    padded = PLAN.rounds.model_copy(update={"ready_after_s": 600, "ready_deadline_s": 900})
+    one = silo()
+    one.work.start(task=task_of(), plan=PLAN.model_copy(update={"rounds": padded}), head=head_of())
+    assert begun.wait(10)
+    one.work.call_off()
+    go_on.set()
+    one.settle()
+    assert one.reports.calls == []
+
+
+def test_a_method_that_was_closed_for_another_run_is_made_anew(silo, monkeypatch):
+    """What is closed explores nothing: its zeros would count, or be charged, for ever."""
+    made, broken = [], []
+
+    def make(name, setup):
+        if broken:
+            raise EvolverSetupError("not with this plan")
+        made.append(make_evolver(name, setup))
+        return made[-1]
+
+    monkeypatch.setattr("silo_agent.local_work.work.make_evolver", make)
+    one = silo()
+    one.ask()
+    broken.append(True)
+    one.start_and_settle(run_id="run-2")
+    broken.clear()
+    one.start_and_settle(round=2)
+    assert len(made) == 2
+    assert len(one.refused) == 1
+
+
+def test_a_round_that_is_explored_is_charged_whatever_the_coordinator_says_meanwhile(
+    silo, monkeypatch
+):
+    """How long exploring takes is data: a charge that could be called off would tell it."""
+    begun, go_on, honest = threading.Event(), threading.Event(), ConstantEvolver.evolve
+
+    def slow(self, work):
+        begun.set()
+        assert go_on.wait(10)
+        return honest(self, work)
+
+    monkeypatch.setattr(ConstantEvolver, "evolve", slow)
+    one = silo()
+    one.work.start(task=task_of(), plan=PLAN, head=head_of())
+    assert begun.wait(10)
+    one.work.call_off()
+    go_on.set()
+    one.settle()
+    assert spent(one) == pytest.approx(COST)
 
 
 def test_queued_work_is_neither_done_nor_charged_after_a_stop(silo, monkeypatch):

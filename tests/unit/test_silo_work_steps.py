@@ -5,13 +5,13 @@ import threading
 import numpy as np
 import pytest
 
-import dp.sgd
+import dp.steps.sgd
 from dp.errors import TooManyUnitsError
-from dp.unit_sum import UnitSum
-from federation.plan import Plan
+from dp.noise.unit_sum import UnitSum
+from evolution.methods.constant import ConstantEvolver, constant_pattern
+from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, MetricsLayout
 from silo_agent.errors import NotReadyError, SessionError
-from silo_agent.evolve.constant import ConstantEvolver, constant_pattern
 from tests.unit import server_world_plan as swp
 from tests.unit.secagg_samples import make_descriptor, make_roster
 from tests.unit.silo_record_plans import STEPS, stepped_plan
@@ -132,7 +132,7 @@ def test_every_attempt_draws_its_own_sample(silo):
 
 def test_a_unit_that_fails_is_null_and_all_others_stay(silo, monkeypatch):
     """Else one unit's presence would move the sum by as much as all units together."""
-    honest = dp.sgd.unit_sum
+    honest = dp.steps.sgd.unit_sum
 
     class Failing:
         def __init__(self, backend):
@@ -152,8 +152,8 @@ def test_a_unit_that_fails_is_null_and_all_others_stay(silo, monkeypatch):
         bad = {**rows_of, population[2]: ("bad",)}
         return honest(population, bad, backend=Failing(backend), **options)
 
-    monkeypatch.setattr(dp.sgd, "poisson_sample", lambda population, q, s: tuple(population))
-    monkeypatch.setattr("silo_agent.evolve.constant.unit_sum", with_a_bad_unit)
+    monkeypatch.setattr(dp.steps.sgd, "poisson_sample", lambda population, q, s: tuple(population))
+    monkeypatch.setattr("evolution.methods.constant.unit_sum", with_a_bad_unit)
     found = sum_of(silo, 0).result(10)
     assert found.null_units == 1
     assert units_in(found) == UNITS - 1
@@ -181,7 +181,7 @@ def test_the_future_of_a_sum_always_ends(silo, monkeypatch):
         patch.setattr(silo.work, "_seed", fail)
         assert units_in(sum_of(silo, 0).result(10)) == 0
     with monkeypatch.context() as patch:
-        patch.setattr("silo_agent.work.shared_layout_of", fail)
+        patch.setattr("silo_agent.local_work.work.shared_layout_of", fail)
         with pytest.raises(OSError, match="unreadable"):
             sum_of(silo, 0).result(10)
     silo.work.close()

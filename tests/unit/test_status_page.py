@@ -63,7 +63,7 @@ def test_a_run_in_progress_answers_the_four_questions(running):
     assert "deadline in 4 min 08:04:00 UTC" in text
     assert "Round 13 of 20 maze-and-wordle-4f2a is running" in text
     assert "75 % of the run's cap; 12 of 22 charged releases" in text
-    assert "Silos heard of 5 of 5 a sum needs 3" in text
+    assert "Silos heard of 5 of 5 a round needs 3" in text
 
 
 def test_rounds_say_only_what_did_not_go_as_it_should(running):
@@ -87,22 +87,22 @@ def test_provenance_is_short_with_the_whole_digest_at_hand(running):
 
 def test_figures_stand_with_their_standard_error(running):
     text = seen(running).text
-    assert re.search(r"maze 6\d\.\d % ± 2\.2", text)
+    assert re.search(r"maze 6\d\.\d ± 2\.2 %", text)
     assert "Agreement κ 0.588 ± 0.04" in text
     descriptions = " ".join(seen(running).texts)
-    assert re.search(r"From round 1 to 12: lowest 3\d\.\d % ± 2\.2, highest", descriptions)
+    assert re.search(r"From round 1 to 12: lowest 3\d\.\d ± 2\.2 %, highest", descriptions)
 
 
 def test_below_noise_is_a_dash_with_its_reason_and_a_gap(coordinator):
     known = {"success": {"maze": (0.4, 0.1)}, "agreement": 0.5, "agreement_error": 0.1}
-    lost = {"success": {"maze": (math.nan, math.inf)}}
+    lost = {"success": {"maze": (math.nan, math.inf)}, "agreement_error": math.inf}
     a_run_with(coordinator, known, known, lost)
     text = seen(coordinator).text
     assert "maze —" in text
-    assert "below noise now; 40.0 % ± 10.0 in round 2" in text
+    assert "below noise now; 40.0 ± 10.0 % in round 2" in text
     assert "Agreement κ —" in text
     assert "Spread ζ̂² —" in text
-    assert "below noise: the noise is larger than the figure" in text
+    assert "not reported: no sum tells it" in text
     assert "nan" not in text.lower()
     assert not re.search(r"[ML ]-?(nan|inf)", coordinator.html())
     # Two points make one line; nothing is drawn to the third.
@@ -114,7 +114,8 @@ def test_a_scale_ends_at_a_round_number_above_every_band(coordinator):
     spread = {"heterogeneity": 0.000031, "heterogeneity_error": 0.000002}
     a_run_with(coordinator, {**spread, "agreement": 1.2, "agreement_error": 0.1})
     tops = re.findall(r'class="top"[^>]*>([^<]*)<', coordinator.html())
-    assert tops == ["2", "5e−5", "5"]
+    # κ ends at 1 whatever the noise did.
+    assert tops == ["1", "5e−5", "5"]
 
 
 def test_where_nothing_was_above_the_noise_there_is_no_scale(coordinator):
@@ -256,6 +257,7 @@ def test_a_run_of_real_sessions_is_seen_as_it_goes(tmp_path, monkeypatch):
 def test_of_a_silo_there_is_what_a_relay_knows(running):
     assert {field.name for field in dataclasses.fields(SiloView)} == {
         "silo_id", "state", "alive", "last_seen_unix_s", "certificate_end_unix_s", "waited",
+        "dropouts_in_a_row",
     }  # fmt: skip
     # What a silo declares is not shown as its own either.
     running.store.silos.set_families("hospital-a", ("a-family-of-one-silo",))

@@ -12,11 +12,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client import CollectorRegistry
 
-from federation.address import split_address
-from federation.probe_tls import ProbeTls
-from federation.probes import Probes
-from server.pki import CertificateAuthority, Leaf, der
-from server.status_page import page, status_page
+from ops.address import split_address
+from ops.probes.server import Probes
+from ops.probes.tls import ProbeTls
+from server.pki.authority import CertificateAuthority, Leaf, der
+from server.status_page import page
+from server.status_page.serve import status_page
 from server.store.federation import FederationRow
 from tests.unit import status_page_samples as samples
 

@@ -204,12 +204,12 @@ def test_many_who_look_are_one_who_asks(running, monkeypatch):
     first = pages(samples.request())
     assert pages(samples.request()) is first
     assert pages(samples.request("/?hold")) is not first
-    monkeypatch.setattr("server.status_page.FRESH_S", 0.0)
+    monkeypatch.setattr("server.status_page.serve.FRESH_S", 0.0)
     assert pages(samples.request()) is not first
 
 
 def test_nobody_waits_for_ever_for_somebody_elses_page(running, monkeypatch):
-    monkeypatch.setattr("server.status_page.PATIENCE_S", 0.05)
+    monkeypatch.setattr("server.status_page.serve.PATIENCE_S", 0.05)
     pages = running.pages
     with pages.__self__._lock:
         answer = pages(samples.request())

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from server.figures import RoundFigures
+from server.members.presence import SiloState
 from server.phase import Phase
 from server.status_page.picture import Figure, Release
 from server.status_page.verdict import CERTIFICATE_S, Level, judge
@@ -120,6 +121,35 @@ def test_too_few_silos_are_worse_than_a_silent_one(picture):
     assert alerts(idle) == ["SiloSilent"]
 
 
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.QUEUED])
+def test_a_roster_that_cannot_fill_the_run_is_an_alarm_though_nobody_is_silent(picture, state):
+    """Revoked, suspended and gone silos are not silent, and a round waits for them in vain."""
+    line = replace(picture.run.line, state=state)
+    gone = with_run(picture, line=line)
+    for index, out in enumerate((SiloState.REVOKED, SiloState.SUSPENDED)):
+        gone = with_silo(gone, index, state=out, alive=False)
+    assert alerts(gone) == []
+    gone = with_silo(gone, 2, state=SiloState.LEFT, alive=False)
+    (concern,) = judge(gone).concerns
+    assert (concern.alert, judge(gone).level) == ("SecAggBelowThreshold", Level.ALARM)
+    assert concern.what == (
+        "Only 2 of the 3 silos that a round needs are heard of; 3 of the roster may take no part "
+        "now."
+    )
+    assert concern.command == "chorale silo list"
+
+
+def test_a_silo_that_is_lost_again_and_again_is_watched(picture):
+    lost = with_silo(picture, 0, dropouts_in_a_row=2)
+    assert alerts(lost) == ["SiloDroppingOut"]
+    assert alerts(with_silo(picture, 0, dropouts_in_a_row=1)) == []
+    out = with_silo(picture, 0, dropouts_in_a_row=3, state=SiloState.SITTING_OUT)
+    (concern,) = judge(out).concerns
+    assert (concern.alert, concern.level) == ("SiloDroppingOut", Level.WATCH)
+    assert picture.silos[0].silo_id in concern.what
+    assert "chorale silo reinstate SILO" in concern.advice
+
+
 def test_a_silo_that_may_take_no_part_concerns_nobody(tmp_path):
     made = samples.in_a_run(tmp_path)
     made.enrol("gone", seen_s=None, certificate_s=-DAY_S, left=True)
@@ -153,6 +183,15 @@ def test_a_skipped_round_is_watched_until_the_next_sum(picture):
     assert alerts(with_run(picture, releases=(*picture.run.releases, last))) == [
         "SecAggBelowThreshold"
     ]
+
+
+def test_a_quarantined_round_is_an_alarm_until_the_next_sum(picture):
+    last = replace(picture.run.releases[-1], round=99, outcome="quarantined")
+    spoiled = with_run(picture, releases=(*picture.run.releases, last))
+    assert alerts(spoiled) == ["SumQuarantined"]
+    assert judge(spoiled).level is Level.ALARM
+    after = replace(last, round=100, outcome="aggregated")
+    assert alerts(with_run(picture, releases=(*spoiled.run.releases, after))) == []
 
 
 def success(*values):

@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
-from federation.transcript_file import encode_transcript
+from federation.transcript.file import encode_transcript
 from server.cli.main import app
 from tests.unit.secagg_samples import ROOT_KEY, signing_key
 from tests.unit.transcript_samples import changed_sum, cut, released
@@ -27,14 +27,12 @@ def files(tmp_path):
 
 
 def call(files, *arguments, root="root.pub", transcript="good.json"):
-    done = CliRunner().invoke(
-        app,
-        [
-            *("verify-transcript", str(files / transcript), "--root-key", str(files / root)),
-            *(*arguments, "--format", "json"),
-        ],
-    )
-    return done.exit_code, json.loads(done.stdout), done.stderr
+    """Both ways: the exit code, the envelope, and what people see on stdout."""
+    words = ("verify-transcript", str(files / transcript), "--root-key", str(files / root))
+    done = CliRunner().invoke(app, [*words, *arguments, "--format", "json"])
+    shown = CliRunner().invoke(app, [*words, *arguments])
+    assert shown.exit_code == done.exit_code
+    return done.exit_code, json.loads(done.stdout), shown.stdout
 
 
 def test_a_good_transcript_prints_a_line_for_each_check(files):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from federation.record import AdapterRecord
-from federation.sums import encode_sum, sum_sha256
-from federation.transcript import Outcome, Transcript
+from federation.chain.record import AdapterRecord
+from federation.chain.sums import encode_sum, sum_sha256
+from federation.transcript.transcript import Outcome, Transcript
 from secagg.decode import centred_lift
 from secagg.suite import verification_key
 from tests.simulation.secagg_cohort import NO_DROPS, Cohort

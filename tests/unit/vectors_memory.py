@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.adapter import adapter_header
-from federation.layout import Layout, TensorSpec
-from federation.record import AdapterRecord
+from federation.adapter.encoding import adapter_header
+from federation.adapter.layout import Layout, TensorSpec
+from federation.chain.record import AdapterRecord
 from secagg.descriptor import AggregationId
-from server.aggregation import aggregate
-from server.blobs import BlobStore
-from server.descriptor import build_descriptor
-from silo_agent.chain import ChainFollower
-from silo_agent.local_store import LocalStore
+from server.run.aggregation import aggregate
+from server.run.descriptor import build_descriptor
+from server.store.blobs.directory import BlobStore
+from silo_agent.books.local_store import LocalStore
+from silo_agent.follow.chain import ChainFollower
 from tests.unit.federation_fixtures import plan_of
 from tests.unit.secagg_samples import (
     COORDINATOR_KEY,
@@ -53,7 +53,6 @@ def make(directory, coordinates):
         for start in range(0, layout.dimension, TILE):
             size = min(TILE, layout.dimension - start)
             file.write(draw.integers(-50, 51, size).astype("<i4").tobytes())
-        file.write(np.array([100], "<i4").tobytes())
 
 
 def parts(path):

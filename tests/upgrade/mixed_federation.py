@@ -20,6 +20,16 @@ from lab.loopback import LoopbackFederation
 from tests.integration import constant_federation as cf
 from tests.upgrade.installations import Installation
 
+EXACT = {
+    "mode": "record_local",
+    "noise": 2.0,
+    "extra": "[privacy.record]\nsampling_rate = 0.5\nexpected_units = 8\nsteps_per_round = 4\n"
+    f"delta_clip_l2 = {cf.CLIP}\n",
+}
+"""The constant vector needs no noisy steps and its sum has no noise: it can be told to the bit."""
+POLICY = cf.policy_toml(modes='["silo", "record_local", "record_distributed"]')
+"""Without mode ``none``, in which the previous release takes no part: it does not know the keys."""
+
 
 @dataclass(kw_only=True, slots=True)
 class MixedFederation(LoopbackFederation):
@@ -62,7 +72,7 @@ def founded(
         loopback.start_coordinator()
         for silo_id in silos:
             loopback.enrol(silo_id)
-            cf.configure(loopback, silo_id)
+            cf.configure(loopback, silo_id, policy=POLICY)
         if silos:
             loopback.publish_roster(colluding=1)
         yield loopback

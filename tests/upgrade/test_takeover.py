@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.integration import constant_federation as cf
-from tests.upgrade.mixed_federation import copied, founded, require_exact, start_silos
+from tests.upgrade.mixed_federation import EXACT, copied, founded, require_exact, start_silos
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("upgrade")]
 
@@ -91,7 +91,7 @@ def test_this_version_takes_over(tmp_path, installations, before):
         assert {step["name"]: step["outcome"] for step in steps}["versions"] == "ok"
         # The next run begins with the adapter that the last one ended with.
         started = cf.published(loopback, known["adapter"])
-        plan_file, adapter = cf.write_run(loopback, cf.plan_toml(rounds=1))
+        plan_file, adapter = cf.write_run(loopback, cf.plan_toml(rounds=1, **EXACT))
         digest = known["adapter"]
         shutil.copyfile(loopback.data_dir / "adapters" / digest[:2] / digest, adapter)
         run_id = loopback.start_run(plan_file, adapter, token="after")
@@ -153,7 +153,9 @@ def test_a_copy_from_before_the_upgrade_goes_back(tmp_path, installations, befor
         there.installations["coordinator"] = previous
         there.start_coordinator()
         start_silos(there, SILOS, "gone back")
-        run_id = there.start_run(*cf.write_run(there, cf.plan_toml(rounds=1)), token="back")
+        run_id = there.start_run(
+            *cf.write_run(there, cf.plan_toml(rounds=1, **EXACT)), token="back"
+        )
         status, rounds = cf.watch_to_end(there, run_id)
         assert status["run"]["state"] == "finished", status
         require_exact(there, rounds, cf.flat(cf.initial_tensors()), SILOS)

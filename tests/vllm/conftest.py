@@ -35,8 +35,8 @@ def server(base, tmp_path_factory):
 
 @pytest.fixture
 def engine(server, base, tmp_path):
-    from silo_agent.rollout.engines import make_engine
-    from silo_agent.rollout.spec import EngineSpec
+    from evolution.rollout.engines import make_engine
+    from evolution.rollout.spec import EngineSpec
 
     spec = EngineSpec(
         kind="openai",

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import attach_lora, initial_adapter, write_adapter
-from silo_agent.envs.registry import make
-from silo_agent.envs.tasks import Split
-from silo_agent.rollout.engine import AdapterLoadError, Prompt, Sampling
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.hf import HfEngine
-from silo_agent.rollout.openai_http import Request
-from silo_agent.rollout.openai_reply import models_of
-from silo_agent.trajectory import Task
+from evolution.envs.registry import make
+from evolution.envs.tasks import Split
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import attach_lora, initial_adapter, write_adapter
+from evolution.rollout.engine import AdapterLoadError, Prompt, Sampling
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.hf import HfEngine
+from evolution.rollout.openai.http import Request
+from evolution.rollout.openai.reply import models_of
+from evolution.trajectory import Task
 
 RANK, ALPHA = 8, 16.0
 NATS = 5e-5

@@ -8,15 +8,15 @@ import pytest
 from conftest import PYTHON
 from vllm_server import VllmServer
 
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs.registry import make
-from silo_agent.envs.tasks import Split
-from silo_agent.rollout.engine import Prompt, RolloutError, Sampling
-from silo_agent.rollout.engines import make_engine
-from silo_agent.rollout.episodes import run_episodes
-from silo_agent.rollout.openai_errors import EngineUnreachableError
-from silo_agent.rollout.spec import EngineSpec
-from silo_agent.trajectory import Task
+from evolution.envs.registry import make
+from evolution.envs.tasks import Split
+from evolution.model.lora import initial_adapter
+from evolution.rollout.engine import Prompt, RolloutError, Sampling
+from evolution.rollout.engines import make_engine
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.openai.errors import EngineUnreachableError
+from evolution.rollout.spec import EngineSpec
+from evolution.trajectory import Task
 
 
 @pytest.mark.parametrize("outage", ["pause", "kill"])

@@ -1,6 +1,6 @@
 """What leaves a federation, served: the exported adapter beside its base, and both as one model.
 
-The directory is the one `chorale adapter export` writes (`federation.export`), named on the
+The directory is the one `chorale adapter export` writes (`federation.adapter.export`), named on the
 server's command line as its README says. Answers are compared with peft's own on the same tokens.
 """
 
@@ -17,14 +17,14 @@ from conftest import PYTHON
 from peft import PeftModel
 from vllm_server import VllmServer
 
-from federation.export import write_peft_adapter
+from evolution.envs.registry import make
+from evolution.envs.tasks import Split
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import initial_adapter
+from evolution.rollout.conversation import ChatFormat
+from evolution.rollout.hf import HfEngine
+from federation.adapter.export import write_peft_adapter
 from lab.serving.merge import merge, read_adapter_at
-from silo_agent.adapter.causal_lm import load_base
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs.registry import make
-from silo_agent.envs.tasks import Split
-from silo_agent.rollout.conversation import ChatFormat
-from silo_agent.rollout.hf import HfEngine
 
 RANK, ALPHA = 8, 16.0
 NEW_TOKENS = 12

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dp.ledger import Ledger
-from silo_agent.adapter.lora import initial_adapter
-from silo_agent.envs import registry
+from dp.ledger.ledger import Ledger
+from evolution.envs import registry
+from evolution.model.lora import initial_adapter
 from tests.unit import silo_record_round, silo_tiny_base
 from tests.unit.silo_record_round import ALPHA, LOCAL, RANK
 

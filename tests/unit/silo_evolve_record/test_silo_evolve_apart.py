@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from silo_agent.evolve import descend, fed_se
-from silo_agent.evolve.evolver import EvolverSetupError
-from silo_agent.evolve.expert import EXPERT_ROUND
-from silo_agent.trajectory import Step, Task, Trajectory
+from evolution.methods import descend, fed_se
+from evolution.methods.evolver import EvolverSetupError
+from evolution.methods.expert import EXPERT_ROUND
+from evolution.trajectory import Step, Task, Trajectory
 from tests.unit.silo_record_round import LOCAL, SHARED, population, step_work, summed, work
 
 SURE = dataclasses.replace(SHARED, record=dataclasses.replace(SHARED.record, sampling_rate=1.0))

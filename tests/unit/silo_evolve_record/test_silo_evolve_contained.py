@@ -8,12 +8,12 @@ import sqlite3
 import numpy as np
 import pytest
 
-from silo_agent.buffer import SuccessBuffer
-from silo_agent.envs.catalogue import Catalogue
-from silo_agent.evolve import fed_se
-from silo_agent.evolve.evolver import EvolverSetupError
-from silo_agent.evolve.sft import TrajectoryLoss
-from silo_agent.rollout.spec import EngineSpec
+from evolution.envs.catalogue import Catalogue
+from evolution.memory.buffer import SuccessBuffer
+from evolution.methods import fed_se
+from evolution.methods.evolver import EvolverSetupError
+from evolution.rollout.spec import EngineSpec
+from evolution.train.sft import TrajectoryLoss
 from tests.unit.silo_record_round import (
     LOCAL,
     SHARED,

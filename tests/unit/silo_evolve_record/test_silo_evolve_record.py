@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dp.units import UnitId
-from silo_agent.evolve.evolver import EvolverSetupError
+from dp.steps.units import UnitId
+from evolution.methods.evolver import EvolverSetupError
 from tests.unit.silo_record_round import (
     LOCAL,
     SHARED,

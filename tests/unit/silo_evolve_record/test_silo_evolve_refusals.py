@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dp.errors import ReceiptError, TooManyUnitsError
-from silo_agent.evolve.evolver import Assignment, EvolveError, EvolverSetupError, LocalPrivacy
+from evolution.methods.evolver import Assignment, EvolveError, EvolverSetupError, LocalPrivacy
 from tests.unit.silo_record_round import (
     LOCAL,
     SHARED,
@@ -90,12 +90,29 @@ def test_what_would_couple_units_is_refused(make_silo, adapter, ledger, spec):
     assert silo._buffer.explored(round_index=9) == []
 
 
-def test_a_round_has_as_many_distinct_tasks_as_planned_or_none(make_silo, adapter, ledger):
+def test_how_many_tasks_a_silo_has_refuses_nothing(make_silo, adapter, ledger):
+    """A refusal would tell the number, a plan at a time; each task is a unit once all the same."""
     few = make_silo(name="few", assignments=(Assignment(environment="small"),))
-    with pytest.raises(EvolverSetupError, match="distinct"):
-        few.evolve(work(adapter, ledger)[0])
-    few.evolve(work(adapter, ledger, episodes=10)[0])
+    one, reserved = work(adapter, ledger)
+    assert one.settings.episodes // one.settings.tries_per_task > 5
+    evolution = few.evolve(one)
     assert len(population(few).units) == 5
+    assert evolution.episodes == {"small": 5 * one.settings.tries_per_task}
+    assert reserved[0].steps_left == 0
+    empty = make_silo(name="empty", assignments=(Assignment(environment="small"),))
+    empty._environments["small"].task_ids = lambda *_, **__: ()
+    one, reserved = work(adapter, ledger, round_index=1)
+    assert any(delta.any() for delta in empty.evolve(one).delta.values())
+    assert reserved[0].steps_left == 0
+
+
+def test_an_environment_that_cannot_be_made_refuses(make_silo):
+    """That something is not installed is no data, and its zeros would count towards a sum."""
+    with pytest.raises(EvolverSetupError, match="nowhere"):
+        make_silo(name="gone", assignments=(Assignment(environment="nowhere"),))
+
+
+def test_more_environments_than_the_plan_has_tasks_are_refused(make_silo, adapter, ledger):
     both = (Assignment(environment="coin"), Assignment(environment="small"))
     with pytest.raises(EvolverSetupError, match="no task each"):
         make_silo(name="both", assignments=both).evolve(work(adapter, ledger, episodes=2)[0])

@@ -20,6 +20,10 @@
 - name: CHORALE_SILO_PROBES_KEY
   value: /etc/chorale/probes-tls/tls.key
 {{- end }}
+{{- if .probesToken.existingSecret }}
+- name: CHORALE_SILO_PROBES_TOKEN_FILE
+  value: /etc/chorale/probes-token/token
+{{- end }}
 {{- range $key, $value := .settings }}
 - name: CHORALE_SILO_{{ $key }}
   value: {{ $value | quote }}

@@ -1,0 +1,1 @@
+"""Noisy gradient steps over protected units: sampling, per-unit gradients, clipping."""

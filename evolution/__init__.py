@@ -1,0 +1,1 @@
+"""The agent: environments, model, rollouts, memory, training and methods of self-evolution."""

@@ -1,0 +1,1 @@
+"""The shop: products, ranking, goals and WebShop's reward."""

@@ -1,0 +1,91 @@
+"""The seam every environment sits behind: Gymnasium's signature, with text.
+
+Invariants:
+
+1. ``reset(task_id)`` fully decides the episode: the same id and the same actions give the same
+   observations, on every silo.
+2. Any string is a legal argument of ``step``. An action the environment does not understand costs a
+   step and is answered by an observation; the action's text is never echoed back.
+3. ``step`` reports ``truncated`` on step ``max_steps`` unless the episode terminated there.
+4. Whether an episode succeeded is the environment's own rule, ``success(info)``; nobody compares
+   rewards from the outside.
+5. Observations of the built-in environments use a closed vocabulary (``vocabulary``) and at most
+   ``MAX_OBSERVATION_WORDS`` words.
+
+Covered: text environments, one episode at a time per object. Not covered: remote environment
+servers (adapters implement this same class).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from evolution.envs.tasks import Shard, Split, label_index, shard_index, task_range
+
+__all__ = ["MAX_OBSERVATION_WORDS", "Environment", "Info", "ScriptedEnvironment"]
+
+MAX_OBSERVATION_WORDS = 64
+
+Info = dict[str, Any]
+
+
+class Environment(ABC):
+    """One family of tasks; an object plays one episode at a time."""
+
+    name: ClassVar[str]
+    family: ClassVar[str]  # the public name, used for metrics and clusters
+    max_steps: ClassVar[int]
+    labels: ClassVar[tuple[str, ...]]  # values of the attribute tasks are dealt out by
+    vocabulary: ClassVar[frozenset[str]] = frozenset()  # empty: open vocabulary
+
+    @property
+    @abstractmethod
+    def instruction(self) -> str:
+        """What the agent is told once, before the first observation."""
+
+    @abstractmethod
+    def reset(self, task_id: int) -> tuple[str, Info]:
+        """Start the episode of a task; return its first observation."""
+
+    @abstractmethod
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Play one action; return observation, reward, terminated, truncated, info."""
+
+    @abstractmethod
+    def success(self, info: Info) -> bool:
+        """Whether the episode that ended with this info counts as solved."""
+
+    def task_ids(self, split: Split, *, shard: Shard | None = None) -> Sequence[int]:
+        """The task ids of a split, or of one shard of it."""
+        return task_range(split, labels=len(self.labels), shard=shard)
+
+    def task_label(self, task_id: int) -> str:
+        """The label of a task."""
+        return self.labels[label_index(task_id, labels=len(self.labels))]
+
+    def task_subject(self, task_id: int) -> str:  # noqa: ARG002  # tasks are nobody's by default
+        """Whose data a task is made of; empty if nobody's. A subject is one unit of "user"."""
+        return ""
+
+    def shard_of(self, task_id: int, count: int) -> int:
+        """Which of ``count`` shards owns the label of a task."""
+        return shard_index(task_id, labels=len(self.labels), count=count)
+
+    def close(self) -> None:  # noqa: B027  # most environments hold nothing to release
+        """Release whatever the environment holds."""
+
+
+class ScriptedEnvironment(Environment):
+    """An environment that can also be played without a model, to make demonstrations."""
+
+    @abstractmethod
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """A good next action in the current state."""
+
+    @abstractmethod
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Any action the environment understands in the current state."""

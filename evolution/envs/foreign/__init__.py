@@ -1,0 +1,1 @@
+"""Environments that others serve or wrote: AgentGym, OpenEnv, Gymnasium."""

@@ -1,0 +1,340 @@
+"""What an operator says about one foreign environment: ``[foreign."kind:alias"]`` of silo.toml.
+
+Invariants:
+
+1. Every table is frozen, strict and closed; every text and number is bounded.
+2. A server is reached on loopback or with TLS. The protocols have no authentication and the reward
+   is the label that is trained on, so nobody in between may read or change it.
+3. Success has no default. Which figure decides it, and from where on, is the operator's to say.
+4. The splits never share a task: seeds come from disjoint ranges, listed tasks may not repeat.
+
+Covered: the three kinds ``openenv``, ``agentgym`` and ``gym``. Not covered: reading silo.toml
+(``silo_agent/foreign_config.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from evolution.envs.errors import ShardError, TaskIdError
+from evolution.envs.tasks import SPLIT_SIZE, Shard, Split, label_index, task_range
+from ops.address import is_loopback
+
+__all__ = [
+    "ACTION",
+    "KINDS",
+    "AgentGymSpec",
+    "ForeignSpec",
+    "GymSpec",
+    "OpenEnvSpec",
+    "ServerSpec",
+    "SuccessRule",
+    "TaskTable",
+    "kind_of",
+]
+
+ACTION = "{action}"
+"""Where the agent's text goes in an action's template."""
+MAX_INDEX = 2**31 - 1
+
+_KIND = re.compile(r"(openenv|agentgym|gym):([a-z0-9][a-z0-9._-]{0,63})")
+_ENTRY = re.compile(r"[A-Za-z_][\w.]{0,127}:[A-Za-z_]\w{0,63}")
+_RESERVED_FAMILIES = frozenset({"other"})
+
+Text = Annotated[str, Field(min_length=1, max_length=4_000)]
+Label = Annotated[str, Field(min_length=1, max_length=64)]
+Key = Annotated[str, Field(min_length=1, max_length=64)]
+Family = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$")]
+Count = Annotated[int, Field(ge=0, le=SPLIT_SIZE)]
+Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]
+Listed = Annotated[tuple[Index, ...], Field(max_length=100_000)]
+Bound = Annotated[float, Field(ge=-1e9, le=1e9)]
+Constants = dict[Key, Any]
+
+
+def kind_of(name: str) -> tuple[str, str]:
+    """Kind and alias of a foreign environment's name.
+
+    Args:
+        name: For example ``openenv:calendar``.
+
+    Returns:
+        ``openenv`` and ``calendar``.
+
+    Raises:
+        ValueError: The name has another form.
+    """
+    match = _KIND.fullmatch(name)
+    if match is None:
+        raise ValueError(
+            f"{name!r} is not kind:alias; kinds: {', '.join(KINDS)}; alias: lower-case letters, "
+            "digits, '.', '_', '-'"
+        )
+    return match[1], match[2]
+
+
+class _Section(BaseModel):
+    """One table: frozen, strict, closed."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class SuccessRule(_Section):
+    """``success``: exactly one of three ways to tell that an episode was solved."""
+
+    reward_at_least: Bound | None = None
+    """The last step's reward is at least this."""
+    return_at_least: Bound | None = None
+    """The sum of the episode's rewards is at least this."""
+    info: Key | None = None
+    """The last step's info has this key, and it is true (``gym`` only)."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [self.reward_at_least, self.return_at_least, self.info]
+        if sum(rule is not None for rule in given) != 1:
+            raise ValueError("give exactly one of reward_at_least, return_at_least and info")
+        return self
+
+
+class TaskTable(_Section):
+    """``tasks``: which of the environment's own tasks belong to which split.
+
+    Counts deal consecutive tasks out, in the order pretrain, train, held_out, from ``first`` on.
+    Lists name them. Without the table every task id is a seed of its own.
+    """
+
+    first: Index = 0
+    """Where counting starts."""
+    pretrain: Count | Listed = 0
+    """Tasks that a base model may have seen."""
+    train: Count | Listed
+    """Tasks that silos explore."""
+    held_out: Count | Listed
+    """Tasks that everybody is judged on."""
+
+    @model_validator(mode="after")
+    def _disjoint(self) -> Self:
+        parts = (self.pretrain, self.train, self.held_out)
+        listed = [index for part in parts if isinstance(part, tuple) for index in part]
+        if listed and any(isinstance(part, int) and part for part in parts):
+            raise ValueError("give counts for all splits or lists for all splits")
+        if listed and self.first:
+            raise ValueError("first goes with counts")
+        if len(set(listed)) != len(listed):
+            raise ValueError("a task is listed twice; the splits must not share a task")
+        if not self.size(Split.TRAIN):
+            raise ValueError("there are no tasks to train on")
+        return self
+
+    def size(self, split: Split) -> int:
+        """How many tasks a split has."""
+        part = self._part(split)
+        return part if isinstance(part, int) else len(part)
+
+    def index(self, split: Split, position: int) -> int:
+        """The environment's own number of a split's task."""
+        part = self._part(split)
+        if isinstance(part, tuple):
+            return part[position]
+        earlier = list(Split)[: list(Split).index(split)]
+        return self.first + sum(self.size(other) for other in earlier) + position
+
+    def _part(self, split: Split) -> int | tuple[int, ...]:
+        if split is Split.PRETRAIN:
+            return self.pretrain
+        return self.train if split is Split.TRAIN else self.held_out
+
+
+class ForeignSpec(_Section):
+    """What all kinds have in common."""
+
+    name: Annotated[str, Field(exclude=True)]
+    """How plans name it; the key of the table, not a key in it."""
+    instruction: Text
+    """What the agent is told once."""
+    family: Family
+    """Public name in metrics and clusters; silo.toml's reader takes the alias when absent."""
+    max_steps: Annotated[int, Field(ge=1, le=1_000)]
+    """Steps after which an episode is cut off."""
+    success: SuccessRule
+    """When an episode counts as solved."""
+    labels: Annotated[tuple[Label, ...], Field(min_length=1, max_length=64)] = ("all",)
+    """What tasks are dealt out and reported by: a split's tasks carry them in turn."""
+    tasks: TaskTable | None = None
+    """Which tasks there are; every task id is a seed when absent."""
+    actions: Annotated[tuple[Label, ...], Field(max_length=256)] = ()
+    """Words for numbered actions, in their order; without them the agent's text is the action."""
+
+    @field_validator("family")
+    @classmethod
+    def _free(cls, value: str) -> str:
+        if value in _RESERVED_FAMILIES:
+            raise ValueError(f"the family {value!r} is reserved")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for field, words in (("labels", self.labels), ("actions", self.actions)):
+            if len(set(words)) != len(words):
+                raise ValueError(f"{field}: a word is there twice")
+        if SPLIT_SIZE % len(self.labels):
+            raise ValueError(
+                f"labels: {len(self.labels)} of them do not divide a split of {SPLIT_SIZE} tasks"
+            )
+        return self
+
+    def task_ids(self, split: Split, shard: Shard | None) -> range:
+        """The task ids of a split, or of one shard of it.
+
+        Raises:
+            ShardError: The labels cannot be dealt out evenly over that many shards.
+        """
+        ids = task_range(split, labels=len(self.labels), shard=shard)
+        if self.tasks is None:
+            return ids
+        start = list(Split).index(split) * SPLIT_SIZE
+        return range(ids.start, start + self.tasks.size(split), ids.step)
+
+    def task_index(self, task_id: int) -> int:
+        """The environment's own seed or number of a task.
+
+        Raises:
+            TaskIdError: The task is in no split.
+        """
+        label_index(task_id, labels=len(self.labels))
+        if self.tasks is None:
+            return task_id
+        part, position = divmod(task_id, SPLIT_SIZE)
+        split = list(Split)[part]
+        if position >= self.tasks.size(split):
+            raise TaskIdError(f"{self.name} has no task {task_id}")
+        return self.tasks.index(split, position)
+
+    def require_shard(self, count: int) -> None:
+        """Refuse a number of shards that the labels cannot be dealt out over.
+
+        Raises:
+            ShardError: It does not divide the number of labels.
+        """
+        if len(self.labels) % count:
+            raise ShardError(f"{self.name}: {len(self.labels)} labels over {count} shards")
+
+
+class ServerSpec(ForeignSpec):
+    """A server on loopback or behind TLS."""
+
+    url: Annotated[str, Field(min_length=1, max_length=512)]
+    """Where it listens."""
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+    """For one whole answer, connecting included."""
+    max_message_bytes: Annotated[int, Field(ge=1024, le=1 << 24)] = 1 << 20
+    """Largest answer."""
+
+    @model_validator(mode="after")
+    def _no_info(self) -> Self:
+        if self.success.info is not None:
+            raise ValueError("success: this protocol has no info; use a reward")
+        return self
+
+
+class OpenEnvSpec(ServerSpec):
+    """``openenv:``, the WebSocket of an OpenEnv server."""
+
+    action: Annotated[Constants, Field(max_length=32)]
+    """The action as the server's schema wants it; the text ``{action}`` stands for the agent's."""
+    observation: Annotated[tuple[Key, ...], Field(min_length=1, max_length=16)]
+    """Fields of the observation that the agent sees; with one of them, its bare value."""
+    task_key: Key = "seed"
+    """Name of the task's number in the reset message."""
+    reset: Constants = Field(default={}, max_length=32)
+    """What else the reset message carries."""
+
+    @field_validator("url")
+    @classmethod
+    def _private(cls, value: str) -> str:
+        return _require_private(value, plain="ws", tls="wss")
+
+    @field_validator("action")
+    @classmethod
+    def _one_place(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if _places(value) != 1:
+            raise ValueError(f'exactly one value must be "{ACTION}"')
+        return value
+
+
+class AgentGymSpec(ServerSpec):
+    """``agentgym:``, the HTTP server of an AgentGym environment."""
+
+    server: Literal["babyai", "maze", "standard", "textcraft", "webshop", "wordle"]
+    """Which of their dialects it speaks."""
+
+    @field_validator("url")
+    @classmethod
+    def _private(cls, value: str) -> str:
+        return _require_private(value, plain="http", tls="https").rstrip("/")
+
+    @model_validator(mode="after")
+    def _texts(self) -> Self:
+        if self.actions:
+            raise ValueError("actions: AgentGym servers take text")
+        return self
+
+
+class GymSpec(ForeignSpec):
+    """``gym:``, a Gymnasium environment in this process: code that the operator installed."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """A registered Gymnasium id."""
+    entry_point: Annotated[str, Field(max_length=200)] | None = None
+    """``module:attribute``, called with ``options``; instead of an id."""
+    options: Constants = Field(default={}, max_length=32)
+    """Arguments of the environment."""
+    observation: Annotated[tuple[Key, ...], Field(max_length=16)] = ()
+    """Keys of a dictionary observation that the agent sees; empty for a bare text."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.id is None) == (self.entry_point is None):
+            raise ValueError("give either id or entry_point")
+        if self.entry_point is not None and _ENTRY.fullmatch(self.entry_point) is None:
+            raise ValueError("entry_point is not module:attribute")
+        return self
+
+
+KINDS: dict[str, type[ForeignSpec]] = {
+    "agentgym": AgentGymSpec,
+    "gym": GymSpec,
+    "openenv": OpenEnvSpec,
+}
+"""The spec of each kind."""
+
+
+def _places(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_places, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_places, value))
+    return int(value == ACTION)
+
+
+def _require_private(url: str, *, plain: str, tls: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"not a URL: {error}") from error
+    if parts.scheme not in {plain, tls} or not host or port == 0:
+        raise ValueError(f"not a {plain}:// or {tls}:// URL")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ValueError("a user, a password, a query or a fragment has no place here")
+    if parts.scheme == plain and not is_loopback(host):
+        raise ValueError(
+            f"{plain}:// to {host!r} leaves this machine unprotected, and the protocol has no "
+            f"authentication: use {tls}:// or a server on loopback"
+        )
+    return url

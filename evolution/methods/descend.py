@@ -1,0 +1,96 @@
+"""The charged steps of ``record_local``, and what is found out before they are paid for.
+
+Adam along noisy sums of clipped unit gradients (``dp.steps.sgd``, ``Trainer.descend``); with nobody
+to learn from they are noise, as without data.
+
+Covered: one round. Not covered: ``record_distributed``, where each step is an aggregation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dp.config import PrivacySpec
+from dp.errors import PrivacyError
+from dp.steps.sgd import DpStep
+from evolution.local_time import require_time
+from evolution.methods.evolver import EvolverSetupError, Work
+from evolution.methods.population import Population
+from evolution.methods.protection import require_steps
+from evolution.train.trainer import Trainer
+from ops.tracing.spans import spanned
+
+__all__ = ["descend", "require_descent"]
+
+
+def require_descent(
+    trainer: Trainer, work: Work, spec: PrivacySpec, *, gradient_backend: str
+) -> None:
+    """Find out before anything is played or charged what would fail every step.
+
+    Args:
+        trainer: Reset to the global adapter.
+        work: The round.
+        spec: With record settings.
+        gradient_backend: A key of ``dp.steps.grads.BACKENDS``.
+
+    Raises:
+        EvolverSetupError: The steps cannot be taken, or the model has no gradient per unit.
+    """
+    names = sorted(work.trainable)
+    require_steps(spec, sum(work.adapter[name].size for name in names))
+    try:
+        trainer.gradients(names, backend=gradient_backend)
+    except PrivacyError as error:
+        raise EvolverSetupError(f"this model has no gradient per unit: {error}") from error
+
+
+@spanned("train")
+def descend(
+    trainer: Trainer,
+    work: Work,
+    spec: PrivacySpec,
+    population: Population,
+    *,
+    gradient_backend: str,
+) -> dict[str, float]:
+    """Take the steps.
+
+    Args:
+        trainer: Reset to the global adapter.
+        work: The round, with what charges the ledger.
+        spec: With record settings.
+        population: Who may be sampled.
+        gradient_backend: A key of ``dp.steps.grads.BACKENDS``.
+
+    Returns:
+        Figures of the silo's own.
+
+    Raises:
+        EvolverSetupError: There is no ledger to charge.
+    """
+    if work.privacy is None or work.privacy.reserve is None or spec.record is None:
+        raise EvolverSetupError("record_local charges the ledger before it trains: no ledger")
+    if not work.settings.learn:
+        return {"optimiser_steps": 0.0}
+    names = sorted(work.trainable)
+    backend = trainer.gradients(names, backend=gradient_backend)
+    step = DpStep(receipt=work.privacy.reserve(), dimension=backend.dimension, backend=backend)
+    steps = spec.record.steps_per_round
+
+    def direction() -> np.ndarray:
+        require_time()
+        return step.gradient(population.units, population.rows_of)
+
+    trainer.descend(
+        names,
+        direction,
+        steps=steps,
+        learning_rate=work.settings.learning_rate,
+    )
+    return {
+        "null_units": float(step.null_units),
+        "optimiser_steps": float(steps),
+        "population": float(len(population.units)),
+        "units_with_rows": float(len(population.rows_of)),
+    }

@@ -1,0 +1,333 @@
+"""The seam every self-evolution method sits behind. No torch.
+
+A method receives the global adapter and returns the difference it would like to make. Invariants:
+
+1. ``evolve`` starts from exactly ``Work.adapter``, bit for bit; nothing learned locally survives a
+   round except through the silo's own stores (buffer, memory, personal adapter). Factors that are
+   not shared at all may be the silo's own: they are not in ``Work.trainable``.
+2. The delta names exactly ``Work.trainable`` and is float32. Without anything to learn from it is
+   zero, except under ``record_local``, where it is what the noise alone does. A method never leaves
+   early because of what its data look like; where units are protected, a failure that one unit can
+   cause costs that unit alone its part.
+3. The same work on the same stores gives the same delta, except where noise protects it.
+4. ``Evolution.metrics`` stay in the silo. Only ``episodes`` and ``successes`` go into the masked
+   metrics block.
+5. The privacy that a work asks for is the one that the method was set up with. Under
+   ``record_local`` nothing is trained before ``LocalPrivacy.reserve`` has returned; under
+   ``record_distributed`` ``evolve`` explores and stores only, and ``unit_sum`` answers each step.
+
+Errors::
+
+    EvolveError
+    ├── EvolverSetupError      the method cannot run with this configuration; never caused by data
+    └── UnknownEvolverError    no method is registered under that name
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from dp.config import PrivacySpec
+from dp.ledger.receipt import TrainingReceipt
+from dp.noise.unit_sum import UnitSum
+from evolution.envs.catalogue import BUILT_IN, Catalogue
+from evolution.envs.tasks import Shard
+from evolution.rollout.spec import EngineSpec
+from evolution.train.schedule import Schedule
+from evolution.train.spec import TrainerSpec
+
+__all__ = [
+    "Assignment",
+    "Evaluation",
+    "EvaluationRow",
+    "Evolution",
+    "EvolveError",
+    "EvolveSettings",
+    "Evolver",
+    "EvolverSetup",
+    "EvolverSetupError",
+    "LocalPrivacy",
+    "StepWork",
+    "UnknownEvolverError",
+    "Work",
+]
+
+DP_MODES = frozenset({"none", "silo", "record_local", "record_distributed"})
+
+
+class EvolveError(Exception):
+    """Base of everything a method can fail with."""
+
+
+class EvolverSetupError(EvolveError):
+    """The method cannot run with this configuration."""
+
+
+class UnknownEvolverError(EvolveError):
+    """No method is registered under the requested name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvolveSettings:
+    """The plan's ``[evolve]`` settings: equal on every silo."""
+
+    episodes: int = 128
+    """Episodes explored per silo and round, all tries counted."""
+    tries_per_task: int = 4
+    """Tries per task; the shortest success of a task is what is learned from."""
+    temperature: float = 1.0
+    """Of exploration."""
+    max_new_tokens: int = 8
+    """Longest answer per turn."""
+    rollout_batch: int = 64
+    """Episodes played at once."""
+    window: int = 1
+    """Rounds of the buffer that are trained on; 0 means all."""
+    best_per_task: bool = True
+    """Train on the shortest success of each task only."""
+    epochs: int = 2
+    """Passes over the training set."""
+    batch_size: int = 8
+    """Trajectories per optimiser step."""
+    learning_rate: float = 3e-3
+    """Of AdamW, at the start of each round."""
+    learning_rate_schedule: Schedule = "constant"
+    """What becomes of it within a round."""
+    grad_clip_l2: float = 1.0
+    """Gradients are scaled down to this norm."""
+    max_sequence_tokens: int = 1024
+    """Longer trajectories are not trained on."""
+    packing: bool = False
+    """Several units in one training sequence; no method here does that, so only False runs."""
+    task_sampling: str = "uniform"
+    """How tasks are drawn; every other way would tell what was learned from which task."""
+    explore: bool = True
+    """False is the control that plays nothing new."""
+    learn: bool = True
+    """False is the control that changes nothing."""
+    use_expert: bool = True
+    """Whether demonstrations that the operator gave are always part of the training set."""
+    proximal_mu: float = 0.0
+    """μ of FedProx (arXiv 1812.06127): the loss plus μ/2·‖φ − φ_t‖²; 0 leaves it out."""
+    seed: int = 0
+    """Of the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalPrivacy:
+    """What protects the units of a round, and how it is paid for."""
+
+    spec: PrivacySpec
+    """The plan's."""
+    reserve: Callable[[], TrainingReceipt] | None = None
+    """``record_local`` only: charges the round's steps durably and returns their receipt. Called
+    once, after exploring and before the first step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """One round's task for a method."""
+
+    round: int
+    """Counted from 0."""
+    adapter: Mapping[str, np.ndarray]
+    """The global adapter: all factors, float32, by peft name."""
+    adapter_sha256: str
+    """Its identity."""
+    trainable: frozenset[str]
+    """Names the delta is about; the other factors stay as they are."""
+    settings: EvolveSettings
+    """From the plan."""
+    seed: int
+    """This silo's own; with the run's seed and the round it decides every draw."""
+    privacy: LocalPrivacy | None = None
+    """What protects the round's units; None where no unit inside the silo is protected."""
+    correction: Mapping[str, np.ndarray] | None = None
+    """SCAFFOLD's c − c_k (arXiv 1910.06378), added to every gradient; needs no protected units."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+    """One release of ``record_distributed``: the sum of clipped unit gradients at an adapter."""
+
+    round: int
+    """Counted like ``Work.round``; ``evolve`` has explored it."""
+    step: int
+    """Index of the release inside the round, from 0."""
+    adapter: Mapping[str, np.ndarray]
+    """The adapter at that step: all factors, float32, by peft name."""
+    adapter_sha256: str
+    """Its identity."""
+    names: tuple[str, ...]
+    """The trainable tensors in the order of the flat vector."""
+    trainable: frozenset[str]
+    """The same names as a set; the other factors stay as they are."""
+    settings: EvolveSettings
+    """From the plan."""
+    seed: int
+    """This silo's own."""
+    spec: PrivacySpec
+    """The plan's, with its record settings."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evolution:
+    """What a method made of a round."""
+
+    delta: dict[str, np.ndarray]
+    """Local minus global, float32, over the trainable names."""
+    episodes: dict[str, int]
+    """Episodes finished per family."""
+    successes: dict[str, int]
+    """Those that were solved."""
+    metrics: dict[str, float]
+    """Local figures; never leave the silo."""
+    duration_s: dict[str, float]
+    """Seconds per stage."""
+    mean_gradient: dict[str, np.ndarray] | None = None
+    """Mean of the uncorrected gradients along the way, where ``Work.correction`` was given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A request to judge an adapter on held-out tasks."""
+
+    round: int
+    """For the record."""
+    adapter: Mapping[str, np.ndarray]
+    """All factors; empty judges the bare base model."""
+    adapter_sha256: str
+    """Its identity."""
+    episodes: int = 208
+    """Held-out tasks per environment, in the order of the split, which deals labels out evenly."""
+    first_task: int = 0
+    """Where in the split they start; with the same start everyone is judged on the same tasks."""
+    temperatures: tuple[float, ...] = (1.0, 0.0)
+    """Each task is played once at each."""
+    shards: int = 1
+    """How many silos the labels are dealt out over, to tell own tasks from others'."""
+    max_new_tokens: int = 8
+    """Longest answer per turn."""
+    seed: int = 0
+    """Decides every draw."""
+    personal: bool = False
+    """Judge this silo's personal adapter (or the global one with its personal factors) instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRow:
+    """Counts for one label of one environment at one temperature."""
+
+    environment: str
+    """The environment's name."""
+    label: str
+    """The task label, for example the item to craft."""
+    shard: int
+    """The shard that owns the label."""
+    temperature: float
+    """0 is greedy."""
+    episodes: int
+    """Episodes finished."""
+    successes: int
+    """Those that were solved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """An environment a silo explores, and which part of its tasks."""
+
+    environment: str
+    """A name of the silo's catalogue."""
+    shard: Shard | None = None
+    """All tasks when absent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvolverSetup:
+    """What a silo gives a method once, at start."""
+
+    assignments: tuple[Assignment, ...] = ()
+    """What the silo explores."""
+    judged: tuple[str, ...] = ()
+    """Environments it is judged on; those of the assignments when empty."""
+    base_dir: Path | None = None
+    """The base model."""
+    state_dir: Path | None = None
+    """Where the silo keeps its stores."""
+    expert_file: Path | None = None
+    """The demonstrations that the operator imported, if any: a buffer of its own, for all runs."""
+    rank: int = 8
+    """LoRA r."""
+    alpha: float = 16.0
+    """LoRA α."""
+    dtype: str = "float32"
+    """Of the base weights."""
+    threads: int = 1
+    """Of torch."""
+    catalogue: Catalogue = BUILT_IN
+    """The environments this silo has."""
+    engine: EngineSpec = field(default_factory=EngineSpec)
+    """What plays its episodes."""
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    """What it trains on."""
+    privacy: PrivacySpec | None = None
+    """The plan's; None for work whose result never leaves the silo. In the record-level modes every
+    work must carry the same spec, so that nobody forgets it."""
+    options: Mapping[str, str | int | float] = field(default_factory=dict)
+    """The method's own; each method names those it knows and refuses others."""
+
+
+class Evolver(ABC):
+    """One self-evolution method, for the life of a daemon."""
+
+    name: ClassVar[str]
+    """Its key in the registry."""
+    dp_compat: ClassVar[frozenset[str]]
+    """The privacy modes it may run under, out of ``DP_MODES``; the silo refuses the others. What
+    ``registry.dp_compat_of`` says without torch."""
+
+    @abstractmethod
+    def evolve(self, work: Work) -> Evolution:
+        """Explore, select and train; see the module's invariants.
+
+        Raises:
+            EvolverSetupError: The configuration does not allow it; told in public, so it comes
+                before exploring and before ``LocalPrivacy.reserve``.
+        """
+
+    def unit_sum(self, work: StepWork) -> UnitSum:
+        """The sum of clipped unit gradients of one step; for ``record_distributed``.
+
+        Each call draws a new sample of units, also for the same step: a release that is amplified
+        by sampling may not reuse its sample.
+
+        Raises:
+            EvolveError: The method has no per-unit gradients.
+        """
+        raise EvolveError(f"{self.name} has no per-unit gradients (step {work.step})")
+
+    @abstractmethod
+    def evaluate(self, work: Evaluation) -> list[EvaluationRow]:
+        """Judge an adapter on held-out tasks; learns nothing and stores nothing."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, int]:
+        """Counters since the silo joined, ready for JSON."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from what ``state_dict`` returned before a restart."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Local gauges for the silo's own ``/metrics``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release models and stores."""

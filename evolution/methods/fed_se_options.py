@@ -1,0 +1,122 @@
+"""The options of Fed-SE: a silo's own choices, from ``[fed-se]`` of its ``silo.toml``.
+
+========================== ============= ===========================================================
+``buffer_capacity``        20000         Most successes kept. Refused where units are protected,
+                                         because one task would push out another's.
+``buffer_capacity_per_task`` no limit    Most successes kept of one task.
+``gradient_backend``       ``loop``      ``loop``, ``hooks``, ``functorch``: ``dp.steps.grads``.
+``success_filter``         ``on``        ``off`` imitates everything that was played, solved or not:
+                                         the paper's ablation. Refused where units are protected.
+``personal``               ``off``       ``ditto``, ``finetune`` or ``fedsa``: an adapter of the
+                                         silo's own (``evolution/methods/personal/personal.py``).
+``personal_lambda``        0.1           Ditto's λ.
+``personal_epochs``        the plan's    Passes of Ditto and of fine-tuning.
+========================== ============= ===========================================================
+
+Invariants: an option of the wrong type or range, one that nothing knows and one that would have no
+effect are refused; none of them can come from a plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self, cast
+
+from dp.steps.grads import BACKENDS
+from evolution.methods.evolver import EvolverSetup, EvolverSetupError
+from evolution.methods.protection import protected, require_setup_apart
+
+__all__ = ["FedSeOptions", "PersonalKind"]
+
+PersonalKind = Literal["off", "ditto", "finetune", "fedsa"]
+_KINDS: tuple[PersonalKind, ...] = ("off", "ditto", "finetune", "fedsa")
+_TRAINED_APART = ("ditto", "finetune")
+_DEFAULT_CAPACITY = 20_000
+_DEFAULT_LAMBDA = 0.1
+
+Options = Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FedSeOptions:
+    """See the module."""
+
+    buffer_capacity: int | None
+    """None where units are protected."""
+    buffer_capacity_per_task: int | None
+    """None for no limit."""
+    gradient_backend: str
+    """A key of ``dp.steps.grads.BACKENDS``."""
+    success_filter: bool
+    """Whether only successes are imitated."""
+    personal: PersonalKind
+    """Which adapter of its own the silo keeps."""
+    personal_lambda: float
+    """Ditto's λ; 0 for fine-tuning."""
+    personal_epochs: int | None
+    """None for the plan's number."""
+
+    @classmethod
+    def of(cls, setup: EvolverSetup) -> Self:
+        """Read and check the options of a set-up.
+
+        Raises:
+            EvolverSetupError: An option is unknown, has a value it cannot have, has no effect, or
+                couples protected units.
+        """
+        options = setup.options
+        unknown = set(options) - {*cls.__dataclass_fields__}
+        if unknown:
+            raise EvolverSetupError(f"fed-se has no option {min(unknown)!r}")
+        backend = _one_of(options, "gradient_backend", "loop", tuple(BACKENDS))
+        require_setup_apart(setup, backend=backend)
+        guarded = protected(setup.privacy) is not None
+        kind = cast("PersonalKind", _one_of(options, "personal", "off", _KINDS))
+        if guarded and kind == "fedsa":
+            raise EvolverSetupError(
+                "personal 'fedsa' keeps factors that were trained on the data without noise, and "
+                "what is uploaded would depend on them beyond what is charged: use 'ditto'"
+            )
+        for name, kinds in (("personal_lambda", ("ditto",)), ("personal_epochs", _TRAINED_APART)):
+            if name in options and kind not in kinds:
+                raise EvolverSetupError(f"{name} has no effect with personal {kind!r}")
+        filtered = _one_of(options, "success_filter", "on", ("on", "off")) == "on"
+        if guarded and not filtered:
+            raise EvolverSetupError("success_filter 'off' is an ablation without protected units")
+        return cls(
+            buffer_capacity=None
+            if guarded
+            else _count(options, "buffer_capacity", _DEFAULT_CAPACITY),
+            buffer_capacity_per_task=_count(options, "buffer_capacity_per_task", None),
+            gradient_backend=backend,
+            success_filter=filtered,
+            personal=kind,
+            personal_lambda=_lambda(options) if kind == "ditto" else 0.0,
+            personal_epochs=_count(options, "personal_epochs", None),
+        )
+
+
+def _one_of(options: Options, name: str, default: str, known: tuple[str, ...]) -> str:
+    value = options.get(name, default)
+    if value not in known:
+        raise EvolverSetupError(f"there is no {name} {value!r}; known: {', '.join(known)}")
+    return str(value)
+
+
+def _count(options: Options, name: str, default: int | None) -> int | None:
+    value = options.get(name, default)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise EvolverSetupError(f"{name} is a whole number from 1, not {value!r}")
+    return value
+
+
+def _lambda(options: Options) -> float:
+    value = options.get("personal_lambda", _DEFAULT_LAMBDA)
+    number = math.nan if isinstance(value, bool | str) else float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise EvolverSetupError(f"personal_lambda is a number from 0, not {value!r}")
+    return number

@@ -1,0 +1,99 @@
+"""Imitating a training set as a plan's settings say, and what that has no room for.
+
+Covered: plain training with FedProx (arXiv 1812.06127, μ/2·‖φ − φ_t‖²) and SCAFFOLD's correction
+(arXiv 1910.06378). Not covered: the noisy steps of the record-level modes
+(``Trainer.descend``). They take clipped gradients of units and nothing else, so both of these
+are refused there instead of being left out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dp.config import PrivacySpec
+from evolution.methods.evolver import EvolverSetupError, EvolveSettings, Work
+from evolution.methods.explore import Stream, round_seed
+from evolution.train.settings import SftSettings
+from evolution.train.trainer import SftReport, Trainer
+from evolution.trajectory import Trajectory
+from ops.tracing.spans import spanned
+
+__all__ = ["figures_of", "imitate", "require_plain_gradients"]
+
+
+@spanned("train")
+def imitate(
+    trainer: Trainer,
+    trajectories: Sequence[Trajectory],
+    work: Work,
+    *,
+    trainable: frozenset[str],
+) -> SftReport:
+    """Train the adapter that the trainer holds; one that may not learn is trained on nothing.
+
+    Args:
+        trainer: Reset to what the round starts from.
+        trajectories: The training set.
+        work: The round.
+        trainable: Names of the factors to train.
+
+    Returns:
+        What was done.
+    """
+    return trainer.train(
+        trajectories if work.settings.learn else [],
+        SftSettings.of_plan(work.settings, seed=round_seed(work, Stream.TRAIN)),
+        trainable=trainable,
+        correction=work.correction,
+    )
+
+
+def figures_of(report: SftReport, selected: int) -> dict[str, float]:
+    """A report as figures of the silo's own.
+
+    Args:
+        report: What was done.
+        selected: Trajectories in the training set.
+    """
+    return {
+        "agent_tokens": float(report.agent_tokens),
+        "first_loss": report.first_loss,
+        "last_loss": report.last_loss,
+        "optimiser_steps": float(report.optimiser_steps),
+        "selected": float(selected),
+    }
+
+
+def require_plain_gradients(
+    spec: PrivacySpec | None,
+    settings: EvolveSettings,
+    correction: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """Refuse what the noisy steps have no room for.
+
+    Args:
+        spec: The spec that protects units, if any.
+        settings: Of the plan.
+        correction: SCAFFOLD's.
+
+    Raises:
+        EvolverSetupError: Units are protected, and their gradients would be changed.
+    """
+    if spec is None:
+        return
+    if settings.proximal_mu:
+        raise EvolverSetupError(
+            "proximal_mu changes gradients, and record-level steps release clipped sums of units' "
+            "gradients alone: set it to 0"
+        )
+    if settings.learning_rate_schedule != "constant":
+        raise EvolverSetupError(
+            "record-level steps have one size, the learning rate: set learning_rate_schedule to "
+            "'constant'"
+        )
+    if correction is not None:
+        raise EvolverSetupError(
+            "SCAFFOLD needs a mean of gradients that record-level privacy does not release"
+        )

@@ -1,0 +1,1 @@
+"""Personal adapters, which never leave the silo."""

@@ -1,0 +1,190 @@
+"""An adapter of the silo's own, beside the global one. It never leaves the silo.
+
+=============  ====================================================================================
+``ditto``      Ditto (arXiv 2012.04221, algorithm 1): after each round's work, from the silo's own
+               v_k (v_0 is the first global adapter it was given),
+               ``v_k ← v_k − η (∇F_k(v_k) + λ (v_k − φ_t))`` over the round's training set.
+``finetune``   The same with v_k ← φ_t first and λ = 0: some passes on top of what was received.
+``fedsa``      FedSA-LoRA (arXiv 2410.01463, §3.2): the factors B stay in the silo. A round starts
+               from [global A, own B], trains both and uploads the difference of A alone.
+=============  ====================================================================================
+
+The steps are those of the round's own training: AdamW, the plan's batch, clip and step size. F_k is
+the plan's objective on the round's training set, demonstrations included; Ditto and fine-tuning
+train every factor, whatever the plan trains in that round.
+
+What privacy allows. ``ditto`` and ``finetune`` run under every mode: v_k is computed after the
+delta, from stores that the delta does not read, and nothing that is uploaded, charged, drawn or
+counted depends on it; a failure of it costs the round nothing. It is trained on the data without
+noise, also under the record-level modes, so it is as private as the buffer: it may be *used* by
+those who may see the silo's data, and exporting it is not covered by any epsilon. Its training
+takes time, which depends on the data as the rest of the local work does: the plan's
+``ready_after_s`` must leave room for it. ``fedsa`` is refused under the record-level modes: there
+A's release would depend on the data through B, which no noise protects and no ledger charged. Under
+``silo`` the whole delta of A is clipped and noised whatever it was computed from, so it may run.
+
+Invariants:
+
+1. Round r starts from what the newest earlier round left, so a round that is done again does not
+   train anything twice (``evolution/methods/personal/store.py``).
+2. Equal work on equal stores gives equal personal adapters.
+3. With ``fedsa`` what is stored are the factors B and nothing else; the others hold all factors.
+
+Covered: these three. Not covered: personal ranks, mixtures of adapters, personal layers other
+than B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from evolution.methods.evolver import EvolverSetupError, Work
+from evolution.methods.explore import Stream, round_seed
+from evolution.methods.fed_se_options import FedSeOptions
+from evolution.methods.personal.store import PersonalStore
+from evolution.train.settings import SftSettings
+from evolution.train.trainer import Trainer
+from evolution.trajectory import Trajectory
+from federation.adapter.encoding import adapter_sha256, encode_adapter
+from federation.adapter.layout import factor
+
+__all__ = ["PersonalAdapter", "identity_of"]
+
+Tensors = Mapping[str, np.ndarray]
+
+
+def identity_of(tensors: Tensors) -> str:
+    """SHA-256 of an adapter's published form, by which an engine tells adapters apart."""
+    return adapter_sha256(encode_adapter(dict(tensors))).hex()
+
+
+class PersonalAdapter:
+    """See the module."""
+
+    def __init__(self, options: FedSeOptions, *, state_dir: Path) -> None:
+        """Use the silo's files of this kind.
+
+        Args:
+            options: Name the kind and its settings.
+            state_dir: The method's private directory for the run.
+        """
+        self._options = options
+        self._kind = options.personal
+        self._store = PersonalStore(state_dir / "personal" / options.personal)
+
+    @property
+    def shares_a_only(self) -> bool:
+        """Whether the round starts from, and keeps, factors B of the silo's own."""
+        return self._kind == "fedsa"
+
+    @property
+    def trained_apart(self) -> bool:
+        """Whether a personal adapter is trained after the round's own work."""
+        return self._kind in {"ditto", "finetune"}
+
+    def start_of(self, work: Work) -> Tensors:
+        """What the round starts from.
+
+        Args:
+            work: The round.
+
+        Returns:
+            The global adapter; with ``fedsa`` its factors B are the silo's own, where it has some.
+
+        Raises:
+            EvolverSetupError: The plan shares other factors than A, or corrects gradients.
+            PersonalStoreError: The silo's factors cannot be read.
+        """
+        if not self.shares_a_only:
+            return work.adapter
+        if any(factor(name) == "B" for name in work.trainable):
+            raise EvolverSetupError(
+                "personal 'fedsa' keeps the factors B in the silo, and this plan uploads them: it "
+                "needs a plan with aggregation 'fedsa'"
+            )
+        if work.correction is not None:
+            raise EvolverSetupError("SCAFFOLD has no correction for factors that are not shared")
+        return {**work.adapter, **(self._store.before(work.round) or {})}
+
+    def trained_names(self, work: Work) -> frozenset[str]:
+        """The factors that the round's own work trains; those of the delta, and B with ``fedsa``.
+
+        Args:
+            work: The round.
+        """
+        if not self.shares_a_only:
+            return work.trainable
+        return work.trainable | {name for name in work.adapter if factor(name) == "B"}
+
+    def keep_factors(self, work: Work, trained: Tensors) -> None:
+        """With ``fedsa``, keep the factors B that the round ended with.
+
+        Args:
+            work: The round.
+            trained: All factors.
+
+        Raises:
+            PersonalStoreError: They cannot be kept.
+        """
+        if self.shares_a_only and work.settings.learn:
+            own = {name: tensor for name, tensor in trained.items() if factor(name) == "B"}
+            self._store.write(work.round, own)
+
+    def train_apart(
+        self, trainer: Trainer, trajectories: Sequence[Trajectory], work: Work
+    ) -> dict[str, float]:
+        """Train Ditto's v_k, or fine-tune what was received, and keep it.
+
+        Args:
+            trainer: Its adapter is overwritten.
+            trajectories: The round's training set.
+            work: The round.
+
+        Returns:
+            Figures of the silo's own.
+
+        Raises:
+            PersonalStoreError: The adapter cannot be read or kept.
+        """
+        if not self.trained_apart or not work.settings.learn:
+            return {}
+        own = self._store.before(work.round) if self._kind == "ditto" else None
+        trainer.reset(work.adapter if own is None else own)
+        report = trainer.train(
+            trajectories,
+            replace(
+                SftSettings.of_plan(work.settings, seed=round_seed(work, Stream.PERSONAL)),
+                epochs=self._options.personal_epochs or work.settings.epochs,
+                proximal_mu=self._options.personal_lambda,
+            ),
+            trainable=frozenset(work.adapter),
+            anchor=work.adapter,
+        )
+        self._store.write(work.round, trainer.adapter())
+        return {
+            "personal_first_loss": report.first_loss,
+            "personal_last_loss": report.last_loss,
+            "personal_optimiser_steps": float(report.optimiser_steps),
+        }
+
+    def current(self, adapter: Tensors) -> dict[str, np.ndarray]:
+        """The adapter that is the silo's own.
+
+        Args:
+            adapter: The global one, all factors.
+
+        Returns:
+            v_k, or the global A with the silo's own B; before the first round, the global adapter.
+
+        Raises:
+            EvolverSetupError: The silo keeps none.
+            PersonalStoreError: It cannot be read.
+        """
+        if self._kind == "off":
+            raise EvolverSetupError("this silo keeps no personal adapter: set the option personal")
+        own = self._store.newest() or {}
+        return {**adapter, **own}

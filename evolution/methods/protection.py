@@ -1,0 +1,126 @@
+"""What the protection of units inside a silo asks of a method's set-up, settings and tasks.
+
+Invariants:
+
+1. Every check reads configuration, plan and seeds, and no data; so does what it refuses.
+2. All of them are made before anything is explored or charged, and fail as ``EvolverSetupError``.
+
+Covered: everything that would couple units, or fail every step in the same way. Not covered: the
+modes a method may run under (``dp_compat``), and the plan's own bounds (``federation.plan.plan``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dp.config import RECORD_MODES, PrivacySpec
+from dp.errors import PrivacyError
+from dp.steps.sgd import require_exact
+from evolution.methods.evolver import EvolverSetup, EvolverSetupError, EvolveSettings
+from evolution.methods.population import unit_of
+from evolution.trajectory import Task
+
+__all__ = [
+    "protected",
+    "require_apart",
+    "require_setup_apart",
+    "require_steps",
+    "require_units",
+    "wave_size",
+]
+
+_FULL_PRECISION = "float32"
+
+
+def protected(spec: PrivacySpec | None) -> PrivacySpec | None:
+    """The spec if it protects units inside a silo, else None."""
+    return None if spec is None or spec.mode not in RECORD_MODES else spec
+
+
+def require_setup_apart(setup: EvolverSetup, *, backend: str) -> None:
+    """Refuse options that let one unit act on another.
+
+    Args:
+        setup: Of the method.
+        backend: A key of ``dp.steps.grads.BACKENDS``.
+
+    Raises:
+        EvolverSetupError: An option couples units.
+    """
+    if protected(setup.privacy) is None:
+        return
+    if setup.engine.kind != "hf":
+        raise EvolverSetupError(
+            "a model server is shared by all conversations: one that brings it down costs other "
+            "units their episodes, and its batches and caches are its own. Where units are "
+            'protected use [rollout] kind = "hf"'
+        )
+    if "buffer_capacity" in setup.options:
+        raise EvolverSetupError(
+            "buffer_capacity lets one task push out another's successes, so no task would be a "
+            "unit of its own: set buffer_capacity_per_task"
+        )
+    if setup.dtype != _FULL_PRECISION and backend != "loop":
+        raise EvolverSetupError(
+            f"gradient_backend {backend!r} computes several units at once, and in {setup.dtype} a "
+            "neighbour changes a unit's gradient by far more than a rounding of float32: use 'loop'"
+        )
+
+
+def require_apart(settings: EvolveSettings) -> None:
+    """Refuse settings that put several units into one sequence.
+
+    Raises:
+        EvolverSetupError: Packing is asked for.
+    """
+    if settings.packing:
+        raise EvolverSetupError(
+            "packing puts several units into one sequence, where attention mixes them: a unit's "
+            "gradient would depend on other units"
+        )
+
+
+def require_steps(spec: PrivacySpec, dimension: int) -> None:
+    """Check that the noisy steps can be taken.
+
+    Args:
+        spec: With record settings.
+        dimension: Coordinates of a gradient.
+
+    Raises:
+        EvolverSetupError: The grid is too coarse or the ring too narrow.
+    """
+    try:
+        require_exact(spec, dimension)
+    except PrivacyError as error:
+        raise EvolverSetupError(f"the noisy steps cannot be taken: {error}") from error
+
+
+def require_units(tasks: Sequence[Task], spec: PrivacySpec) -> None:
+    """Check that every task that would be played belongs to a unit.
+
+    Args:
+        tasks: Drawn from seeds, not played yet.
+        spec: Names the unit.
+
+    Raises:
+        EvolverSetupError: The unit is a user and a task is nobody's.
+    """
+    for task in tasks:
+        unit_of(task, spec.unit)
+
+
+def wave_size(settings: EvolveSettings, spec: PrivacySpec | None, dtype: str) -> int:
+    """How many episodes share a batch.
+
+    In 16 bits a neighbour in the batch moves the logits enough to change what is sampled, so
+    protected units do not share one there.
+
+    Args:
+        settings: Of the plan.
+        spec: The spec that protects units, if any.
+        dtype: Of the base weights.
+    """
+    if spec is None or dtype == _FULL_PRECISION:
+        return settings.rollout_batch
+    return settings.tries_per_task

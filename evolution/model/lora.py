@@ -1,0 +1,224 @@
+"""The LoRA adapter as named float32 arrays, and back.
+
+W' = W + (α/r)·B·A with A ∈ R^{r×in}, B ∈ R^{out×r} (LoRA, arXiv 2106.09685, §4.1) on every linear
+layer except the output head, without dropout. Names are peft's state-dict keys, for example
+``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``, so an exported adapter is an
+ordinary peft adapter.
+
+φ₀, the first adapter, is drawn as ``federation.adapter.initial`` says, for any architecture that
+transformers can build.
+
+Covered: dense ``torch.nn.Linear`` layers. Not covered: fused expert weights, embeddings, DoRA.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from evolution.model.identity import base_sha256
+from federation.adapter.export import write_peft_adapter
+from federation.adapter.initial import first_factor
+
+__all__ = [
+    "AdapterMismatchError",
+    "adapted_linears",
+    "attach_lora",
+    "export_peft",
+    "initial_adapter",
+    "lora_parameters",
+    "read_adapter",
+    "split_name",
+    "write_adapter",
+]
+
+_PREFIX = "base_model.model."
+_FACTORS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
+
+
+class AdapterMismatchError(ValueError):
+    """The tensors do not belong to this model."""
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The module and the factor a tensor belongs to.
+
+    Args:
+        name: A peft state-dict key.
+
+    Returns:
+        The module's name in the base model, and ``A`` or ``B``.
+
+    Raises:
+        AdapterMismatchError: The name is not that of a LoRA factor.
+    """
+    for suffix, factor in _FACTORS.items():
+        if name.startswith(_PREFIX) and name.endswith(suffix):
+            return name[len(_PREFIX) : -len(suffix)], factor
+    raise AdapterMismatchError(f"{name!r} does not name a LoRA factor")
+
+
+def adapted_linears(model: Any) -> dict[str, torch.nn.Linear]:
+    """The layers an adapter changes: every linear layer except the output head.
+
+    Args:
+        model: A Hugging Face causal LM without an adapter.
+
+    Returns:
+        Layers by module name, in the model's order.
+    """
+    head = model.get_output_embeddings()
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+
+
+def initial_adapter(
+    base_dir: str | Path, rank: int, alpha: float, seed: int
+) -> dict[str, np.ndarray]:
+    """φ₀, as ``federation.adapter.initial`` defines it.
+
+    Args:
+        base_dir: The base model; only its configuration is read.
+        rank: r.
+        alpha: α. The first adapter does not depend on it; it is part of what identifies the run.
+        seed: Decides every entry of A.
+
+    Returns:
+        Float32 factors by name.
+    """
+    del alpha
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(base_dir, local_files_only=True)
+        )
+    adapter: dict[str, np.ndarray] = {}
+    for module, linear in adapted_linears(model).items():
+        adapter[f"{_PREFIX}{module}.lora_A.weight"] = first_factor(
+            module, rank=rank, in_features=linear.in_features, seed=seed
+        )
+        adapter[f"{_PREFIX}{module}.lora_B.weight"] = np.zeros(
+            (linear.out_features, rank), dtype=np.float32
+        )
+    return adapter
+
+
+def attach_lora(model: Any, *, rank: int, alpha: float) -> PeftModel:
+    """Put a trainable adapter on a base model, in place.
+
+    Args:
+        model: A Hugging Face causal LM.
+        rank: r.
+        alpha: α.
+
+    Returns:
+        The peft model. Its factors hold peft's own initial values until ``write_adapter``.
+    """
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules="all-linear",
+        task_type=TaskType.CAUSAL_LM,
+    )
+    with warnings.catch_warnings():
+        # peft 0.21 reads an attribute that transformers 5.23 has renamed; the old name still works.
+        warnings.filterwarnings(
+            "ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning
+        )
+        return get_peft_model(model, config)
+
+
+def lora_parameters(model: PeftModel) -> dict[str, torch.nn.Parameter]:
+    """The adapter's parameters.
+
+    Args:
+        model: A peft model with one adapter.
+
+    Returns:
+        Parameters by state-dict key.
+    """
+    return {
+        name.replace(".default.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+
+
+@torch.no_grad()
+def write_adapter(model: PeftModel, tensors: Mapping[str, np.ndarray]) -> None:
+    """Set every factor, bit for bit.
+
+    Args:
+        model: A peft model with one adapter.
+        tensors: All of its factors by name.
+
+    Raises:
+        AdapterMismatchError: Names or shapes differ from the model's.
+    """
+    parameters = lora_parameters(model)
+    if parameters.keys() != tensors.keys():
+        odd = sorted(parameters.keys() ^ tensors.keys())
+        raise AdapterMismatchError(f"{len(odd)} names differ, the first is {odd[0]!r}")
+    for name, parameter in parameters.items():
+        if tuple(parameter.shape) != tensors[name].shape:
+            raise AdapterMismatchError(
+                f"{name}: shape {tensors[name].shape}, expected {tuple(parameter.shape)}"
+            )
+        parameter.copy_(torch.from_numpy(tensors[name].astype(np.float32)))
+
+
+def read_adapter(model: PeftModel) -> dict[str, np.ndarray]:
+    """Every factor as a float32 array of its own.
+
+    Args:
+        model: A peft model with one adapter.
+
+    Returns:
+        Arrays by name.
+    """
+    return {
+        name: parameter.detach().float().cpu().numpy().copy()
+        for name, parameter in lora_parameters(model).items()
+    }
+
+
+def export_peft(  # noqa: PLR0917  # the order is that of the sentence: these, there, on that
+    tensors: Mapping[str, np.ndarray],
+    out_dir: str | Path,
+    base: str | Path,
+    rank: int,
+    alpha: float,
+    provenance: Mapping[str, str],
+) -> Path:
+    """Write an adapter that ``peft.PeftModel.from_pretrained(base, out_dir)`` loads.
+
+    Args:
+        tensors: All factors by name.
+        out_dir: Directory to write; created if absent.
+        base: The base model's directory. Its digest is added to the provenance.
+        rank: r.
+        alpha: α.
+        provenance: Where the adapter comes from; kept beside the weights.
+
+    Returns:
+        The directory.
+    """
+    return write_peft_adapter(
+        tensors,
+        out_dir,
+        base=str(base),
+        rank=rank,
+        alpha=alpha,
+        provenance={**provenance, "base_sha256": base_sha256(base)},
+    )

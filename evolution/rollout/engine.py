@@ -1,0 +1,85 @@
+"""The seam every rollout engine sits behind.
+
+``generate`` is a pure function of its arguments and the loaded adapter: which other conversations
+share the batch, and what an engine caches between calls, may not change a result beyond rounding.
+Prompts are whole histories; an engine recognises the part it has seen under the same key.
+
+Covered: token-in, token-out generation with log-probabilities. Not covered: streaming.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evolution.rollout.conversation import ChatFormat
+
+__all__ = ["AdapterLoadError", "Generation", "Prompt", "RolloutEngine", "RolloutError", "Sampling"]
+
+
+class RolloutError(Exception):
+    """Base of everything a rollout engine can fail with."""
+
+
+class AdapterLoadError(RolloutError):
+    """The tensors do not fit the base model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: float
+    """0 picks the likeliest token."""
+    max_new_tokens: int
+    """Longest answer; a longer one is cut off."""
+    seed: int
+    """With a prompt's key and a token's position it decides every draw."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One conversation that waits for the agent's answer."""
+
+    key: int
+    """Names the conversation across calls."""
+    token_ids: Sequence[int]
+    """The whole history."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One answer."""
+
+    token_ids: tuple[int, ...]
+    """Sampled tokens, with the end token if there was one."""
+    logprobs: tuple[float, ...]
+    """Their natural-log probabilities under the model, before temperature."""
+    ended: bool
+    """False if the answer was cut off."""
+
+
+class RolloutEngine(ABC):
+    """A base model with one adapter at a time."""
+
+    chat: ChatFormat
+    """The token layout of this engine's tokenizer."""
+    context_limit: int
+    """Most tokens a conversation may have."""
+    adapter_version: str
+    """What ``load_adapter`` was last given; empty for the bare base model."""
+
+    @abstractmethod
+    def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
+        """Play with this adapter from now on; a version is never reused for other tensors."""
+
+    @abstractmethod
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
+        """Answer each prompt, in order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the model."""

@@ -1,0 +1,54 @@
+"""The rollout engines by name. No torch until an engine that needs it is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evolution.rollout.engine import RolloutEngine, RolloutError
+from evolution.rollout.spec import EngineSpec
+
+__all__ = ["make_engine"]
+
+_MAX_WORKERS = 256
+
+
+def make_engine(
+    base_dir: Path, *, alpha: float, dtype: str, threads: int, spec: EngineSpec
+) -> RolloutEngine:
+    """Make the engine a silo asked for.
+
+    Args:
+        base_dir: The base model.
+        alpha: LoRA α.
+        dtype: Of the base weights; a server has its own.
+        threads: Of torch, in each process that plays.
+        spec: Which engine.
+
+    Returns:
+        An engine with the bare base model.
+
+    Raises:
+        RolloutError: The spec cannot be met.
+    """
+    if spec.kind == "openai":
+        from evolution.rollout.openai.engine import OpenAIEngine
+
+        return OpenAIEngine(base_dir, alpha=alpha, spec=spec)
+    if spec.kind != "hf":
+        raise RolloutError(f"rollout.kind is {spec.kind!r}; known: hf, openai")
+    if not 1 <= spec.workers <= _MAX_WORKERS:
+        raise RolloutError(f"rollout.workers must be from 1 to {_MAX_WORKERS}")
+    if spec.workers > 1:
+        from evolution.rollout.workers import WorkerEngine
+
+        return WorkerEngine(
+            base_dir,
+            alpha=alpha,
+            dtype=dtype,
+            threads=threads,
+            device=spec.device,
+            workers=spec.workers,
+        )
+    from evolution.rollout.hf import HfEngine
+
+    return HfEngine(base_dir, alpha=alpha, dtype=dtype, threads=threads, device=spec.device)

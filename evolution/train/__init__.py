@@ -1,0 +1,1 @@
+"""The trainer: rows, loss, schedule, loop, and launched workers."""

@@ -1,0 +1,285 @@
+"""Training in workers of their own: several processes under torchrun share each batch.
+
+The trainer holds the adapter as arrays and no model. ``train`` writes a job into the silo's private
+directory, starts ``torchrun`` on this machine, waits, reads the adapter back and removes the job,
+whatever happened.
+
+Invariants:
+
+1. The result is that of ``SftTrainer`` up to rounding: the plan's batch is divided over workers and
+   weighted by tokens (``sft_loop``).
+2. If a worker fails, or the site's time for a round's work is over (``evolution/local_time.py``),
+   all are ended and the adapter stays what it was.
+3. Workers get token ids, never text, so what they print holds none; an error carries the end of it.
+4. Workers talk over the loopback interface alone, and meet through files in the job's directory.
+   torch's TCP store, which ``torchrun --standalone`` starts, listens on every interface, asks
+   nobody who they are, and torchrun unpickles what it holds: whoever reached it could run code.
+5. Workers end within seconds of a daemon, or a torchrun, that was killed; the next daemon removes
+   their job.
+
+Covered: one machine, on CPUs or GPUs. Not covered: several machines; per-unit gradients; loading a
+base that does not fit into the machine's memory once per worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn
+
+import numpy as np
+
+from evolution.local_time import require_time
+from evolution.methods.evolver import EvolveError, EvolverSetupError
+from evolution.train.launched_job import Job, read_failure, read_result, write_job
+from evolution.train.rows import rows_of
+from evolution.train.settings import SftSettings
+from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import SftReport, Trainer
+from evolution.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from dp.steps.grads import GradientBackend
+
+__all__ = ["LaunchedTrainer", "WorkerError"]
+
+_TAIL_LINES: Final = 30
+_TAIL_BYTES: Final = 4096
+_STOP_S: Final = 10.0
+_LOOK_S: Final = 0.5
+"""How often the site's time limit is looked at while workers train."""
+
+
+class WorkerError(EvolveError):
+    """Workers ended without a result; the text says why, and what they printed last."""
+
+    log_text: ClassVar[str] = "the training processes ended without a result"
+    """For a log: what a worker printed may quote what it worked on."""
+
+
+class LaunchedTrainer(Trainer):
+    """A trainer whose steps are taken by workers.
+
+    Args:
+        base_dir: The base model.
+        rank: LoRA r.
+        alpha: LoRA α.
+        dtype: Of the base weights.
+        state_dir: The silo's private directory; jobs lie in ``training`` while they run. Those of
+            a daemon that was killed are removed here.
+        spec: How many workers, and on what.
+
+    Raises:
+        EvolverSetupError: There are not enough GPUs.
+    """
+
+    def __init__(
+        self,
+        base_dir: Path,
+        *,
+        rank: int,
+        alpha: float,
+        dtype: str,
+        state_dir: Path,
+        spec: TrainerSpec,
+    ) -> None:
+        self._base_dir = Path(base_dir).resolve()
+        self._rank = rank
+        self._alpha = alpha
+        self._dtype = dtype
+        self._spec = spec
+        self._device = _device(spec)
+        self._jobs = state_dir / "training"
+        self._adapter: dict[str, np.ndarray] = {}
+        shutil.rmtree(self._jobs, ignore_errors=True)
+        self._jobs.mkdir(mode=0o700, parents=True)
+
+    def reset(self, adapter: Mapping[str, np.ndarray]) -> None:
+        """Become this adapter, bit for bit; workers check that it fits the model."""
+        self._adapter = {name: value.astype(np.float32) for name, value in adapter.items()}
+
+    def adapter(self) -> dict[str, np.ndarray]:
+        """The adapter as it is now: all factors by name, float32."""
+        return {name: value.copy() for name, value in self._adapter.items()}
+
+    def train(
+        self,
+        trajectories: Sequence[Trajectory],
+        settings: SftSettings,
+        *,
+        trainable: frozenset[str],
+        anchor: Mapping[str, np.ndarray] | None = None,
+        correction: Mapping[str, np.ndarray] | None = None,
+    ) -> SftReport:
+        """Imitate trajectories; see ``Trainer.train``.
+
+        Raises:
+            WorkerError: Workers ended without a result.
+            LocalTimeError: The site's time for it is over.
+            JobError: What they left is no result.
+        """
+        rows = rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens)
+        gradients_of = None if correction is None else trainable
+        if not any(row.loss_tokens for row in rows) or not settings.epochs:
+            return _nothing(self._adapter, gradients_of)
+        job = Job(
+            base_dir=str(self._base_dir),
+            rank=self._rank,
+            alpha=self._alpha,
+            dtype=self._dtype,
+            device=self._device,
+            micro_batch_tokens=self._spec.micro_batch_tokens,
+            gradient_checkpointing=self._spec.gradient_checkpointing,
+            sharding=self._spec.sharding,
+            trainable=tuple(sorted(trainable)),
+            settings=settings,
+        )
+        directory = Path(tempfile.mkdtemp(prefix="job-", dir=self._jobs))
+        try:
+            write_job(
+                directory,
+                job,
+                rows,
+                adapter=self._adapter,
+                anchor=anchor,
+                correction=correction,
+            )
+            _launch(directory, processes=self._spec.processes)
+            self._adapter, report = read_result(
+                directory, adapter=self._adapter, gradients_of=gradients_of
+            )
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        return report
+
+    def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
+        """Refuse.
+
+        Raises:
+            EvolverSetupError: Always.
+        """
+        _refuse(names, backend)
+
+    def descend(
+        self,
+        names: Sequence[str],
+        direction: Callable[[], np.ndarray],
+        *,
+        steps: int,
+        learning_rate: float,
+    ) -> None:
+        """Refuse.
+
+        Raises:
+            EvolverSetupError: Always.
+        """
+        _refuse(names, direction, steps, learning_rate)
+
+
+def _refuse(*_asked: object) -> NoReturn:
+    raise EvolverSetupError(
+        "record-level privacy computes its gradients in the daemon: set processes to 1"
+    )
+
+
+def _device(spec: TrainerSpec) -> Literal["cpu", "cuda"]:
+    if spec.device == "cpu":
+        return "cpu"
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found == 0 and spec.device == "auto":
+        return "cpu"
+    if found < spec.processes:
+        raise EvolverSetupError(f"{spec.processes} processes need as many GPUs; torch sees {found}")
+    return "cuda"
+
+
+def _nothing(adapter: Mapping[str, np.ndarray], gradients_of: frozenset[str] | None) -> SftReport:
+    """The report of a job without work; no worker is started for it."""
+    zeros = None
+    if gradients_of is not None:
+        zeros = {name: np.zeros_like(adapter[name]) for name in sorted(gradients_of)}
+    return SftReport(
+        optimiser_steps=0, agent_tokens=0, first_loss=0.0, last_loss=0.0, mean_gradient=zeros
+    )
+
+
+def _launch(directory: Path, *, processes: int) -> None:
+    """Run the workers to their end."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"),
+        *("--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", "job"),
+        *("--rdzv-endpoint", str(directory.resolve() / "rendezvous")),
+        *("--nproc-per-node", str(processes), "--local-addr", "127.0.0.1"),
+        # Removed with the job; torchrun would leave a directory of its own in /tmp.
+        *("--log-dir", str(directory.resolve() / "logs")),
+        *("-m", "evolution.train.worker", str(directory.resolve()), str(os.getpid())),
+    ]
+    log = directory / "log"
+    with log.open("wb") as sink:
+        worker = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            # ``-m`` puts the working directory on the path: an empty one of our own.
+            cwd=directory,
+            env=_environment(),
+            start_new_session=True,
+        )
+        try:
+            status = _wait(worker)
+        except BaseException:
+            _stop(worker)
+            raise
+    if status != 0:
+        raise WorkerError(
+            f"{processes} training processes ended with status {status}: "
+            f"{read_failure(directory)}\nTheir last lines:\n{_tail(log)}"
+        )
+
+
+def _wait(worker: subprocess.Popen[bytes]) -> int:
+    while True:
+        require_time()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return worker.wait(_LOOK_S)
+
+
+def _environment() -> dict[str, str]:
+    """The daemon's, with its import path, and with one machine's loopback for the workers."""
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    for backend in ("GLOO", "NCCL"):
+        environment.setdefault(f"{backend}_SOCKET_IFNAME", loopback)
+    # Or torchrun serves a TCP store; workers meet in a file (``train_worker``).
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    # torchrun would set one as well, and say so at length.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def _stop(worker: subprocess.Popen[bytes]) -> None:
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(_STOP_S)
+            return
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as source:
+        source.seek(0, os.SEEK_END)
+        source.seek(max(0, source.tell() - _TAIL_BYTES))
+        text = source.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])

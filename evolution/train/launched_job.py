@@ -1,0 +1,247 @@
+"""A training job as files, for workers of the same silo: what goes in and what comes out.
+
+::
+
+    settings.json              the plan's settings, the base model, how to train
+    rows.safetensors           token ids, agent mask and length of each row; no text
+    adapter.safetensors        all factors as the job starts
+    anchor.safetensors         where asked for
+    correction.safetensors     where asked for
+    result.safetensors         all factors as the job ends
+    mean_gradient.safetensors  where a correction was given
+    report.json                counts and losses
+    failure-N.txt              why worker N ended, if it did
+
+Invariants:
+
+1. Numbers and JSON only: reading a job runs no code.
+2. The directory is the caller's, mode 0700. Contents are checked for shape when read, because a
+   worker that died leaves half a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from evolution.methods.evolver import EvolveError
+from evolution.train.rows import Row
+from evolution.train.settings import SftSettings
+from evolution.train.trainer import SftReport
+
+__all__ = [
+    "Job",
+    "JobError",
+    "read_failure",
+    "read_job",
+    "read_result",
+    "write_failure",
+    "write_job",
+    "write_result",
+]
+
+Tensors = Mapping[str, np.ndarray]
+
+_FAILURE_CHARS: Final = 500
+
+
+class JobError(EvolveError):
+    """A job's files are missing or are not what they should be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """The part of a job that is settings; the rest is arrays."""
+
+    base_dir: str
+    """The base model."""
+    rank: int
+    """LoRA r."""
+    alpha: float
+    """LoRA α."""
+    dtype: str
+    """Of the base weights."""
+    device: Literal["cpu", "cuda"]
+    """Where every worker trains."""
+    micro_batch_tokens: int
+    """See ``TrainerSpec``."""
+    gradient_checkpointing: bool
+    """See ``TrainerSpec``."""
+    sharding: Literal["ddp", "fsdp"]
+    """See ``TrainerSpec``."""
+    trainable: tuple[str, ...]
+    """Names of the factors to train, sorted."""
+    settings: SftSettings
+    """The plan's."""
+
+
+def write_job(
+    directory: Path,
+    job: Job,
+    rows: Sequence[Row],
+    *,
+    adapter: Tensors,
+    anchor: Tensors | None,
+    correction: Tensors | None,
+) -> None:
+    """Write what workers read.
+
+    Args:
+        directory: Exists, mode 0700.
+        job: The settings.
+        rows: At least one, sorted by length.
+        adapter: All factors.
+        anchor: See ``Trainer.train``.
+        correction: See ``Trainer.train``.
+    """
+    save_file(
+        {
+            "token_ids": np.concatenate([row.token_ids for row in rows]),
+            "agent": np.concatenate([row.agent for row in rows]),
+            "lengths": np.array([len(row) for row in rows], dtype=np.int64),
+        },
+        directory / "rows.safetensors",
+    )
+    _save(directory, "adapter", adapter)
+    for name, tensors in (("anchor", anchor), ("correction", correction)):
+        if tensors is not None:
+            _save(directory, name, tensors)
+    (directory / "settings.json").write_text(json.dumps(asdict(job)))
+
+
+def read_job(
+    directory: Path,
+) -> tuple[Job, list[Row], dict[str, np.ndarray], Tensors | None, Tensors | None]:
+    """Read what ``write_job`` wrote.
+
+    Args:
+        directory: The job's.
+
+    Returns:
+        The settings, the rows, the adapter, the anchor and the correction.
+
+    Raises:
+        JobError: The files are not a job.
+    """
+    try:
+        found: dict[str, Any] = json.loads((directory / "settings.json").read_text())
+        trainable, settings = tuple(found.pop("trainable")), SftSettings(**found.pop("settings"))
+        job = Job(**found, trainable=trainable, settings=settings)
+        rows = _unpack(load_file(directory / "rows.safetensors"))
+        adapter = load_file(directory / "adapter.safetensors")
+        return job, rows, adapter, _load(directory, "anchor"), _load(directory, "correction")
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise JobError(f"the job cannot be read: {type(error).__name__}") from error
+
+
+def write_result(directory: Path, adapter: Tensors, report: SftReport) -> None:
+    """Write what the caller of the workers reads.
+
+    Args:
+        directory: The job's.
+        adapter: All factors.
+        report: What was done.
+    """
+    _save(directory, "result", adapter)
+    if report.mean_gradient is not None:
+        _save(directory, "mean_gradient", report.mean_gradient)
+    figures = {
+        "optimiser_steps": report.optimiser_steps,
+        "agent_tokens": report.agent_tokens,
+        "first_loss": report.first_loss,
+        "last_loss": report.last_loss,
+    }
+    (directory / "report.json").write_text(json.dumps(figures))
+
+
+def read_result(
+    directory: Path, *, adapter: Tensors, gradients_of: frozenset[str] | None
+) -> tuple[dict[str, np.ndarray], SftReport]:
+    """Read what ``write_result`` wrote.
+
+    Args:
+        directory: The job's.
+        adapter: What the job started from: the names and shapes that must come back.
+        gradients_of: Factors whose mean gradient must be there; None if there is none.
+
+    Returns:
+        All factors, float32, and what was done.
+
+    Raises:
+        JobError: The files are not the result of this job.
+    """
+    try:
+        figures = json.loads((directory / "report.json").read_text())
+        result = load_file(directory / "result.safetensors")
+        _require_like(result, adapter)
+        mean = None
+        if gradients_of is not None:
+            mean = load_file(directory / "mean_gradient.safetensors")
+            _require_like(mean, {name: adapter[name] for name in gradients_of})
+        return result, SftReport(
+            optimiser_steps=int(figures["optimiser_steps"]),
+            agent_tokens=int(figures["agent_tokens"]),
+            first_loss=float(figures["first_loss"]),
+            last_loss=float(figures["last_loss"]),
+            mean_gradient=mean,
+        )
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise JobError(f"the result cannot be read: {type(error).__name__}") from error
+
+
+def write_failure(directory: Path, failure: Exception, *, process: int) -> None:
+    """Say why a worker ends.
+
+    Args:
+        directory: The job's.
+        failure: Its type and the beginning of its text are kept.
+        process: The worker's rank.
+    """
+    text = f"process {process}: {type(failure).__name__}: {failure}"
+    (directory / f"failure-{process}.txt").write_text(text[:_FAILURE_CHARS])
+
+
+def read_failure(directory: Path) -> str:
+    """The failure that came first; the others' are mostly that they miss this worker.
+
+    Args:
+        directory: The job's.
+
+    Returns:
+        The worker and its failure, or that none said why.
+    """
+    found = sorted(directory.glob("failure-*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    return found[0].read_text(errors="replace") if found else "none of them said why"
+
+
+def _save(directory: Path, name: str, tensors: Tensors) -> None:
+    arrays = {k: np.ascontiguousarray(v, dtype=np.float32) for k, v in tensors.items()}
+    save_file(arrays, directory / f"{name}.safetensors")
+
+
+def _load(directory: Path, name: str) -> Tensors | None:
+    path = directory / f"{name}.safetensors"
+    return load_file(path) if path.exists() else None
+
+
+def _unpack(packed: Tensors) -> list[Row]:
+    ids, agent, lengths = packed["token_ids"], packed["agent"], packed["lengths"]
+    if not len(ids) == len(agent) == lengths.sum() or (lengths < 1).any():
+        raise ValueError("rows do not add up")
+    ends = np.cumsum(lengths)[:-1]
+    return [Row(*parts) for parts in zip(np.split(ids, ends), np.split(agent, ends), strict=True)]
+
+
+def _require_like(found: Tensors, expected: Tensors) -> None:
+    if found.keys() != expected.keys() or any(
+        found[name].shape != expected[name].shape or found[name].dtype != np.float32
+        for name in expected
+    ):
+        raise ValueError("other names, shapes or types than the adapter's")

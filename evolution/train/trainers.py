@@ -1,0 +1,43 @@
+"""The trainer a silo asked for: in this process, or in workers of their own.
+
+torch and what comes with it are imported when a trainer is made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import Trainer
+
+__all__ = ["make_trainer"]
+
+
+def make_trainer(
+    base_dir: Path, *, rank: int, alpha: float, dtype: str, state_dir: Path, spec: TrainerSpec
+) -> Trainer:
+    """Make the trainer.
+
+    Args:
+        base_dir: The base model.
+        rank: LoRA r.
+        alpha: LoRA α.
+        dtype: Of the base weights.
+        state_dir: The silo's private directory, for what workers are handed.
+        spec: On what to train.
+
+    Returns:
+        A trainer whose adapter is still to be set.
+
+    Raises:
+        EvolverSetupError: This machine does not have what the spec names.
+    """
+    if spec.processes > 1:
+        from evolution.train.launched import LaunchedTrainer
+
+        return LaunchedTrainer(
+            base_dir, rank=rank, alpha=alpha, dtype=dtype, state_dir=state_dir, spec=spec
+        )
+    from evolution.train.sft import SftTrainer
+
+    return SftTrainer(base_dir, rank=rank, alpha=alpha, dtype=dtype, spec=spec)

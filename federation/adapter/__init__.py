@@ -1,0 +1,1 @@
+"""An adapter as tensors, one flat vector, published bytes and a directory for peft."""

@@ -1,0 +1,152 @@
+"""Writing an adapter as an ordinary peft directory. No torch, so the coordinator can export too.
+
+Files: ``adapter_model.safetensors`` (float32 factors under peft's names, sorted),
+``adapter_config.json`` (what ``peft.PeftModel.from_pretrained`` reads), ``provenance.json`` (where
+the adapter comes from, for audits) and, given a card, ``README.md``. Equal arguments give equal
+bytes. Each file appears complete or not at all.
+
+``vllm serve --enable-lora`` reads the same directory: of the configuration it needs ``r``,
+``lora_alpha`` (which it declares an integer, so a whole α is written as one), ``target_modules``,
+``bias`` "none" and ``modules_to_save`` null (vLLM, ``vllm/lora/peft_helper.py``), and r must not
+exceed its ``--max-lora-rank``.
+
+Covered: LoRA with one rank and one α, on linear layers named by their last component. Not covered:
+per-layer ranks, saved embeddings.
+
+Errors::
+
+    ExportError   the tensors are not a complete LoRA adapter of that rank, or the directory holds
+                  what no export wrote
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+__all__ = ["ExportError", "require_export_directory", "write_peft_adapter"]
+
+_PREFIX = "base_model.model."
+_PROVENANCE = "provenance.json"
+_MAX_PROVENANCE_BYTES = 1 << 20
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+class ExportError(ValueError):
+    """The tensors are not a complete LoRA adapter of that rank, or the directory is in use."""
+
+
+def require_export_directory(out_dir: Path) -> None:
+    """Refuse a directory in which an export could replace somebody else's files.
+
+    Args:
+        out_dir: New, empty, or written by an export before.
+
+    Raises:
+        ExportError: It is none of these.
+    """
+    if not out_dir.exists() or not any(out_dir.iterdir()):
+        return
+    try:
+        with (out_dir / _PROVENANCE).open("rb") as file:
+            said = json.loads(file.read(_MAX_PROVENANCE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or "adapter_sha256" not in said:
+        raise ExportError(f"{out_dir} is not empty, and not from an export: nothing was written")
+
+
+def write_peft_adapter(
+    tensors: Mapping[str, np.ndarray],
+    out_dir: str | Path,
+    *,
+    base: str,
+    rank: int,
+    alpha: float,
+    provenance: Mapping[str, str],
+    card: str | None = None,
+) -> Path:
+    """Write an adapter directory.
+
+    Args:
+        tensors: All factors by peft state-dict key.
+        out_dir: Directory to write; created if absent.
+        base: What the adapter sits on: a directory or a model id.
+        rank: r.
+        alpha: α.
+        provenance: Where the adapter comes from.
+        card: The model card (`federation.adapter.card`); None writes none.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ExportError: A name is not a LoRA factor's, a factor lacks its partner, a shape does not
+            fit the rank, or an entry is not finite.
+    """
+    modules = _modules(tensors, rank)
+    config: dict[str, Any] = {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
+        "task_type": "CAUSAL_LM",
+    }
+    weights = {
+        name: np.ascontiguousarray(tensors[name], dtype=np.float32) for name in sorted(tensors)
+    }
+    out = Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / "adapter_model.safetensors", save(weights, metadata={"format": "pt"}))
+    _write(out / "adapter_config.json", _json(config))
+    _write(out / _PROVENANCE, _json(dict(provenance)))
+    if card is not None:
+        _write(out / "README.md", card.encode())
+    return out
+
+
+def _modules(tensors: Mapping[str, np.ndarray], rank: int) -> set[str]:
+    if not tensors:
+        raise ExportError("there are no tensors to export")
+    modules: set[str] = set()
+    for name, tensor in tensors.items():
+        for suffix, partner, rank_axis in ((_A, _B, 0), (_B, _A, 1)):
+            if name.startswith(_PREFIX) and name.endswith(suffix):
+                module = name[len(_PREFIX) : -len(suffix)]
+                if f"{_PREFIX}{module}{partner}" not in tensors:
+                    raise ExportError(f"{name} has no partner")
+                if tensor.ndim != 2 or tensor.shape[rank_axis] != rank:
+                    raise ExportError(f"{name}: shape {tensor.shape} does not have rank {rank}")
+                modules.add(module)
+                break
+        else:
+            raise ExportError(f"{name!r} does not name a LoRA factor")
+        if not np.isfinite(tensor).all():
+            raise ExportError(f"{name} has entries that are not finite")
+    return modules
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -1,0 +1,1 @@
+"""What a plan costs and protects, before it starts."""

@@ -1,0 +1,1 @@
+"""Invites, certificates' renewal and changes of the roster, as both sides compute them."""

@@ -1,0 +1,227 @@
+"""The run plan: signed data that names what every silo does, and nothing that executes.
+
+A plan is a TOML document of at most 64 KiB. Its SHA-256 over the exact bytes is its identity;
+round tasks, records and descriptors carry that digest, never a re-serialised form.
+
+Invariants:
+    1. Every key is known. An unknown one is an error that names the nearest valid key, and all
+       problems of a document are reported together, each with its key path.
+    2. Every value is bounded and of the stated TOML type: no coercion, no NaN, no infinity.
+    3. The number of colluding silos c and the threshold t cannot be written in a plan: c comes
+       from the roster that the consortium root signed, t is computed from it.
+    4. A method that exists but cannot run is refused with its reason, never mapped to another.
+
+Covered: the document on its own, its tables together (``federation.plan.rules``), and the privacy
+part through ``dp.config.PrivacySpec``.
+Not covered: whether it suits a roster (``federation.forecast.forecast``), whether a site allows it
+and whether the evolver is compatible with the privacy mode (the silo's guardian).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from pydantic import ValidationError
+
+from dp.accounting.rdp import charged_attempts
+from dp.config import Mode, PrivacySpec, RecordSpec
+from dp.errors import PrivacyError
+from federation.adapter.layout import Layout
+from federation.aggregate.aggregator import Aggregator
+from federation.aggregate.optimiser import Optimiser
+from federation.aggregate.registry import make_aggregator, make_optimiser
+from federation.errors import PlanError, TomlError
+from federation.plan.rules import problems_between_tables, problems_of_spec
+from federation.plan.tables import (
+    AggregationSection,
+    EvaluateSection,
+    EvolveSection,
+    ModelSection,
+    PrivacySection,
+    RoundsSection,
+    Section,
+    SecureAggregationSection,
+    SelectionSection,
+    Slug,
+)
+from federation.plan.wording import explain
+from federation.toml_text import parse_toml, tuples_of
+from secagg.errors import ParameterError
+from secagg.parameters import threshold
+
+MAX_PLAN_BYTES: Final = 64 * 1024
+"""A plan is a page of settings; anything longer is not one."""
+
+
+class Plan(Section):
+    """One run, as the consortium agreed on it."""
+
+    name: Slug
+    """What people call the run."""
+    model: ModelSection
+    """The base model and the adapter's shape."""
+    evolve: EvolveSection
+    """The local work of one round, fixed for every silo."""
+    aggregation: AggregationSection
+    """How the sum becomes the next adapter."""
+    privacy: PrivacySection
+    """Unit, clip, noise and caps."""
+    secure_aggregation: SecureAggregationSection
+    """Cohort floor and ring."""
+    rounds: RoundsSection
+    """How many rounds, and how long each may take."""
+    selection: SelectionSection = SelectionSection()
+    """Who takes part."""
+    evaluate: EvaluateSection = EvaluateSection()
+    """Held-out evaluation inside each silo."""
+
+    @classmethod
+    def parse(cls, toml_bytes: bytes) -> Plan:
+        """Read and check a plan.
+
+        Args:
+            toml_bytes: The document, byte for byte as it was hashed.
+
+        Raises:
+            PlanError: With every problem found.
+        """
+        try:
+            document = parse_toml(toml_bytes, max_bytes=MAX_PLAN_BYTES)
+            plan = cls.model_validate(tuples_of(document))
+        except TomlError as error:
+            raise PlanError([str(error)]) from error
+        except ValidationError as error:
+            raise PlanError(explain(error, cls)) from error
+        problems = problems_between_tables(plan)
+        if not problems:
+            try:
+                problems = problems_of_spec(plan, plan.privacy_spec())
+            except PrivacyError as error:
+                raise PlanError([f"privacy: {error}"]) from error
+        if problems:
+            raise PlanError(problems)
+        return plan
+
+    @property
+    def sums_per_round(self) -> int:
+        """S: aggregations of one round; 1 but in ``record_distributed``."""
+        return self.privacy_spec().sums_per_round
+
+    @property
+    def releases(self) -> int:
+        """Aggregations of a run that loses none: T·S."""
+        return self.rounds.count * self.sums_per_round
+
+    @property
+    def charged_releases(self) -> int:
+        """Attempts at an aggregation that ε is stated for: all releases and the spare ones."""
+        return charged_attempts(self.releases, self.rounds.spare_attempts)
+
+    @property
+    def first_steps(self) -> int:
+        """How many of them may be of a round's step 0, whose block carries figures.
+
+        Spare attempts are for steps 0 in proportion; a run that needs more of them ends.
+        """
+        return charged_attempts(self.rounds.count, self.rounds.spare_attempts)
+
+    @property
+    def needs_tasks(self) -> bool:
+        """Whether silos work on tasks of their own; ``constant`` contributes a fixed vector."""
+        return self.evolve.method != "constant"
+
+    @property
+    def tasks_per_round(self) -> int:
+        """Tasks that a silo explores in a round; 0 where nothing is explored."""
+        evolve = self.evolve
+        return evolve.episodes_per_round // evolve.tries_per_task if evolve.explore else 0
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether success and norms are summed at all; without noise only if the plan says so."""
+        return self.privacy.exact_figures or Mode(self.privacy.mode) is not Mode.NONE
+
+    @property
+    def kept_rounds(self) -> int:
+        """Rounds whose tasks a silo keeps; a window of 0 keeps all."""
+        return min(self.evolve.window or self.rounds.count, self.rounds.count)
+
+    @property
+    def population_cap(self) -> int:
+        """The most units that a silo can sample from: the tasks of as many rounds as it keeps.
+
+        Users are not more than their tasks.
+        """
+        return self.tasks_per_round * self.kept_rounds
+
+    def aggregator(self, layout: Layout) -> Aggregator:
+        """The plan's aggregation method over an adapter's layout.
+
+        Raises:
+            LayoutError: If the method or the gauge needs LoRA pairs and the layout has others.
+        """
+        section = self.aggregation
+        return make_aggregator(
+            section.method, layout, server_step=section.server_step, gauge=section.gauge
+        )
+
+    def optimiser(self) -> Optimiser:
+        """The plan's server optimiser, without state: one for each run that is followed."""
+        return make_optimiser(self.aggregation.server_optimiser)
+
+    def is_last_step(self, step: int) -> bool:
+        """Whether this release ends its round; the gauge and the alternation wait for it."""
+        return step == self.sums_per_round - 1
+
+    def require_cohort(self, silos: int, colluding: int) -> None:
+        """Check that a roster of this size can run the plan at all.
+
+        Raises:
+            PlanError: If it is too small for c, for ``n_min`` or for the quorum.
+        """
+        problems = []
+        try:
+            threshold(silos, colluding)
+        except ParameterError as error:
+            problems.append(f"roster: {error}")
+        n_min = self.secure_aggregation.n_min
+        if n_min > silos:
+            problems.append(
+                f"secure_aggregation.n_min: {n_min} survivors are asked for but the roster has "
+                f"{silos} silos: enrol more"
+            )
+        quorum = self.rounds.ready_quorum(n_min)
+        if quorum > silos:
+            problems.append(
+                f"rounds.quorum: a round opens with {quorum} ready silos (n_min + 1 unless set) "
+                f"but the roster has {silos}: enrol more, or set it"
+            )
+        elif not problems:
+            try:
+                # The smallest cohort that may open a round has to stand c colluders as well.
+                threshold(quorum, colluding)
+            except ParameterError as error:
+                problems.append(f"rounds.quorum: a round of {quorum} silos cannot run: {error}")
+        if problems:
+            raise PlanError(problems)
+
+    def privacy_spec(self) -> PrivacySpec:
+        """The privacy part in the form that the descriptor hashes."""
+        privacy = self.privacy
+        return PrivacySpec(
+            mode=Mode(privacy.mode),
+            unit=privacy.unit,
+            clip_l2=privacy.clip_l2,
+            noise_multiplier=privacy.noise_multiplier,
+            metrics_noise_multiplier=privacy.metrics_noise_multiplier,
+            delta=privacy.delta,
+            epsilon_cap=privacy.epsilon_cap,
+            grid=privacy.grid,
+            record=None if privacy.record is None else RecordSpec(**privacy.record.model_dump()),
+        )
+
+
+def plan_sha256(toml_bytes: bytes) -> bytes:
+    """The identity of a plan: SHA-256 of its exact bytes."""
+    return hashlib.sha256(toml_bytes).digest()

@@ -1,0 +1,189 @@
+"""What the tables of a run plan ask of each other.
+
+    privacy.exact_figures    only where no noise is on them: every other mode has figures with noise
+    privacy.record           is there exactly in the record-level modes, with the keys of its mode
+    expected_units           B̄ ≥ q · (most units that a silo can have), so that the sampled mean and
+                             the bound B_max hold whatever the data are
+                             B̄ so large that overflowing steps do not use up δ
+    privacy.grid             the smallest cohort's sum fits the ring: n_min·B_max·(Δ+1) + 12·z·Δ;
+                             in record_local one silo's sum of units does
+    steps_per_round          T·S is at most MAX_RELEASES: each one leaves a record and a sum
+    server_optimiser         'sgd' or 'adam' exactly where gradients are summed; moments that cross
+                             rounds only where the coordinates stay
+    gauge                    not with a method that excludes it
+    method                   not in a mode that its personal factors would escape
+    evolve.proximal_mu       only where silos train freely: the record-level modes ignore it;
+                             and so with evolve.learning_rate_schedule
+
+Every problem is one line that starts with its key path and says what to do.
+
+Covered: the above. Not covered: single tables (``federation.plan.tables``), what depends on a
+roster or on the adapter's size (``federation.forecast.forecast``), evolvers that cannot run in a
+mode (the silo's guardian).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final
+
+from dp.accounting.charge import run_charges
+from dp.config import RECORD_MODES, Mode, PrivacySpec
+from dp.errors import PrivacyError
+from dp.noise.share import no_wrap
+from federation.aggregate.registry import (
+    GRADIENT_OPTIMISERS,
+    NO_GAUGE,
+    NO_RECORD_MODES,
+    OPTIMISERS,
+    moments_problem,
+)
+from federation.plan.tables import RecordSection
+
+if TYPE_CHECKING:
+    from federation.plan.plan import Plan
+
+_ON_DELTAS: Final = ", ".join(repr(n) for n in OPTIMISERS if n not in GRADIENT_OPTIMISERS)
+MAX_RELEASES: Final = 10_000
+"""Aggregations of a run, and records of its chain: also the most rounds that a plan may have."""
+
+
+def problems_between_tables(plan: Plan) -> tuple[str, ...]:
+    """Everything that is wrong between the tables of a plan whose tables are right."""
+    return (*_evolve(plan), *_aggregation(plan), *_figures(plan), *_record_table(plan))
+
+
+def problems_of_spec(plan: Plan, spec: PrivacySpec) -> tuple[str, ...]:
+    """What is wrong with a plan whose privacy specification is right: the ring, and δ."""
+    return tuple(_ring(plan, spec)) + tuple(_overflow(plan, spec))
+
+
+def _evolve(plan: Plan) -> Iterator[str]:
+    mode = Mode(plan.privacy.mode)
+    if mode in RECORD_MODES and plan.evolve.proximal_mu > 0.0:
+        yield (
+            f"evolve.proximal_mu: in mode {mode.value!r} every step is a noisy sum of clipped unit "
+            "gradients and has no proximal term, so it would change nothing: remove this key"
+        )
+    if mode in RECORD_MODES and plan.evolve.learning_rate_schedule != "constant":
+        yield (
+            f"evolve.learning_rate_schedule: in mode {mode.value!r} all noisy steps have one size, "
+            "so it would change nothing: remove this key"
+        )
+
+
+def _aggregation(plan: Plan) -> Iterator[str]:
+    mode, section = Mode(plan.privacy.mode), plan.aggregation
+    optimiser = section.server_optimiser
+    gradients = mode is Mode.RECORD_DISTRIBUTED
+    if gradients != (optimiser in GRADIENT_OPTIMISERS):
+        wanted = (
+            "sums gradients: set 'sgd' or 'adam', whose learning rate is aggregation.server_step"
+            if gradients
+            else f"sums deltas, and {optimiser!r} steps on gradients: use one of {_ON_DELTAS}"
+        )
+        yield f"aggregation.server_optimiser: mode {mode.value!r} {wanted}"
+    if section.gauge and section.method in NO_GAUGE:
+        yield f"aggregation.gauge: {NO_GAUGE[section.method]}, or set gauge to false"
+    if mode in RECORD_MODES and section.method in NO_RECORD_MODES:
+        yield f"aggregation.method: {NO_RECORD_MODES[section.method]}"
+    if problem := moments_problem(section.method, optimiser, gauge=section.gauge):
+        yield f"aggregation.server_optimiser: {problem}: use 'fedavg', or another method"
+
+
+def _figures(plan: Plan) -> Iterator[str]:
+    mode = Mode(plan.privacy.mode)
+    if plan.privacy.exact_figures and mode is not Mode.NONE:
+        yield (
+            f"privacy.exact_figures: in mode {mode.value!r} figures have the noise of "
+            "privacy.metrics_noise_multiplier and none is exact: remove this key"
+        )
+
+
+def _record_table(plan: Plan) -> Iterator[str]:
+    mode, record = Mode(plan.privacy.mode), plan.privacy.record
+    if mode not in RECORD_MODES:
+        if record is not None:
+            yield (
+                f"privacy.record: mode {mode.value!r} has no units to sample: remove this table, "
+                "or choose 'record_local' or 'record_distributed'"
+            )
+        return
+    if record is None:
+        yield (
+            f"privacy.record: mode {mode.value!r} samples units: add this table with "
+            "sampling_rate, expected_units and steps_per_round"
+        )
+        return
+    if mode is Mode.RECORD_LOCAL and record.delta_clip_l2 is None:
+        yield (
+            "privacy.record.delta_clip_l2: mode 'record_local' uploads a delta: set the bound of "
+            "its L2 norm; the privacy of a unit does not depend on it"
+        )
+    if mode is Mode.RECORD_DISTRIBUTED and record.delta_clip_l2 is not None:
+        yield (
+            "privacy.record.delta_clip_l2: mode 'record_distributed' uploads gradients, each "
+            "clipped to privacy.clip_l2: remove this key"
+        )
+    if mode is Mode.RECORD_DISTRIBUTED and record.silo_noise_multiplier > 0.0:
+        yield (
+            "privacy.record.silo_noise_multiplier: it composes with mode 'record_local' only; one "
+            "silo may add up B_max clips here, and noise that hides all of them leaves nothing to "
+            "learn: remove this key"
+        )
+    if mode is Mode.RECORD_DISTRIBUTED:
+        releases = plan.rounds.count * record.steps_per_round
+        if releases > MAX_RELEASES:
+            yield (
+                f"privacy.record.steps_per_round: {plan.rounds.count} rounds of "
+                f"{record.steps_per_round} steps are {releases} aggregations: keep them within "
+                f"{MAX_RELEASES}, with fewer rounds or steps"
+            )
+    yield from _population(plan, record)
+
+
+def _population(plan: Plan, record: RecordSection) -> Iterator[str]:
+    if not plan.needs_tasks:
+        return  # So it has no units.
+    # The rate as it is written: in binary 0.07 of 100 would be more than 7.
+    expected = Fraction(repr(record.sampling_rate)) * plan.population_cap
+    if expected > record.expected_units:
+        yield (
+            f"privacy.record.expected_units: {record.expected_units} is less than sampling_rate "
+            f"{record.sampling_rate:g} times the {plan.population_cap} tasks that a silo can have "
+            f"({plan.tasks_per_round} a round, kept for {plan.kept_rounds} rounds): raise it to "
+            f"{math.ceil(expected)}, sample less, or lower evolve.window or "
+            "evolve.episodes_per_round"
+        )
+
+
+def _ring(plan: Plan, spec: PrivacySpec) -> Iterator[str]:
+    release, bits = spec.release, plan.secure_aggregation.ring_bits
+    n_min = plan.secure_aggregation.n_min
+    path = "privacy.grid"
+    sums = [(path, n_min, release.max_units, release.grid, release.noise_multiplier)]
+    if spec.mode is Mode.RECORD_LOCAL and spec.record is not None:
+        # The grid of a delta is fixed, so only its noise can be too much.
+        delta = ("privacy.record.silo_noise_multiplier", *sums[0][1:])
+        sums = [delta, (path, 1, spec.record.max_units, spec.grid, spec.noise_multiplier)]
+    for key, silos, units, grid, z in sums:
+        try:
+            no_wrap(silos, units, grid, z * grid, bits)
+        except PrivacyError as error:
+            batch = f", or privacy.record.expected_units, as B_max is {units}" if units > 1 else ""
+            yield f"{key}: {error}{batch}"
+
+
+def _overflow(plan: Plan, spec: PrivacySpec) -> Iterator[str]:
+    if spec.record is None:
+        return
+    charges = run_charges(spec, releases=plan.charged_releases, first_steps=plan.first_steps)
+    failure = sum(charge.delta for charge in charges if charge.unit == spec.unit)
+    if failure >= spec.delta:
+        yield (
+            f"privacy.record.expected_units: the steps of this run sample more than B_max = "
+            f"{spec.record.max_units} units with probability up to {failure:.3g}, which uses up "
+            f"delta = {spec.delta:g}: raise it"
+        )

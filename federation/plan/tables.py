@@ -1,0 +1,284 @@
+"""The tables of a run plan, one class each.
+
+Invariants: every class is frozen, strict, and forbids unknown keys; every number is bounded and
+finite; a line under each field says what it means.
+
+Covered: types, ranges, and what fields of one table ask of each other.
+Not covered: reading the document and wording its errors (``federation.plan.plan``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dp.config import MAX_GRID_STEPS, Unit
+from federation.aggregate.registry import require_method, require_optimiser
+
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[int, Field(ge=1, le=7 * 24 * 3600)]
+
+_BY_RESULTS: Final = (
+    "it chooses tasks by what earlier episodes brought, so that whether a unit is trained on would "
+    "depend on other units' data; it is not available"
+)
+REFUSED_SAMPLING: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(("bandit", "regret", "replay"), _BY_RESULTS)
+)
+"""Ways to choose tasks that cannot run, with the reason."""
+
+
+class Section(BaseModel):
+    """One table: frozen, strict, closed."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """``[model]``: the frozen base and the adapter trained on it."""
+
+    base: Annotated[str, Field(min_length=1, max_length=512)]
+    """Model id or directory, for people; silos go by the digest."""
+    base_sha256: Sha256Hex
+    """Digest of the base model's files, lower-case hex."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    """What the base weights are held in; adapters and deltas are float32 always."""
+    lora_rank: Annotated[int, Field(ge=1, le=256)] = 8
+    """r."""
+    lora_alpha: Annotated[float, Field(gt=0, le=4096)] = 16.0
+    """α; the adapter is scaled by α/r."""
+    target: Literal["all-linear"] = "all-linear"
+    """Which layers carry an adapter."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """LoRA dropout while training."""
+
+
+class EvolveSection(Section):
+    """``[evolve]``: the local work of one round. Nothing here depends on private data."""
+
+    method: Literal["constant", "fed-se"]
+    """``constant`` contributes a fixed vector and needs no model; ``fed-se`` is filtered SFT."""
+    episodes_per_round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Episodes each silo explores, tries included; also the public bound of its metrics."""
+    epochs: Annotated[int, Field(ge=1, le=100)] = 2
+    """Passes over the training set."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-3
+    """AdamW's, at the start of each round."""
+    learning_rate_schedule: Literal["constant", "cosine"] = "constant"
+    """``cosine`` falls to zero over each round's local steps (arXiv 2512.08870, appendix B)."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 8
+    """Trajectories per optimiser step."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Sampling temperature while exploring."""
+    window: Annotated[int, Field(ge=0, le=10_000)] = 1
+    """Rounds of successes trained on; 0 is the whole cumulative buffer."""
+    tries_per_task: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Tries at each task; the shortest success is kept."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=8192)] = 8
+    """Longest answer in one turn."""
+    max_sequence_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 1024
+    """Longest training sequence."""
+    explore: bool = True
+    """False is the control that gathers no new trajectories."""
+    learn: bool = True
+    """False is the control whose delta is zero."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    """Seed of task sampling and of training."""
+    environments: Annotated[tuple[EnvironmentName, ...], Field(max_length=64)] = ()
+    """Environments that silos may explore; a silo serves those it has."""
+    use_expert: bool = True
+    """Whether demonstrations that a silo's operator gave are in every training set. Never in the
+    record-level modes, where no released adapter played them and they belong to no unit."""
+    best_per_task: bool = True
+    """Train on the shortest success of each task only; False trains on all of them."""
+    proximal_mu: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """μ of FedProx (arXiv 1812.06127): the local loss plus μ/2·‖φ − φ_t‖²; 0 leaves it out."""
+    task_sampling: str = "uniform"
+    """How tasks are drawn: by the public seed alone."""
+    packing: bool = False
+    """Several trajectories in one training sequence: not available."""
+
+    @field_validator("task_sampling")
+    @classmethod
+    def _public_sampling(cls, value: str) -> str:
+        if value in REFUSED_SAMPLING:
+            raise ValueError(f"{value!r} is refused: {REFUSED_SAMPLING[value]}; use 'uniform'")
+        if value != "uniform":
+            raise ValueError(f"unknown way to draw tasks {value!r}; use 'uniform'")
+        return value
+
+    @field_validator("packing")
+    @classmethod
+    def _unpacked(cls, value: bool) -> bool:  # noqa: FBT001  # pydantic passes it by position
+        if value:
+            raise ValueError(
+                "packing is not available; in the record-level modes it would mix units in one "
+                "sequence, and no unit could be clipped on its own: remove it"
+            )
+        return value
+
+    @field_validator("environments")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("name each environment once")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EvolveSection:
+        if self.method == "fed-se":
+            if not self.environments:
+                raise ValueError("method 'fed-se' explores: name at least one environment")
+            if self.episodes_per_round < 1:
+                raise ValueError("method 'fed-se' explores: set episodes_per_round")
+            if self.episodes_per_round % self.tries_per_task:
+                raise ValueError(
+                    f"episodes_per_round ({self.episodes_per_round}) must be a multiple of "
+                    f"tries_per_task ({self.tries_per_task}), so that every task gets all its tries"
+                )
+        return self
+
+
+class AggregationSection(Section):
+    """``[aggregation]``: from the sum to the next adapter."""
+
+    method: str
+    """A name of ``federation.aggregate.registry``."""
+    server_step: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """η_s; 1 is the plain mean. The adaptive server optimisers want 1e-3 to 1e-2."""
+    gauge: bool = False
+    """Rewrite the same product BA in balanced factors after each round; ``fedsvd`` always does."""
+    server_optimiser: str = "fedavg"
+    """How the mean is applied, with server_step as the learning rate. To deltas: ``fedavg`` as it
+    is, ``fedavgm``, ``fedadagrad``, ``fedyogi`` and ``fedadam`` with moments kept from round to
+    round. To the gradients of ``record_distributed``: ``sgd`` or ``adam``."""
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str) -> str:
+        require_method(value)
+        return value
+
+    @field_validator("server_optimiser")
+    @classmethod
+    def _known_optimiser(cls, value: str) -> str:
+        require_optimiser(value)
+        return value
+
+
+class RecordSection(Section):
+    """``[privacy.record]``: what the record-level modes need beside C, z and Δ."""
+
+    sampling_rate: Annotated[float, Field(gt=0, le=1)]
+    """q: each unit is in a step with this probability."""
+    expected_units: Annotated[int, Field(ge=1, le=1_000_000)]
+    """B̄: the fixed normaliser of a step; at least q times the most units a silo can have."""
+    steps_per_round: Annotated[int, Field(ge=1, le=10_000)]
+    """S: optimiser steps of one round; in ``record_distributed`` each is one aggregation."""
+    delta_clip_l2: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """``record_local``: L2 bound of the encoded delta; record-level ε does not depend on it."""
+    silo_noise_multiplier: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """``record_local``: z of mode ``silo`` on top, in units of ``delta_clip_l2``; 0 for none."""
+
+
+class PrivacySection(Section):
+    """``[privacy]``: spelled out, never a default mode."""
+
+    mode: Literal["none", "silo", "record_local", "record_distributed"]
+    """``none`` must be written, like every other mode."""
+    unit: Unit = "task"
+    """Whose contribution is one unit at record level."""
+    clip_l2: Annotated[float, Field(gt=0, le=1e9)]
+    """C: on the whole shared vector in ``silo``, on one unit's gradient at record level."""
+    noise_multiplier: Annotated[float, Field(ge=0, le=1e9)]
+    """z: the noise's standard deviation in multiples of C."""
+    metrics_noise_multiplier: Annotated[float, Field(ge=0, le=1e9)]
+    """z of the metrics block."""
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    """δ at which ε is stated."""
+    epsilon_cap: Annotated[float, Field(gt=0, le=1e18)]
+    """Largest ε of the run; every silo has its own cap as well."""
+    grid: Annotated[int, Field(ge=16, le=MAX_GRID_STEPS)] = 2**20
+    """Δ: the integer that C becomes."""
+    min_cosine: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Least predicted cosine between noisy and noiseless mean at which a run may start."""
+    accept_low_cosine: bool = False
+    """True starts the run below ``min_cosine`` all the same."""
+    exact_figures: bool = False
+    """``none`` only: whether success and norms are summed without noise. False sums no figures."""
+    record: RecordSection | None = None
+    """In the record-level modes only."""
+
+
+class SecureAggregationSection(Section):
+    """``[secure_aggregation]``: what a plan may choose; c and t are not among it."""
+
+    n_min: Annotated[int, Field(ge=3, le=200)]
+    """Least number of survivors that a silo accepts."""
+    ring_bits: Literal[32] = 32
+    """The ring Z_2^32 of suite v1."""
+
+
+class RoundsSection(Section):
+    """``[rounds]``: how many, and how long."""
+
+    count: Annotated[int, Field(ge=1, le=10_000)]
+    """T."""
+    ready_deadline_s: Seconds
+    """From the round task to the last ready report; covers exploring and training."""
+    ready_after_s: Annotated[int, Field(ge=0, le=7 * 24 * 3600)] = 0
+    """A silo that is done earlier waits this long from the task before it says ready, so that how
+    long its local work took does not show; 0 does not wait."""
+    phase_deadline_s: Seconds
+    """For each step of secure aggregation."""
+    quorum: Annotated[int, Field(ge=3, le=200)] | None = None
+    """Ready silos that open a round; n_min + 1 when not set."""
+    spare_attempts: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Attempts beyond the releases that the budget pays for; a fifth of them when not set."""
+    sit_out_after: Annotated[int, Field(ge=0, le=100)] = 3
+    """A silo that phases waited for in vain in so many attempts in a row sits out; 0 for never. One
+    loss is what the protocol is made for, two are a bad day."""
+    sit_out_rounds: Annotated[int, Field(ge=1, le=10_000)] = 5
+    """For so many rounds, so that it costs the others at most a sixth of what it did; in mode
+    ``none`` for the rest of the run."""
+    max_quarantined: Annotated[int, Field(ge=1, le=10)] = 2
+    """The run fails at so many sums in a row that honest silos cannot have made: each was charged
+    and none was applied."""
+
+    @model_validator(mode="after")
+    def _ready_in_time(self) -> Self:
+        if self.ready_after_s >= self.ready_deadline_s:
+            raise ValueError(
+                f"ready_after_s = {self.ready_after_s} leaves no time before ready_deadline_s = "
+                f"{self.ready_deadline_s}: lower the one or raise the other"
+            )
+        return self
+
+    def ready_quorum(self, n_min: int) -> int:
+        """Ready silos needed to open a round."""
+        return n_min + 1 if self.quorum is None else self.quorum
+
+
+class SelectionSection(Section):
+    """``[selection]``: no amplification is claimed from it, so there is little to choose."""
+
+    policy: Literal["all"] = "all"
+    """Everyone in the roster who is ready."""
+
+
+class EvaluateSection(Section):
+    """``[evaluate]``: inside each silo; figures leave it only in sums."""
+
+    held_out: Annotated[int, Field(ge=0, le=100_000)] = 200
+    """Held-out tasks per environment; 0 switches evaluation off."""
+    every_rounds: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Cadence."""
+    temperatures: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=10)], ...], Field(min_length=1, max_length=8)
+    ] = (0.0, 1.0)
+    """0 is greedy."""

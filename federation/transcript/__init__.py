@@ -1,0 +1,1 @@
+"""An attempt's signed messages as a document that anybody can verify."""

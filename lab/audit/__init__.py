@@ -1,0 +1,1 @@
+"""Attacks on the privacy mechanisms, and the lower bounds on ε they show."""

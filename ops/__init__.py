@@ -1,0 +1,1 @@
+"""What any long-running process needs: logs, tracing, probes, doctors, deployment files."""

@@ -1,0 +1,1 @@
+"""The files that deploy commands write: units for systemd, compose, Helm, dashboards, rules."""

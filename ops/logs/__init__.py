@@ -1,0 +1,1 @@
+"""Structured logs whose events, fields and values come from an allow-list."""

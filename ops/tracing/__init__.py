@@ -1,0 +1,1 @@
+"""Spans with an allow-list of attributes, and where they are sent."""

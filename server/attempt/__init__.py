@@ -1,0 +1,1 @@
+"""One attempt at a round: the messages it relays, the journal that it is, and the sum."""

@@ -1,0 +1,100 @@
+"""Transcripts for audit, made from what the store kept of an attempt.
+
+Covered: every attempt whose R0 was opened, as far as its phases closed. Not covered: verifying it,
+which is for whoever does not trust this coordinator (``federation/transcript/transcript.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from federation.chain.record import Place
+from federation.transcript.transcript import PUBLIC_PHASES, Outcome, Transcript
+from secagg.messages import (
+    ConsistencySignature,
+    KeyBundle,
+    MaskedInputHeader,
+    ShareBoxHeader,
+)
+from server.attempt.message_codec import decode_public
+from server.errors import NotPublishedError
+from server.phase import STEPS
+from server.store import Store
+from server.store.aggregations import AggregationOutcome, AggregationRow
+
+__all__ = ["build_transcript"]
+
+_OUTCOMES = {
+    AggregationOutcome.OPEN: Outcome.OPEN,
+    AggregationOutcome.RELEASED: Outcome.RELEASED,
+    AggregationOutcome.ABORTED: Outcome.ABORTED,
+    AggregationOutcome.SKIPPED: Outcome.SKIPPED,
+}
+
+
+def build_transcript(
+    store: Store, run_id: str, round_number: int, *, step: int = 0, attempt: int = 0
+) -> Transcript:
+    """Put the public part of an attempt together.
+
+    Args:
+        store: The coordinator's store.
+        run_id: The run.
+        round_number: The round.
+        step: Its step.
+        attempt: Which attempt; 0 for the last.
+
+    Raises:
+        NotPublishedError: there is no such attempt.
+    """
+    row = _row(store, run_id, Place(round_number, step), attempt)
+    descriptor = row.descriptor
+    roster = store.rosters.get(descriptor.descriptor.roster_sha256)
+    if roster is None:
+        raise NotPublishedError("the roster of this attempt is not in the store")
+    phases = min(row.phases_closed, PUBLIC_PHASES)
+    closed = {step.value for step in STEPS[:phases]}
+    messages = [
+        decode_public(message)
+        for message in sorted(store.messages.list(row.identity), key=lambda item: item.silo_id)
+        if message.phase in closed
+    ]
+    outcome = _OUTCOMES[row.outcome]
+    closing: dict[str, Any] = {}
+    records = store.records.list(run_id)
+    position = next(
+        (k for k, record in enumerate(records) if record.place == (round_number, step)), None
+    )
+    if outcome is Outcome.SKIPPED and position is None:
+        # The run failed or was aborted meanwhile: nothing was signed that closes this step.
+        outcome = Outcome.ENDED
+    if outcome in (Outcome.RELEASED, Outcome.SKIPPED) and position is not None:
+        closing = {"record": records[position], "parent": records[position - 1]}
+    return Transcript(
+        outcome=outcome,
+        phases=phases,
+        roster=roster,
+        earlier_rosters=store.rosters.before(roster),
+        descriptor=descriptor,
+        bundles=tuple(item for item in messages if isinstance(item, KeyBundle)),
+        share_headers=tuple(item for item in messages if isinstance(item, ShareBoxHeader)),
+        upload_headers=tuple(
+            item
+            for item in messages
+            if isinstance(item, MaskedInputHeader) and item.silo_id in row.survivors
+        ),
+        agreements=tuple(item for item in messages if isinstance(item, ConsistencySignature)),
+        **closing,
+    )
+
+
+def _row(store: Store, run_id: str, place: Place, attempt: int) -> AggregationRow:
+    found = [
+        row
+        for row in store.aggregations.list(run_id)
+        if (row.identity.round, row.identity.step) == place and attempt in (0, row.identity.attempt)
+    ]
+    if not found:
+        which = f"attempt {attempt} of " if attempt else ""
+        raise NotPublishedError(f"run {run_id[:128]!r} has no aggregation for {which}{place}")
+    return found[-1]

@@ -1,0 +1,1 @@
+"""Which run is driven, what each silo is told, and what happens when storage fails."""

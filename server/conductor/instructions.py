@@ -1,0 +1,167 @@
+"""What each silo is told at a poll: an id that is cheap to compute, and an answer made on demand.
+
+Invariants:
+
+1. An id names one message to one silo, and no coordinator process repeats an id of another.
+2. An id costs a few look-ups and builds no message: one change wakes every poll that waits.
+3. What a phase tells every silo alike is serialised once, in a thread; a silo's own part is put
+   before it. Protobuf merges the parts: fields of one message may come in several pieces.
+
+Covered: tasks with the silo's own ledger head, the messages of R0 to R4, drop-outs, closing
+records. Not covered: waiting (``server/conductor/conductor.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import federation.wire as federation_wire
+import secagg.wire as secagg_wire
+from chorale.v1 import round_pb2
+from secagg.descriptor import SignedDescriptor
+from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from server.attempt.attempt import Attempt, Message
+from server.context import RunContext
+from server.members.ledger_heads import ledger_echo
+from server.run.driver import RunDriver
+
+__all__ = ["Answer", "Instructions"]
+
+DROPPED = "dropped: this silo missed a phase of the attempt"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One silo's instruction; nothing of it is built yet."""
+
+    instruction_id: str
+    own: Callable[[], round_pb2.PollResponse]
+    """What this silo alone is told."""
+    shared: Callable[[], round_pb2.PollResponse] | None = None
+    """What every silo with this id is told; None where that is nothing."""
+
+
+class Instructions:
+    """Answers of one coordinator process."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        # A restarted coordinator must not repeat an instruction id of the one before.
+        self._boot = secrets.token_hex(4)
+        self._shared_id = ""
+        self._shared: asyncio.Task[bytes] | None = None
+
+    def current(self, driver: RunDriver | None, silo_id: str) -> Answer:
+        """What this silo is to do now.
+
+        Args:
+            driver: The run that is shown; None if there is none.
+            silo_id: The silo.
+
+        Returns:
+            The id, and how to make the rest.
+        """
+        if driver is None or silo_id not in driver.members:
+            return Answer(instruction_id=f"{self._boot}:idle", own=_idle)
+        run_id, figures = driver.row.run_id, driver.current
+        place = f"{self._boot}:{run_id}:{figures.round}:{figures.step}:{figures.attempt}"
+        if driver.training is not None and silo_id not in driver.cohorts.sitting_out:
+            task = driver.training.task
+            return Answer(
+                instruction_id=f"{place}:training:{task.ready_deadline_unix_s}",
+                # The echo cannot change while the task is out, so the id need not name it.
+                own=lambda: round_pb2.PollResponse(
+                    round_task=federation_wire.round_task_to_proto(task),
+                    ledger_echo=ledger_echo(self._context.store, driver.roster.roster, silo_id),
+                ),
+            )
+        if driver.attempt is not None:
+            return _of_attempt(place, driver.attempt, silo_id)
+        # Between releases, and for whoever sits out: it follows the chain and does no work.
+        head = driver.head
+
+        def closed() -> round_pb2.PollResponse:
+            response = round_pb2.PollResponse()
+            response.round_result.record.CopyFrom(federation_wire.record_to_proto(head))
+            return response
+
+        return Answer(
+            instruction_id=f"{self._boot}:{run_id}:record:{head.round}:{head.step}", own=closed
+        )
+
+    async def serialised(self, answer: Answer) -> bytes:
+        """Build an answer.
+
+        Args:
+            answer: As :meth:`current` returned it.
+
+        Returns:
+            A serialised ``PollResponse``.
+        """
+        response = answer.own()
+        response.instruction_id = answer.instruction_id
+        own = response.SerializeToString()
+        if answer.shared is None:
+            return own
+        if self._shared is None or self._shared_id != answer.instruction_id:
+            self._shared_id = answer.instruction_id
+            self._shared = asyncio.create_task(asyncio.to_thread(_serialise, answer.shared))
+        # Shielded: the poll of one silo that hangs up must not cost all others their answer.
+        return own + await asyncio.shield(self._shared)
+
+
+def _serialise(build: Callable[[], round_pb2.PollResponse]) -> bytes:
+    return build().SerializeToString()
+
+
+def _idle() -> round_pb2.PollResponse:
+    return round_pb2.PollResponse(idle=round_pb2.Idle())
+
+
+def _of_attempt(place: str, attempt: Attempt, silo_id: str) -> Answer:
+    if silo_id not in attempt.cohort:
+        return Answer(instruction_id=f"{place}:idle", own=_idle)
+    instruction, identity = attempt.instruction(silo_id), attempt.identity
+    message = instruction.message
+    if message is None:
+        # A dropped silo is told once, whatever the phase is by now.
+        return Answer(
+            instruction_id=f"{place}:dropped",
+            own=lambda: round_pb2.PollResponse(
+                identity=secagg_wire.identity_to_proto(identity),
+                aborted=round_pb2.Aborted(reason=DROPPED),
+            ),
+        )
+
+    def own() -> round_pb2.PollResponse:
+        response = round_pb2.PollResponse(identity=secagg_wire.identity_to_proto(identity))
+        if isinstance(message, BoxDelivery):
+            response.box_delivery.ciphertexts.update(message.ciphertexts)
+        return response
+
+    return Answer(
+        instruction_id=f"{place}:{instruction.phase.value}",
+        own=own,
+        shared=lambda: _shared(message),
+    )
+
+
+def _shared(message: Message) -> round_pb2.PollResponse:
+    """The part of a phase's message that is the same for every silo."""
+    match message:
+        case SignedDescriptor():
+            return round_pb2.PollResponse(descriptor=secagg_wire.descriptor_to_proto(message))
+        case KeyBundles():
+            return round_pb2.PollResponse(key_bundles=secagg_wire.key_bundles_to_proto(message))
+        case BoxDelivery():
+            headers = BoxDelivery(headers=message.headers, ciphertexts={})
+            return round_pb2.PollResponse(box_delivery=secagg_wire.box_delivery_to_proto(headers))
+        case Survivors():
+            return round_pb2.PollResponse(survivors=secagg_wire.survivors_to_proto(message))
+        case ConsistencySignatures():
+            return round_pb2.PollResponse(
+                consistency_signatures=secagg_wire.consistency_signatures_to_proto(message)
+            )

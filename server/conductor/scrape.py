@@ -1,0 +1,90 @@
+"""What is looked up when Prometheus asks, beside what was counted as it happened.
+
+Invariants: nothing here waits for the event loop or changes anything, so a scrape answers while a
+round is busy; a figure that cannot be had now keeps its last value, and the others are shown.
+
+Covered: silos, runs, who is waited for, the audit log's head, the CA's end, free space. Not
+covered: figures of rounds, which ``server/run/progress.py`` and ``server/run/driver.py`` set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from server.conductor.status import since_unix_s
+from server.context import RunContext
+from server.errors import CoordinatorError
+from server.phase import Phase
+from server.pki.trust import Trust
+from server.run.driver import RunDriver
+from server.run.dropouts import dropouts_of_now
+from server.store.runs import ACTIVE
+
+__all__ = ["Scrape"]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scrape:
+    """One coordinator, looked at."""
+
+    context: RunContext
+    trust: Trust
+    data_dir: Path
+    shown: Callable[[], RunDriver | None]
+    """The run that silos are told of now."""
+
+    def refresh(self) -> None:
+        """Bring the metrics up to date. Called from threads of the probe port."""
+        for look in (self._round, self._silos, self._runs, self._certificates, self._machine):
+            try:
+                look()
+            except (CoordinatorError, OSError) as error:
+                # What is wrong shows elsewhere: in /readyz and in the storage's faults.
+                log.warning("scrape_incomplete", part=look.__name__, reason=error)
+
+    def _silos(self) -> None:
+        store, seen = self.context.store, self.context.liveness.last_seen
+        roster = store.rosters.current()
+        rostered = frozenset(roster.roster.silo_ids) if roster is not None else frozenset()
+        silos = [
+            replace(silo, last_seen_unix_s=max(silo.last_seen_unix_s, seen(silo.silo_id)))
+            for silo in store.silos.list()
+        ]
+        self.context.metrics.observe_silos(
+            invited=len(store.invites.open()),
+            silos=silos,
+            rostered=rostered,
+            dropouts=dropouts_of_now(store),
+        )
+
+    def _runs(self) -> None:
+        states = [row.state for row in self.context.store.runs.list()]
+        self.context.metrics.observe_runs(states)
+
+    def _round(self) -> None:
+        driver, metrics = self.shown(), self.context.metrics
+        row = None if driver is None else self.context.store.runs.get(driver.row.run_id)
+        if driver is None or row is None or row.state not in ACTIVE:
+            metrics.set_phase(Phase.FINISHED.value)
+            metrics.observe_waiting(())
+            return
+        figures = driver.current
+        metrics.observe_waiting(
+            driver.waiting_for,
+            since_unix_s=since_unix_s(figures, row, self.context),
+            deadline_unix_s=figures.deadline_unix_s,
+        )
+
+    def _certificates(self) -> None:
+        ca = self.trust.issuing.certificate
+        self.context.metrics.ca_certificate_expiry.set(ca.not_valid_after_utc.timestamp())
+
+    def _machine(self) -> None:
+        self.context.metrics.audit_head.set(self.context.audit.head_index)
+        self.context.metrics.process.look(self.data_dir)

@@ -1,0 +1,194 @@
+"""What `chorale run watch` shows: public facts about a run, as a stream of messages.
+
+Invariants:
+
+1. Whatever its state, a run's status says who or what is waited for, since when, and until when if
+   there is an end: silos in a phase, the run before it in the queue, an admin while it is paused.
+2. Since when is counted from the first time: neither a restart of the coordinator nor a deadline
+   that passed without a quorum sets it back.
+
+Covered: phase, who is waited for and since when, deadlines, figures of the sum, ε. Not covered:
+anything of a single silo beyond whether it was heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from chorale.v1 import admin_pb2 as pb
+from federation.chain.record import AdapterRecord
+from federation.plan.plan import Plan
+from server.conductor.queue import places_behind
+from server.context import RunContext
+from server.figures import RoundFigures
+from server.phase import Phase
+from server.run.budget import own_unit, shown_epsilon
+from server.run.driver import RunDriver
+from server.store.runs import ACTIVE, OVER, RunRow, RunState
+
+__all__ = ["run_summary", "since_unix_s", "watch_response", "watch_run"]
+
+STATUS_EVERY_S: Final = 2.0
+FINISHED_PER_STATUS = 64
+"""With a cohort and survivors of 200 silos, all in 4 MiB."""
+
+
+async def watch_run(
+    context: RunContext, run_id: str, shown: Callable[[], RunDriver | None]
+) -> AsyncIterator[pb.WatchRunResponse]:
+    """Report a run at every change, and every few seconds; ends with the run.
+
+    What finished before the stream began comes in several statuses, without a pause.
+
+    Args:
+        context: What the coordinator works with.
+        run_id: The run.
+        shown: The run that silos are told of now.
+
+    Yields:
+        Statuses.
+
+    Raises:
+        UnknownRunError: There is no such run.
+    """
+    sent = 0
+    while True:
+        row = context.store.runs.get(run_id)
+        driver = shown()
+        if driver is not None and driver.row.run_id == run_id:
+            finished = driver.finished
+        else:
+            driver = None
+            finished = [
+                RoundFigures.from_json(done.figures_json)
+                for done in context.store.rounds.finished(run_id)
+            ]
+        # The driver's list may grow while the caller holds this response.
+        unsent = tuple(finished[sent : sent + FINISHED_PER_STATUS])
+        sent += len(unsent)
+        yield watch_response(row=row, driver=driver, finished=unsent, context=context)
+        if sent < len(finished):
+            continue
+        if row.state in OVER:
+            return
+        await context.changed.wait(STATUS_EVERY_S)
+
+
+def run_summary(
+    row: RunRow, plan: Plan, *, head: AdapterRecord | None, behind: str = ""
+) -> pb.RunSummary:
+    """One line of `chorale run list`.
+
+    Args:
+        row: The run.
+        plan: Its plan.
+        head: Its newest record; None if it has none.
+        behind: Of a queued run: the one that it waits behind.
+    """
+    return pb.RunSummary(
+        run_id=row.run_id,
+        name=row.name,
+        state=row.state.value,
+        round=0 if head is None else head.round,
+        rounds=plan.rounds.count,
+        adapter_sha256=b"" if head is None else head.adapter_sha256,
+        step=0 if head is None else head.step,
+        steps=plan.sums_per_round,
+        behind=behind,
+        state_since_unix_s=int(row.state_since_unix_s),
+    )
+
+
+def watch_response(
+    *,
+    row: RunRow,
+    driver: RunDriver | None,
+    finished: Sequence[RoundFigures],
+    context: RunContext,
+) -> pb.WatchRunResponse:
+    """The state of a run now, with the finished rounds this stream has not sent before."""
+    plan = Plan.parse(row.plan)
+    records = context.store.records.list(row.run_id)
+    spec = plan.privacy_spec()
+    response = pb.WatchRunResponse(
+        run=run_summary(
+            row,
+            plan,
+            head=records[-1],
+            behind=places_behind(context.store).get(row.run_id, ""),
+        ),
+        finished=[_round_status(figures) for figures in finished],
+        epsilon_spent=shown_epsilon(plan, context.store.rounds.charged(row.run_id)),
+        epsilon_unit=own_unit(plan),
+        epsilon_cap=spec.epsilon_cap,
+        delta=spec.delta,
+        error=row.error,
+    )
+    waits = context.store.rollbacks.waiting(row.run_id)
+    if waits is not None and row.state not in OVER:
+        response.rollback_to_round = waits.to_round
+    # A run that waits for its turn or for the admin waits for no silo.
+    if driver is not None and row.state in ACTIVE | OVER:
+        current = _round_status(driver.current)
+        if row.state in ACTIVE:
+            since = since_unix_s(driver.current, row, context)
+            current.phase_since_unix_s = int(since)
+            stalled = since + plan.rounds.ready_deadline_s
+            if current.phase == Phase.TRAINING.value and context.clock() >= stalled:
+                current.stalled_since_unix_s = int(stalled)
+            for silo_id in driver.waiting_for:
+                current.waiting_for.add(
+                    silo_id=silo_id,
+                    since_unix_s=int(since),
+                    last_byte_unix_s=int(context.liveness.last_seen(silo_id)),
+                )
+        response.current.CopyFrom(current)
+    return response
+
+
+def since_unix_s(figures: RoundFigures, row: RunRow, context: RunContext) -> float:
+    """When the phase was entered first, but not before the run was last taken up."""
+    first = [
+        time.at_unix_s
+        for attempt in context.store.rounds.newest(row.run_id, 1)
+        if (attempt.round, attempt.step, attempt.attempt)
+        == (figures.round, figures.step, figures.attempt)
+        for time in attempt.phases
+        if time.phase == figures.phase.value
+    ]
+    since = first[0] if first else figures.phase_since_unix_s
+    return max(since, row.state_since_unix_s) if row.state is RunState.RUNNING else since
+
+
+def _round_status(figures: RoundFigures) -> pb.RoundStatus:
+    return pb.RoundStatus(
+        round=figures.round,
+        step=figures.step,
+        attempt=figures.attempt,
+        phase=figures.phase.value,
+        phase_since_unix_s=int(figures.phase_since_unix_s),
+        deadline_unix_s=int(figures.deadline_unix_s),
+        cohort=figures.cohort,
+        survivors=figures.survivors,
+        timings=[
+            pb.PhaseTiming(phase=phase, duration_s=duration)
+            for phase, duration in figures.timings_s.items()
+        ],
+        success=[
+            pb.FamilySuccess(family=family, success_ratio=ratio, standard_error=error)
+            for family, (ratio, error) in sorted(figures.success.items())
+        ],
+        upload_bytes=figures.upload_bytes,
+        update_norm=figures.update_norm,
+        agreement=figures.agreement,
+        outcome=figures.outcome,
+        adapter_sha256=figures.adapter_sha256,
+        update_norm_standard_error=figures.update_norm_error,
+        agreement_standard_error=figures.agreement_error,
+        heterogeneity=figures.heterogeneity,
+        heterogeneity_standard_error=figures.heterogeneity_error,
+        silo_norm_sq=figures.silo_norm_sq,
+        silo_norm_sq_standard_error=figures.silo_norm_sq_error,
+        restored_round=figures.restored_round,
+    )

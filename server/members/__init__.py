@@ -1,0 +1,1 @@
+"""Silos and rosters: standing, invites, approvals, certificates, ledger and audit heads."""

@@ -1,0 +1,1 @@
+"""The coordinator's certificate authority, its keys, and whom it trusts."""

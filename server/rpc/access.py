@@ -1,0 +1,394 @@
+"""Who may call what: one table, checked on every call.
+
+Invariants:
+
+1. A method that is not in the table is refused.
+2. The certificate is judged now, not when the connection was made: its issuer, its validity, its
+   federation, its role, and for a silo that it is the very certificate on record and that the silo
+   is neither revoked nor suspended.
+3. A renewed certificate takes the place of the one before at its first use, durably, before that
+   call is served; from then on the one before is refused.
+4. A handler runs only after that, and finds its caller in :func:`current_peer`.
+5. A silo that speaks no protocol of this coordinator's is refused (``server/rpc/versions.py``).
+6. Whatever a handler raises is answered from the catalogue, and counted.
+
+Each answer says which version this is; one to a silo also carries the digest of the trusted CAs, so
+that it learns of a rotation.
+
+Covered: unary and streaming methods of the coordinator's services. Not covered: rate limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from federation.membership.renewal import TRUST_METADATA
+from federation.version import UNANNOUNCED, Version, this_version
+from server.errors import (
+    ExpiredCertificateError,
+    ForeignFederationError,
+    RevokedCertificateError,
+    RoleDeniedError,
+    SuspendedSiloError,
+    UnauthenticatedError,
+)
+from server.metrics import CoordinatorMetrics
+from server.pki.authority import OPERATOR_DOMAIN, certificate_sha256
+from server.rpc.answers import answer_errors
+from server.rpc.client_certificate import parse_certificate, spiffe_name
+from server.rpc.decode import Decoded, guarded, require_decoded
+from server.rpc.spans import traced, traced_stream
+from server.rpc.versions import SiloVersions
+from server.store.federation import FederationRow
+from server.store.silos import SiloRow
+
+__all__ = ["ACCESS", "AccessInterceptor", "AccessPolicy", "Peer", "Role", "current_peer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Role(StrEnum):
+    """What a certificate's URI can say."""
+
+    ADMIN = "admin"
+    VIEWER = "viewer"
+    SILO = "silo"
+
+
+_ADMINS: Final = frozenset({Role.ADMIN})
+_READERS: Final = frozenset({Role.ADMIN, Role.VIEWER})
+_SILOS: Final = frozenset({Role.SILO})
+_ANYONE: Final[frozenset[Role]] = frozenset()
+"""No certificate needed; only the enrolment port serves such a method."""
+
+ACCESS: Final = MappingProxyType(
+    {
+        "/chorale.v1.EnrolmentService/Join": _ANYONE,
+        "/chorale.v1.AdminService/CreateFederation": _ADMINS,
+        "/chorale.v1.AdminService/GetFederation": _READERS,
+        "/chorale.v1.AdminService/CreateInvite": _ADMINS,
+        "/chorale.v1.AdminService/ListSilos": _READERS,
+        "/chorale.v1.AdminService/SuspendSilo": _ADMINS,
+        "/chorale.v1.AdminService/ReinstateSilo": _ADMINS,
+        "/chorale.v1.AdminService/RevokeSilo": _ADMINS,
+        "/chorale.v1.AdminService/RotateCa": _ADMINS,
+        "/chorale.v1.AdminService/ProposeRoster": _ADMINS,
+        "/chorale.v1.AdminService/PublishRoster": _ADMINS,
+        "/chorale.v1.AdminService/StartRun": _ADMINS,
+        "/chorale.v1.AdminService/AbortRun": _ADMINS,
+        "/chorale.v1.AdminService/PauseRun": _ADMINS,
+        "/chorale.v1.AdminService/ResumeRun": _ADMINS,
+        "/chorale.v1.AdminService/ListRuns": _READERS,
+        "/chorale.v1.AdminService/WatchRun": _READERS,
+        "/chorale.v1.AdminService/ListAdapters": _READERS,
+        "/chorale.v1.AdminService/RollbackAdapter": _ADMINS,
+        "/chorale.v1.AdminService/GetAdapter": _READERS,
+        "/chorale.v1.AdminService/GetTranscript": _READERS,
+        "/chorale.v1.AdminService/GetBudget": _READERS,
+        "/chorale.v1.AdminService/TailAudit": _READERS,
+        "/chorale.v1.MembershipService/RenewCertificate": _SILOS,
+        "/chorale.v1.MembershipService/GetRosterProposal": _SILOS,
+        "/chorale.v1.MembershipService/ApproveRoster": _SILOS,
+        "/chorale.v1.MembershipService/ExchangeAuditHeads": _SILOS,
+        "/chorale.v1.MembershipService/Leave": _SILOS,
+        "/chorale.v1.RoundService/GetRoster": _SILOS,
+        "/chorale.v1.RoundService/GetPlan": _SILOS,
+        "/chorale.v1.RoundService/Poll": _SILOS,
+        "/chorale.v1.RoundService/ReportReady": _SILOS,
+        "/chorale.v1.RoundService/Refuse": _SILOS,
+        "/chorale.v1.RoundService/AdvertiseKeys": _SILOS,
+        "/chorale.v1.RoundService/ShareKeys": _SILOS,
+        "/chorale.v1.RoundService/GetUploadOffset": _SILOS,
+        "/chorale.v1.RoundService/UploadMaskedInput": _SILOS,
+        "/chorale.v1.RoundService/CheckConsistency": _SILOS,
+        "/chorale.v1.RoundService/Unmask": _SILOS,
+        "/chorale.v1.RoundService/FetchBlob": _SILOS,
+        "/chorale.v1.RoundService/ListRecords": _SILOS,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """An authenticated caller."""
+
+    role: Role
+    name: str
+    """Silo id, or the admin's name."""
+    certificate_sha256: bytes
+    version: Version = UNANNOUNCED
+    """Of a silo: what it says that it runs."""
+
+
+_PEER: ContextVar[Peer] = ContextVar("chorale_peer")
+
+
+def current_peer() -> Peer:
+    """Return who is calling.
+
+    Returns:
+        The caller of the RPC that this code runs in.
+
+    Raises:
+        UnauthenticatedError: The method needs no certificate, so there is no caller to name.
+    """
+    peer = _PEER.get(None)
+    if peer is None:
+        raise UnauthenticatedError("this call has no authenticated caller")
+    return peer
+
+
+class TrustedCas(Protocol):
+    """What the policy needs of ``server/pki/trust.py``."""
+
+    @property
+    def sha256(self) -> bytes:
+        """The digest of the set."""
+
+    def certificates(self) -> tuple[x509.Certificate, ...]:
+        """The CAs that are trusted now."""
+
+
+class EnrolledSilos(Protocol):
+    """What the policy needs of ``server/store/silos.py``."""
+
+    def get(self, silo_id: str) -> SiloRow | None:
+        """Find a silo."""
+
+    def use_next(self, silo_id: str, certificate_sha256: bytes) -> None:
+        """Let the next certificate take the place of the one before."""
+
+
+class AccessPolicy:
+    """Judges a certificate for a method, at this moment."""
+
+    def __init__(
+        self,
+        *,
+        trust: TrustedCas,
+        federation: Callable[[], FederationRow | None],
+        silos: EnrolledSilos,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.trust = trust
+        self._federation = federation
+        self._silos = silos
+        self._clock = clock
+
+    def admit(self, method: str, certificate_pem: bytes | None) -> Peer | None:
+        """Decide one call.
+
+        Args:
+            method: The full method name.
+            certificate_pem: What TLS verified; None if there is none.
+
+        Returns:
+            The caller; None where the method needs none.
+
+        Raises:
+            AccessError: The call is refused; the type says why.
+        """
+        roles = ACCESS.get(method)
+        if roles is None:
+            raise RoleDeniedError(f"no role may call {method[:128]}")
+        if not roles:
+            return None
+        if not certificate_pem:
+            raise UnauthenticatedError("this method needs a client certificate")
+        certificate = parse_certificate(certificate_pem)
+        peer = self._identify(certificate)
+        if peer.role not in roles:
+            raise RoleDeniedError(f"the role {peer.role.value} may not call {method}")
+        if peer.role is Role.SILO:
+            self._admit_silo(peer)
+        return peer
+
+    def _admit_silo(self, peer: Peer) -> None:
+        silo = self._silos.get(peer.name)
+        if silo is None or silo.revoked:
+            raise RevokedCertificateError(f"{peer.name} is not an enrolled silo")
+        known = {silo.certificate_sha256, silo.next_certificate_sha256}
+        if peer.certificate_sha256 not in known:
+            raise RevokedCertificateError(f"{peer.name} has a newer certificate than this one")
+        if silo.suspended:
+            raise SuspendedSiloError(f"{peer.name} is suspended by the coordinator's admin")
+        if silo.certificate_sha256 != peer.certificate_sha256:
+            self._silos.use_next(peer.name, peer.certificate_sha256)
+
+    def _require_trusted(self, certificate: x509.Certificate) -> None:
+        for ca in self.trust.certificates():
+            try:
+                certificate.verify_directly_issued_by(ca)
+            except (InvalidSignature, ValueError, TypeError):
+                continue
+            return
+        raise UnauthenticatedError(
+            "the certificate is not of a CA that is trusted here now; if that CA was replaced, a "
+            "silo joins again with a new invite, and an admin runs chorale admin renew"
+        )
+
+    def _identify(self, certificate: x509.Certificate) -> Peer:
+        self._require_trusted(certificate)
+        now = self._clock()
+        if not (
+            certificate.not_valid_before_utc.timestamp()
+            <= now
+            < certificate.not_valid_after_utc.timestamp()
+        ):
+            raise ExpiredCertificateError(
+                f"the certificate was valid until {certificate.not_valid_after_utc.isoformat()}"
+            )
+        domain, role, name = spiffe_name(certificate)
+        try:
+            known = Role(role)
+        except ValueError as error:
+            raise RoleDeniedError(f"unknown role {role[:64]!r}") from error
+        ours = OPERATOR_DOMAIN
+        if known is Role.SILO:
+            federation = self._federation()
+            ours = "" if federation is None else federation.name
+        if domain != ours:
+            raise ForeignFederationError(
+                f"the certificate is of {domain[:64]!r}, for a {known.value} this is {ours!r}"
+            )
+        return Peer(role=known, name=name, certificate_sha256=certificate_sha256(certificate))
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Puts the policy, the catalogue and the call metrics around every handler."""
+
+    def __init__(self, *, policy: AccessPolicy, metrics: CoordinatorMetrics) -> None:
+        self._policy = policy
+        self._metrics = metrics
+        self._versions = SiloVersions()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of a call.
+
+        Args:
+            continuation: Finds the handler.
+            handler_call_details: Names the method.
+
+        Returns:
+            The wrapped handler, or None for a method that nobody serves.
+        """
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method: Any = handler_call_details.method
+        kind = (
+            f"{'client_stream' if handler.request_streaming else 'unary'}_"
+            f"{'server_stream' if handler.response_streaming else 'unary'}"
+        )
+        make = {
+            "unary_unary": grpc.unary_unary_rpc_method_handler,
+            "unary_server_stream": grpc.unary_stream_rpc_method_handler,
+            "client_stream_unary": grpc.stream_unary_rpc_method_handler,
+            "client_stream_server_stream": grpc.stream_stream_rpc_method_handler,
+        }[kind]
+        inner = (
+            handler.unary_unary
+            or handler.unary_stream
+            or handler.stream_unary
+            or handler.stream_stream
+        )
+        answer: Any
+        if handler.response_streaming:
+            answer = traced_stream(method, self._stream(method, kind, inner))
+        else:
+            answer = traced(method, self._single(method, kind, inner))
+        return make(
+            answer,
+            guarded(handler.request_deserializer),
+            _unless_serialised(handler.response_serializer),
+        )
+
+    def _single(self, method: str, kind: str, inner: Callable[..., Awaitable[Any]]) -> Any:
+        async def call(request: Any, context: Context) -> Any:
+            async def answer() -> Any:
+                self._admit(method, context)
+                read = Decoded if kind.startswith("client_stream") else require_decoded
+                return await inner(read(request), context)
+
+            started = time.perf_counter()
+            try:
+                return await answer_errors(context, self._metrics, answer)
+            finally:
+                self._handled(method, kind, context, time.perf_counter() - started)
+
+        return call
+
+    def _stream(self, method: str, kind: str, inner: Callable[..., AsyncIterator[Any]]) -> Any:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            started = time.perf_counter()
+            try:
+
+                async def open_stream() -> AsyncIterator[Any]:
+                    self._admit(method, context)
+                    return aiter(inner(require_decoded(request), context))
+
+                responses = await answer_errors(context, self._metrics, open_stream)
+                while True:
+
+                    async def advance() -> tuple[bool, Any]:
+                        try:
+                            return True, await anext(responses)
+                        except StopAsyncIteration:
+                            return False, None
+
+                    more, response = await answer_errors(context, self._metrics, advance)
+                    if not more:
+                        return
+                    yield response
+            finally:
+                self._handled(method, kind, context, time.perf_counter() - started)
+
+        return call
+
+    def _admit(self, method: str, context: Context) -> None:
+        pem = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+        peer = self._policy.admit(method, pem)
+        said = this_version().words
+        if peer is None:
+            self._versions.admit("", context.invocation_metadata())
+        elif peer.role is Role.SILO:
+            version = self._versions.admit(peer.name, context.invocation_metadata())
+            peer = replace(peer, version=version)
+            said = (*said, (TRUST_METADATA, self._policy.trust.sha256.hex()))
+        if peer is not None:
+            _PEER.set(peer)
+        context.set_trailing_metadata(said)
+
+    def _handled(self, method: str, kind: str, context: Context, elapsed_s: float) -> None:
+        _, service, name = method.split("/")
+        code = context.code()
+        labels = {"grpc_type": kind, "grpc_service": service, "grpc_method": name}
+        self._metrics.rpc_handled.labels(**labels, grpc_code=_code_name(code)).inc()
+        self._metrics.rpc_seconds.labels(**labels).observe(elapsed_s)
+
+
+def _unless_serialised(serialise: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Let a handler answer with bytes: an answer to many callers is serialised once."""
+    return lambda message: message if isinstance(message, bytes) else serialise(message)
+
+
+def _code_name(code: Any) -> str:
+    if code is None or code == 0:
+        return grpc.StatusCode.OK.name
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return next((known.name for known in grpc.StatusCode if known.value[0] == code), "UNKNOWN")

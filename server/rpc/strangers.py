@@ -1,0 +1,72 @@
+"""What strangers do at the two ports, in one line a minute.
+
+A caller without a certificate costs one line of the log at most once a minute, however often it
+calls: the first refused join of a minute is told with its silo, the rest of them and the
+connections as numbers. ``chorale_enrolments_total`` counts each. In the same minute the memory that
+handshakes took goes back to the system: the C library alone would keep it, some 70 KiB for each of
+the connections that were open at once.
+
+Covered: refused joins; connections, also those that never shake hands. Not covered: who they are;
+a firewall's log knows addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+from typing import Final
+
+import structlog
+
+__all__ = ["Strangers"]
+
+log = structlog.get_logger(__name__)
+
+EVERY_S: Final = 60
+MANY_CONNECTIONS: Final = 600
+"""In a minute: three for each of 200 silos, as when all of them come back after a restart."""
+
+
+class Strangers:
+    """Counts for one coordinator."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections = 0
+        self._joins_refused = 0
+
+    def connected(self) -> None:
+        """Note a connection; called from gRPC's own threads."""
+        with self._lock:
+            self._connections += 1
+
+    def join_refused(self, silo: str, outcome: str) -> None:
+        """Note a refused join, and tell of it if it is the first of its minute."""
+        with self._lock:
+            self._joins_refused += 1
+            first = self._joins_refused == 1
+        if first:
+            log.warning("join_refused", silo=silo, outcome=outcome)
+
+    def sum_up(self) -> None:
+        """Tell of what came since the last time, if it was more than is told already."""
+        with self._lock:
+            connections, refused = self._connections, self._joins_refused
+            self._connections = self._joins_refused = 0
+        if refused > 1 or connections >= MANY_CONNECTIONS:
+            log.warning("strangers", connections=connections, joins_refused=refused)
+
+    async def keep_summing(self) -> None:
+        """Sum up once a minute, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self.sum_up()
+            _give_memory_back()
+
+
+def _give_memory_back() -> None:
+    # Only glibc has it, and only glibc keeps freed memory in so many places.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

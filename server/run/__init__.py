@@ -1,0 +1,1 @@
+"""A run from its first release to its last: cohorts, attempts, aggregation, budget."""

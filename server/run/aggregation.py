@@ -1,0 +1,216 @@
+"""From the unmasked sum to the next adapter and the figures that may be published.
+
+Ordered invariants:
+
+1. The sum must be one that honest silos can have made, noise included; otherwise nothing of it is
+   applied or shown. Its vector is no longer than n clips. Each figure of the metrics block lies
+   between 0 and n times its bound, and no family has more successes than episodes.
+2. The mean is over the survivors, unweighted; of gradients it is over K·B̄ with the plan's B̄.
+3. The update is the plan's aggregation method and nothing else; every silo recomputes it.
+
+Memory: the previous adapter and the sum may be memory maps; beside them there is one copy of the
+tensors that the round moves, and tiles. The norm is accumulated in float64, tile by tile in order.
+
+In `record_distributed` the sum is of units' gradients and nothing is published about single silos'
+vectors: κ, ζ̂² and the mean squared norm are NaN. So are they where the plan has no figures, which
+a plan without noise has only if it asks for them. Figures by family come with step 0 alone.
+
+Covered: every mode, one release at a time. Not covered: poison within these bounds. They are the
+sum's, so one silo may use what the others leave of n clips and n bounds, and what the noise may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dp.config import Mode
+from dp.noise.metrics_block import Estimate, MetricsBlock
+from federation.adapter.encoding import Buffer, adapter_parts, decode_adapter, tiles
+from federation.adapter.layout import Layout
+from federation.aggregate.optimiser import Optimiser
+from federation.chain.sums import (
+    UPDATE_NORM_SQ,
+    agreement,
+    heterogeneity,
+    least_noise_variance,
+    mean_of_release,
+    success_ratios,
+    update_norm,
+)
+from federation.plan.plan import Plan
+from secagg.decode import SignedVector, split_sum
+from secagg.descriptor import EPISODES, SUCCESSES, Descriptor
+from secagg.prg import Vector
+from server.errors import QuarantinedSumError
+
+__all__ = ["Aggregated", "aggregate"]
+
+NOISE_TAIL = 12.0
+"""r: how far noise may reach, in standard deviations of the sum's.
+
+A discrete Gaussian's moment generating function is at most the continuous one's: e^(u²σ²/2) times
+Σ_k e^(−(k − uσ²)²/2σ²) / Σ_k e^(−k²/2σ²), and of all shifts of the integers the integers themselves
+have the largest sum (by Poisson's summation its Fourier coefficients are positive). So a sum of n
+shares is subgaussian with s² = n·σ², and
+
+    P(X ≥ r·s) ≤ e^(−r²/2)             one figure, at each of its ends (Chernoff)
+    P(‖X‖ ≥ (√d + r)·s) ≤ e^(−r²/2)    the vector (Hsu, Kakade and Zhang, "A tail inequality for
+                                       quadratic forms of subgaussian random vectors", Electronic
+                                       Communications in Probability 17, 2012, theorem 2.1)
+
+With r = 12 a bound refuses an honest sum with a probability of at most 5.4e-32."""
+_UNKNOWN = Estimate(mean=math.nan, standard_error=math.nan)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aggregated:
+    """What one released sum yields."""
+
+    adapter: tuple[Buffer, ...]
+    """Published bytes of the next global adapter, in parts that follow each other."""
+    sum_bytes: memoryview
+    """The integer sum, delta then metrics block, as every silo verifies it: a view of the total."""
+    descriptor_sha256: bytes
+    update_norm: float
+    """L2 norm of the mean delta or gradient; includes the noise, not the server optimiser."""
+    update_norm_error: float
+    """Standard error that the noise gives it; so for each ``_error`` below."""
+    kappa: float
+    """Agreement of the silos; NaN below noise, without figures and for sums of gradients, like the
+    next four."""
+    kappa_error: float
+    zeta_sq: float
+    """Spread of the silos' moves; NaN below noise."""
+    zeta_sq_error: float
+    silo_norm_sq: float
+    """Mean of the silos' squared norms, from the metrics block; NaN below noise."""
+    silo_norm_sq_error: float
+    success: Mapping[str, Estimate] = field(default_factory=dict)
+    """Family to success ratio and its standard error; empty after a round's first step, and where
+    the plan has no figures."""
+
+
+def aggregate(
+    *,
+    plan: Plan,
+    previous: Buffer,
+    total: Vector,
+    descriptor: Descriptor,
+    survivors: tuple[str, ...],
+    optimiser: Optimiser,
+) -> Aggregated:
+    """Apply one sum.
+
+    Args:
+        plan: The run's plan.
+        previous: Published bytes of the adapter the deltas start from.
+        total: Unmasked sum modulo 2^32, uint32, delta then metrics block.
+        descriptor: What it was summed under.
+        survivors: Whose vectors are in it.
+        optimiser: The run's, as the release before this one left it. It moves on; applying the
+            same release again is allowed and gives the same bytes.
+
+    Raises:
+        OptimiserStateError: the optimiser has not seen the release before this one.
+        QuarantinedSumError: honest silos cannot have made this sum.
+        UpdateError: the update is not finite.
+        AdapterError: the previous adapter's bytes are not one.
+    """
+    decoded = split_sum(total, descriptor)
+    count = len(survivors)
+    sum_sq = _squared_norm(decoded.delta)
+    _require_possible(math.sqrt(sum_sq), descriptor, count)
+    layout, figures = descriptor.metrics, decoded.metrics.astype(np.int64)
+    block = MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid)
+    metrics_sigma = layout.sigma * math.sqrt(count)
+    _require_possible_figures(block, figures, count, metrics_sigma)
+    estimates = block.decode(figures, count, metrics_sigma)
+    mean = mean_of_release(plan, decoded.delta, count)
+    mean_sq = sum_sq / mean.divisor**2
+    noise_energy = descriptor.dimension * count * (descriptor.noise_sigma / mean.divisor) ** 2
+    tensors = decode_adapter(previous, max_bytes=len(previous))
+    place = descriptor.identity
+    updated = plan.aggregator(Layout.from_tensors(tensors)).apply(
+        tensors,
+        optimiser.move(
+            mean,
+            round_number=place.round,
+            step=place.step,
+            noise_variance=least_noise_variance(plan, count),
+        ),
+        place.round,
+        last_step=plan.is_last_step(place.step),
+    )
+    d = descriptor.dimension
+    norm = update_norm(mean_sq, noise_energy, dimension=d)
+    gradients = plan.privacy_spec().mode is Mode.RECORD_DISTRIBUTED
+    norm_sq = kappa = zeta_sq = _UNKNOWN
+    if plan.has_figures and not gradients:
+        norm_sq = estimates[UPDATE_NORM_SQ]
+        kappa = agreement(mean_sq, noise_energy, norm_sq, dimension=d)
+        zeta_sq = heterogeneity(mean_sq, noise_energy, norm_sq, dimension=d)
+    return Aggregated(
+        adapter=adapter_parts(updated),
+        # The centred lift changes no bit: the ring's bytes are the signed integers' bytes.
+        sum_bytes=total.data.cast("B").toreadonly(),
+        descriptor_sha256=descriptor.sha256,
+        update_norm=norm.mean,
+        update_norm_error=norm.standard_error,
+        kappa=kappa.reportable,
+        kappa_error=kappa.standard_error,
+        zeta_sq=zeta_sq.reportable,
+        zeta_sq_error=zeta_sq.standard_error,
+        silo_norm_sq=norm_sq.reportable,
+        silo_norm_sq_error=norm_sq.standard_error,
+        success={} if place.step else success_ratios(estimates),
+    )
+
+
+def _squared_norm(delta_sum: SignedVector) -> float:
+    """Σ q² in grid units: float64 partial sums of tiles, added in the order of the tiles."""
+    total = 0.0
+    for tile in tiles(delta_sum):
+        total += float(np.sum(delta_sum[tile].astype(np.float64) ** 2))
+    return total
+
+
+def _require_possible(norm: float, descriptor: Descriptor, count: int) -> None:
+    sigma = descriptor.noise_sigma * math.sqrt(count)
+    noise = sigma * (math.sqrt(descriptor.dimension) + NOISE_TAIL)
+    clip = descriptor.max_units * descriptor.vector_clip * descriptor.scale
+    # One grid unit for the rounding of this very arithmetic.
+    bound = count * clip + noise + 1.0
+    if norm > bound:
+        raise QuarantinedSumError(
+            f"the sum's norm is {norm:.4g} grid units where {count} clipped silos reach at most "
+            f"{bound:.4g}: it is not applied"
+        )
+
+
+def _require_possible_figures(
+    block: MetricsBlock, figures: npt.NDArray[np.int64], count: int, sigma: float
+) -> None:
+    most, tail = count * block.scale, NOISE_TAIL * sigma
+    found = dict(zip(block.names, figures.tolist(), strict=True))
+    for name, figure in found.items():
+        if not -tail <= figure <= most + tail:
+            raise QuarantinedSumError(
+                f"the sum's {name} is outside {-tail:.4g} to {most + tail:.4g} grid units, which "
+                f"{count} silos and their noise reach: it is not applied"
+            )
+    for name, successes in found.items():
+        if not name.startswith(SUCCESSES):
+            continue
+        episodes = found[EPISODES + name.removeprefix(SUCCESSES)]
+        # Both have one bound and one grid, so each silo's encoded successes are at most its
+        # episodes; the noises of the two are independent.
+        if successes - episodes > math.sqrt(2.0) * tail:
+            raise QuarantinedSumError(
+                f"the sum's {name} exceeds its episodes by more than {math.sqrt(2.0) * tail:.4g} "
+                "grid units, which noise alone reaches: it is not applied"
+            )

@@ -1,0 +1,213 @@
+"""Who is in the next attempt: the survivors of the step before, or whoever says ready to a task.
+
+Ordered invariants:
+
+1. After a step of a round the next step is open at once to the survivors of the attempt that ended
+   and are alive, if they are a quorum: no task, no second word of theirs. They declare the families
+   that they were ready with.
+2. In every other case a signed task goes to the whole roster, and the round goes on when every silo
+   that is alive has said ready or refused, or at the deadline with at least a quorum.
+3. Both follow from what is durable, so a coordinator that restarts in between does the same.
+4. Who sits out after drop-outs is sent no task and is in no cohort, unless a round has no quorum
+   without it.
+
+Covered: deadlines, quorum, silos that refuse for good, strangers. Not covered: which answers a task
+takes (``server/run/training.py``), who sits out (``server/run/dropouts.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from federation.chain.record import Place
+from federation.chain.task import SURVIVORS_ALREADY_SIGNED
+from federation.plan.plan import Plan
+from secagg.roster import SignedRoster
+from server.audit import AuditEvent
+from server.context import RunContext
+from server.errors import RunError, WrongRoundError
+from server.phase import Phase
+from server.run.chain import Chain
+from server.run.dropouts import Dropouts
+from server.run.progress import Progress
+from server.run.training import Training
+
+__all__ = ["Cohorts", "Ready"]
+
+CHAIN: Final = "chain"
+"""A silo's word for a published chain that is not the one it adopted."""
+AHEAD: Final = (
+    ". A silo that refuses with 'chain' holds records that this coordinator does not show it: it "
+    "was restored from an older backup, or lost records. Restore a newer backup, or start a new "
+    "run from the newest adapter"
+)
+
+Ready = dict[str, tuple[str, ...]]
+"""Silo to the environment families that it declares, in ascending order of silo."""
+
+
+class Cohorts:
+    """Finds the silos of each attempt of one run."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        roster: SignedRoster,
+        context: RunContext,
+        chain: Chain,
+        progress: Progress,
+    ) -> None:
+        self.training: Training | None = None
+        """The task that is out; None while none is."""
+        self._dropouts = Dropouts(chain.head.run_id, plan, context)
+        self.sitting_out = self._dropouts.sitting_out(chain.next_place.round)
+        """Who is asked for nothing now (``server/run/dropouts.py``)."""
+        self._roster = roster
+        self._silos = tuple(entry.silo_id for entry in roster.roster.entries)
+        self._ready_deadline_s = plan.rounds.ready_deadline_s
+        self._quorum = plan.rounds.ready_quorum(plan.secure_aggregation.n_min)
+        self._context = context
+        self._chain = chain
+        self._progress = progress
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Who is asked for work: the roster without those who sit out."""
+        return tuple(silo_id for silo_id in self._silos if silo_id not in self.sitting_out)
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Who has not answered the task that is out."""
+        return () if self.training is None else self.training.unanswered(self.asked)
+
+    # Messages of silos ----------------------------------------------------------------------------
+
+    def report_ready(
+        self, silo_id: str, *, place: Place, adapter_sha256: bytes, families: tuple[str, ...]
+    ) -> None:
+        """A silo's local work is done."""
+        self._require_training(silo_id, place).report_ready(
+            silo_id, adapter_sha256=adapter_sha256, families=families
+        )
+        self._context.changed.notify()
+
+    def refuse(self, silo_id: str, *, place: Place, reason: str) -> None:
+        """A silo takes no part."""
+        training = self._require_training(silo_id, place)
+        if training.refused.get(silo_id) == reason:
+            return
+        training.refuse(silo_id, reason)
+        self._context.audit.append(
+            AuditEvent.SILO_REFUSED,
+            run=training.task.run_id,
+            round=place.round,
+            step=place.step,
+            silo=silo_id,
+            reason=reason,
+        )
+        self._context.changed.notify()
+
+    def _require_training(self, silo_id: str, place: Place) -> Training:
+        if silo_id not in self._silos:
+            # Enrolled silos outside the roster have no say in a round.
+            raise WrongRoundError(f"{silo_id} is not in the roster of this run")
+        if silo_id in self.sitting_out:
+            raise WrongRoundError(f"{silo_id} sits out: it was lost from too many attempts")
+        training = self.training
+        if training is None or place != (training.task.round, training.task.step):
+            raise WrongRoundError(f"{place} is not in training")
+        return training
+
+    # Gathering ------------------------------------------------------------------------------------
+
+    def carried_over(self) -> Ready | None:
+        """Who goes on from the step before without a word; None where a task is needed."""
+        head = self._chain.head
+        if self._chain.next_place.step == 0:
+            return None
+        ended = self._context.store.aggregations.newest(head.run_id, head.round, head.step)
+        if ended is None:
+            return None
+        self.sitting_out = self._dropouts.sitting_out(self._chain.next_place.round)
+        alive = {
+            silo_id: ended.families[silo_id]
+            for silo_id in ended.survivors
+            if silo_id in self.asked and self._context.liveness.alive(silo_id)
+        }
+        return alive if len(alive) >= self._quorum else None
+
+    async def gather(self, attempt_number: int) -> Ready | None:
+        """Send a task and wait; None when so many refused for good that the step is skipped.
+
+        Raises:
+            RunError: the quorum is out of reach; says who refused and why.
+        """
+        everyone = False
+        while True:
+            self._choose(everyone=everyone)
+            now = self._context.clock()
+            deadline = int(now) + self._ready_deadline_s
+            training = Training(task=self._chain.sign_task(self._roster, deadline))
+            self.training = training
+            self._progress.enter(Phase.TRAINING, deadline, attempt_number)
+            while self._context.clock() < deadline:
+                if not self._late() and len(self._ready(training)) >= self._quorum:
+                    break
+                if self._out_of_reach(training):
+                    break
+                await self._context.changed.wait(1.0)
+            self._progress.leave()
+            ready = self._ready(training)
+            if len(ready) >= self._quorum:
+                self._dropouts.missed_training(self._chain.next_place, attempt_number, self._late())
+                return ready
+            # Before a round stalls or a run ends for want of silos, those who sit out are asked.
+            everyone = bool(self.sitting_out)
+            if training.out_of_reach(self.asked, self._quorum) and not everyone:
+                if SURVIVORS_ALREADY_SIGNED in training.refused.values():
+                    return None
+                reasons = ", ".join(f"{s}: {r}" for s, r in sorted(training.refused.items()))
+                ahead = CHAIN in training.refused.values()
+                raise RunError(
+                    f"{self._chain.next_place} cannot reach its quorum of {self._quorum}: {reasons}"
+                    + (AHEAD if ahead else "")
+                )
+            if self._context.clock() >= deadline:
+                self._context.audit.append(
+                    AuditEvent.ROUND_STALLED,
+                    run=training.task.run_id,
+                    round=training.task.round,
+                    step=training.task.step,
+                )
+
+    def _choose(self, *, everyone: bool) -> None:
+        """Say who is asked: all but those who sit out, unless everyone is needed."""
+        place = self._chain.next_place
+        out = self._dropouts.sitting_out(place.round)
+        if out and everyone:
+            # Lost again they cost a phase; a round that cannot open costs everybody its whole
+            # deadline, again and again.
+            self._dropouts.call_back(place, out)
+            out = frozenset()
+        self.sitting_out = out
+
+    def _out_of_reach(self, training: Training) -> bool:
+        """Whether waiting brings no quorum of those who are asked.
+
+        Silence may be over in a minute, and is waited for; but not while others sit out.
+        """
+        if training.out_of_reach(self.asked, self._quorum):
+            return True
+        alive = self._context.liveness.alive
+        there = [s for s in self.asked if alive(s) or s in training.ready]
+        return bool(self.sitting_out) and len(there) < self._quorum
+
+    def _late(self) -> tuple[str, ...]:
+        """Who is there and has not answered the task that is out."""
+        return tuple(s for s in self.unanswered if self._context.liveness.alive(s))
+
+    def _ready(self, training: Training) -> Ready:
+        """Who said ready and may take part still: a silo may be suspended after its word."""
+        barred = self._context.liveness.barred
+        return {s: training.ready[s] for s in sorted(training.ready) if not barred(s)}

@@ -1,0 +1,401 @@
+"""One run, driven release by release until its plan is fulfilled.
+
+A round has one release, or in `record_distributed` one for each of its steps.
+
+Ordered invariants of a release:
+
+1. The silos of its first attempt are the survivors of the step before, or those that are ready for
+   its signed RoundTask (``server/run/cohorts.py``); of each later attempt, the latter.
+2. An attempt that fails before survivors were declared is followed by another with new keys, while
+   the plan's charged releases still leave one for each release to come; one that fails later ends
+   the release as skipped, the adapter unchanged, and the round goes on with its next step.
+3. Each phase change is one durable transaction; each release ends with one signed record, in the
+   transaction that ends its attempt.
+4. What is in memory follows what is durable. A fault of the storage leaves ``drive`` with nothing
+   ended and nothing counted twice, and ``drive`` may be called again: it goes on in the same phase.
+5. A run is paused between two releases; from declared survivors on (``must_finish``) the open one
+   is first finished or skipped.
+6. A sum that honest silos cannot have made ends its release as quarantined, which in the chain is
+   skipped. Several in a row end the run (``server/run/sum_history.py``).
+7. A rollback that an admin asked for takes the next round of which nothing is open, all its steps;
+   its first record and the end of the request are one transaction, and the rest follows from that
+   record.
+
+Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts at any
+point: an open attempt goes on (``server/run/attempts.py``). Not covered: several sums for one
+release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from federation.chain.record import AdapterRecord, Place
+from federation.errors import UpdateError
+from federation.plan.plan import Plan
+from secagg.descriptor import AggregationId
+from secagg.errors import SecAggError
+from secagg.roster import SignedRoster
+from server.attempt.attempt import Attempt
+from server.audit import AuditEvent
+from server.context import RunContext
+from server.errors import LostAttemptError, QuarantinedSumError, TooFewSilosError, WrongRoundError
+from server.figures import RoundFigures
+from server.phase import STEPS, Phase
+from server.run.aggregation import Aggregated
+from server.run.attempts import Attempts
+from server.run.budget import shown_epsilon
+from server.run.chain import Chain
+from server.run.cohorts import Cohorts
+from server.run.optimiser import RunOptimiser
+from server.run.progress import Progress
+from server.run.sum_history import norm_ratio, require_usable
+from server.run.training import Training
+from server.store.aggregations import AggregationOutcome, AggregationRow
+from server.store.runs import RunRow, RunState
+
+__all__ = ["RunDriver"]
+
+log = structlog.get_logger(__name__)
+
+
+class RunDriver:
+    """Drives one run; the service posts the silos' messages to it."""
+
+    def __init__(
+        self, *, row: RunRow, plan: Plan, roster: SignedRoster, context: RunContext
+    ) -> None:
+        self.row = row
+        self.plan = plan
+        self.roster = roster
+        self.members = frozenset(roster.roster.silo_ids)
+        self.attempt: Attempt | None = None
+        self.finished: list[RoundFigures] = []
+        self._context = context
+        self._chain = Chain(row.run_id, context, sums_per_round=plan.sums_per_round)
+        self._progress = Progress(row.run_id, context)
+        self.spans = self._progress.spans
+        self._optimiser = RunOptimiser(plan, self._chain, context.blobs)
+        self._attempts = Attempts(
+            row=row,
+            plan=plan,
+            roster=roster,
+            context=context,
+            progress=self._progress,
+            optimiser=self._optimiser,
+        )
+        self.cohorts = Cohorts(
+            plan=plan, roster=roster, context=context, chain=self._chain, progress=self._progress
+        )
+        self.pausing = False
+        self.carries_over = True
+        """Whether survivors of a step need no task; after a pause they worked for another run."""
+        self._lost: AggregationId | None = None
+        """An attempt that a restart found beyond retry and beyond finishing."""
+        self._reopened = False
+        self._aborted_bytes = 0
+        """Uploads of this release's attempts that were aborted."""
+        self._begin(0)
+
+    @property
+    def head(self) -> AdapterRecord:
+        """The newest record of the chain."""
+        return self._chain.head
+
+    @property
+    def current(self) -> RoundFigures:
+        """The release's figures so far."""
+        return self._progress.figures
+
+    @property
+    def next_place(self) -> Place:
+        """The release that the next record closes; rounds count from 1, steps from 0."""
+        return self._chain.next_place
+
+    @property
+    def training(self) -> Training | None:
+        """The task that is out, with its answers; None while none is."""
+        return self.cohorts.training
+
+    @property
+    def waiting_for(self) -> tuple[str, ...]:
+        """Silos the current phase waits for."""
+        if self.attempt is not None:
+            return tuple(sorted(self.attempt.waiting_for))
+        return self.cohorts.unanswered
+
+    @property
+    def must_finish(self) -> bool:
+        """Whether silos may have agreed on survivors, so that the release has to be closed."""
+        lost = bool(self.current.outcome) and self.current.phase is not Phase.FINISHED
+        return lost or (self.attempt is not None and not self.attempt.may_retry)
+
+    def active_attempt(self) -> Attempt:
+        """The attempt that messages of R0 to R4 are for."""
+        if self.attempt is None:
+            raise WrongRoundError("no aggregation is open")
+        return self.attempt
+
+    # Driving ------------------------------------------------------------------------------------
+
+    async def drive(self) -> None:
+        """Run the remaining releases, or pause; after a fault of the storage it is called again.
+
+        Raises:
+            RunError: the run cannot go on; the reason says why and what to do.
+            StoreError: the database failed.
+            StorageFullError: the disk is full.
+        """
+        if self._chain.reload():
+            # The commit that closed the release was made, and only its answer was lost.
+            row = self._context.store.rounds.finished(self.row.run_id)[-1]
+            self._progress.close(RoundFigures.from_json(row.figures_json))
+            self._closed()
+        self._show_epsilon()
+        self._context.metrics.update_norm_ratio.set(norm_ratio(self.finished, self.plan))
+        require_usable(self.finished, self.plan)
+        while self.next_place.round <= self.plan.rounds.count:
+            if self.pausing and not self.must_finish:
+                self._set_run(RunState.PAUSED, AuditEvent.RUN_PAUSED)
+                return
+            restored = self._restored_round()
+            if restored is None:
+                await self._release()
+            else:
+                self._roll_back(restored)
+            require_usable(self.finished, self.plan)
+        self._set_run(RunState.FINISHED, AuditEvent.RUN_FINISHED)
+
+    def reopen(self, row: AggregationRow) -> None:
+        """Go on with the attempt that was open when the coordinator stopped.
+
+        Called before any silo is answered: a silo that saw no attempt would leave it.
+        """
+        identity = row.identity
+        self._reopened = True
+        self._begin(identity.attempt)
+        try:
+            attempt = self._attempts.reopen(row)
+        except LostAttemptError as error:
+            phase = STEPS[min(row.phases_closed, len(STEPS) - 1)]
+            self._attempts.note_failure(identity, phase, error)
+            if row.survivors_declared:
+                self.current.outcome = "skipped"
+                self._lost = identity
+            else:
+                self._attempts.end(identity, AggregationOutcome.ABORTED)
+            return
+        self._adopt(attempt)
+        self._progress.recall(attempt.phase)
+
+    def halt(self) -> None:
+        """Show no task and no attempt any more: the run has failed or is paused."""
+        self.attempt = self.cohorts.training = None
+
+    def _begin(self, attempt: int) -> None:
+        self._aborted_bytes = 0
+        self._progress.begin(
+            self.next_place, attempt=attempt, adapter_sha256=self.head.adapter_sha256
+        )
+
+    async def _release(self) -> None:
+        aggregated = None
+        reopened, self._reopened = self._reopened, False
+        if self.attempt is not None:
+            if not self.current.outcome:
+                aggregated = await self._drive(self.attempt)
+        elif not reopened and self._lost is None:
+            newest = self._context.store.aggregations.newest_attempt(
+                self.row.run_id, *self.next_place
+            )
+            self._begin(newest)
+        if aggregated is None and not self.current.outcome:
+            aggregated = await self._new_attempts()
+        if aggregated is None:
+            self._skip()
+        else:
+            await self._close(aggregated)
+
+    async def _new_attempts(self) -> Aggregated | None:
+        """Open attempts until one yields a sum, or the release is over without."""
+        tasks_left = 1 + self.plan.charged_releases - self.plan.releases
+        number = self.current.attempt
+        ready = None if number or not self.carries_over else self.cohorts.carried_over()
+        self.carries_over = True
+        while tasks_left and self._affordable():
+            number += 1
+            self.current.attempt = number
+            self.attempt = None
+            if ready is None:
+                tasks_left -= 1
+                ready = await self.cohorts.gather(number)
+                self._show_epsilon()
+                if ready is None:
+                    break
+            attempt = await self._attempts.open(
+                number, ready, adapter_sha256=self.head.adapter_sha256
+            )
+            aggregated = await self._drive(attempt)
+            if aggregated is not None or self.current.outcome:
+                return aggregated
+            ready = None
+        return None
+
+    def _affordable(self) -> bool:
+        """Whether this release may be charged once more: ε is stated for so many and no more."""
+        charged = self._context.store.rounds.charged(self.row.run_id)
+        left = self.plan.releases + 1 - self._chain.next_position
+        if self.next_place.step == 0:
+            # Figures go up with a round's first step, and ε is stated for so many of those.
+            rounds_left = self.plan.rounds.count + 1 - self.next_place.round
+            if charged.first_steps + rounds_left > self.plan.first_steps:
+                return False
+        return charged.releases + left <= self.plan.charged_releases
+
+    async def _drive(self, attempt: Attempt) -> Aggregated | None:
+        """Drive an attempt to its end; None when it failed."""
+        self._adopt(attempt)
+        try:
+            aggregated = await self._attempts.drive(attempt)
+        except (TooFewSilosError, QuarantinedSumError, SecAggError, UpdateError) as error:
+            self._progress.leave()
+            self._attempts.note_failure(attempt.identity, attempt.phase, error)
+            if attempt.may_retry:
+                self._attempts.end(attempt.identity, AggregationOutcome.ABORTED, attempt)
+                self._aborted_bytes += attempt.received_bytes
+                self._leave_attempt()
+            elif isinstance(error, QuarantinedSumError):
+                self.current.outcome = "quarantined"
+                self.current.survivors = attempt.survivors
+            else:
+                self.current.outcome = "skipped"
+            return None
+        self.current.survivors = attempt.survivors
+        return aggregated
+
+    def _adopt(self, attempt: Attempt) -> None:
+        self.current.cohort = tuple(sorted(attempt.cohort))
+        self.current.attempt = attempt.identity.attempt
+        self.cohorts.training = None
+        self.attempt = attempt
+
+    def _leave_attempt(self) -> None:
+        """What is left to do once the end of an attempt is durable."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            self._attempts.clear(attempt)
+        self._show_epsilon()
+
+    # Closing a release ----------------------------------------------------------------------------
+
+    async def _close(self, result: Aggregated) -> None:
+        blobs = self._context.blobs
+        figures = self.current
+        attempt = self.active_attempt()
+        adapter_sha256 = await asyncio.to_thread(blobs.put, result.adapter)
+        sum_sha256 = await asyncio.to_thread(blobs.put, result.sum_bytes)
+        figures.take(result)
+        record = self._chain.link(
+            kind="aggregated",
+            adapter_sha256=adapter_sha256,
+            descriptor_sha256=result.descriptor_sha256,
+            sum_sha256=sum_sha256,
+            survivors=figures.survivors,
+        )
+        self._finish(record, attempt.identity, AggregationOutcome.RELEASED)
+
+    def _restored_round(self) -> int | None:
+        """The round that the next release goes back to; None where it is a release."""
+        if self.next_place.step:
+            return self.head.restored_round
+        if self.attempt is not None or self._lost is not None:
+            return None
+        asked = self._context.store.rollbacks.waiting(self.row.run_id)
+        return None if asked is None else asked.to_round
+
+    def _roll_back(self, to_round: int) -> None:
+        """Close a release with the adapter that an earlier round ended with."""
+        self._reopened = False
+        self._begin(
+            self._context.store.aggregations.newest_attempt(self.row.run_id, *self.next_place)
+        )
+        self.current.restored_round = to_round
+        adapter_sha256 = self._chain.ending(to_round).adapter_sha256
+        record = self._chain.link(
+            kind="rollback", adapter_sha256=adapter_sha256, restored_round=to_round
+        )
+        self._finish(record, None, AggregationOutcome.SKIPPED)
+
+    def _skip(self) -> None:
+        over = self._lost if self.attempt is None else self.attempt.identity
+        record = self._chain.link(kind="skipped", adapter_sha256=self.head.adapter_sha256)
+        self._finish(record, over, AggregationOutcome.SKIPPED)
+
+    def _finish(
+        self, record: AdapterRecord, over: AggregationId | None, outcome: AggregationOutcome
+    ) -> None:
+        """Close the release in one transaction; what is in memory follows."""
+        store, figures = self._context.store, self.current
+        received = 0 if self.attempt is None else self.attempt.received_bytes
+        closed = replace(
+            figures,
+            outcome=figures.outcome or record.kind,
+            phase=Phase.FINISHED,
+            adapter_sha256=record.adapter_sha256,
+            upload_bytes=self._aborted_bytes + received,
+        )
+        back = closed.restored_round
+        restored = {} if back is None else {"restored_round": back}
+        with store.transaction():
+            if over is not None:
+                self._attempts.end(over, outcome, self.attempt)
+            store.records.append(record)
+            if record.kind == "rollback" and record.step == 0:
+                store.rollbacks.done(self.row.run_id, record.round)
+            store.rounds.finish(self._progress.at, closed.outcome, closed.to_json())
+            # Inside: a release without its line in the audit log is not closed.
+            self._context.audit.append(
+                AuditEvent.ROUND_FINISHED,
+                run=self.row.run_id,
+                round=closed.round,
+                step=closed.step,
+                outcome=closed.outcome,
+                adapter=record.adapter_sha256.hex(),
+                survivors=list(closed.survivors),
+                **restored,
+            )
+        self._chain.append(record)
+        self._progress.close(closed)
+        self._closed()
+
+    def _closed(self) -> None:
+        """Show what the store says: the release is over, and with its last one the round."""
+        figures = self.current
+        self._lost = self.cohorts.training = None
+        self._context.metrics.observe_step(figures)
+        if figures.outcome != "aggregated":
+            self._optimiser.forget()
+        if self.plan.is_last_step(figures.step):
+            kinds = {record.kind for record in self._chain.of_round(figures.round)}
+            # A rollback is of one kind throughout.
+            ended = "aggregated" if "aggregated" in kinds else figures.outcome
+            self._context.metrics.observe_round(ended)
+        self.finished.append(figures)
+        self._context.metrics.update_norm_ratio.set(norm_ratio(self.finished, self.plan))
+        log.info("round_finished", round=figures.round, step=figures.step, outcome=figures.outcome)
+        self._leave_attempt()
+        self._context.changed.notify()
+
+    def _show_epsilon(self) -> None:
+        spent = shown_epsilon(self.plan, self._context.store.rounds.charged(self.row.run_id))
+        self._context.metrics.set_epsilon(spent=spent, cap=self.plan.privacy.epsilon_cap)
+
+    def _set_run(self, state: RunState, event: AuditEvent) -> None:
+        store, run_id = self._context.store, self.row.run_id
+        with store.transaction():
+            store.runs.set_state(run_id, state, at_unix_s=self._context.clock())
+            self._context.audit.append(event, run=run_id)
+        self._context.changed.notify()

@@ -1,0 +1,1 @@
+"""The coordinator's data directory: founding, backup, restoration, doctor."""

@@ -1,0 +1,1 @@
+"""``chorale doctor``: is this coordinator well?"""

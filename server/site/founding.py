@@ -1,0 +1,164 @@
+"""Making a coordinator's data directory: ``chorale init``.
+
+Invariants:
+
+1. An existing coordinator is never overwritten: ``coordinator.toml`` is written last, and its
+   presence refuses a second founding.
+2. The consortium root's public key is all that enters of it.
+
+Covered: CA, server and admin certificates, protocol key, database, audit genesis. Not covered:
+moving a directory to another host; the server certificate names its hosts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from federation.membership.invite import SILO_ID
+from ops.files import private_directory, replace_file
+from server.audit import AuditEvent, AuditLog
+from server.config import CoordinatorConfig, DataPaths, read_passphrase, write_config
+from server.errors import ConfigurationError, PkiError
+from server.members.terms import checked_terms, described
+from server.pki.authority import CertificateAuthority, not_after_unix_s
+from server.pki.keys import create_signing_key, public_key_pem, read_public_key
+from server.pki.trust import Trust
+from server.store import Store
+from server.store.federation import FederationRow
+from server.store.served import record_served
+
+__all__ = ["Founding", "create_configured", "found", "renew_admin"]
+
+LOOPBACK = ("localhost", "127.0.0.1")
+"""Always in the server certificate: the admin CLI runs beside the coordinator."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Founding:
+    """What a new coordinator is made of."""
+
+    hosts: tuple[str, ...]
+    """What silos dial, the first by default."""
+    root_public_key: Path
+    """``root.pub``, from ``chorale root init``."""
+    federation: str | None = None
+    """Created at once with the default terms; None leaves it to ``chorale federation create``."""
+    listen: str = "0.0.0.0:7443"
+    enrol_listen: str = "0.0.0.0:7444"
+    probes_listen: str = "127.0.0.1:7445"
+    ca_passphrase_file: Path | None = None
+    """Encrypts the CA's key; it stays a plain file if None."""
+
+
+def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
+    """Make a data directory.
+
+    Args:
+        data_dir: Created with mode 0700; left-overs of an interrupted founding are refused.
+        founding: What to make.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ConfigurationError: There is a coordinator already, or a value is refused.
+        PkiError: The root's public key cannot be read, or a host name is malformed.
+    """
+    paths = DataPaths(data_dir=data_dir)
+    if data_dir.exists() and any(data_dir.iterdir()):
+        raise ConfigurationError(f"{data_dir} is not empty: choose a new directory")
+    if founding.federation is not None:
+        checked_terms(FederationRow(name=founding.federation))
+    root_key = read_public_key(founding.root_public_key)
+    passphrase_file = founding.ca_passphrase_file and founding.ca_passphrase_file.absolute()
+    passphrase = read_passphrase(passphrase_file) if passphrase_file else None
+    hosts = tuple(dict.fromkeys((*founding.hosts, *LOOPBACK)))
+    authority = CertificateAuthority.create(founding.federation or hosts[0])
+    server = authority.issue_server(hosts)
+    private_directory(data_dir)
+    authority.save(paths.pki, passphrase=passphrase)
+    server.save(paths.pki, "server")
+    authority.issue_admin("admin").save(paths.admin, "admin")
+    signing_key = create_signing_key(paths.protocol_key)
+    replace_file(paths.root_public_key, (public_key_pem(root_key),), mode=0o644)
+    config = write_config(
+        data_dir,
+        federation=founding.federation,
+        host_names=hosts,
+        listen=founding.listen,
+        enrol_listen=founding.enrol_listen,
+        probes_listen=founding.probes_listen,
+        ca_passphrase_file=passphrase_file,
+    )
+    audit = AuditLog(paths.audit)
+    audit.append(
+        AuditEvent.GENESIS,
+        hosts=hosts,
+        ca_sha256=authority.sha256.hex(),
+        root_key=root_key.hex(),
+        coordinator_key=signing_key.public_key().public_bytes_raw().hex(),
+    )
+    store = Store(config.database, create=True)
+    if config.database_url:
+        # Without a URL the service may have one that nobody gave here: it decides when it starts.
+        record_served(config.database, config.data_dir)
+    create_configured(config, store, audit)
+    store.close()
+    return config
+
+
+def create_configured(config: CoordinatorConfig, store: Store, audit: AuditLog) -> None:
+    """Create the federation that ``coordinator.toml`` names, unless there is one.
+
+    Args:
+        config: The coordinator's configuration.
+        store: Its database.
+        audit: Its log.
+
+    Raises:
+        FederationExistsError: There is one of another name.
+    """
+    if config.federation is None:
+        return
+    known = store.federation.current()
+    if known is not None and known.name == config.federation:
+        return
+    terms = FederationRow(name=config.federation, created_unix_s=int(time.time()))
+    with store.transaction():
+        store.federation.create(terms)
+        audit.append(AuditEvent.FEDERATION_CREATED, **described(terms))
+
+
+def renew_admin(
+    config: CoordinatorConfig, name: str, *, role: str = "admin", out: Path | None = None
+) -> int:
+    """Issue a new operator's certificate for a day.
+
+    Args:
+        config: The coordinator's configuration; its CA key must be readable.
+        name: Who it is for.
+        role: ``admin``, or ``viewer`` for reading only.
+        out: A directory for somebody else to carry away, with the certificate and where to dial;
+            this data directory's own ``admin`` if None.
+
+    Returns:
+        When it ends, Unix time.
+
+    Raises:
+        PkiError: The CA cannot be read, or the name is malformed.
+    """
+    if SILO_ID.fullmatch(name) is None:
+        raise PkiError("an admin's name has lower-case letters, digits and dashes, at most 63")
+    trust = Trust.load(config.paths.pki, passphrase=config.ca_passphrase())
+    leaf = trust.issuing.issue_admin(name, role=role)
+    leaf = replace(leaf, also_trusted=trust.certificates()[1:])
+    paths = config.paths
+    if out is not None:
+        paths = DataPaths(data_dir=private_directory(out))
+        replace_file(paths.config, (config.paths.config.read_bytes(),), mode=0o640)
+    # First the record: a certificate that nobody can look up must not exist.
+    AuditLog(config.paths.audit).append(AuditEvent.ADMIN_CERTIFICATE_ISSUED, admin=name, role=role)
+    leaf.save(paths.admin, "admin")
+    return not_after_unix_s(leaf.certificate)

@@ -1,0 +1,1 @@
+"""Adapters and masked inputs by digest, in a directory or a bucket."""

@@ -1,0 +1,97 @@
+"""Where published bytes are kept: what every kind of storage promises, and which one is in force.
+
+Invariants:
+
+1. A blob's name is its SHA-256. ``put`` returns when the blob is durable; the same again changes
+   nothing, or mends what was damaged. A blob appears complete or not at all.
+2. What is read is checked against its name: altered or shortened bytes are a ``BlobError``, and no
+   caller ever gets all of them.
+3. Storage that cannot be reached is a ``BlobUnavailableError``; what failed may be tried again.
+
+Calls block, on a disk or on a network: on the event loop they go through a thread.
+
+Covered: a directory (``server/store/blobs/directory.py``), S3-compatible storage
+(``server/store/blobs/objects.py``). Not covered: deleting, because the provenance chain refers to
+every blob.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from federation.adapter.encoding import Buffer
+from server.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from server.config import CoordinatorConfig
+
+__all__ = ["BlobStorage", "in_threads", "open_blobs"]
+
+
+class BlobStorage(ABC):
+    """Published bytes, found by their SHA-256: adapters and integer sums."""
+
+    @abstractmethod
+    def put(self, content: Buffer | Iterable[Buffer]) -> bytes:
+        """Store bytes, in one piece or in parts that follow each other; returns their SHA-256."""
+
+    @abstractmethod
+    def get(self, sha256: bytes) -> memoryview:
+        """Map bytes, after checking them; the view is valid for as long as it is referred to."""
+
+    @abstractmethod
+    def chunks(self, sha256: bytes, offset_bytes: int = 0) -> Iterator[bytes]:
+        """Stream bytes from an offset on, in pieces of a MiB.
+
+        A stream from 0 is checked against the digest before its last chunk; one from elsewhere is
+        for the reader to check as a whole.
+        """
+
+    @abstractmethod
+    def size_bytes(self, sha256: bytes) -> int:
+        """Return how long a blob is, without reading it; BlobError if there is none."""
+
+
+def open_blobs(config: CoordinatorConfig) -> BlobStorage:
+    """Open the storage that a configuration names.
+
+    Args:
+        config: The coordinator's.
+
+    Returns:
+        The storage; nothing was fetched.
+
+    Raises:
+        ConfigurationError: The URL, the endpoint or the credentials cannot be used.
+    """
+    from server.store.blobs.directory import BlobStore
+
+    if config.adapters_url is None:
+        return BlobStore(config.adapters)
+    try:
+        from server.store.blobs.objects import ObjectBlobs
+    except ImportError as error:
+        raise ConfigurationError(
+            "adapters_url needs one more package: pip install 'chorale[s3]'"
+        ) from error
+    return ObjectBlobs(config.adapters_url, cache=config.paths.adapters_cache)
+
+
+async def in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Iterate without blocking the event loop.
+
+    Args:
+        chunks: From :meth:`BlobStorage.chunks`.
+
+    Yields:
+        Its items.
+    """
+    while True:
+        # A thread cannot hand StopIteration to a coroutine.
+        chunk = await asyncio.to_thread(next, chunks, None)
+        if chunk is None:
+            return
+        yield chunk

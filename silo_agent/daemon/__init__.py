@@ -1,0 +1,1 @@
+"""The daemon: polling, admission of work, the guardian's gate, failures."""

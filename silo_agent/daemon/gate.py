@@ -1,0 +1,257 @@
+"""The guardian as the daemon asks it: the policy's rules, and what the operator has said.
+
+Invariants:
+
+1. What the operator says holds from the next question on: nothing of it is remembered here.
+2. A task that waits for an approval is taken up again when it was decided, unless the coordinator
+   has said something else meanwhile; its signature was checked, and everything else is checked
+   again.
+3. A silo that leaves begins nothing, and its daemon ends: with ``drain`` after the open attempt.
+
+Covered: verdicts, approval, refusal, departure, the notes about runs. Not covered: the rules
+themselves (``policy.py``), the budget (``silo_agent/daemon/admission.py``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from federation.adapter.layout import Layout
+from federation.chain.record import AdapterRecord, Place
+from federation.chain.task import RoundTask
+from federation.plan.plan import Plan
+from secagg.descriptor import AggregationId, SignedDescriptor
+from silo_agent.books.departure import Departure
+from silo_agent.books.heard_runs import HeardRuns
+from silo_agent.books.ledger_echo import LedgerEcho
+from silo_agent.daemon.admission import require_accepted
+from silo_agent.errors import PolicyRefusalError
+from silo_agent.local_work.work import LocalWork
+from silo_agent.metrics import SiloMetrics
+from silo_agent.policy.approvals import Approvals, Standing
+from silo_agent.policy.policy import (
+    ACCEPTED,
+    APPROVAL_RULE,
+    Decision,
+    Policy,
+    Site,
+    check_descriptor,
+    check_plan,
+    check_rollback,
+    check_standing,
+    check_task,
+)
+
+__all__ = ["Gate"]
+
+WATCH_S: Final = 0.5
+"""How often the mark of a departure is looked for beside the polls."""
+
+log = structlog.get_logger(__name__)
+
+
+class Gate:
+    """One data directory's."""
+
+    def __init__(self, data_dir: Path, policy: Policy, metrics: SiloMetrics) -> None:
+        self._approvals = Approvals(data_dir)
+        self._departure = Departure(data_dir)
+        self._runs = HeardRuns(data_dir)
+        self._policy = policy
+        self._metrics = metrics
+        self._waiting: tuple[RoundTask, LedgerEcho | None] | None = None
+
+    def standing(self, run_id: str, plan_sha256: bytes) -> Standing:
+        """How a run with this plan stands with the operator.
+
+        Raises:
+            LocalStoreError: The approvals cannot be read; nothing goes on without them.
+        """
+        if self._departure.mark() is not None:
+            return Standing.LEAVING
+        return self._approvals.standing(
+            run_id, plan_sha256, manual=self._policy.policy.approval == "manual"
+        )
+
+    def judge_task(
+        self,
+        task: RoundTask,
+        plan: Plan,
+        *,
+        work: LocalWork,
+        echo: LedgerEcho | None,
+        fetch: Callable[[bytes], bytes],
+    ) -> None:
+        """Go on only with a verified task that is allowed; its run is noted, and waits if it must.
+
+        Args:
+            task: The coordinator signed it.
+            plan: The plan that it names by digest.
+            work: Knows what this silo has, and how the plan's work fits this machine.
+            echo: What came beside the task.
+            fetch: Gives a plan's bytes by digest; called where they are not noted yet.
+
+        Raises:
+            PolicyRefusalError: With the rule that fired.
+            LocalStoreError: The disk refused, or the approvals cannot be read.
+        """
+        self._runs.hear(task, lambda: fetch(task.plan_sha256))
+        judged = partial(
+            check_task,
+            self._policy,
+            task=task,
+            plan=plan,
+            site=work.site,
+            now_unix_s=int(time.time()),
+            standing=self.standing(task.run_id, task.plan_sha256),
+        )
+        notes: tuple[str, ...] = ()
+        decision = judged()
+        if decision.rule in {ACCEPTED, APPROVAL_RULE}:
+            # Looking at the machine loads the learning framework, seconds in which others work for
+            # a plan that would be refused.
+            fitted = work.fitting.choice(plan)
+            decision, notes = judged(unfit=fitted.unfit), fitted.notes
+        self._runs.judged(task.run_id, decision.rule, hardware=notes)
+        if decision.rule == APPROVAL_RULE:
+            self._waiting = (task, echo)
+        self._admit(decision)
+
+    def require_standing(self, task: RoundTask, plan: Plan) -> None:
+        """Go on only with an accepted task that the operator has not taken back since.
+
+        Raises:
+            PolicyRefusalError: With the rule that fired.
+            LocalStoreError: The approvals cannot be read.
+        """
+        standing = self.standing(task.run_id, task.plan_sha256)
+        require_accepted(check_standing(self._policy, task=task, plan=plan, standing=standing))
+
+    def judge_closed(self, record: AdapterRecord, plan: Plan, *, site: Site) -> Decision:
+        """The verdict on a plan whose round has closed.
+
+        Raises:
+            LocalStoreError: The approvals cannot be read.
+        """
+        standing = self.standing(record.run_id, record.plan_sha256)
+        return check_plan(self._policy, plan=plan, site=site, standing=standing)
+
+    def judge_record(self, record: AdapterRecord) -> None:
+        """Go on only with a verified record that this site follows; a rollback is counted.
+
+        Raises:
+            PolicyRefusalError: With the rule that fired.
+        """
+        if record.kind == "rollback":
+            self._admit(check_rollback(self._policy, record))
+
+    def judge_descriptor(
+        self,
+        signed: SignedDescriptor,
+        plan: Plan,
+        *,
+        silo_id: str,
+        work: LocalWork,
+        layout: Layout,
+    ) -> None:
+        """Go on only with a verified descriptor that is allowed; it is kept for the preview.
+
+        Args:
+            signed: As it came.
+            plan: The plan that it names by digest.
+            silo_id: This silo.
+            work: Knows what this silo has.
+            layout: Of the vector that this silo trained.
+
+        Raises:
+            PolicyRefusalError: With the rule that fired.
+            LocalStoreError: The disk refused, or the approvals cannot be read.
+        """
+        descriptor = signed.descriptor
+        decision = check_descriptor(
+            self._policy,
+            descriptor=descriptor,
+            silo_id=silo_id,
+            plan=plan,
+            site=work.site,
+            layout=layout,
+            now_unix_s=int(time.time()),
+            standing=self.standing(descriptor.identity.run_id, descriptor.plan_sha256),
+        )
+        self._admit(decision)
+        self._runs.describe(signed)
+
+    def _admit(self, decision: Decision) -> None:
+        """Count a favourable verdict; whoever hears of any other counts it."""
+        require_accepted(decision)
+        self._metrics.count_decision(accepted=True, rule=decision.rule)
+
+    def refused(self, asked: tuple[str, Place] | None, rule: str) -> None:
+        """Note a refusal that came after the verdict, for example of the budget."""
+        if asked is not None:
+            self._runs.judged(asked[0], rule)
+
+    def took_part(self, identity: AggregationId) -> None:
+        """Count a round that this silo's shares are part of.
+
+        Raises:
+            LocalStoreError: The disk refused.
+        """
+        self._runs.took_part(identity)
+
+    def stop_waiting(self) -> None:
+        """The coordinator has said something else."""
+        self._waiting = None
+
+    def take_up(
+        self,
+        take: Callable[[RoundTask, LedgerEcho | None], None],
+        *,
+        refuse: Callable[[PolicyRefusalError], None],
+        survive: Callable[[Exception, None], None],
+    ) -> None:
+        """Act on the task that waited, once, if somebody has decided about it.
+
+        Args:
+            take: Acts on it as if it had come now.
+            refuse: Told of a refusal.
+            survive: Told of every other failure.
+        """
+        try:
+            if self._waiting is not None:
+                task, echo = self._waiting
+                if self.standing(task.run_id, task.plan_sha256) is not Standing.PENDING:
+                    self._waiting = None
+                    take(task, echo)
+        except PolicyRefusalError as refusal:
+            refuse(refusal)
+        except Exception as error:  # noqa: BLE001 - as in the loop that calls this (``polling.py``)
+            survive(error, None)
+
+    def over(self, *, attempt_open: bool) -> bool:
+        """Whether this silo leaves, and nothing is left that it wanted to finish."""
+        leaving = self._departure.mark()
+        return leaving is not None and not (leaving.drain and attempt_open)
+
+    def watch(self, stopping: threading.Event, attempt_open: Callable[[], bool]) -> None:
+        """Stop the daemon when the silo leaves, also where the coordinator never answers.
+
+        Args:
+            stopping: Set then; once it is set the watch ends.
+            attempt_open: Whether there is something that ``drain`` waits for.
+        """
+
+        def look() -> None:
+            while not stopping.wait(WATCH_S):
+                if self.over(attempt_open=attempt_open()):
+                    log.info("left")
+                    stopping.set()
+
+        threading.Thread(target=look, name="departure", daemon=True).start()

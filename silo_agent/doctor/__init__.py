@@ -1,0 +1,1 @@
+"""``chorale-silo doctor``: is this silo well?"""

@@ -1,0 +1,1 @@
+"""The published chain, verified record by record."""

@@ -1,0 +1,1 @@
+"""The silo's key, certificate and pins, and their renewal."""

@@ -1,0 +1,1 @@
+"""The connection to the coordinator: channel, deadlines, uploads and downloads."""

@@ -1,0 +1,122 @@
+"""Judging on held-out tasks what a silo adopted, and what is its own beside it.
+
+Invariants:
+
+1. Figures go to the silo's own evaluation file. No message to the coordinator and no masked metric
+   is made of them, so neither the global adapter's figures nor the personal one's leave the silo.
+2. What belongs to everyone is judged and kept first; the silo's own adapter, which may be missing
+   or damaged, is judged after it and costs it nothing. Their rows are told apart by ``personal``.
+3. An adapter is judged once in a run, across restarts.
+
+Covered: when to judge, judging, keeping the rows. Not covered: a crash between the two judgements,
+after which the personal adapter of that round has no figures; how long judging takes, which the
+next round waits for; what the rows come to (``silo_agent/views/judgement.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from evolution.methods.evolver import Evaluation, Evolver
+from federation.chain.record import AdapterRecord
+from federation.plan.plan import Plan
+from ops.tracing.spans import spanned
+from silo_agent.books.local_store import LocalStore
+from silo_agent.config import SiloConfig
+from silo_agent.follow.chain import Head
+from silo_agent.local_work.plan_terms import evaluations_of
+from silo_agent.metrics import SiloMetrics
+
+__all__ = ["Judge", "judge_and_keep"]
+
+
+class Judge:
+    """Judges what a daemon adopts."""
+
+    def __init__(self, *, config: SiloConfig, store: LocalStore, metrics: SiloMetrics) -> None:
+        """Read what was judged before.
+
+        Args:
+            config: This silo.
+            store: Its reports.
+            metrics: Its own metrics, for the time that judging takes.
+
+        Raises:
+            LocalStoreError: The evaluation file is damaged.
+        """
+        self._config = config
+        self._store = store
+        self._metrics = metrics
+        # A restarted silo must not report the same adapter twice.
+        self._judged = {(row["run"], int(row["round"])) for row in store.evaluations()}
+
+    def take(self, record: AdapterRecord, plan: Plan) -> bool:
+        """Whether an adopted adapter is to be judged; said once for each.
+
+        Args:
+            record: Of the adapter.
+            plan: Says how often.
+        """
+        key = (record.run_id, record.round)
+        due = record.round % plan.evaluate.every_rounds == 0 or record.round == plan.rounds.count
+        if plan.evaluate.held_out == 0 or not self._config.evaluate or not due:
+            return False
+        unfinished = record.round > 0 and not plan.is_last_step(record.step)
+        if unfinished or key in self._judged:
+            return False
+        self._judged.add(key)
+        return True
+
+    @spanned("evaluate")
+    def judge(self, evolver: Evolver, head: Head, plan: Plan) -> None:
+        """Judge an adopted adapter, and the silo's own beside it where it keeps one.
+
+        Args:
+            evolver: The plan's method.
+            head: The adapter.
+            plan: Says how.
+
+        Raises:
+            EvolveError: The method cannot judge it.
+            LocalStoreError: The figures cannot be kept.
+        """
+        record = head.record
+        started = time.monotonic()
+        asked = evaluations_of(
+            self._config,
+            plan,
+            round_number=record.round,
+            adapter=head.tensors,
+            adapter_sha256=record.adapter_sha256.hex(),
+        )
+        try:
+            judge_and_keep(evolver, asked, store=self._store, run_id=record.run_id)
+        finally:
+            self._metrics.observe_phase("evaluate", time.monotonic() - started)
+
+
+def judge_and_keep(
+    evolver: Evolver, asked: Sequence[Evaluation], *, store: LocalStore, run_id: str
+) -> None:
+    """Judge adapters one after the other, each kept before the next is begun.
+
+    Args:
+        evolver: The method.
+        asked: What to judge.
+        store: Where the rows go.
+        run_id: The run they are of.
+
+    Raises:
+        EvolveError: The method cannot judge one of them.
+        LocalStoreError: The figures cannot be kept.
+    """
+    for evaluation in asked:
+        store.append_evaluation(
+            run_id=run_id,
+            round_number=evaluation.round,
+            adapter_sha256=evaluation.adapter_sha256,
+            personal=evaluation.personal,
+            rows=[asdict(row) for row in evolver.evaluate(evaluation)],
+        )

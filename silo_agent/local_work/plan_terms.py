@@ -1,0 +1,247 @@
+"""A plan's local settings in the terms of a method.
+
+Invariants: every silo gets the same settings from the same plan; what differs between silos comes
+from the silo's own configuration, and never from data.
+
+Covered: set-up, settings, work and evaluation. Not covered: doing it
+(``silo_agent/local_work/work.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from dp.config import RECORD_MODES, Mode, PrivacySpec
+from dp.ledger.receipt import TrainingReceipt
+from evolution.methods.evolver import (
+    Evaluation,
+    EvolverSetup,
+    EvolverSetupError,
+    EvolveSettings,
+    LocalPrivacy,
+    StepWork,
+    Work,
+)
+from evolution.methods.run_buffer import EXPERT_FILE
+from federation.adapter.layout import Layout
+from federation.chain.task import RoundTask
+from federation.plan.plan import Plan
+from secagg.descriptor import AggregationId
+from silo_agent.config import SiloConfig
+
+__all__ = [
+    "evaluation_of",
+    "evaluations_of",
+    "evolver_setup",
+    "settings_of",
+    "shared_layout_of",
+    "step_work_of",
+    "work_of",
+]
+
+_TRAINED_APART: Final = frozenset({"ditto", "finetune"})
+"""Personal adapters beside the global one; ``fed_se_options`` knows them too and imports torch."""
+
+
+def evolver_setup(
+    config: SiloConfig, plan: Plan, *, state_dir: Path, privacy: PrivacySpec | None
+) -> EvolverSetup:
+    """What this silo gives the plan's method.
+
+    Args:
+        config: This silo.
+        plan: Names the method.
+        state_dir: For the method's stores.
+        privacy: The plan's; None for work whose result never leaves the silo.
+
+    Raises:
+        EvolverSetupError: An option of the silo's cannot go with the plan's aggregation.
+    """
+    catalogue = config.catalogue()
+    return EvolverSetup(
+        assignments=tuple(
+            assignment
+            for assignment in config.assignments()
+            if assignment.environment in plan.evolve.environments
+        ),
+        # A plan may name environments that only other silos have.
+        judged=tuple(name for name in plan.evolve.environments if name in catalogue),
+        base_dir=config.base_model,
+        state_dir=state_dir,
+        expert_file=config.data_dir / EXPERT_FILE,
+        rank=plan.model.lora_rank,
+        alpha=plan.model.lora_alpha,
+        dtype=plan.model.dtype,
+        threads=config.threads,
+        catalogue=catalogue,
+        engine=config.rollout,
+        trainer=config.training,
+        privacy=privacy,
+        options=_options_of(config, plan),
+    )
+
+
+def _options_of(config: SiloConfig, plan: Plan) -> Mapping[str, str | int | float]:
+    """The silo's options of the method, with what the plan's aggregation leaves no choice about."""
+    options = config.options(plan.evolve.method)
+    if _keeps_b(plan):
+        return {**options, "personal": "fedsa"}
+    if plan.evolve.method == "fed-se" and options.get("personal") == "fedsa":
+        raise EvolverSetupError(
+            "personal 'fedsa' keeps the factors B in the silo, and this plan's aggregation "
+            f"{plan.aggregation.method!r} shares them: remove the option, or use 'ditto' or "
+            "'finetune'; a plan with aggregation 'fedsa' sets it by itself"
+        )
+    return options
+
+
+def _keeps_b(plan: Plan) -> bool:
+    """Whether every silo keeps factors B of its own, without which A alone learns nothing."""
+    return (plan.evolve.method, plan.aggregation.method) == ("fed-se", "fedsa")
+
+
+def shared_layout_of(plan: Plan, tensors: Mapping[str, np.ndarray], round_number: int) -> Layout:
+    """What every silo trains and uploads in a round."""
+    return plan.aggregator(Layout.from_tensors(tensors)).shared_layout(round_number)
+
+
+def evaluation_of(
+    config: SiloConfig,
+    plan: Plan,
+    *,
+    round_number: int,
+    adapter: Mapping[str, np.ndarray],
+    adapter_sha256: str,
+) -> Evaluation:
+    """The plan's held-out evaluation of one adapter, on this silo's slice of the tasks."""
+    return Evaluation(
+        round=round_number,
+        adapter=adapter,
+        adapter_sha256=adapter_sha256,
+        episodes=plan.evaluate.held_out,
+        first_task=config.held_out_offset,
+        temperatures=plan.evaluate.temperatures,
+        max_new_tokens=plan.evolve.max_new_tokens,
+        shards=max((a.shard.count for a in config.assignments() if a.shard), default=1),
+        seed=config.seed,
+        personal=_keeps_b(plan),
+    )
+
+
+def evaluations_of(
+    config: SiloConfig,
+    plan: Plan,
+    *,
+    round_number: int,
+    adapter: Mapping[str, np.ndarray],
+    adapter_sha256: str,
+) -> tuple[Evaluation, ...]:
+    """The plan's evaluation, and the same for the personal adapter where one is trained apart.
+
+    Before the first round the personal adapter is the global one, so it is not judged twice.
+
+    Raises:
+        EvolverSetupError: As ``evolver_setup``.
+    """
+    asked = evaluation_of(
+        config, plan, round_number=round_number, adapter=adapter, adapter_sha256=adapter_sha256
+    )
+    apart = plan.evolve.method == "fed-se" and (
+        _options_of(config, plan).get("personal") in _TRAINED_APART
+    )
+    return (asked, replace(asked, personal=True)) if apart and round_number > 0 else (asked,)
+
+
+def settings_of(plan: Plan) -> EvolveSettings:
+    """The plan's local settings in the method's terms."""
+    evolve = plan.evolve
+    return EvolveSettings(
+        episodes=evolve.episodes_per_round,
+        tries_per_task=evolve.tries_per_task,
+        temperature=evolve.temperature,
+        max_new_tokens=evolve.max_new_tokens,
+        window=evolve.window,
+        epochs=evolve.epochs,
+        batch_size=evolve.batch_size,
+        learning_rate=evolve.learning_rate,
+        learning_rate_schedule=evolve.learning_rate_schedule,
+        max_sequence_tokens=evolve.max_sequence_tokens,
+        explore=evolve.explore,
+        packing=evolve.packing,
+        task_sampling=evolve.task_sampling,
+        learn=evolve.learn,
+        use_expert=evolve.use_expert,
+        best_per_task=evolve.best_per_task,
+        proximal_mu=evolve.proximal_mu,
+        seed=evolve.seed,
+    )
+
+
+def work_of(
+    plan: Plan,
+    layout: Layout,
+    *,
+    task: RoundTask,
+    adapter: Mapping[str, np.ndarray],
+    seed: int,
+    reserve: Callable[[], TrainingReceipt],
+) -> Work:
+    """One round as the method is asked for it.
+
+    Args:
+        plan: The run's.
+        layout: Of the shared vector.
+        task: The round.
+        adapter: All factors of the global adapter.
+        seed: This silo's own.
+        reserve: Charges ``record_local``; other modes do not see it.
+    """
+    spec = plan.privacy_spec()
+    protects = LocalPrivacy(spec=spec, reserve=reserve if spec.mode is Mode.RECORD_LOCAL else None)
+    return Work(
+        round=task.round,
+        adapter=adapter,
+        adapter_sha256=task.adapter_sha256.hex(),
+        trainable=frozenset(tensor.name for tensor in layout.specs),
+        settings=settings_of(plan),
+        seed=seed,
+        privacy=protects if spec.mode in RECORD_MODES else None,
+    )
+
+
+def step_work_of(
+    plan: Plan,
+    layout: Layout,
+    *,
+    identity: AggregationId,
+    adapter: Mapping[str, np.ndarray],
+    adapter_sha256: str,
+    seed: int,
+) -> StepWork:
+    """One release of ``record_distributed`` as the method is asked for it.
+
+    Args:
+        plan: The run's.
+        layout: Of the shared vector, in its order.
+        identity: The release.
+        adapter: All factors at that step.
+        adapter_sha256: Their identity.
+        seed: This silo's own.
+    """
+    names = tuple(tensor.name for tensor in layout.specs)
+    return StepWork(
+        round=identity.round,
+        step=identity.step,
+        adapter=adapter,
+        adapter_sha256=adapter_sha256,
+        names=names,
+        trainable=frozenset(names),
+        settings=settings_of(plan),
+        seed=seed,
+        spec=plan.privacy_spec(),
+    )

@@ -1,0 +1,433 @@
+"""Local work on a thread of its own: judge what was adopted, evolve it, sum unit gradients.
+
+Invariants:
+
+1. One job at a time, in the order it was asked for; the daemon's thread never waits for one.
+2. What the silo sends, and when, must not depend on private data. Where units inside the silo are
+   protected, a failure that one unit can cause costs that unit alone its part; what else fails is
+   counted and logged, and the release is zeros with full noise. ``record_local`` adds its noise in
+   the training and none to the release, so there the silo says nothing, as after a crash. What is
+   told depends on configuration, ledger and randomness alone
+   (``silo_agent/local_work/outcome.py``).
+3. The method (and with it torch) is loaded once per run, by the first job that needs it.
+4. Figures go to the silo's own files and metrics, nowhere else.
+5. A silo says ready, or refuses, no sooner than the plan's ``ready_after_s`` after the task,
+   however short or unlucky its work was; a silo that is stopped before then does not say it.
+6. Nobody explores twice in a round, nor trains one (run, round, adapter) twice in a process,
+   whatever the order of tasks: a task for a later step is answered at once, and each sum of unit
+   gradients is computed anew, for one attempt, from what step 0 stored. Work that another task
+   overtook before it began is not begun, and its result never replaces that of a newer task. Of
+   ``KEPT_RUNS`` runs the newest result is kept, for a run may be paused while others go on; what
+   is not kept any more is worked on, and charged, again if it is asked for.
+7. After ``close``, or once the operator refused the run, no queued job explores, trains or charges.
+   Nor does one whose round is over when its method is set up: a run that other silos refuse costs
+   this one nothing. From then on the round is worked on to its end, for how long exploring takes
+   is data, and the charge would tell whether it was still going on.
+8. What the site limits is ended, or not begun, as failed work (``local_time.py``, ``limits.py``).
+
+Covered: slow, failing and repeated work. A crash between charge and upload costs the charge
+(``silo_agent/local_work/reservation.py``). Not covered: what judging is
+(``silo_agent/local_work/judge.py``); cancelling a job half-way; a round that went on without this
+silo finds its result unused; how long a sum takes, which the coordinator sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import structlog
+
+from dp.errors import BudgetExceededError, PrivacyError, TooManyDebitsError
+from dp.ledger.ledger import Ledger
+from dp.noise.unit_sum import UnitSum
+from evolution.local_time import local_time
+from evolution.methods.evolver import Evolution, Evolver, Work
+from evolution.methods.registry import make_evolver
+from federation.chain.record import Place
+from federation.chain.task import RoundTask
+from federation.plan.plan import Plan
+from ops.tracing.spans import carry, spanned
+from secagg.descriptor import Descriptor
+from silo_agent.books.audit import AuditLog, SiloEvent, asked
+from silo_agent.books.local_store import LocalStore
+from silo_agent.config import SiloConfig
+from silo_agent.errors import (
+    LocalStoreError,
+    PolicyRefusalError,
+    TransportError,
+    WorkCalledOffError,
+)
+from silo_agent.follow.chain import Head
+from silo_agent.line.transport import Coordinator
+from silo_agent.local_work.finished import FinishedWork, KeptWork
+from silo_agent.local_work.judge import Judge
+from silo_agent.local_work.outcome import NOTHING, outcome_of, own_report
+from silo_agent.local_work.plan_terms import evolver_setup, shared_layout_of, step_work_of, work_of
+from silo_agent.local_work.reservation import Reservation
+from silo_agent.local_work.step_sum import empty_sum, fulfil
+from silo_agent.machine.fitting import Fitting
+from silo_agent.machine.limits import require_disk
+from silo_agent.metrics import SiloMetrics
+from silo_agent.policy.document import LimitsSection
+
+__all__ = ["LocalWork"]
+_NO_LIMITS = LimitsSection()
+_LAWFUL = (BudgetExceededError, TooManyDebitsError, PolicyRefusalError)  # All works: it refuses.
+log = structlog.get_logger(__name__)
+
+
+class LocalWork:
+    """The worker thread and what it has done."""
+
+    def __init__(
+        self,
+        *,
+        config: SiloConfig,
+        coordinator: Coordinator,
+        store: LocalStore,
+        metrics: SiloMetrics,
+        audit: AuditLog,
+        ledger_of: Callable[[], Ledger],
+        seed_of: Callable[[str], int],
+        allow: Callable[[RoundTask, Plan], None],
+        limits: LimitsSection = _NO_LIMITS,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            config: This silo.
+            coordinator: Told when a round is ready.
+            store: The silo's own reports.
+            metrics: The silo's own metrics.
+            audit: The silo's own audit log; takes charges and refusals.
+            ledger_of: The ledger that is open now; local training is charged to it.
+            seed_of: A secret seed for a run id. Without it a second run of one plan would make the
+                very same deltas, and the difference of two sums would be one silo's.
+            allow: Raises where the operator has taken an accepted task back.
+            limits: Of the site's policy; those on time and disk are kept here.
+        """
+        self._config = config
+        self._limits, self._allow = limits, allow
+        self.fitting = Fitting(config)
+        self._ledger_of = ledger_of
+        self._seed_of = seed_of
+        self._coordinator = coordinator
+        self._store = store
+        self._metrics = metrics
+        self._audit = audit
+        self.site = config.site()
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._finished = KeptWork()
+        self._started: tuple[str, int, bytes] | None = None
+        self._begun: set[tuple[str, int, bytes]] = set()
+        self._called_off: tuple[str, int, bytes] | None = None
+        self._asked: RoundTask | None = None
+        self._failure: PrivacyError | LocalStoreError | None = None
+        self._stopping = threading.Event()
+        self._judge = Judge(config=config, store=store, metrics=metrics)
+        self._evolver: tuple[str, Evolver] | None = None
+        self._thread = threading.Thread(target=self._serve, name="local-work", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the current job."""
+        self._stopping.set()
+        self._jobs.put(None)
+        self._thread.join(timeout=30.0)
+        if self._evolver is not None:
+            self._evolver[1].close()
+
+    def finished(self, run_id: str, round_number: int) -> FinishedWork | None:
+        """The result of a round, if it is done."""
+        with self._lock:
+            return self._finished.find(run_id, round_number)
+
+    def adopted(self, head: Head, plan: Plan) -> None:
+        """Judge the adapter that a round ended with on held-out tasks, if the plan says so."""
+        if self._judge.take(head.record, plan):
+            self._jobs.put(carry(lambda: self._evaluate(head, plan)))
+
+    def start(self, *, task: RoundTask, plan: Plan, head: Head) -> None:
+        """Do one round of local work and report ready; a repeat of the same task re-reports.
+
+        Raises:
+            PrivacyError: the ledger failed when the round was to be charged.
+            LocalStoreError: so did the silo's memory of it. The next task begins the work again.
+        """
+        with self._lock:
+            self._asked = task
+            if self._called_off is not None and self._called_off[:2] == (task.run_id, task.round):
+                self._called_off = None
+            failure, self._failure = self._failure, None
+            started = self._started
+        if failure is not None:
+            raise failure
+        done = self.finished(task.run_id, task.round)
+        exploring = started is not None and started[:2] == (task.run_id, task.round) and not done
+        if task.step:
+            # What is still being explored is reported when it is done.
+            if not exploring:
+                self._take_part(task, plan, head)
+            return
+        key = _key(task)
+        with self._lock:
+            begun = self._started == key or key in self._begun
+            if not begun:
+                self._started = key
+        if begun:
+            if done is not None:
+                self._report(task)
+            return
+        ready_at = time.monotonic() + plan.rounds.ready_after_s
+        self._jobs.put(carry(lambda: self._evolve(task, plan, head, ready_at)))
+
+    def call_off(self) -> None:
+        """The coordinator asks for no local work now: what has not begun is not begun."""
+        with self._lock:
+            self._called_off = self._started
+
+    def unit_sum(self, descriptor: Descriptor, plan: Plan, head: Head) -> Future[UnitSum]:
+        """Begin the sum of unit gradients for one attempt.
+
+        The future always ends (``silo_agent/local_work/step_sum.py``). Cancelled before its turn,
+        it is not computed.
+        """
+        future: Future[UnitSum] = Future()
+        if self._stopping.is_set():
+            future.cancel()
+        self._jobs.put(carry(lambda: self._sum(future, descriptor, plan, head)))
+        return future
+
+    def _take_part(self, task: RoundTask, plan: Plan, head: Head) -> None:
+        """Say ready for a later step of a round, whether or not this process explored for it."""
+        if self.finished(task.run_id, task.round) is None:
+            layout = shared_layout_of(plan, head.tensors, task.round)
+            self._finish(FinishedWork.of(task, plan, layout, NOTHING, np.zeros(0)))
+        self._report(task)
+
+    # On the worker thread -------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except TransportError as error:  # What was done is kept: the next task asks for it.
+                self._metrics.count_error("TransportError")
+                log.warning("ready_not_taken", reason=error)
+            except Exception:
+                # A failed job is data, not a crash; the daemon must stay to be asked again.
+                self._metrics.errors.labels(kind="local_work").inc()
+                log.exception("local_work_failed")
+
+    @spanned("local_work")
+    def _evolve(self, task: RoundTask, plan: Plan, head: Head, ready_at: float) -> None:
+        key = _key(task)
+        with self._lock:
+            if self._stopping.is_set() or self._started != key or key in self._begun:
+                return
+            self._begun.add(key)
+        layout = shared_layout_of(plan, head.tensors, task.round)
+        reservation = Reservation(
+            ledger=self._ledger_of(),
+            store=self._store,
+            audit=self._audit,
+            task=task,
+            plan=plan,
+            allow=self._allow,
+        )
+        started = time.monotonic()
+
+        def method() -> Evolver:
+            reservation.require_allowed()
+            require_disk(self._config.data_dir, self._limits)
+            evolver = self._method(plan, task.run_id)
+            self._require_asked(key)
+            return evolver
+
+        def work() -> Work:
+            asked = work_of(
+                plan,
+                layout,
+                task=task,
+                adapter=head.tensors,
+                seed=self._seed(task.run_id),
+                reserve=reservation,
+            )
+            return self.fitting.work(plan, asked)
+
+        with local_time(self._limits.max_local_hours_per_round):
+            outcome = outcome_of(
+                method,
+                work,
+                spec=plan.privacy_spec(),
+                layout=layout,
+                reservation=reservation,
+                on_failure=self._metrics.errors.labels(kind="local_work").inc,
+            )
+        evolution, delta = outcome.evolution, outcome.delta
+        try:
+            if evolution is not None and delta is not None:
+                for stage, duration_s in evolution.duration_s.items():
+                    self._metrics.observe_phase(stage, duration_s)
+                self._note(task, evolution, delta, time.monotonic() - started)
+        finally:
+            # The silo's own books may fail; that must not show outside. Nor may a short job, and
+            # a repeat of the task must not report sooner, so the result appears only now.
+            # A silo that is being stopped says nothing: it would say it too soon.
+            # Of work that was called off nothing is said, and the next task's need not wait for it.
+            wait_s = 0.0 if outcome.called_off else max(0.0, ready_at - time.monotonic())
+            if not self._stopping.wait(wait_s):
+                if outcome.refusal is not None:
+                    self._refuse(task, outcome.refusal, reservation.failure)
+                elif evolution is not None and delta is not None:
+                    finished = FinishedWork.of(task, plan, layout, evolution, delta)
+                    if self._finish(finished):
+                        self._report(self._newest(task))
+
+    @spanned("gradients")
+    def _sum(self, future: Future[UnitSum], descriptor: Descriptor, plan: Plan, head: Head) -> None:
+        if self._stopping.is_set():
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        identity = descriptor.identity
+        started = time.monotonic()
+
+        def compute() -> UnitSum:
+            work = step_work_of(
+                plan,
+                shared_layout_of(plan, head.tensors, identity.round),
+                identity=identity,
+                adapter=head.tensors,
+                adapter_sha256=head.record.adapter_sha256.hex(),
+                seed=self._seed(identity.run_id),
+            )
+            return self._method(plan, identity.run_id).unit_sum(work)
+
+        def empty() -> UnitSum:
+            layout = shared_layout_of(plan, head.tensors, identity.round)
+            return empty_sum(plan.privacy_spec(), layout.dimension)
+
+        fulfil(
+            future,
+            compute,
+            empty=empty,
+            on_failure=self._metrics.errors.labels(kind="local_work").inc,
+        )
+        self._metrics.observe_phase("gradients", time.monotonic() - started)
+
+    def _refuse(
+        self,
+        task: RoundTask,
+        refusal: PolicyRefusalError,
+        failure: PrivacyError | LocalStoreError | PolicyRefusalError | None,
+    ) -> None:
+        """Say that the round is not worked on; nothing was trained, and a later task asks again."""
+        with self._lock:
+            self._started = None
+            self._begun.discard(_key(task))
+            # A ledger that failed is opened again by the daemon's thread.
+            self._failure = None if isinstance(failure, _LAWFUL) else failure
+        self._metrics.count_decision(accepted=False, rule=refusal.rule)
+        self._metrics.rounds.labels(outcome="refused").inc()
+        log.warning("refused", rule=refusal.rule, detail=refusal)
+        where = Place(task.round, task.step)
+        self._audit.note(SiloEvent.TASK_REFUSED, **asked(task.run_id, where), rule=refusal.rule)
+        self._coordinator.refuse(
+            run_id=task.run_id,
+            round_number=task.round,
+            step=task.step,
+            reason=refusal.public_reason,
+        )
+
+    def _require_asked(self, key: tuple[str, int, bytes]) -> None:
+        """Go on only with a round that the coordinator still asks for; a later task asks again."""
+        with self._lock:
+            if self._called_off != key:
+                return
+            self._started = None
+            self._begun.discard(key)
+        log.info("work_called_off", run=key[0], round=key[1])
+        raise WorkCalledOffError("the round was over before this silo began to explore")
+
+    def _finish(self, finished: FinishedWork) -> bool:
+        """Keep a result, unless its run has gone on; whether it is what is asked for now."""
+        with self._lock:
+            asked, mine = self._asked, (finished.run_id, finished.round)
+            wanted = asked is None or (asked.run_id, asked.round) == mine
+            if not wanted and self._started and self._started[:2] == mine:
+                self._started = None
+            if asked is None or asked.run_id != finished.run_id or wanted:
+                forgotten = self._finished.keep(finished)
+                self._begun -= {key for key in self._begun if key[:2] == forgotten}
+        return wanted
+
+    def _newest(self, task: RoundTask) -> RoundTask:
+        """The newest task of the round: its steps may have gone on meanwhile."""
+        with self._lock:
+            asked = self._asked
+        if asked is not None and (asked.run_id, asked.round) == (task.run_id, task.round):
+            return asked
+        return task
+
+    def _report(self, task: RoundTask) -> None:
+        self._coordinator.report_ready(
+            run_id=task.run_id,
+            round_number=task.round,
+            step=task.step,
+            adapter_sha256=task.adapter_sha256,
+            families=self._config.families(),
+        )
+
+    def _seed(self, run_id: str) -> int:
+        return (self._config.seed + self._seed_of(run_id)) % 2**63
+
+    def _note(
+        self, task: RoundTask, evolution: Evolution, delta: np.ndarray, duration_s: float
+    ) -> None:
+        self._store.append_round(own_report(task, evolution, delta, duration_s=duration_s))
+        self._metrics.observe_evolution(
+            episodes=evolution.episodes,
+            successes=evolution.successes,
+            figures=evolution.metrics,
+        )
+
+    def _evaluate(self, head: Head, plan: Plan) -> None:
+        if self._stopping.is_set():
+            return
+        with local_time(self._limits.max_local_hours_per_round):
+            self._judge.judge(self._method(plan, head.record.run_id), head, plan)
+
+    def _method(self, plan: Plan, run_id: str) -> Evolver:
+        if self._evolver is not None and self._evolver[0] == run_id:
+            return self._evolver[1]
+        # What is closed is nobody's any more, also if the next one cannot be made.
+        other, self._evolver = self._evolver, None
+        if other is not None:
+            other[1].close()
+        config = self._config
+        setup = evolver_setup(
+            config,
+            plan,
+            state_dir=config.data_dir / "evolve" / _directory_of(run_id),
+            privacy=plan.privacy_spec(),
+        )
+        evolver = make_evolver(plan.evolve.method, self.fitting.setup(plan, setup))
+        self._evolver = (run_id, evolver)
+        return evolver
+
+
+def _directory_of(run_id: str) -> str:
+    """A directory name of our own making: the coordinator chose the run id."""
+    return hashlib.sha256(run_id.encode()).hexdigest()[:16]
+
+
+def _key(task: RoundTask) -> tuple[str, int, bytes]:
+    return task.run_id, task.round, task.adapter_sha256

@@ -1,0 +1,1 @@
+"""What this machine has, and how local work is fitted to it."""

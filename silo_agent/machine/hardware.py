@@ -1,0 +1,297 @@
+"""How local work is fitted to the machine.
+
+What may be fitted, in this order, until the estimate of ``federation/adapter/memory.py`` leaves a
+fifth of the device's memory free::
+
+    training   whole batches → micro-batches → gradient checkpointing → both
+               → a shorter context: longer trajectories are left out, which is said loudly
+    rollouts   how many episodes are played at once
+
+Invariants:
+
+1. The choice is a function of machine, plan and configuration alone. It never touches the rank, a
+   clip, noise, the plan's batch, epochs or steps: micro-batches and checkpointing change nothing
+   but rounding (``evolution/train/loop.py``).
+2. What ``silo.toml`` sets under ``[training]`` is not touched, nor what ``[rollout]`` leaves to a
+   server. A choice that was not needed is not made: where everything fits nothing changes.
+3. Every choice comes with a sentence that says what and why.
+4. A base that cannot be held at all makes the plan unfit, which the guardian's rule ``hardware``
+   says before anything is trained or charged.
+
+Covered: dense decoders of the Llama and Qwen families, on the CPU or on one GPU. Not covered: other
+models, whose settings stay as they are; the gradients of single units of the record-level modes,
+which are computed on the CPU one group at a time; memory that others take while work runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from dp.config import RECORD_MODES, Mode
+from evolution.methods.evolver import EvolveSettings
+from evolution.train.spec import TrainerSpec
+from federation.adapter.memory import rollout_memory, training_memory
+from federation.adapter.shapes import ModelShape
+from federation.errors import TomlError
+from federation.plan.plan import Plan
+from federation.toml_text import parse_toml
+from silo_agent.config import CONFIG_FILE, ENVIRONMENT_PREFIX, SiloConfig
+from silo_agent.machine.machine import Machine, in_gib
+
+__all__ = ["Choice", "choose", "fixed_keys"]
+
+USABLE: Final = 0.8
+"""Of a device's memory; ``federation/adapter/memory.py`` says what the rest is for."""
+LEAST_CONTEXT_TOKENS: Final = 16
+"""As a plan's own."""
+_WITHOUT_MODEL: Final = frozenset({"constant"})
+_DEFAULT_BATCH: Final = EvolveSettings().rollout_batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """How this silo does a plan's local work."""
+
+    trainer: TrainerSpec
+    """With what was chosen."""
+    rollout_batch: int
+    """Episodes played at once."""
+    max_sequence_tokens: int
+    """Longest trajectory that is trained on; the plan's, unless it does not fit."""
+    notes: tuple[str, ...]
+    """What was chosen and why."""
+    unfit: str = ""
+    """Why the plan's work cannot be done here; empty where it can."""
+
+    def settings(self, plans: EvolveSettings) -> EvolveSettings:
+        """The plan's settings, fitted."""
+        return replace(
+            plans,
+            rollout_batch=self.rollout_batch,
+            max_sequence_tokens=self.max_sequence_tokens,
+        )
+
+
+def choose(
+    machine: Machine,
+    plan: Plan,
+    config: SiloConfig,
+    *,
+    shape: ModelShape | None,
+    fixed: frozenset[str] = frozenset(),
+) -> Choice:
+    """Fit a plan's local work to a machine.
+
+    Args:
+        machine: What there is.
+        plan: The run's.
+        config: This silo's.
+        shape: Of the base model; None where it is not known.
+        fixed: Keys of ``[training]`` that ``silo.toml`` sets.
+    """
+    asked = config.training
+    choice = Choice(
+        trainer=asked,
+        rollout_batch=_DEFAULT_BATCH,
+        max_sequence_tokens=plan.evolve.max_sequence_tokens,
+        notes=(),
+    )
+    if config.base_model is None or plan.evolve.method in _WITHOUT_MODEL:
+        return choice
+    if shape is None:
+        return replace(choice, notes=("the base model's shape is not known: nothing was fitted",))
+    site = _Site(machine=machine, plan=plan, config=config, shape=shape)
+    if (problem := site.unfit()) is not None:
+        return replace(choice, notes=(problem,), unfit=problem)
+    notes = []
+    batch = site.rollout_batch()
+    if batch < _DEFAULT_BATCH:
+        notes.append(
+            f"{batch} instead of {_DEFAULT_BATCH} episodes are played at once, so that their keys "
+            f"and values fit into {site.where(site.plays_on_gpu)}"
+        )
+    if Mode(plan.privacy.mode) in RECORD_MODES:
+        notes.append("gradients of single units are computed on the CPU: nothing was fitted there")
+        return replace(choice, rollout_batch=batch, notes=tuple(notes))
+    trainer, context, said = site.training(fixed)
+    notes += said
+    if context < LEAST_CONTEXT_TOKENS:
+        return replace(choice, notes=(*notes, said[-1]), unfit=said[-1])
+    if context < plan.evolve.max_sequence_tokens:
+        notes.append(
+            f"WARNING: trajectories of more than {context} tokens are left out of training here, "
+            f"the plan allows {plan.evolve.max_sequence_tokens}: a larger device would keep them"
+        )
+    if not notes:
+        notes.append(f"everything fits into {site.where(site.trains_on_gpu)}: nothing was changed")
+    return Choice(
+        trainer=trainer,
+        rollout_batch=batch,
+        max_sequence_tokens=context,
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Site:
+    """One plan on one machine, in bytes."""
+
+    machine: Machine
+    plan: Plan
+    config: SiloConfig
+    shape: ModelShape
+
+    @property
+    def trains_on_gpu(self) -> bool:
+        record = Mode(self.plan.privacy.mode) in RECORD_MODES
+        return bool(self.machine.gpus) and self.config.training.device != "cpu" and not record
+
+    @property
+    def plays_here(self) -> bool:
+        return self.config.rollout.kind == "hf"
+
+    @property
+    def plays_on_gpu(self) -> bool:
+        return bool(self.machine.gpus) and self.config.rollout.device != "cpu" and self.plays_here
+
+    def memory_bytes(self, *, gpu: bool) -> int:
+        # Whoever asks for a GPU gets the first one that is visible.
+        return self.machine.gpus[0].memory_bytes if gpu else self.machine.memory_bytes
+
+    def where(self, gpu: bool) -> str:  # noqa: FBT001 - the device's kind is the question
+        name = self.machine.gpus[0].name if gpu else "the CPU's memory"
+        return f"{name} ({in_gib(self.memory_bytes(gpu=gpu))})"
+
+    def engine_bytes(self, *, gpu: bool) -> int:
+        """Weights of whatever plays on that device."""
+        if not self.plays_here or gpu != self.plays_on_gpu:
+            return 0
+        one = rollout_memory(self.shape, conversations=1, tokens=1, dtype=self.plan.model.dtype)
+        return one.weights_bytes * self.config.rollout.workers
+
+    def training_bytes(self, tokens: int, *, checkpointing: bool) -> int:
+        """Everything on the device that trains, with the weights of what plays there."""
+        spec = self.config.training
+        trained = training_memory(
+            self.shape,
+            rank=self.plan.model.lora_rank,
+            tokens=tokens,
+            dtype=self.plan.model.dtype,
+            gradient_checkpointing=checkpointing,
+            processes=spec.processes,
+            sharding=spec.sharding,
+        )
+        return trained.total_bytes + self.engine_bytes(gpu=self.trains_on_gpu)
+
+    def unfit(self) -> str | None:
+        """Whether the weights alone are more than a device holds."""
+        for gpu in (self.trains_on_gpu, self.plays_on_gpu):
+            held = self.memory_bytes(gpu=gpu)
+            needed = self.engine_bytes(gpu=gpu)
+            if gpu == self.trains_on_gpu:
+                needed = self.training_bytes(1, checkpointing=True)
+            if needed > held:
+                return (
+                    f"{self.plan.model.base} needs at least {in_gib(needed)}, "
+                    f"{self.where(gpu)} is all there is"
+                )
+        return None
+
+    def rollout_batch(self) -> int:
+        """Episodes at once whose keys and values fit beside all weights."""
+        if not self.plays_here:
+            return _DEFAULT_BATCH
+        gpu = self.plays_on_gpu
+        weights = self.engine_bytes(gpu=gpu)
+        if gpu == self.trains_on_gpu:
+            weights = self.training_bytes(1, checkpointing=True)
+        left = int(self.memory_bytes(gpu=gpu) * USABLE) - weights
+        one = rollout_memory(
+            self.shape,
+            conversations=1,
+            tokens=self.plan.evolve.max_sequence_tokens,
+            dtype=self.plan.model.dtype,
+        )
+        return max(1, min(_DEFAULT_BATCH, left // one.cache_bytes))
+
+    def training(self, fixed: frozenset[str]) -> tuple[TrainerSpec, int, list[str]]:
+        """The trainer, the longest trajectory, and what to say about them."""
+        spec, longest = self.config.training, self.plan.evolve.max_sequence_tokens
+        rows = -(-self.plan.evolve.batch_size // spec.processes)
+        batch_tokens = rows * longest
+        place = self.where(self.trains_on_gpu)
+        options = (
+            (spec.gradient_checkpointing,) if "gradient_checkpointing" in fixed else (False, True)
+        )
+        reach = {
+            on: _most(
+                partial(self.training_bytes, checkpointing=on),
+                within=int(self.memory_bytes(gpu=self.trains_on_gpu) * USABLE),
+                most=batch_tokens,
+            )
+            for on in options
+        }
+        micro_fixed = "micro_batch_tokens" in fixed
+        if micro_fixed:
+            # A trajectory that is longer than a micro-batch goes alone.
+            wanted = max(longest, min(spec.micro_batch_tokens or batch_tokens, batch_tokens))
+            fits = [on for on in options if reach[on] >= wanted]
+            on = fits[0] if fits else options[-1]
+            said = [] if fits else [f"micro_batch_tokens of silo.toml may not fit into {place}"]
+            if on and "gradient_checkpointing" not in fixed:
+                said.append(f"gradient checkpointing is on, so that training fits into {place}")
+            return replace(spec, gradient_checkpointing=on), longest, said
+        fits = [on for on in options if reach[on] >= longest]
+        on = fits[0] if fits else options[-1]
+        tokens = reach[on]
+        said = []
+        if on and "gradient_checkpointing" not in fixed:
+            said.append(f"gradient checkpointing is on, so that training fits into {place}")
+        if tokens < batch_tokens:
+            said.append(
+                f"micro-batches of {tokens} tokens instead of {batch_tokens}, so that training "
+                f"fits into {place}"
+            )
+        micro = tokens if tokens < batch_tokens else 0
+        chosen = replace(spec, gradient_checkpointing=on, micro_batch_tokens=micro)
+        return chosen, min(longest, tokens), said
+
+
+def fixed_keys(config: SiloConfig) -> frozenset[str]:
+    """Keys of ``[training]`` that the operator set, whatever to."""
+    defaults = TrainerSpec()
+    names = ("micro_batch_tokens", "gradient_checkpointing")
+    fixed = {name for name in names if getattr(config.training, name) != getattr(defaults, name)}
+    for said in (_table(config.data_dir / CONFIG_FILE), _environment()):
+        # The configuration was read from the same places; what is none was an error there.
+        fixed |= {name for name in names if isinstance(said, dict) and name in said}
+    return frozenset(fixed)
+
+
+def _most(bytes_of: Callable[[int], int], *, within: int, most: int) -> int:
+    """The most tokens whose bytes stay within; 0 where not even one does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if bytes_of(middle) <= within else (low, middle - 1)
+    return low
+
+
+def _table(path: Path) -> Any:
+    try:
+        return parse_toml(path.read_bytes()).get("training")
+    except (OSError, TomlError):
+        return None
+
+
+def _environment() -> Any:
+    try:
+        return json.loads(os.environ.get(f"{ENVIRONMENT_PREFIX}TRAINING", "null"))
+    except ValueError:
+        return None

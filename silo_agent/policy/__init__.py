@@ -1,0 +1,1 @@
+"""The site's own rules: what this silo takes part in."""

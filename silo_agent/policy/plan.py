@@ -1,0 +1,386 @@
+"""The rules of the guardian about a plan, and about the task of one round of it.
+
+Invariant: a rule reads the policy, ``silo.toml``, the plan, the signed task and the clock, and
+nothing else, so it cannot say anything about data.
+
+A silo that has none of a plan's environments would upload zeros and count towards t and n_min all
+the same, and the sum would be that of the others. That is configuration and no secret, so it
+refuses in every mode (``environments_served``). That a silo finds nothing to contribute is data:
+no rule sees it, and where there is no noise the sum shows the others (``no_privacy_accepted``).
+
+ε here is that of the run alone, all its spare attempts made, from the plan and the site's δ.
+
+Covered: which models, environments, methods and privacy a site accepts, and when.
+Not covered: how much (``limits.py``), descriptors (``descriptor.py``), the operator's
+own word (``operator.py``), the order of everything (``policy.py``), what other runs have
+spent (``dp.ledger.ledger``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from dp.accounting.charge import Charge, UnitKind, epsilon_of, run_charges
+from dp.config import Mode, PrivacySpec
+from evolution.methods.evolver import UnknownEvolverError
+from evolution.methods.registry import dp_compat_of
+from federation.chain.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
+from federation.plan.plan import Plan
+from silo_agent.policy.document import NO_PRIVACY
+from silo_agent.policy.limits import LIMIT_RULES
+from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
+
+__all__ = [
+    "CLOCK_SKEW_S",
+    "PLAN_RULES",
+    "TASK_RULES",
+    "TaskCase",
+    "charged_steps",
+    "charges_of_run",
+    "largest_clip",
+    "least_noise_multiplier",
+    "most_debits",
+    "protected_unit",
+]
+
+CLOCK_SKEW_S = 120
+"""Clocks of silo and coordinator may differ by this much."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskCase(PlanCase):
+    """A round task with the plan it names."""
+
+    task: RoundTask
+    """Verified: the coordinator signed it."""
+    now_unix_s: int
+    """This silo's clock."""
+
+
+def protected_unit(spec: PrivacySpec) -> UnitKind | None:
+    """Whose contribution a mode hides; None where it hides nobody's."""
+    if spec.mode is Mode.NONE:
+        return None
+    return "silo" if spec.record is None else spec.unit
+
+
+def charges_of_run(plan: Plan) -> tuple[Charge, ...]:
+    """What a run costs at most, unit kind by unit kind, its spare attempts included."""
+    return run_charges(
+        plan.privacy_spec(), releases=plan.charged_releases, first_steps=plan.first_steps
+    )
+
+
+def charged_steps(plan: Plan) -> int:
+    """Noisy optimiser steps that a record-level run may take, those of spare attempts included."""
+    spec = plan.privacy_spec()
+    if spec.record is None:
+        return 0
+    trained_per_release = spec.record.steps_per_round if spec.mode is Mode.RECORD_LOCAL else 1
+    return plan.charged_releases * trained_per_release
+
+
+def most_debits(plan: Plan) -> int:
+    """Attempts and local trainings that a run may be charged for, spare ones included."""
+    trainings = plan.charged_releases if Mode(plan.privacy.mode) is Mode.RECORD_LOCAL else 0
+    return plan.charged_releases + trainings
+
+
+def least_noise_multiplier(spec: PrivacySpec) -> float:
+    """The least z of everything that a plan adds noise to."""
+    z = min(spec.noise_multiplier, spec.metrics_noise_multiplier)
+    return min(z, spec.release.noise_multiplier) if _is_composed(spec) else z
+
+
+def largest_clip(spec: PrivacySpec) -> float:
+    """The largest clip of what noise hides; without noise for the silo a delta's hides nothing."""
+    return max(spec.clip_l2, spec.release.clip_l2) if _is_composed(spec) else spec.clip_l2
+
+
+def _is_composed(spec: PrivacySpec) -> bool:
+    return spec.mode is Mode.RECORD_LOCAL and spec.release.noise_multiplier > 0.0
+
+
+def _base_model_allowed(case: PlanCase) -> str | None:
+    mine = case.site.base_sha256.hex()
+    if mine not in case.policy.models.allowed:
+        return f"models.allowed does not list this silo's base model {mine}"
+    return None
+
+
+def _base_model_match(case: PlanCase) -> str | None:
+    mine = case.site.base_sha256.hex()
+    if case.plan.model.base_sha256 != mine:
+        return f"the plan is for base model {case.plan.model.base_sha256}, this silo has {mine}"
+    return None
+
+
+def _environments_allowed(case: PlanCase) -> str | None:
+    extra = set(case.plan.evolve.environments) - set(case.policy.environments.allowed)
+    return f"environments.allowed does not list {', '.join(sorted(extra))}" if extra else None
+
+
+def _environments_served(case: PlanCase) -> str | None:
+    evolve = case.plan.evolve
+    if not case.plan.needs_tasks:
+        return None
+    if set(evolve.environments).isdisjoint(case.site.environments):
+        mine = ", ".join(sorted(case.site.environments)) or "nothing"
+        return (
+            f"the plan is about {', '.join(evolve.environments)}, silo.toml has {mine}: this silo "
+            "would contribute zeros, and the sum would be that of fewer silos than it seems"
+        )
+    return None
+
+
+def _evolver_allowed(case: PlanCase) -> str | None:
+    method = case.plan.evolve.method
+    return None if method in case.policy.methods.evolvers else f"methods.evolvers lacks {method!r}"
+
+
+def _aggregation_allowed(case: PlanCase) -> str | None:
+    method = case.plan.aggregation.method
+    if method not in case.policy.methods.aggregation:
+        return f"methods.aggregation lacks {method!r}"
+    return None
+
+
+def _privacy_mode_allowed(case: PlanCase) -> str | None:
+    mode = case.plan.privacy.mode
+    return None if mode in case.policy.privacy.modes else f"privacy.modes lacks {mode!r}"
+
+
+def _no_privacy_accepted(case: PlanCase) -> str | None:
+    accepted = case.policy.privacy.accept_no_privacy
+    if Mode(case.plan.privacy.mode) is Mode.NONE and accepted != NO_PRIVACY:
+        return f"mode 'none' needs this line in [privacy]: accept_no_privacy = \"{NO_PRIVACY}\""
+    return None
+
+
+def _exact_figures(case: PlanCase) -> str | None:
+    if case.plan.privacy.exact_figures and not case.policy.privacy.allow_exact_figures:
+        return (
+            "the plan sums success and norms without noise, and privacy.allow_exact_figures is "
+            "false: where one silo alone has some, they are told in clear"
+        )
+    return None
+
+
+def _evolver_dp_compat(case: PlanCase) -> str | None:
+    method, mode = case.plan.evolve.method, case.plan.privacy.mode
+    try:
+        modes = dp_compat_of(method)
+    except UnknownEvolverError as error:
+        return str(error)
+    if mode not in modes:
+        return f"method {method!r} runs under {', '.join(sorted(modes))}, not under {mode!r}"
+    return None
+
+
+def _record_units(case: PlanCase) -> str | None:
+    spec = case.plan.privacy_spec()
+    if spec.record is not None and spec.unit not in case.policy.privacy.units:
+        return f"privacy.units lacks {spec.unit!r}"
+    return None
+
+
+def _noise_multiplier(case: PlanCase) -> str | None:
+    least = case.policy.privacy.min_noise_multiplier
+    spec = case.plan.privacy_spec()
+    z = least_noise_multiplier(spec)
+    # A mode without noise is a decision of its own, taken by listing it in privacy.modes.
+    if spec.mode is not Mode.NONE and z < least:
+        return f"noise multiplier {z:g} is below privacy.min_noise_multiplier {least:g}"
+    return None
+
+
+def _clip(case: PlanCase) -> str | None:
+    clip, most = largest_clip(case.plan.privacy_spec()), case.policy.privacy.max_clip_l2
+    return f"clip {clip:g} is above privacy.max_clip_l2 {most:g}" if clip > most else None
+
+
+def _sampling_rate(case: PlanCase) -> str | None:
+    record, most = case.plan.privacy_spec().record, case.policy.privacy.max_sampling_rate
+    if record is not None and record.sampling_rate > most:
+        return f"sampling rate {record.sampling_rate:g} is above privacy.max_sampling_rate {most:g}"
+    return None
+
+
+def _steps(case: PlanCase) -> str | None:
+    steps, most = charged_steps(case.plan), case.policy.privacy.max_steps_per_run
+    if steps > most:
+        return (
+            f"{steps} noisy steps, spare attempts included, are above privacy.max_steps_per_run "
+            f"{most}"
+        )
+    return None
+
+
+def _epsilon_per_run(case: PlanCase) -> str | None:
+    privacy = case.policy.privacy
+    unit, most = protected_unit(case.plan.privacy_spec()), privacy.max_epsilon_per_run
+    # The one word it may be is "unlimited".
+    if unit is None or isinstance(most, str):
+        return None
+    cost = epsilon_of(charges_of_run(case.plan), privacy.delta)[unit]
+    if not cost <= most:
+        return f"{_cost(case, unit, cost)}, above privacy.max_epsilon_per_run {most:g}"
+    return None
+
+
+def _run_above_cap(case: PlanCase) -> str | None:
+    caps = case.policy.privacy.caps()
+    for unit, cost in epsilon_of(charges_of_run(case.plan), case.policy.privacy.delta).items():
+        if unit not in caps:
+            return f"privacy.epsilon_caps gives unit {unit!r} no budget, and the run charges it"
+        if not cost <= caps[unit]:
+            return f"{_cost(case, unit, cost)}, above privacy.epsilon_caps.{unit} {caps[unit]:g}"
+    return None
+
+
+def _cost(case: PlanCase, unit: UnitKind, cost: float) -> str:
+    return (
+        f"{case.plan.charged_releases} attempts cost unit {unit!r} epsilon {cost:.4g} at delta "
+        f"{case.policy.privacy.delta:g}"
+    )
+
+
+def _survivors(case: PlanCase) -> str | None:
+    n_min, least = case.plan.secure_aggregation.n_min, case.policy.cohort.min_survivors
+    return f"n_min {n_min} is below cohort.min_survivors {least}" if n_min < least else None
+
+
+def _task_base_model(case: TaskCase) -> str | None:
+    if case.task.base_model_sha256 != case.site.base_sha256:
+        return f"the task names base model {case.task.base_model_sha256.hex()}"
+    return None
+
+
+def _task_round(case: TaskCase) -> str | None:
+    if case.task.round > case.plan.rounds.count:
+        return f"round {case.task.round} of a plan with {case.plan.rounds.count}"
+    if case.task.step >= case.plan.sums_per_round:
+        return f"step {case.task.step} of a round with {case.plan.sums_per_round}"
+    return None
+
+
+def _schedule(case: TaskCase) -> str | None:
+    hours = case.policy.schedule.hours
+    now = datetime.fromtimestamp(case.now_unix_s, tz=UTC).time()
+    if hours is not None and not hours.contains(now):
+        return f"{now:%H:%M} UTC is outside schedule.hours_utc {case.policy.schedule.hours_utc}"
+    return None
+
+
+def _task_deadline(case: TaskCase) -> str | None:
+    left_s = case.task.ready_deadline_unix_s - case.now_unix_s
+    planned_s = case.plan.rounds.ready_deadline_s
+    if not -CLOCK_SKEW_S < left_s <= planned_s + CLOCK_SKEW_S:
+        return f"the deadline is {left_s} s away, the plan allows {planned_s} s"
+    return None
+
+
+PLAN_RULES: tuple[Rule[PlanCase], ...] = (
+    Rule(
+        name="base_model_match",
+        public_reason="this silo holds another base model",
+        fires=_base_model_match,
+    ),
+    Rule(
+        name="base_model_allowed",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this base model",
+        fires=_base_model_allowed,
+    ),
+    Rule(
+        name="environments_allowed",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} an environment of the plan",
+        fires=_environments_allowed,
+    ),
+    Rule(
+        name="environments_served",
+        public_reason="this silo has none of the plan's environments",
+        fires=_environments_served,
+    ),
+    Rule(
+        name="evolver_allowed",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this evolution method",
+        fires=_evolver_allowed,
+    ),
+    Rule(
+        name="aggregation_allowed",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this aggregation method",
+        fires=_aggregation_allowed,
+    ),
+    Rule(
+        name="privacy_mode_allowed",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this privacy mode",
+        fires=_privacy_mode_allowed,
+    ),
+    Rule(
+        name="no_privacy_accepted",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} a run without noise",
+        fires=_no_privacy_accepted,
+    ),
+    Rule(
+        name="exact_figures",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} figures without noise",
+        fires=_exact_figures,
+    ),
+    Rule(
+        name="evolver_dp_compat",
+        public_reason="this evolution method does not run under this privacy mode",
+        fires=_evolver_dp_compat,
+    ),
+    Rule(
+        name="record_units",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this unit of privacy",
+        fires=_record_units,
+    ),
+    Rule(
+        name="noise_multiplier",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so little noise",
+        fires=_noise_multiplier,
+    ),
+    Rule(name="clip", public_reason=f"{POLICY_DOES_NOT_ALLOW} so large a clip", fires=_clip),
+    Rule(
+        name="sampling_rate",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so large a sampling rate",
+        fires=_sampling_rate,
+    ),
+    Rule(name="steps", public_reason=f"{POLICY_DOES_NOT_ALLOW} so many noisy steps", fires=_steps),
+    Rule(
+        name="epsilon_per_run",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so large an epsilon for one run",
+        fires=_epsilon_per_run,
+    ),
+    Rule(
+        name="run_above_cap",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} an epsilon that this run alone would pass",
+        fires=_run_above_cap,
+    ),
+    Rule(
+        name="survivors", public_reason=f"{POLICY_DOES_NOT_ALLOW} so small a sum", fires=_survivors
+    ),
+    *LIMIT_RULES,
+)
+
+TASK_RULES: tuple[Rule[TaskCase], ...] = (
+    *PLAN_RULES,
+    Rule(
+        name="task_base_model",
+        public_reason="the task names another base model than its plan",
+        fires=_task_base_model,
+    ),
+    Rule(
+        name="task_round",
+        public_reason="the task is for a round or step that its plan does not have",
+        fires=_task_round,
+    ),
+    Rule(name="schedule", public_reason=OUTSIDE_HOURS, fires=_schedule),
+    Rule(
+        name="task_deadline",
+        public_reason=CLOCKS_DISAGREE,
+        fires=_task_deadline,
+    ),
+)

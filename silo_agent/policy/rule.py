@@ -1,0 +1,65 @@
+"""What a rule of the guardian is, and what it may look at.
+
+Invariants: a rule reads the policy, ``silo.toml``, public documents, the clock, the machine and
+what the operator said, and nothing else, so that it cannot say anything about data. What a silo
+has is what its operator wrote down; no rule opens a store or counts a task. Its public reason is a
+fixed text; what was compared is its detail, which stays here.
+
+Covered: the form. Not covered: the rules (``plan.py``, ``limits.py``,
+``descriptor.py``, ``operator.py``), their order (``policy.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from federation.plan.plan import Plan
+from silo_agent.policy.approvals import Standing
+from silo_agent.policy.document import Policy
+
+__all__ = ["POLICY_DOES_NOT_ALLOW", "CaseT_contra", "PlanCase", "Rule", "Site"]
+
+POLICY_DOES_NOT_ALLOW: Final = "the site's policy does not allow"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """What this silo has, as its operator wrote it down."""
+
+    base_sha256: bytes
+    """Digest of the base model."""
+    environments: Mapping[str, int | None]
+    """What is explored here, each with its ``declared_tasks``; None where nothing is declared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanCase:
+    """A plan before the site's policy."""
+
+    policy: Policy
+    """The site's."""
+    plan: Plan
+    """What is asked for."""
+    site: Site
+    """What this silo has."""
+    standing: Standing = Standing.OPEN
+    """What the operator said about the run, beside the file."""
+    unfit: str = ""
+    """Why this machine cannot hold the plan's work; empty where it can, or nobody looked."""
+
+
+CaseT_contra = TypeVar("CaseT_contra", bound=PlanCase, contravariant=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule(Generic[CaseT_contra]):
+    """One reason to refuse."""
+
+    name: str
+    """What logs and metrics call it."""
+    public_reason: str
+    """A fixed text: all that a refusal says outside."""
+    fires: Callable[[CaseT_contra], str | None]
+    """What is wrong, for the silo's own log, or None."""

@@ -1,0 +1,1 @@
+"""What an operator is shown: runs, judgements, what would be sent."""

@@ -1,0 +1,191 @@
+"""The runs this silo has heard of, as its operator sees them.
+
+Invariant: nothing is decided here; every word comes from the notes of the daemon, the approvals,
+the adopted heads and the ledger, read beside a daemon that may run.
+
+Covered: what waits, what was decided and by what, what it costs at most and was charged. Not
+covered: the round that is under way, which the coordinator shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from dp.accounting.charge import UnitKind, epsilon_of
+from silo_agent.books.budget import read_budget
+from silo_agent.books.departure import Departure
+from silo_agent.books.heard_runs import HeardRun, HeardRuns
+from silo_agent.books.local_store import ChainHead, LocalStore
+from silo_agent.errors import LocalStoreError
+from silo_agent.policy.approvals import Approvals, Standing, Word
+from silo_agent.policy.document import Policy
+from silo_agent.policy.plan import charges_of_run
+from silo_agent.policy.policy import ACCEPTED, APPROVAL_RULE
+
+__all__ = ["WAITING", "ListedRun", "approving", "list_runs"]
+
+WAITING: Final = "waiting for approval"
+_BY_OPERATOR: Final = "refused_by_operator"
+_LEAVING: Final = "leaving"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedRun:
+    """One run."""
+
+    run: str
+    """Its id."""
+    name: str
+    """What its plan calls it; empty where the plan cannot be read."""
+    plan_sha256: str
+    """Of the plan it asked for last."""
+    state: str
+    """``waiting for approval``, ``approved``, ``refused``, ``taking part``, ``finished``, ``left``
+    or ``heard of``."""
+    rule: str
+    """The rule that refused; empty where none did."""
+    decided_by: str
+    """Who approved or refused it by hand, and when; empty where nobody did."""
+    round: int
+    """Of the newest task."""
+    rounds: int
+    """Of the plan; 0 where it cannot be read."""
+    rounds_taken_part: int
+    """In which this silo's upload is."""
+    restored_round: int | None
+    """The round whose adapter the adopted head is, where that is a rollback."""
+    epsilons_at_most: Mapping[UnitKind, float]
+    """What the whole run may cost, spare attempts included."""
+    epsilons_charged: Mapping[UnitKind, float]
+    """What it was charged so far, as if it were the only run."""
+    hardware: tuple[str, ...]
+    """How its work is fitted to this machine."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether the plan can be read here."""
+        return self.rounds > 0
+
+    @property
+    def approving(self) -> str:
+        """The command that approves the plan shown here, and no other."""
+        return approving(self.run, self.plan_sha256)
+
+    def as_data(self) -> dict[str, Any]:
+        """For the envelope."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        state = f"{self.state} by rule {self.rule}" if self.rule else self.state
+        of = f" of {self.rounds}" if self.rounds else ""
+        part = f"took part in {self.rounds_taken_part}"
+        lines = [
+            f"run {self.run}: {state}; round {self.round}{of}, {part}; plan {self.plan_sha256[:12]}"
+        ]
+        if self.restored_round is not None:
+            lines.append(f"  back at the adapter of round {self.restored_round}")
+        if self.decided_by:
+            lines.append(f"  decided by {self.decided_by}")
+        lines += [
+            f"  epsilon for each {unit}: {self.epsilons_charged.get(unit, 0.0):.4g} charged, "
+            f"at most {cost:.4g} in all"
+            for unit, cost in self.epsilons_at_most.items()
+        ]
+        if self.state == WAITING:
+            lines += [
+                f"  next: chorale-silo preview {self.run}; then chorale-silo refuse {self.run}, or",
+                f"  {self.approving}",
+            ]
+        return lines
+
+
+def approving(run_id: str, plan_sha256: str) -> str:
+    """The command that approves one plan of a run.
+
+    Args:
+        run_id: The run.
+        plan_sha256: In hexadecimal, in full: a run can come back with another plan at any time.
+    """
+    return f"chorale-silo approve {run_id} --plan-sha256 {plan_sha256}"
+
+
+def list_runs(data_dir: Path, policy: Policy) -> tuple[ListedRun, ...]:
+    """Every run, in the order in which this silo heard of them.
+
+    Args:
+        data_dir: The silo's.
+        policy: The site's.
+
+    Raises:
+        LocalStoreError: The notes or the approvals cannot be read.
+        PrivacyError: The ledger cannot be read.
+    """
+    heard = HeardRuns(data_dir)
+    approvals = Approvals(data_dir)
+    heads = LocalStore(data_dir).chain_heads()
+    privacy = policy.privacy
+    budget = read_budget(data_dir, delta=privacy.delta, caps=privacy.caps())
+    charged = {row.run: row.epsilons for row in budget.runs}
+    left = Departure(data_dir).mark() is not None
+    manual = policy.policy.approval == "manual"
+    listed = []
+    for run in heard.all():
+        try:
+            plan = heard.plan(run)
+        except LocalStoreError:
+            plan = None
+        rounds = 0 if plan is None else plan.rounds.count
+        standing = approvals.standing(run.run_id, bytes.fromhex(run.plan_sha256), manual=manual)
+        head = heads.get(run.run_id)
+        state, rule = _state(run, standing, head, rounds=rounds, left=left)
+        listed.append(
+            ListedRun(
+                run=run.run_id,
+                name="" if plan is None else plan.name,
+                plan_sha256=run.plan_sha256,
+                state=state,
+                rule=rule,
+                decided_by=_decided(approvals.about(run.run_id)),
+                round=run.round,
+                rounds=rounds,
+                rounds_taken_part=run.rounds_taken_part,
+                restored_round=None if head is None else head.restored_round,
+                epsilons_at_most={}
+                if plan is None
+                else epsilon_of(charges_of_run(plan), privacy.delta),
+                epsilons_charged=charged.get(run.run_id, {}),
+                hardware=run.hardware,
+            )
+        )
+    return tuple(listed)
+
+
+def _state(
+    run: HeardRun, standing: Standing, head: ChainHead | None, *, rounds: int, left: bool
+) -> tuple[str, str]:
+    """The state, and the rule behind it if it is a refusal."""
+    finished = rounds > 0 and head is not None and head.round >= rounds
+    by_rule = run.rule not in {"", ACCEPTED, APPROVAL_RULE, _LEAVING, _BY_OPERATOR}
+    approved = "approved" if standing is Standing.APPROVED else "heard of"
+    cases = (
+        (finished, "finished", ""),
+        (left, "left", ""),
+        (standing is Standing.REFUSED, "refused", _BY_OPERATOR),
+        (by_rule, "refused", run.rule),
+        (standing is Standing.PENDING, WAITING, ""),
+        (run.rule == ACCEPTED, "taking part", ""),
+    )
+    return next(((state, rule) for holds, state, rule in cases if holds), (approved, ""))
+
+
+def _decided(word: Word | None) -> str:
+    if word is None:
+        return ""
+    what = "approved" if word.approved else "refused"
+    when = datetime.fromtimestamp(word.at_unix_s, tz=UTC)
+    return f"{word.by}: {what} plan {word.plan_sha256.hex()[:12]} at {when:%F %R} UTC"
