@@ -1,7 +1,7 @@
 """A Prometheus of one's own, for demonstrations and tests: Debian's package as a child process.
 
-Invariants: it listens on loopback alone, on a port that the system chose; it keeps its data where
-it is told and changes nothing else; it ends with the block that started it.
+Invariants: it listens on loopback alone, on a free port; it keeps its data where it is told and
+changes nothing else; it ends with the block that started it.
 
 Covered: start until it is ready, a configuration that it refuses, its HTTP API, stop. Not covered:
 a Prometheus that operators run, which ``deploy/prometheus/coordinator.yml`` and ``silo.yml`` are

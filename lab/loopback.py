@@ -11,6 +11,8 @@ Not covered: several hosts.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import socket
@@ -23,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 __all__ = ["LoopbackError", "LoopbackFederation", "free_port"]
 
@@ -36,11 +38,40 @@ class LoopbackError(Exception):
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback interface that nobody listens on, and that nobody else is given.
+
+    A port that the system chooses may be given to a client before its server binds it, or while
+    the server is started again. So these are below the ones that Linux and macOS choose from, and
+    each process has a block of its own.
+
+    Raises:
+        LoopbackError: all are taken.
+    """
+    for port in itertools.islice(_own_ports(), _BLOCK):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise LoopbackError(f"all {_BLOCK} ports of this process are taken")
+
+
+_PORTS: Final = range(10_240, 32_768)
+_BLOCK: Final = 128
+
+
+@functools.cache
+def _own_ports() -> Iterator[int]:
+    """The ports of this process, over and over."""
+    for first in _PORTS[::_BLOCK]:
+        # Bound until this process ends: the sign that the block has an owner.
+        sign = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            sign.bind(("127.0.0.1", first))
+        except OSError:
+            sign.close()
+            continue
+        sign.detach()
+        return itertools.cycle(range(first, first + _BLOCK))
+    raise LoopbackError("other processes hold all blocks of ports")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -10,7 +10,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
+
+from lab.loopback import free_port
 
 SETTINGS = {
     # Data need not survive a power cut of the machine that tests: only its own crashes.
@@ -62,9 +63,7 @@ class PostgresqlServer:
     _count: int = 0
 
     def __post_init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         secret = self.directory / "password"
         secret.write_text(self.password)
         if os.geteuid() == 0:

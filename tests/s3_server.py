@@ -1,7 +1,6 @@
 """A real S3 protocol server on loopback, for tests: moto's, in a process of its own."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 
 import obstore
 from obstore.store import S3Store
+
+from lab.loopback import free_port
 
 
 @dataclass
@@ -22,9 +23,7 @@ class S3Server:
     _buckets: int = 0
 
     def __post_init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.start()
 
     @property

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from lab.loopback import free_port
 from ops.probes.metrics import MetricsAccess
 from ops.probes.server import Probes
 from ops.probes.tls import ProbeTls
@@ -31,23 +32,13 @@ BIN = Path(sys.executable).parent
 LIMIT_S = 120
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 class Machine:
     """Volumes as directories; each service sees the ones that it mounts, under its own paths."""
 
     def __init__(self, directory):
         self.directory = directory
         self.services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
-        self.ports = free_ports(3)
+        self.ports = [free_port() for _ in range(3)]
         (directory / "scripts").mkdir()
         (directory / "tmp").mkdir()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from chorale.v1 import (
     round_pb2,
     round_pb2_grpc,
 )
+from lab.loopback import free_port
 from server.audit import AuditLog
 from server.errors import WrongRoundError
 from server.liveness import Liveness
@@ -110,23 +110,13 @@ class RecordingConductor:
         )
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 class Coordinator:
     """Both gRPC ports, on an event loop in a thread."""
 
     def __init__(self, directory: Path, *, federation: str | None = FEDERATION) -> None:
         self.root_dir = directory / "root"
         root_public = create_root(self.root_dir)
-        main, enrol, probes = free_ports(3)
+        main, enrol, probes = (free_port() for _ in range(3))
         self.data_dir = directory / "data"
         self.config = found(
             self.data_dir,

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -24,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from lab.loopback import free_port
 
 pytestmark = pytest.mark.long
 
@@ -126,16 +127,6 @@ class Person:
                 daemon.wait()
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def until(what, *, seconds: float = 60.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -187,7 +178,7 @@ def people(installed, tmp_path):
 def founded(people) -> tuple[Person, int]:
     """Root, coordinator, federation, four members, a roster."""
     root, admin = people["root"], people["admin"]
-    main, enrol, probes = free_ports(3)
+    main, enrol, probes = (free_port() for _ in range(3))
     root.types("chorale root init --dir root")
     shutil.copy(root.home / "root" / "root.pub", admin.home / "root.pub")
     admin.types(

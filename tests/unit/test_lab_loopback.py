@@ -1,6 +1,8 @@
 """The loopback federation's own parts; whole federations are in tests/integration."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +18,20 @@ def test_a_free_port_can_be_bound():
     port = free_port()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
+
+
+def test_no_process_is_given_a_port_of_another_or_one_that_is_taken():
+    mine = [free_port() for _ in range(3)]
+    with socket.create_server(("127.0.0.1", mine[-1] + 1)):
+        mine.append(free_port())
+    assert mine == [mine[0], mine[0] + 1, mine[0] + 2, mine[0] + 4]
+    script = "from lab.loopback import free_port; print(*(free_port() for _ in range(200)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    theirs = {int(word) for word in done.stdout.split()}
+    assert 0 < len(theirs) <= 128
+    assert not theirs & {*range(min(mine), max(mine) + 1)}
 
 
 def test_everyone_has_a_directory_of_their_own(tmp_path):

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from chorale.v1 import enrolment_pb2_grpc
+from lab.loopback import free_port
 from server.metrics import CoordinatorMetrics
 from server.pki.tls import ServerTls
 from server.pki.trust import Trust
@@ -39,9 +40,7 @@ def listens(port):
 
 
 def test_it_is_open_until_the_last_invite_is_spent_withdrawn_or_over(store, pki):  # noqa: F811
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = probe.getsockname()[1]
+    number = free_port()
     trust = Trust.load(pki)
     tls = ServerTls(pki, trust, host_names=HOSTS)
     policy = AccessPolicy(trust=trust, federation=store.federation.current, silos=store.silos)

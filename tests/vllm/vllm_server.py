@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+
+from lab.loopback import free_port
 
 READY_S = 600.0
 
@@ -33,10 +34,7 @@ class VllmServer:
         self.key_file.touch(mode=0o600)
         self.key_file.write_text(secrets.token_urlsafe(24))
         self.log = directory / "server.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.port = port
+        self.port = port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         environment = os.environ | {
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
