@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from chorale.v1 import admin_pb2_grpc
 from evolution.methods.constant import constant_pattern
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from lab.loopback import LoopbackFederation
+from server.cli.client import connect
 from silo_agent.policy.document import NO_PRIVACY
 
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
@@ -228,6 +230,16 @@ def await_heard(loopback: LoopbackFederation, silos: tuple[str, ...] = SILOS) ->
     while any(line not in loopback.log("coordinator") for line in waiting):
         assert time.monotonic() < give_up_at, loopback.log("coordinator")
         time.sleep(0.1)
+
+
+@contextmanager
+def admin_calls(loopback: LoopbackFederation) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
+    """An admin's calls from this process.
+
+    A command takes seconds to start: by the time it says or does anything, rounds have gone by.
+    """
+    with connect(loopback.data_dir) as calls:
+        yield calls
 
 
 def write_run(loopback: LoopbackFederation, plan: str) -> tuple[Path, Path]:
