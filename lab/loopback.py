@@ -29,7 +29,7 @@ from typing import Any, Final, Self
 
 __all__ = ["LoopbackError", "LoopbackFederation", "free_port"]
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 COMMAND_TIMEOUT_S = 120.0
 
 

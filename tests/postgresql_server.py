@@ -107,7 +107,7 @@ class PostgresqlServer:
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as(),
             )  # fmt: skip
-        give_up_at = time.monotonic() + 30
+        give_up_at = time.monotonic() + 120
         while True:
             assert self._process.poll() is None, (self.directory / "log").read_text()
             try:

@@ -48,7 +48,7 @@ class S3Server:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": self.endpoint},
         )
-        give_up_at = time.monotonic() + 60
+        give_up_at = time.monotonic() + 120
         while True:
             assert self._process.poll() is None, "the S3 server stopped at its start"
             try:

@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from chorale.v1 import admin_pb2_grpc
 from evolution.methods.constant import constant_pattern
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from lab.loopback import LoopbackFederation
-from server.cli.client import connect
 from silo_agent.policy.document import NO_PRIVACY
 
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
@@ -226,20 +224,10 @@ def _copy(template: LoopbackFederation, loopback: LoopbackFederation) -> None:
 def await_heard(loopback: LoopbackFederation, silos: tuple[str, ...] = SILOS) -> None:
     """Wait until the coordinator heard all: it counts on nobody who is not there at the start."""
     waiting = {f'"silo": "{silo_id}", "version"' for silo_id in silos}
-    give_up_at = time.monotonic() + 60
+    give_up_at = time.monotonic() + 120
     while any(line not in loopback.log("coordinator") for line in waiting):
         assert time.monotonic() < give_up_at, loopback.log("coordinator")
         time.sleep(0.1)
-
-
-@contextmanager
-def admin_calls(loopback: LoopbackFederation) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
-    """An admin's calls from this process.
-
-    A command takes seconds to start: by the time it says or does anything, rounds have gone by.
-    """
-    with connect(loopback.data_dir) as calls:
-        yield calls
 
 
 def write_run(loopback: LoopbackFederation, plan: str) -> tuple[Path, Path]:
@@ -258,6 +246,17 @@ def watch_to_end(loopback: LoopbackFederation, run_id: str) -> tuple[dict[str, A
         rounds += status.get("finished", ())
         last = status
     return last, rounds
+
+
+def await_adopted(
+    loopback: LoopbackFederation, adapter_sha256: str, silos: tuple[str, ...] = SILOS
+) -> None:
+    """Wait until silos keep an adapter: they hear of it after whoever watches the run."""
+    give_up_at = time.monotonic() + 120
+    for silo_id in silos:
+        while not (loopback.silo_dir(silo_id) / "adapters" / adapter_sha256).exists():
+            assert time.monotonic() < give_up_at, loopback.log(silo_id)[-3000:]
+            time.sleep(0.1)
 
 
 def fixed_point(value: float) -> np.ndarray:

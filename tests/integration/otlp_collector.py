@@ -104,7 +104,7 @@ class Collector:
                 ]
         return found
 
-    def until(self, found: Callable[[list[Seen]], Any], *, seconds: float = 60.0) -> list[Seen]:
+    def until(self, found: Callable[[list[Seen]], Any], *, seconds: float = 120.0) -> list[Seen]:
         """Wait until the spans so far are what is waited for."""
         give_up_at = time.monotonic() + seconds
         while not found(self.spans):

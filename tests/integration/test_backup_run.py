@@ -23,7 +23,7 @@ SPARE = "quorum = 3\nspare_attempts = 2"
 MODULE = "tests.integration.dying_coordinator"
 
 
-def wait_for(loopback, condition, what, timeout_s=60):
+def wait_for(loopback, condition, what, timeout_s=120):
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at, f"{what}: {loopback.log('coordinator')[-3000:]}"

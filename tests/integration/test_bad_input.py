@@ -7,6 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
+from chorale.v1 import admin_pb2
 from lab.loopback import LoopbackError
 from server.cli.client import connect, start_parts
 from tests.integration import constant_federation as cf
@@ -120,19 +121,21 @@ def signal_silos(loopback, number):
 @pytest.mark.long
 def test_coordinator_killed_between_rounds_goes_on_from_the_same_adapter(tmp_path):
     with cf.federation(tmp_path) as loopback:
-        start_all(loopback)
         plan_file, adapter = cf.write_run(loopback, cf.plan_toml(rounds=6))
         run_id = loopback.start_run(plan_file, adapter, token="crash")
+        # Only now, so that no round is over before it is watched.
+        start_all(loopback)
         stopped = False
-        for status in loopback.watch(run_id):
-            if not stopped and status["run"]["round"] >= 2:
-                # Held still, so that the coordinator waits at the beginning of a round.
-                signal_silos(loopback, signal.SIGSTOP)
-                stopped = True
-            elif stopped and status["current"]["phase"] == "training":
-                break
+        with connect(loopback.data_dir) as calls:
+            for status in calls.WatchRun(admin_pb2.WatchRunRequest(run_id=run_id)):
+                if not stopped and status.run.round >= 2:
+                    # Held still, so that the coordinator waits at the beginning of a round.
+                    signal_silos(loopback, signal.SIGSTOP)
+                    stopped = True
+                elif stopped and status.current.phase == "training":
+                    break
         before = records_of(loopback, run_id)
-        assert before[-1] == status["run"]["adapter_sha256"]
+        assert before[-1] == status.run.adapter_sha256.hex()
         assert 3 <= len(before) < 7
         loopback.kill("coordinator")
         loopback.start_coordinator()
@@ -144,8 +147,7 @@ def test_coordinator_killed_between_rounds_goes_on_from_the_same_adapter(tmp_pat
         after = records_of(loopback, run_id)
         assert after[: len(before)] == before
         assert len(after) == 7
-        for silo_id in cf.SILOS:
-            assert (loopback.silo_dir(silo_id) / "adapters" / after[-1]).exists()
+        cf.await_adopted(loopback, after[-1])
         assert len({r["round"] for r in rounds}) == len(rounds) == 6
         assert_all_alive(loopback)
 

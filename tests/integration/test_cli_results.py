@@ -78,7 +78,7 @@ def types(monkeypatch, capfd, tmp_path):
 
 
 def until(what):
-    give_up_at = time.monotonic() + 60
+    give_up_at = time.monotonic() + 120
     while not what():
         assert time.monotonic() < give_up_at
         time.sleep(0.1)

@@ -42,7 +42,7 @@ def run_through_deaths(loopback, deaths, plan, adapter, environment=None):
         loopback.start_silo(silo_id)
     run_id = loopback.start_run(plan, adapter, token="restart")
     for _ in deaths:
-        give_up_at = time.monotonic() + 30
+        give_up_at = time.monotonic() + 120
         while loopback.alive("coordinator") and time.monotonic() < give_up_at:
             time.sleep(0.02)
         assert not loopback.alive("coordinator"), loopback.log("coordinator")
@@ -85,12 +85,7 @@ def test_a_round_survives_the_death_of_its_coordinator_in_every_phase(tmp_path):
             expected = (expected.astype(np.float64) + mean).astype(np.float32)
         result = cf.flat(cf.published(loopback, last["run"]["adapter_sha256"]))
         np.testing.assert_array_equal(result, expected)
-        for silo_id in cf.SILOS:
-            stored = loopback.silo_dir(silo_id) / "adapters" / last["run"]["adapter_sha256"]
-            give_up_at = time.monotonic() + 20
-            while not stored.exists() and time.monotonic() < give_up_at:
-                time.sleep(0.1)
-            assert stored.exists()
+        cf.await_adopted(loopback, last["run"]["adapter_sha256"])
         scratch = loopback.data_dir / "scratch"
         assert not [path for path in scratch.rglob("*") if path.is_file()]
 

@@ -37,7 +37,7 @@ def readiness(loopback):
         return refused.code, refused.read().decode()
 
 
-def until(loopback, true, timeout_s=40):
+def until(loopback, true, timeout_s=120):
     give_up_at = time.monotonic() + timeout_s
     while not true(loopback.metrics("coordinator")):
         assert time.monotonic() < give_up_at, loopback.metrics("coordinator")
@@ -75,7 +75,7 @@ def test_a_run_outlasts_a_disk_that_takes_neither_its_rows_nor_its_log(tmp_path)
         last, rounds = cf.watch_to_end(loopback, run_id)
         assert last["run"]["state"] == "finished", last
         assert [figures["outcome"] for figures in rounds] == ["aggregated"] * 12
-        until(loopback, lambda _: readiness(loopback) == (200, "ready\n"), 10)
+        until(loopback, lambda _: readiness(loopback) == (200, "ready\n"))
         for party in ("coordinator", *cf.SILOS):
             assert loopback.alive(party)
 

@@ -127,7 +127,7 @@ class Person:
                 daemon.wait()
 
 
-def until(what, *, seconds: float = 60.0):
+def until(what, *, seconds: float = 120.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = what()

@@ -75,7 +75,7 @@ def blob(loopback, sha256):
     return loopback.data_dir / "adapters" / sha256[:2] / sha256
 
 
-def adopted(loopback, silo_id, round_number, patience_s=30.0):
+def adopted(loopback, silo_id, round_number, patience_s=120.0):
     """The silo's head, once it has followed the chain to a round."""
     give_up_at = time.monotonic() + patience_s
     while True:

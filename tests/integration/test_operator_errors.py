@@ -127,7 +127,7 @@ def federation(tmp_path_factory):
 
 
 def await_ledger(directory):
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 120
     ledger = directory / LEDGER_FILE
     while not (ledger.exists() and ledger.stat().st_size):
         assert time.monotonic() < give_up_at

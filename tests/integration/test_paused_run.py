@@ -8,7 +8,7 @@ import pytest
 pytestmark = [pytest.mark.xdist_group("paused_run"), pytest.mark.long]
 
 
-def until(condition, timeout_s=60.0):
+def until(condition, timeout_s=120.0):
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at

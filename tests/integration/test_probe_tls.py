@@ -24,7 +24,7 @@ def ask(address, path, context):
         connection.close()
 
 
-def until_answered(address, context, timeout_s=60):
+def until_answered(address, context, timeout_s=120):
     give_up_at = time.monotonic() + timeout_s
     while True:
         try:

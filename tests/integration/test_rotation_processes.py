@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 ROUNDS = 2
 
 
-def until(condition, what, timeout_s=60.0):
+def until(condition, what, timeout_s=120.0):
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at, what

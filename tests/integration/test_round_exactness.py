@@ -48,9 +48,7 @@ def test_sum_is_exact_whoever_drops_where(tmp_path, die_at, survivors):
         error = np.linalg.norm(result - (start + floats)) / np.linalg.norm(start + floats)
         assert error < 1e-6
         # The silos that are alive adopted the same bytes, and the metrics came out of the sum.
-        for silo_id in cf.SILOS[:3]:
-            stored = loopback.silo_dir(silo_id) / "adapters" / last["run"]["adapter_sha256"]
-            assert stored.exists()
+        cf.await_adopted(loopback, last["run"]["adapter_sha256"], cf.SILOS[:3])
         family = rounds[0]["success"][0]
         successes = sum(8 * (1 + cf.SILOS.index(s)) for s in survivors)
         assert family["family"] == "constant"
@@ -69,6 +67,4 @@ def test_rolora_with_gauge_and_noise_runs_and_every_silo_follows(tmp_path):
         last, rounds = cf.watch_to_end(loopback, run_id)
         assert [r["outcome"] for r in rounds] == ["aggregated"] * 3
         assert float(last["epsilon_spent"]) > 1000
-        head = last["run"]["adapter_sha256"]
-        for silo_id in cf.SILOS:
-            assert (loopback.silo_dir(silo_id) / "adapters" / head).exists()
+        cf.await_adopted(loopback, last["run"]["adapter_sha256"])

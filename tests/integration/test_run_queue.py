@@ -40,7 +40,7 @@ def runs(loopback):
     return {run.run_id: plain(run) for run in found}
 
 
-def until(condition, timeout_s=60.0):
+def until(condition, timeout_s=120.0):
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at

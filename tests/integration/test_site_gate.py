@@ -20,7 +20,7 @@ ASKED = ("silo-c", "silo-d")
 MANUAL = '[policy]\napproval = "manual"\n'
 
 
-def until(check, seconds=30):
+def until(check, seconds=120):
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at:
         if (found := check()) is not None:

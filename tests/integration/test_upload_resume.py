@@ -219,10 +219,10 @@ def test_a_refusal_without_progress_ends_the_upload(served, coordinator, spool):
 
 def test_progress_renews_the_patience(served, spool):
     """Cuts for longer than the patience are survived as long as bytes arrive between them."""
-    rounds, client = served.rounds, coordinator_at(served.port, patience_s=0.5)
+    rounds, client = served.rounds, coordinator_at(served.port, patience_s=2.5)
 
     def cut_again(context):
-        time.sleep(0.3)
+        time.sleep(0.8)
         rounds.cut_after = len(rounds.held) + MIB
         context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
 
@@ -230,7 +230,7 @@ def test_progress_renews_the_patience(served, spool):
     started = time.monotonic()
     client.upload(IDENTITY, spool.header, spool)
     client.close()
-    assert time.monotonic() - started > 1.0
+    assert time.monotonic() - started > 2.5
     require_whole(rounds, 6)
 
 

@@ -98,9 +98,9 @@ class OpenEnvServer:
 
     def hang(self, connection: ServerConnection) -> None:
         del connection
-        self.release.wait(20)
+        self.release.wait(100)
 
-    def all_closed(self, *, within_s: float = 10.0) -> bool:
+    def all_closed(self, *, within_s: float = 60.0) -> bool:
         """Whether every session has ended: a connection's thread ends after its client's call."""
         deadline = time.monotonic() + within_s
         while self.closed < self.opened and time.monotonic() < deadline:

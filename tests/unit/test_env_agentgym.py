@@ -209,10 +209,10 @@ def test_a_server_that_sends_byte_by_byte_is_a_timeout(server, part):
     def dripping(handler):
         try:
             if part == "body":
-                handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n")
+                handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: 50000\r\n\r\n")
             else:
                 handler.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
-            for _ in range(200):
+            for _ in range(2000):
                 handler.wfile.write(b" ")
                 if server.release.wait(0.05):
                     break
@@ -225,12 +225,12 @@ def test_a_server_that_sends_byte_by_byte_is_a_timeout(server, part):
     started = time.monotonic()
     with pytest.raises(ForeignTimeoutError):
         environment.reset(TRAIN)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30
 
 
 def test_a_server_that_hangs_does_not_hold_the_round_up(server):
-    server.faults["reset"] = lambda handler: server.release.wait(10)
+    server.faults["reset"] = lambda handler: server.release.wait(100)
     started = time.monotonic()
     played = play(catalogue(server.url, timeout_s=0.2), range(TRAIN, TRAIN + 20), batch_size=20)
     assert played.dropped == 20
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30

@@ -218,12 +218,12 @@ def test_a_server_that_drops_the_connection_costs_the_episode(server, kind):
 
 
 def test_a_server_that_hangs_costs_three_timeouts_and_not_one_for_each_episode(server):
-    known = catalogue(server.url, timeout_s=0.2)
+    known = catalogue(server.url, timeout_s=1.0)
     server.faults["step", None] = server.hang
     started = time.monotonic()
     played = play(known, range(TRAIN, TRAIN + 40), batch_size=40)
     assert played.dropped == 40
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 20
     environment = known.make(NAME)
     with pytest.raises(ForeignUnreachableError, match="left alone"):
         environment.reset(TRAIN)

@@ -255,8 +255,8 @@ def test_a_collector_that_is_away_costs_nobody_time(monkeypatch):
     with tracing("x"):
         for _ in range(10_000):
             begin("x", root=True).end()
-        assert time.monotonic() - began < 10
-    assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 90
 
 
 # Rounds -----------------------------------------------------------------------------------------

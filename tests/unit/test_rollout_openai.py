@@ -250,20 +250,20 @@ def test_a_server_that_comes_back_is_used_again(engine, server, monkeypatch):
 def drip(handler):
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(100):
+    for _ in range(2000):
         if handler.server.world.release.wait(0.05):
             break
         handler.wfile.write(b" ")
 
 
-@pytest.mark.parametrize("slow", [drip, lambda h: h.server.world.release.wait(5)])
+@pytest.mark.parametrize("slow", [drip, lambda h: h.server.world.release.wait(100)])
 def test_the_time_limit_is_for_the_whole_answer(base, spec, server, slow):
     engine = made(base, spec, timeout_s=0.3)
     server.faults[COMPLETIONS] = [slow]
     started_s = time.monotonic()
     with pytest.raises(EngineTimeoutError):
         engine.generate([opening(engine)], GREEDY)
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 30
     server.release.set()
     engine.close()
 

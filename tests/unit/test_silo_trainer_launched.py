@@ -132,7 +132,9 @@ def test_workers_end_with_the_sites_time_and_change_nothing(base, tmp_path, adap
     trainer = made(base, tmp_path, processes=2)
     with local_time(0.0), pytest.raises(LocalTimeError):
         trained(trainer, adapter)
-    assert [worker.poll() for worker in started] == [-signal.SIGTERM]
+    # By the signal, or by its own answer to it if it had come so far.
+    assert len(started) == 1
+    assert started[0].poll() in {-signal.SIGTERM, 1}
     assert all(np.array_equal(value, adapter[name]) for name, value in trainer.adapter().items())
     assert list((tmp_path / "training").iterdir()) == []
 
@@ -334,7 +336,7 @@ def test_workers_are_ended_when_waiting_is_interrupted(tmp_path, monkeypatch):
     started = []
 
     def popen(_command, **options):
-        sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+        sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
         process = real(sleeper, **options)
         started.append(process)
         wait, first = process.wait, threading.Event()
@@ -354,7 +356,7 @@ def test_workers_are_ended_when_waiting_is_interrupted(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         launched._launch(tmp_path, processes=2)
     assert started[0].poll() is not None
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
 
 def test_a_worker_ends_once_its_daemon_is_gone(monkeypatch):

@@ -200,6 +200,7 @@ def test_two_hundred_silos_and_a_thousand_rounds_are_one_small_page(tmp_path):
 
 
 def test_many_who_look_are_one_who_asks(running, monkeypatch):
+    monkeypatch.setattr("server.status_page.serve.FRESH_S", 3600.0)
     pages = running.pages
     first = pages(samples.request())
     assert pages(samples.request()) is first
