@@ -54,8 +54,8 @@ from secagg.server import (
 from secagg.server.unmasking import Unmasking
 from server.attempt.accumulator import Accumulator, Upload
 from server.attempt.closing import Closing, Message, State, answered, close_state
-from server.attempt.history import History, Journal, SiloMessage
 from server.attempt.inbox import Inbox
+from server.attempt.journal import History, Journal, SiloMessage
 from server.errors import (
     LostAttemptError,
     TooFewSilosError,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from secagg.messages import MaskedInputHeader, ShareBoxes
 from server.attempt.accumulator import Accumulator, Upload
-from server.attempt.history import Journal, SiloMessage
+from server.attempt.journal import Journal, SiloMessage
 
 __all__ = ["Inbox"]
 

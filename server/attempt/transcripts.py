@@ -16,7 +16,7 @@ from secagg.messages import (
     MaskedInputHeader,
     ShareBoxHeader,
 )
-from server.attempt.message_codec import decode_public
+from server.attempt.journal import decode_public
 from server.errors import NotPublishedError
 from server.phase import STEPS
 from server.store import Store

@@ -5,7 +5,7 @@ is deleted when its aggregation ends.
 
 Covered: one message for each silo and phase; the same again changes nothing, another is refused;
 deleted secrets are overwritten in the database file. Not covered: what a message means
-(``server/attempt/message_codec.py``); blocks that the disk itself keeps.
+(``server/attempt/journal.py``); blocks that the disk itself keeps.
 """
 
 from __future__ import annotations

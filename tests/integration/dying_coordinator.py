@@ -19,8 +19,7 @@ from typing import Any
 
 from server.attempt.accumulator import Upload
 from server.attempt.attempt import Attempt
-from server.attempt.journal import StoreJournal
-from server.attempt.message_codec import encode
+from server.attempt.journal import StoreJournal, encode
 from server.cli.coordinator import main
 from server.members.renewal import Renewals
 from server.phase import Phase

@@ -1,7 +1,6 @@
 """A journal that forgets when the test ends, and reads back what the real one would."""
 
-from server.attempt.history import History
-from server.attempt.message_codec import decode, encode
+from server.attempt.journal import History, decode, encode
 from server.phase import STEPS, Phase
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from secagg.errors import MalformedMessageError
 from secagg.messages import ShareBoxes, UnmaskingShares
-from server.attempt.message_codec import decode, decode_public, encode
+from server.attempt.journal import decode, decode_public, encode
 from server.phase import STEPS
 from tests.unit.test_server_round import NAMES, Played
 
