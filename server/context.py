@@ -1,25 +1,125 @@
-"""What every run of one coordinator works with, made once by ``server/daemon.py``.
+"""What every run of one coordinator works with: its parts, who is there, what wakes who waits.
 
-Covered: the parts and who owns them. Not covered: their behaviour.
+Invariants:
+
+1. ``server/daemon.py`` makes one context; a run owns none of its parts.
+2. Every call of a silo counts as a sign of life. A silo that is suspended, revoked or gone for good
+   is not there, however lately it called.
+3. A restart forgets at most ``NOTE_EVERY_S`` of it: when each silo was last heard of is noted in
+   the store once a minute, for all who called in it in one transaction, and read at the start. A
+   poll writes nothing.
+
+Covered: telling a dead silo from a slow one while it polls beside its local work; coordinators that
+restart; any number of waiters on one event loop. Not covered: a silo that polls and never finishes
+(``server/run/dropouts.py``); threads that wait for a change.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from server.audit import AuditLog
-from server.liveness import Liveness
+from server.errors import StoreError
 from server.metrics import CoordinatorMetrics
-from server.signal import Signal
 from server.store import Store
 from server.store.blobs.storage import BlobStorage
 
-__all__ = ["RunContext"]
+__all__ = ["Liveness", "RunContext", "Signal", "keep_noting"]
+
+log = structlog.get_logger(__name__)
+
+SILENT_AFTER_S = 20.0
+"""A silo that has not called for this long is not waited for."""
+NOTE_EVERY_S: Final = 60.0
+
+
+class Signal:
+    """A repeatable event without state to miss: waiters re-check what they care about."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake everyone who waits now."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return at the next notification or after ``timeout_s``, whichever is first."""
+        try:
+            async with asyncio.timeout(max(timeout_s, 0.0)):
+                await self._event.wait()
+        except TimeoutError:
+            return
+
+
+class Liveness:
+    """When each silo was last heard of, and who may take no part."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.time, seen: Mapping[str, float] | None = None
+    ) -> None:
+        """Begin with when an earlier process heard of each silo, in Unix time; 0 for never."""
+        self._clock = clock
+        # Noted by a clock that was ahead, a time to come would keep a dead silo alive until then.
+        self._seen = {silo: min(at, clock()) for silo, at in (seen or {}).items()}
+        self._noted = dict(self._seen)
+        self._started = clock()
+        self._barred: set[str] = set()
+
+    def touch(self, silo_id: str) -> None:
+        """Note a call."""
+        self._seen[silo_id] = self._clock()
+
+    def last_seen(self, silo_id: str) -> float:
+        """Unix time of the last call, 0 if there never was one."""
+        return self._seen.get(silo_id, 0.0)
+
+    def note(self, store: Store) -> None:
+        """Write down who called since the last note.
+
+        Raises:
+            StoreError: Nothing was written; the next note has it all.
+        """
+        seen = dict(self._seen)
+        fresh = {silo: at for silo, at in seen.items() if self._noted.get(silo) != at}
+        if fresh:
+            store.silos.touch(fresh)
+            self._noted |= fresh
+
+    def bar(self, silo_id: str, *, barred: bool) -> None:
+        """Count on a silo no more, or again; ``server/members/standing.py`` decides."""
+        (self._barred.add if barred else self._barred.discard)(silo_id)
+
+    def barred(self, silo_id: str) -> bool:
+        """Whether this silo may take no part now."""
+        return silo_id in self._barred
+
+    def alive(self, silo_id: str) -> bool:
+        """Heard of recently; everyone gets that long to show up after a restart."""
+        if silo_id in self._barred:
+            return False
+        last = max(self.last_seen(silo_id), self._started)
+        return self._clock() - last < SILENT_AFTER_S
+
+
+async def keep_noting(liveness: Liveness, store: Store) -> None:
+    """Note once a minute who was heard of, until cancelled."""
+    while True:
+        await asyncio.sleep(NOTE_EVERY_S)
+        try:
+            liveness.note(store)
+        except StoreError as error:
+            # What is wrong shows elsewhere, in the storage's faults; rounds need none of this.
+            log.warning("last_seen_not_noted", reason=error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

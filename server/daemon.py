@@ -28,9 +28,8 @@ from server.audit import AuditEvent, AuditLog
 from server.conductor.conductor import Conductor
 from server.conductor.scrape import Scrape
 from server.config import CoordinatorConfig
-from server.context import RunContext
+from server.context import Liveness, RunContext, Signal, keep_noting
 from server.errors import ConfigurationError, StoreError
-from server.liveness import Liveness, keep_noting
 from server.members.audit_heads import AuditHeadExchange
 from server.members.renewal import Renewals
 from server.members.roster_approvals import RosterApprovals
@@ -48,7 +47,6 @@ from server.rpc.ports import GRACE_S, EnrolmentPort, bind, rounds_options
 from server.rpc.rounds import RoundService
 from server.rpc.strangers import Strangers
 from server.run.driver import RunDriver
-from server.signal import Signal
 from server.site.founding import create_configured
 from server.status_page.serve import status_page
 from server.store import Store

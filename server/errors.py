@@ -1,4 +1,4 @@
-"""Typed refusals of the coordinator, and the one catalogue that turns any error into an answer.
+"""Typed refusals of the coordinator, and the stable reasons that a caller is told.
 
 ::
 
@@ -52,11 +52,13 @@
 
 A servicer raises; ``server/rpc/answers.py`` answers with the gRPC code, and puts the stable reason
 and a public hint into the trailing metadata ``chorale-reason`` and ``chorale-hint``. The error's
-own text is public only where the catalogue says so. What the catalogue does not know is INTERNAL,
-says nothing, and goes to the log with its traceback.
+own text is public only where ``server/rpc/catalogue.py`` says so. What that does not know is
+INTERNAL, says nothing, and goes to the log with its traceback.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 __all__ = [
     "AccessError",
@@ -82,6 +84,7 @@ __all__ = [
     "PkiError",
     "PossessionProofError",
     "QuarantinedSumError",
+    "Reason",
     "RevokedCertificateError",
     "RoleDeniedError",
     "RollbackError",
@@ -107,6 +110,65 @@ __all__ = [
     "WrongPhaseError",
     "WrongRoundError",
 ]
+
+
+class Reason(StrEnum):
+    """Stable reason codes: trailing metadata ``chorale-reason`` and a metric label."""
+
+    INTERNAL = "internal"
+    CONFIGURATION = "configuration"
+    PKI = "pki"
+    ACCESS_DENIED = "access_denied"
+    UNAUTHENTICATED = "unauthenticated"
+    CERTIFICATE_EXPIRED = "certificate_expired"
+    CERTIFICATE_REVOKED = "certificate_revoked"
+    SILO_SUSPENDED = "silo_suspended"
+    SILO_STANDING = "silo_standing"
+    SILO_UNKNOWN = "silo_unknown"
+    CA_ROTATION = "ca_rotation"
+    FOREIGN_FEDERATION = "foreign_federation"
+    ROLE_DENIED = "role_denied"
+    ENROLMENT_REFUSED = "enrolment_refused"
+    INVITE_UNKNOWN = "invite_unknown"
+    INVITE_EXPIRED = "invite_expired"
+    INVITE_SPENT = "invite_spent"
+    CSR_REFUSED = "csr_refused"
+    POSSESSION_UNPROVEN = "possession_unproven"
+    FEDERATION_TERMS = "federation_terms"
+    FEDERATION_UNKNOWN = "federation_unknown"
+    FEDERATION_EXISTS = "federation_exists"
+    ROSTER_REFUSED = "roster_refused"
+    ROOT_KEY = "root_key"
+    BLOB_UNAVAILABLE = "blob_unavailable"
+    BLOB_STORAGE_AWAY = "blob_storage_away"
+    AUDIT_BROKEN = "audit_broken"
+    AUDIT_HEAD_REFUSED = "audit_head_refused"
+    AUDIT_HEAD_CONFLICT = "audit_head_conflict"
+    STORE_AWAY = "store_away"
+    STORE_REFUSED = "store_refused"
+    STORAGE_FULL = "storage_full"
+    BACKUP_REFUSED = "backup_refused"
+    RUN_UNKNOWN = "run_unknown"
+    RUN_REFUSED = "run_refused"
+    ROLLBACK_REFUSED = "rollback_refused"
+    SUBMIT_TOKEN = "submit_token"  # noqa: S105 - the name of a reason
+    NOT_PUBLISHED = "not_published"
+    ROUND_REFUSED = "round_refused"
+    WRONG_ROUND = "wrong_round"
+    WRONG_PHASE = "wrong_phase"
+    FOREIGN_MESSAGE = "foreign_message"
+    UPLOAD_REFUSED = "upload_refused"
+    TOO_FEW_SILOS = "too_few_silos"
+    SUM_QUARANTINED = "sum_quarantined"
+    LEDGER_ROLLED_BACK = "ledger_rolled_back"
+    MALFORMED_MESSAGE = "malformed_message"
+    UNEXPECTED_MESSAGE = "unexpected_message"
+    CHECK_FAILED = "check_failed"
+    PLAN_REFUSED = "plan_refused"
+    FEDERATION_REFUSED = "federation_refused"
+    PRIVACY_REFUSED = "privacy_refused"
+    VERSION_MALFORMED = "version_malformed"
+    VERSION_MISMATCH = "version_mismatch"
 
 
 class CoordinatorError(Exception):

@@ -1,4 +1,7 @@
-"""What anyone may know about one step of a round: times, bytes, who took part, and figures.
+"""What anyone may know about one step of a round: where it is, who took part, times and figures.
+
+Phases have the protocol's own names, which are also those of the store, of metrics and of messages
+to the admin.
 
 Covered: everything here is public to the federation; nothing is one silo's. Not covered: figures
 of single silos, which stay in the silo.
@@ -9,12 +12,34 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 
 from dp.noise.metrics_block import Estimate
-from server.attempt.attempt import Phase
-from server.run.aggregation import Aggregated
 
-__all__ = ["RoundFigures"]
+__all__ = ["STEPS", "Phase", "RoundFigures"]
+
+
+class Phase(StrEnum):
+    """Where a round is."""
+
+    TRAINING = "training"
+    ADVERTISE_KEYS = "advertise_keys"
+    SHARE_KEYS = "share_keys"
+    MASKED_INPUT = "masked_input"
+    CONSISTENCY_CHECK = "consistency_check"
+    UNMASK = "unmask"
+    AGGREGATE = "aggregate"
+    FINISHED = "finished"
+
+
+STEPS = (
+    Phase.ADVERTISE_KEYS,
+    Phase.SHARE_KEYS,
+    Phase.MASKED_INPUT,
+    Phase.CONSISTENCY_CHECK,
+    Phase.UNMASK,
+)
+"""R0 to R4, in order."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,20 +82,6 @@ class RoundFigures:
     def estimates(self) -> dict[str, Estimate]:
         """Success by family, in order of the names."""
         return {family: Estimate(*figure) for family, figure in sorted(self.success.items())}
-
-    def take(self, result: Aggregated) -> None:
-        """Take the sum's figures over."""
-        self.success = {
-            family: (ratio.mean, ratio.standard_error) for family, ratio in result.success.items()
-        }
-        self.update_norm = result.update_norm
-        self.update_norm_error = result.update_norm_error
-        self.agreement = result.kappa
-        self.agreement_error = result.kappa_error
-        self.heterogeneity = result.zeta_sq
-        self.heterogeneity_error = result.zeta_sq_error
-        self.silo_norm_sq = result.silo_norm_sq
-        self.silo_norm_sq_error = result.silo_norm_sq_error
 
     def to_json(self) -> str:
         """For the store."""

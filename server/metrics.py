@@ -27,10 +27,9 @@ from dp.noise.metrics_block import Estimate
 from federation.noisy_figures import readable_ratio
 from federation.version import installed_version
 from ops.probes.process import ProcessMetrics
-from server.attempt.attempt import STEPS, Phase
-from server.figures import RoundFigures
+from server.errors import Reason
+from server.figures import STEPS, Phase, RoundFigures
 from server.members.presence import SiloState, state_of
-from server.rpc.catalogue import Reason
 from server.store.dropouts import DropoutRow
 from server.store.runs import RunState
 from server.store.silos import SiloRow

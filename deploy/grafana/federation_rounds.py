@@ -18,7 +18,7 @@ from deploy.grafana.panel import (
 )
 from deploy.grafana.phase_durations import phase_durations
 from deploy.grafana.presets import COORDINATOR, DASHED, counter
-from server.phase import Phase
+from server.figures import Phase
 from server.store.runs import ACTIVE
 
 __all__ = ["driven", "rounds_row"]

@@ -10,7 +10,7 @@ from typing import Final
 from deploy.grafana.dashboard import Row
 from deploy.grafana.panel import Kind, Panel, Query
 from deploy.grafana.presets import COORDINATOR, DAYS, counter, in_range
-from server.liveness import SILENT_AFTER_S
+from server.context import SILENT_AFTER_S
 from server.members.presence import SILENT_S
 
 __all__ = ["silos_row"]

@@ -62,9 +62,9 @@ from server.errors import (
     WrongPhaseError,
     WrongRoundError,
 )
-from server.phase import STEPS, Phase
+from server.figures import STEPS, Phase
 
-__all__ = ["STEPS", "Attempt", "Instruction", "Message", "Phase"]
+__all__ = ["Attempt", "Instruction"]
 
 StateT = TypeVar("StateT")
 CollectorT = TypeVar(

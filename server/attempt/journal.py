@@ -45,7 +45,7 @@ from secagg.messages import (
     UnmaskingShares,
 )
 from server.errors import StoreError
-from server.phase import STEPS, Phase
+from server.figures import STEPS, Phase
 from server.store import Store
 from server.store.aggregations import AggregationRow
 from server.store.heads import HeadRow

@@ -18,7 +18,7 @@ from secagg.messages import (
 )
 from server.attempt.journal import decode_public
 from server.errors import NotPublishedError
-from server.phase import STEPS
+from server.figures import STEPS
 from server.store import Store
 from server.store.aggregations import AggregationOutcome, AggregationRow
 

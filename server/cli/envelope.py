@@ -238,8 +238,8 @@ def _known(error: Exception) -> CommandError:
     if isinstance(error, grpc.RpcError):
         return _rpc(error)
     from federation.errors import LogSettingError, TracingError
-    from server.errors import CoordinatorError
-    from server.rpc.catalogue import Reason, describe
+    from server.errors import CoordinatorError, Reason
+    from server.rpc.catalogue import describe
 
     described = describe(error)
     # What the environment asks for is no refusal of a call; the texts say what to do.

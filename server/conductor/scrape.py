@@ -18,7 +18,7 @@ import structlog
 from server.conductor.status import since_unix_s
 from server.context import RunContext
 from server.errors import CoordinatorError
-from server.phase import Phase
+from server.figures import Phase
 from server.pki.trust import Trust
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now

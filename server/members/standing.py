@@ -19,8 +19,8 @@ import structlog
 
 from federation.membership.invite import SILO_ID
 from server.audit import AuditEvent, AuditLog
+from server.context import Liveness
 from server.errors import StandingError, UnknownSiloError
-from server.liveness import Liveness
 from server.store import Store
 from server.store.runs import OVER
 from server.store.silos import SiloRow

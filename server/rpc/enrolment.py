@@ -35,6 +35,7 @@ from server.errors import (
     EnrolmentError,
     ExpiredInviteError,
     PossessionProofError,
+    Reason,
     SpentInviteError,
     UnknownInviteError,
 )
@@ -42,7 +43,7 @@ from server.members.standing import Standing
 from server.metrics import ENROLMENT_REASONS, CoordinatorMetrics
 from server.pki.authority import certificate_sha256, der, not_after_unix_s
 from server.pki.trust import Trust
-from server.rpc.catalogue import Reason, describe
+from server.rpc.catalogue import describe
 from server.rpc.strangers import Strangers
 from server.store import Store
 from server.store.silos import SiloRow

@@ -47,6 +47,7 @@ from secagg.decode import SignedVector, split_sum
 from secagg.descriptor import EPISODES, SUCCESSES, Descriptor
 from secagg.prg import Vector
 from server.errors import QuarantinedSumError
+from server.figures import RoundFigures
 
 __all__ = ["Aggregated", "aggregate"]
 
@@ -93,6 +94,20 @@ class Aggregated:
     success: Mapping[str, Estimate] = field(default_factory=dict)
     """Family to success ratio and its standard error; empty after a round's first step, and where
     the plan has no figures."""
+
+    def note_in(self, figures: RoundFigures) -> None:
+        """Put the sum's figures into those of its step."""
+        figures.success = {
+            family: (ratio.mean, ratio.standard_error) for family, ratio in self.success.items()
+        }
+        figures.update_norm = self.update_norm
+        figures.update_norm_error = self.update_norm_error
+        figures.agreement = self.kappa
+        figures.agreement_error = self.kappa_error
+        figures.heterogeneity = self.zeta_sq
+        figures.heterogeneity_error = self.zeta_sq_error
+        figures.silo_norm_sq = self.silo_norm_sq
+        figures.silo_norm_sq_error = self.silo_norm_sq_error
 
 
 def aggregate(

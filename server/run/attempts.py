@@ -41,7 +41,7 @@ from server.errors import (
     TooFewSilosError,
     UploadError,
 )
-from server.phase import STEPS, Phase
+from server.figures import STEPS, Phase
 from server.run.aggregation import Aggregated, aggregate
 from server.run.descriptor import build_descriptor
 from server.run.dropouts import Dropouts

@@ -26,7 +26,7 @@ from secagg.roster import SignedRoster
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import RunError, WrongRoundError
-from server.phase import Phase
+from server.figures import Phase
 from server.run.chain import Chain
 from server.run.dropouts import Dropouts
 from server.run.progress import Progress

@@ -43,8 +43,7 @@ from server.attempt.attempt import Attempt
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import LostAttemptError, QuarantinedSumError, TooFewSilosError, WrongRoundError
-from server.figures import RoundFigures
-from server.phase import STEPS, Phase
+from server.figures import STEPS, Phase, RoundFigures
 from server.run.aggregation import Aggregated
 from server.run.attempts import Attempts
 from server.run.budget import shown_epsilon
@@ -297,7 +296,7 @@ class RunDriver:
         attempt = self.active_attempt()
         adapter_sha256 = await asyncio.to_thread(blobs.put, result.adapter)
         sum_sha256 = await asyncio.to_thread(blobs.put, result.sum_bytes)
-        figures.take(result)
+        result.note_in(figures)
         record = self._chain.link(
             kind="aggregated",
             adapter_sha256=adapter_sha256,

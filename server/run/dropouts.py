@@ -23,7 +23,7 @@ Ordered invariants:
 
 Covered: every phase from the task to unmask, deadlines and messages that fail their checks alike;
 restarts; admins who let a silo in again. Not covered: silos that are not heard of, whom nobody
-waits for (``server/liveness.py``); attempts that an admin ends, which count for nobody; what a silo
+waits for (``server/context.py``); attempts that an admin ends, which count for nobody; what a silo
 does to the others within the protocol.
 """
 
@@ -38,7 +38,7 @@ from federation.chain.record import Place
 from federation.plan.plan import Plan
 from server.audit import AuditEvent
 from server.context import RunContext
-from server.phase import Phase
+from server.figures import Phase
 from server.store import Store
 from server.store.dropouts import DropoutRow
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from federation.chain.record import Place
 from server.context import RunContext
-from server.figures import RoundFigures
-from server.phase import STEPS, Phase
+from server.figures import STEPS, Phase, RoundFigures
 from server.run.round_spans import RoundSpans
 from server.store.rounds import AttemptPlace
 

@@ -12,8 +12,8 @@ import math
 from typing import Final
 
 from dp.config import Mode
+from server.figures import Phase
 from server.members.presence import SiloState
-from server.phase import Phase
 from server.status_page import words
 from server.status_page.markup import Child, Html, brief, element, joined, lasting, moment, path_of
 from server.status_page.picture import Current, Picture, RunView, Waited

@@ -24,8 +24,7 @@ from federation.plan.plan import Plan
 from server.conductor.queue import places_behind
 from server.conductor.status import since_unix_s
 from server.context import RunContext
-from server.figures import RoundFigures
-from server.phase import Phase
+from server.figures import Phase, RoundFigures
 from server.run.budget import own_unit, shown_epsilon
 from server.run.driver import RunDriver
 from server.status_page.picture import (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from server.phase import Phase
+from server.figures import Phase
 from server.status_page import words
 from server.status_page.markup import Child, Html, element, joined
 from server.status_page.picture import Current, Release

@@ -28,7 +28,7 @@ import secagg.wire as secagg_wire
 from chorale.v1 import secagg_pb2
 from secagg.descriptor import AggregationId, SignedDescriptor
 from server.errors import StoreError
-from server.phase import STEPS
+from server.figures import STEPS
 from server.store.database import Database
 from server.store.schema import IDENTITY, aggregations, folds, rounds
 

@@ -4,7 +4,7 @@ import pytest
 
 from server.attempt.journal import StoreJournal
 from server.errors import StoreError
-from server.phase import Phase
+from server.figures import Phase
 from server.store.aggregations import AggregationOutcome
 from tests.unit.store_samples import FAMILIES, NAMED, at, make_run, message, signed
 

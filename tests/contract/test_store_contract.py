@@ -16,6 +16,7 @@ from sqlalchemy import func, select
 from secagg.descriptor import AggregationId
 from server.errors import (
     FederationExistsError,
+    Reason,
     RosterError,
     RunError,
     StoreError,
@@ -23,7 +24,7 @@ from server.errors import (
     StoreUnwritableError,
     UnknownRunError,
 )
-from server.rpc.catalogue import Reason, describe
+from server.rpc.catalogue import describe
 from server.store import Store
 from server.store.audit_heads import AuditHeadRow
 from server.store.database import BUSY_TIMEOUT_S

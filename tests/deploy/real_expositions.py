@@ -5,9 +5,8 @@ import time
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.figures import RoundFigures
+from server.figures import STEPS, Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.phase import STEPS, Phase
 from server.store.runs import RunState
 from server.store.silos import SiloRow
 from silo_agent.metrics import PHASES, SiloMetrics

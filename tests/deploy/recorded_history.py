@@ -13,9 +13,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from server.figures import RoundFigures
+from server.figures import Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.phase import Phase
 from server.store.runs import RunState
 from server.store.silos import SiloRow
 from silo_agent.metrics import SiloMetrics

@@ -19,9 +19,9 @@ from ops.logs.events import EVENTS
 from secagg.errors import Check
 from server.audit import AuditEvent
 from server.config import CoordinatorConfig
+from server.errors import Reason
+from server.figures import STEPS, Phase
 from server.members.presence import SiloState
-from server.phase import STEPS, Phase
-from server.rpc.catalogue import Reason
 from server.store.runs import RunState
 from silo_agent.books.audit import SiloEvent
 from silo_agent.metrics import ERROR_KINDS

@@ -21,8 +21,8 @@ from server.attempt.accumulator import Upload
 from server.attempt.attempt import Attempt
 from server.attempt.journal import StoreJournal, encode
 from server.cli.coordinator import main
+from server.figures import Phase
 from server.members.renewal import Renewals
-from server.phase import Phase
 from server.run.chain import Chain
 from server.run.driver import RunDriver
 from server.run.progress import Progress

@@ -20,8 +20,8 @@ from chorale.v1 import (
 )
 from lab.loopback import free_port
 from server.audit import AuditLog
+from server.context import Liveness
 from server.errors import WrongRoundError
-from server.liveness import Liveness
 from server.members.audit_heads import AuditHeadExchange
 from server.members.renewal import Renewals
 from server.members.root import create_root

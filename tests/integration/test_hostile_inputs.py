@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from chorale.v1 import admin_pb2, round_pb2
 from federation.adapter.encoding import encode_adapter
 from server.cli.client import connect, start_parts
-from server.rpc.catalogue import Reason
+from server.errors import Reason
 from server.rpc.ports import MAX_JOIN_BYTES
 from silo_agent.identity.identity import Identity
 from tests.integration import constant_federation as cf

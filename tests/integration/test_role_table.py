@@ -22,8 +22,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from server_harness import FEDERATION, Coordinator
 
 from chorale.v1 import admin_pb2, enrolment_pb2, membership_pb2, round_pb2
+from server.errors import Reason
 from server.pki.authority import CertificateAuthority, certificate_sha256
-from server.rpc.catalogue import Reason
 from server.store.silos import SiloRow
 
 pytestmark = pytest.mark.xdist_group("role_table")

@@ -1,7 +1,7 @@
 """A journal that forgets when the test ends, and reads back what the real one would."""
 
 from server.attempt.journal import History, decode, encode
-from server.phase import STEPS, Phase
+from server.figures import STEPS, Phase
 
 
 class MemoryJournal:

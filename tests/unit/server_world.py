@@ -18,11 +18,9 @@ from typing import Self
 
 from server.audit import AuditLog
 from server.conductor.conductor import Conductor
-from server.context import RunContext
-from server.liveness import Liveness
+from server.context import Liveness, RunContext, Signal
 from server.metrics import CoordinatorMetrics
 from server.run.driver import RunDriver
-from server.signal import Signal
 from server.store import Store
 from server.store.blobs.directory import BlobStore
 from tests.unit.secagg_samples import COORDINATOR_KEY, make_roster, signed_roster

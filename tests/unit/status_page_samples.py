@@ -19,14 +19,11 @@ from federation.chain.record import AdapterRecord
 from ops.probes.server import PageRequest
 from secagg.roster import Roster, RosterEntry, sign_roster
 from server.audit import AuditEvent, AuditLog
-from server.context import RunContext
-from server.figures import RoundFigures
-from server.liveness import Liveness
+from server.context import Liveness, RunContext, Signal
+from server.figures import Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.phase import Phase
 from server.pki.authority import CertificateAuthority
 from server.pki.trust import Trust
-from server.signal import Signal
 from server.status_page.observer import Observer
 from server.status_page.serve import status_page
 from server.store import Store

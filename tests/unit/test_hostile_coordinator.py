@@ -13,8 +13,9 @@ from chorale.v1 import round_pb2 as pb
 from secagg import client, messages, wire
 from secagg.bounds import MAX_COHORT
 from server.attempt.accumulator import Accumulator
-from server.attempt.attempt import Attempt, Phase
+from server.attempt.attempt import Attempt
 from server.errors import WrongPhaseError
+from server.figures import Phase
 from server.rpc import ports
 from server.rpc.rounds import RoundService
 from silo_agent.line import transport

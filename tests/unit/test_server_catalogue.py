@@ -9,7 +9,8 @@ import dp.errors
 import federation.errors
 import secagg.errors
 import server.errors
-from server.rpc.catalogue import CATALOGUE, Reason, describe
+from server.errors import Reason
+from server.rpc.catalogue import CATALOGUE, describe
 
 
 def error_types(module, base):

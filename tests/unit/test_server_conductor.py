@@ -8,13 +8,12 @@ import pytest
 from chorale.v1 import admin_pb2, round_pb2
 from federation.errors import FederationError, PlanError
 from secagg.descriptor import AggregationId
-from server.attempt.attempt import Phase
 from server.cli.client import MAX_MESSAGE_BYTES
 from server.conductor.conductor import Conductor
 from server.conductor.status import FINISHED_PER_STATUS
-from server.context import RunContext
+from server.context import RunContext, Signal
 from server.errors import RunError, StoreError, UnknownRunError
-from server.signal import Signal
+from server.figures import Phase
 from server.store.runs import RunState
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import silo_names

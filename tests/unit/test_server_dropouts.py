@@ -12,8 +12,8 @@ import pytest
 
 from federation.chain.task import RoundTask
 from server.errors import StandingError, WrongRoundError
+from server.figures import Phase
 from server.members.standing import Standing
-from server.phase import Phase
 from server.run.dropouts import sitting_out_now
 from server.store.runs import RunState
 from server.store.silos import SiloRow

@@ -10,9 +10,9 @@ from secagg import wire
 from secagg.errors import MalformedMessageError
 from server.conductor import instructions
 from server.conductor.conductor import Conductor
-from server.phase import Phase
+from server.context import Signal
+from server.figures import Phase
 from server.rpc.rounds import MAX_INSTRUCTION_ID_CHARS, RoundService
-from server.signal import Signal
 from tests.unit.test_server_round import NAMES, Played
 
 

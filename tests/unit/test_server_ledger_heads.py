@@ -9,10 +9,10 @@ import pytest
 
 import secagg.wire as secagg_wire
 from secagg import suite
-from server.errors import LedgerBehindError, LedgerForkedError, RoundError
+from server.errors import LedgerBehindError, LedgerForkedError, Reason, RoundError
+from server.figures import Phase
 from server.members.ledger_heads import ledger_echo, require_newer_head
-from server.phase import Phase
-from server.rpc.catalogue import Reason, describe
+from server.rpc.catalogue import describe
 from server.store.heads import HeadRow
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import make_descriptor, make_roster, signing_key, silo_names

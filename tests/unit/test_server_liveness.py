@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import event
 
-from server.liveness import Liveness
+from server.context import Liveness
 from server.store import Store
 from tests.unit.store_samples import silo
 

@@ -7,7 +7,7 @@ import pytest
 from secagg.errors import MalformedMessageError
 from secagg.messages import ShareBoxes, UnmaskingShares
 from server.attempt.journal import decode, decode_public, encode
-from server.phase import STEPS
+from server.figures import STEPS
 from tests.unit.test_server_round import NAMES, Played
 
 

@@ -5,10 +5,9 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.attempt.attempt import STEPS, Phase
-from server.figures import RoundFigures
+from server.errors import Reason
+from server.figures import STEPS, Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.rpc.catalogue import Reason
 from server.store.runs import RunState
 from server.store.silos import SiloRow
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from federation.errors import PlanError
-from server.attempt.attempt import Phase
-from server.figures import RoundFigures
+from server.figures import Phase, RoundFigures
 from server.run.driver import RunDriver
 from server.store.runs import RunState
 from tests.unit import server_world as sw
@@ -124,7 +123,7 @@ def test_a_sum_that_is_applied_begins_the_count_again(world):
 
 
 def test_a_round_without_a_sum_does_not(world, monkeypatch):
-    monkeypatch.setattr("server.liveness.SILENT_AFTER_S", 5.0)
+    monkeypatch.setattr("server.context.SILENT_AFTER_S", 5.0)
     poisons(world, 1, 3)
     poison = world.before_wait
 

@@ -10,8 +10,8 @@ from secagg import client
 from secagg.errors import SecAggError
 from secagg.messages import KeyBundle
 from server.attempt.accumulator import Accumulator
-from server.attempt.attempt import STEPS, Phase
 from server.errors import LostAttemptError, StorageFullError, StoreError, WrongPhaseError
+from server.figures import STEPS, Phase
 from tests.unit.memory_journal import MemoryJournal
 from tests.unit.test_server_round import NAMES, Played
 

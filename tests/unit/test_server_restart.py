@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from server.attempt import accumulator
-from server.attempt.attempt import STEPS, Phase
+from server.figures import STEPS, Phase
 from server.run import attempts as sw_attempts
 from server.store.aggregations import AggregationOutcome
 from server.store.database import Database

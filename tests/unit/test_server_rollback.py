@@ -15,8 +15,7 @@ from server.cli.watch import Panel
 from server.conductor.rollback import request_rollback
 from server.conductor.status import watch_response
 from server.errors import RollbackError, SubmitTokenError, UnknownRunError
-from server.figures import RoundFigures
-from server.phase import Phase
+from server.figures import Phase, RoundFigures
 from server.run.driver import RunDriver
 from server.store.runs import RunState
 from tests.unit import server_world as sw

@@ -9,13 +9,14 @@ from secagg import client
 from secagg.errors import Check, SecAggError, VerificationError
 from secagg.server import CollectUnmasking
 from server.attempt.accumulator import Accumulator
-from server.attempt.attempt import STEPS, Attempt, Phase
+from server.attempt.attempt import Attempt
 from server.errors import (
     TooFewSilosError,
     UploadError,
     WrongPhaseError,
     WrongRoundError,
 )
+from server.figures import STEPS, Phase
 from tests.simulation.secagg_cohort import FAMILIES, Cohort
 from tests.unit.memory_journal import MemoryJournal
 from tests.unit.secagg_samples import signed_descriptor, silo_names

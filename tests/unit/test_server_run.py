@@ -20,9 +20,8 @@ from federation.chain.verify import verify_update
 from ops.audit_log import verify_log
 from secagg.errors import Check, VerificationError
 from secagg.suite import verification_key
-from server.attempt.attempt import Phase
 from server.errors import WrongRoundError
-from server.figures import RoundFigures
+from server.figures import Phase, RoundFigures
 from server.store.runs import RunState
 from silo_agent.line.transport import RoundAborted
 from tests.unit import server_world as sw

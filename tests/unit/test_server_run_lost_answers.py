@@ -12,7 +12,7 @@ import pytest
 
 from server.conductor import storage_faults
 from server.errors import BlobError, RunError, StoreError
-from server.phase import Phase
+from server.figures import Phase
 from server.run.driver import RunDriver
 from server.store.runs import Runs, RunState
 from tests.unit import server_world as sw

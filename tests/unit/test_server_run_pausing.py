@@ -6,8 +6,8 @@ import pytest
 
 from federation.errors import FederationError
 from secagg.descriptor import SignedDescriptor
-from server.attempt.attempt import STEPS, Phase
 from server.errors import RunError, StoreError, UnknownRunError
+from server.figures import STEPS, Phase
 from server.store.aggregations import AggregationOutcome
 from server.store.runs import Runs, RunState
 from tests.unit import server_world as sw

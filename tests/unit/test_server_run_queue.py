@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from chorale.v1 import round_pb2
-from server.attempt.attempt import Phase
 from server.conductor import handover
 from server.conductor.queue import places_behind
 from server.errors import StoreError
+from server.figures import Phase
 from server.run import attempts
 from server.store.runs import RunState
 from tests.unit.secagg_samples import make_roster, signed_roster

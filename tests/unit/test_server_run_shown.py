@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from federation.adapter.encoding import encode_adapter
-from server.attempt.attempt import Phase
 from server.errors import SubmitTokenError
+from server.figures import Phase
 from tests.unit import server_world as sw
 from tests.unit.server_runs import in_phase, one_at_a_time, settled, start, states, until
 

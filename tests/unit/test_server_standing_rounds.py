@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from federation.adapter.encoding import decode_adapter
-from server.liveness import Liveness
+from server.context import Liveness
 from server.store.runs import RunState
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import silo_names

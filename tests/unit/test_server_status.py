@@ -11,17 +11,17 @@ from secagg import wire
 from secagg.errors import MalformedMessageError
 from server import daemon
 from server.attempt.accumulator import Accumulator
-from server.attempt.attempt import Attempt, Phase
+from server.attempt.attempt import Attempt
 from server.audit import AuditEvent, AuditLog
 from server.conductor.status import run_summary, watch_response
+from server.context import SILENT_AFTER_S, Liveness, Signal
 from server.errors import ForeignMessageError, UploadError, WrongRoundError
-from server.liveness import SILENT_AFTER_S, Liveness
+from server.figures import Phase
 from server.metrics import CoordinatorMetrics
 from server.rpc import access
 from server.rpc.access import Peer, Role
 from server.rpc.rounds import RoundService
 from server.run.budget import own_unit, shown_epsilon
-from server.signal import Signal
 from server.store.rounds import Charged
 from server.store.silos import SiloRow
 from tests.simulation.secagg_cohort import Cohort

@@ -17,10 +17,9 @@ from federation.chain.task import RoundTask
 from secagg.descriptor import SignedDescriptor
 from secagg.errors import MalformedMessageError
 from server import liveness
-from server.attempt.attempt import STEPS, Phase
 from server.conductor.status import watch_response
 from server.errors import WrongRoundError
-from server.figures import RoundFigures
+from server.figures import STEPS, Phase, RoundFigures
 from server.rpc import access
 from server.rpc.access import Peer, Role
 from server.rpc.rounds import RoundService

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from server.conductor import storage_faults
-from server.phase import STEPS, Phase
+from server.figures import STEPS, Phase
 from server.store.aggregations import AggregationOutcome
 from server.store.runs import RunState
 from tests.unit import server_world as sw

@@ -11,8 +11,7 @@ from server.audit import AuditLog
 from server.conductor import storage_faults
 from server.conductor.conductor import Conductor
 from server.errors import StorageFullError, StoreError
-from server.figures import RoundFigures
-from server.phase import Phase
+from server.figures import Phase, RoundFigures
 from server.run.driver import RunDriver
 from server.store.aggregations import AggregationOutcome
 from server.store.blobs.directory import BlobStore

@@ -10,7 +10,7 @@ from federation.transcript.transcript import Outcome, verify_transcript
 from secagg.suite import verification_key
 from server.attempt.transcripts import build_transcript
 from server.errors import NotPublishedError
-from server.phase import Phase
+from server.figures import Phase
 from server.run import attempts
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import ROOT_KEY, silo_names

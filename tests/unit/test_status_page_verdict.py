@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from server.figures import RoundFigures
+from server.figures import Phase, RoundFigures
 from server.members.presence import SiloState
-from server.phase import Phase
 from server.status_page.picture import Figure, Release
 from server.status_page.verdict import CERTIFICATE_S, Level, judge
 from server.store.runs import RunState
