@@ -8,19 +8,22 @@ Ordered invariants:
 2. In every other case a signed task goes to the whole roster, and the round goes on when every silo
    that is alive has said ready or refused, or at the deadline with at least a quorum.
 3. Both follow from what is durable, so a coordinator that restarts in between does the same.
-4. Who sits out after drop-outs is sent no task and is in no cohort, unless a round has no quorum
+4. A silo has said ready or refused, never both; its newest word counts.
+5. Who sits out after drop-outs is sent no task and is in no cohort, unless a round has no quorum
    without it.
 
-Covered: deadlines, quorum, silos that refuse for good, strangers. Not covered: which answers a task
-takes (``server/run/training.py``), who sits out (``server/run/dropouts.py``).
+Covered: deadlines, quorum, silos that refuse for good, strangers. Not covered: who sits out
+(``server/run/dropouts.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from federation.chain.record import Place
-from federation.chain.task import SURVIVORS_ALREADY_SIGNED
+from federation.chain.task import PASSING_REASONS, SURVIVORS_ALREADY_SIGNED, RoundTask
 from federation.plan.plan import Plan
 from secagg.roster import SignedRoster
 from server.audit import AuditEvent
@@ -30,9 +33,8 @@ from server.figures import Phase
 from server.run.chain import Chain
 from server.run.dropouts import Dropouts
 from server.run.progress import Progress
-from server.run.training import Training
 
-__all__ = ["Cohorts", "Ready"]
+__all__ = ["Cohorts", "Ready", "Training"]
 
 CHAIN: Final = "chain"
 """A silo's word for a published chain that is not the one it adopted."""
@@ -44,6 +46,44 @@ AHEAD: Final = (
 
 Ready = dict[str, tuple[str, ...]]
 """Silo to the environment families that it declares, in ascending order of silo."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Training:
+    """A task that is out, and the answers so far."""
+
+    task: RoundTask
+    ready: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Silo to the environment families it declares."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Silo to its public reason."""
+
+    def report_ready(
+        self, silo_id: str, *, adapter_sha256: bytes, families: tuple[str, ...]
+    ) -> None:
+        """A silo's local work is done.
+
+        Raises:
+            WrongRoundError: it started from another adapter.
+        """
+        if adapter_sha256 != self.task.adapter_sha256:
+            raise WrongRoundError("ready for another adapter than the one this task starts from")
+        self.refused.pop(silo_id, None)
+        self.ready[silo_id] = families
+
+    def refuse(self, silo_id: str, reason: str) -> None:
+        """A silo takes no part."""
+        self.ready.pop(silo_id, None)
+        self.refused[silo_id] = reason
+
+    def unanswered(self, silos: Iterable[str]) -> tuple[str, ...]:
+        """Who of these has said neither."""
+        return tuple(s for s in silos if s not in self.ready and s not in self.refused)
+
+    def out_of_reach(self, silos: Sequence[str], quorum: int) -> bool:
+        """Whether so many refused for good that waiting cannot bring a quorum."""
+        final = [reason for reason in self.refused.values() if reason not in PASSING_REASONS]
+        return len(silos) - len(final) < quorum
 
 
 class Cohorts:

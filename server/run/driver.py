@@ -48,11 +48,10 @@ from server.run.aggregation import Aggregated
 from server.run.attempts import Attempts
 from server.run.budget import shown_epsilon
 from server.run.chain import Chain
-from server.run.cohorts import Cohorts
+from server.run.cohorts import Cohorts, Training
 from server.run.optimiser import RunOptimiser
 from server.run.progress import Progress
 from server.run.sum_history import norm_ratio, require_usable
-from server.run.training import Training
 from server.store.aggregations import AggregationOutcome, AggregationRow
 from server.store.runs import RunRow, RunState
 

@@ -1,20 +1,65 @@
-"""Where a run is now: the phase, since when, until when; for store, metrics and admin.
+"""Where a run is now: the phase, since when, until when; for store, metrics, traces and admin.
 
-Invariants: a phase is in the store before it is shown; entering one again after a restart keeps the
-time at which it was entered first.
+A release begins a trace; silos are told its ``traceparent`` and put what they do into it, each for
+its own collector.
 
-Covered: phases and the time each took, over restarts. Not covered: what happens in a phase.
+Invariants:
+
+1. A phase is in the store before it is shown; entering one again after a restart keeps the time at
+   which it was entered first.
+2. A span that is begun is ended, by the next one, by the end of the release, or when nobody drives
+   the run any more; without tracing nothing is kept.
+
+Covered: phases and the time each took, over restarts; attempts that follow each other, a run that
+goes on after a pause. Not covered: what happens in a phase; a release over a coordinator's restart,
+which is two traces.
 """
 
 from __future__ import annotations
 
 from federation.chain.record import Place
+from ops.tracing.spans import NO_SPAN, Span, begin
 from server.context import RunContext
 from server.figures import STEPS, Phase, RoundFigures
-from server.run.round_spans import RoundSpans
 from server.store.rounds import AttemptPlace
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "RoundSpans"]
+
+
+class RoundSpans:
+    """The spans of one run: one for each release, and in it one for each phase."""
+
+    def __init__(self) -> None:
+        self._release: Span = NO_SPAN
+        self._phase: Span = NO_SPAN
+        self._place: tuple[int, int] | None = None
+
+    @property
+    def traceparent(self) -> str:
+        """Of the release that is open; empty while none is."""
+        return self._release.traceparent
+
+    def enter(self, phase: str, *, round_number: int, step: int, attempt: int) -> None:
+        """Begin a phase, and the release where it is the first."""
+        if self._place != (round_number, step):
+            self.end()
+            self._place = round_number, step
+            self._release = begin("round", root=True, round=round_number, step=step)
+        self._phase.end()
+        self._phase = begin(f"phase {phase}", parent=self._release, attempt=attempt)
+
+    def leave(self) -> None:
+        """End the phase."""
+        self._phase.end()
+        self._phase = NO_SPAN
+
+    def end(self, outcome: str = "") -> None:
+        """End the release, if one is open; no outcome if nobody drives it any more."""
+        self.leave()
+        if outcome:
+            self._release.note(outcome=outcome)
+        self._release.end()
+        self._release, self._place = NO_SPAN, None
 
 
 class Progress:
@@ -69,10 +114,9 @@ class Progress:
         self.spans.end(figures.outcome)
 
     def recall(self, phase: Phase) -> None:
-        """Take the times so far from the store, after a restart; the outage counts as its phase's.
+        """Go on in this phase after a restart, with the times so far from the store.
 
-        Args:
-            phase: The one that goes on.
+        The outage counts as its phase's.
         """
         figures, at = self.figures, self.at
         rows = self._context.store.rounds.list(at.run_id)

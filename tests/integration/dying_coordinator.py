@@ -24,9 +24,9 @@ from server.cli.coordinator import main
 from server.figures import Phase
 from server.members.renewal import Renewals
 from server.run.chain import Chain
+from server.run.cohorts import Training
 from server.run.driver import RunDriver
 from server.run.progress import Progress
-from server.run.training import Training
 from tests.chaos.deaths import Deaths
 
 

@@ -22,7 +22,7 @@ from ops.tracing.spans import (
     tracing,
     use,
 )
-from server.run.round_spans import RoundSpans
+from server.run.progress import RoundSpans
 
 pytest.importorskip("opentelemetry.sdk")
 
