@@ -204,14 +204,6 @@ class CoordinatorConfig(BaseSettings):
         return self._data_dir
 
     @property
-    def database(self) -> str:
-        """The SQLAlchemy URL in force; ServedDatabaseError if another database is served."""
-        # Here: a command that opens no database need not wait for what does.
-        from server.store.served import database_in_force
-
-        return database_in_force(self.database_url, self._data_dir)
-
-    @property
     def adapters(self) -> Path:
         """The blob directory in force."""
         return self.adapters_dir or self._data_dir / "adapters"

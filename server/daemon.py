@@ -51,7 +51,7 @@ from server.site.founding import create_configured
 from server.status_page.serve import status_page
 from server.store import Store
 from server.store.blobs.storage import open_blobs
-from server.store.served import record_served
+from server.store.served import database_in_force, record_served
 
 __all__ = ["serve"]
 
@@ -66,8 +66,8 @@ def serve(config: CoordinatorConfig) -> None:
 
 async def _serve(config: CoordinatorConfig, open_files: int) -> None:
     paths = config.paths
-    store = Store(config.database)
-    record_served(config.database, config.data_dir)
+    store = Store(database_in_force(config))
+    record_served(database_in_force(config), config.data_dir)
     audit = AuditLog(paths.audit)
     metrics = CoordinatorMetrics()
     _verify_audit(audit, metrics)

@@ -29,10 +29,9 @@ from federation.version import installed_version
 from ops.probes.process import ProcessMetrics
 from server.errors import Reason
 from server.figures import STEPS, Phase, RoundFigures
-from server.members.presence import SiloState, state_of
 from server.store.dropouts import DropoutRow
 from server.store.runs import RunState
-from server.store.silos import SiloRow
+from server.store.silos import SiloRow, SiloState, state_of
 
 __all__ = ["CoordinatorMetrics", "RoundOutcome"]
 

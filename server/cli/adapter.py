@@ -253,8 +253,9 @@ def _best_round(data: Path, run_id: str) -> _Best | None:
     from server.config import CoordinatorConfig
     from server.figures import RoundFigures
     from server.store import Store
+    from server.store.served import database_in_force
 
-    store = Store(CoordinatorConfig.load(data).database)
+    store = Store(database_in_force(CoordinatorConfig.load(data)))
     try:
         rows = store.rounds.finished(run_id)
     finally:
@@ -345,8 +346,9 @@ def _verified(
     from federation.wire import record_from_proto
     from server.config import CoordinatorConfig
     from server.store import Store
+    from server.store.served import database_in_force
 
-    store = Store(CoordinatorConfig.load(data).database)
+    store = Store(database_in_force(CoordinatorConfig.load(data)))
     try:
         signed = store.rosters.current()
         plan = Plan.parse(store.runs.get(run_id).plan)

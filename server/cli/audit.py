@@ -135,8 +135,9 @@ def heads(
         from server.members.audit_heads import head_of_row
         from server.members.terms import require_federation
         from server.store import Store
+        from server.store.served import database_in_force
 
-        store = Store(CoordinatorConfig.load(data).database)
+        store = Store(database_in_force(CoordinatorConfig.load(data)))
         try:
             federation = require_federation(store).name
             rows = store.audit_heads.list()

@@ -35,9 +35,10 @@ def model_card(
     from server.members.terms import require_federation
     from server.run.epsilon import epsilon_spent
     from server.store import Store
+    from server.store.served import database_in_force
 
     config = CoordinatorConfig.load(data)
-    store = Store(config.database)
+    store = Store(database_in_force(config))
     try:
         charged = store.rounds.charged(record.run_id)
         finished = store.rounds.finished(record.run_id)

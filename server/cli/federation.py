@@ -322,8 +322,9 @@ def export(
         from server.config import CoordinatorConfig
         from server.members.roster_file import describe_roster, roster_message, write_roster
         from server.store import Store
+        from server.store.served import database_in_force
 
-        store = Store(CoordinatorConfig.load(data).database)
+        store = Store(database_in_force(CoordinatorConfig.load(data)))
         try:
             signed = store.rosters.current()
         finally:

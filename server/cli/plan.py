@@ -199,8 +199,9 @@ def _beyond_terms(data: Path, federation: str, parsed: Plan) -> tuple[str, ...]:
     from server.members.terms import require_federation as require_known
     from server.members.terms import require_plan_within
     from server.store import Store
+    from server.store.served import database_in_force
 
-    store = Store(CoordinatorConfig.load(data).database)
+    store = Store(database_in_force(CoordinatorConfig.load(data)))
     try:
         terms = require_known(store, federation)
     finally:
@@ -245,8 +246,9 @@ def _roster(data: Path) -> tuple[Roster, tuple[Member, ...]]:
     from server.config import CoordinatorConfig
     from server.members.presence import members_of
     from server.store import Store
+    from server.store.served import database_in_force
 
-    store = Store(CoordinatorConfig.load(data).database)
+    store = Store(database_in_force(CoordinatorConfig.load(data)))
     try:
         signed, silos = store.rosters.current(), store.silos.list()
     finally:

@@ -233,7 +233,8 @@ def _require_silos(stub: AdminServiceStub, parsed: Plan) -> None:
     """
     from chorale.v1 import admin_pb2
     from server.cli.client import CALL_TIMEOUT_S
-    from server.members.presence import Member, SiloState, silence
+    from server.members.presence import Member, silence
+    from server.store.silos import SiloState
 
     listed = stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=CALL_TIMEOUT_S).silos
     members = [

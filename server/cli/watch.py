@@ -31,7 +31,7 @@ from federation.noisy_figures import (
 )
 from server.cli.client import CALL_TIMEOUT_S, connect, plain
 from server.cli.run_view import bars, place_of, view, view_lines
-from server.members.presence import SiloState
+from server.store.silos import SiloState
 
 __all__ = ["Panel", "follow", "place_of", "sitting_out", "status_json"]
 

@@ -1,4 +1,4 @@
-"""Where each silo is, and whether the members of a roster can fill a run.
+"""Whether the members of a roster can fill a run, and who is missing from it.
 
 A round opens with the plan's quorum. A roster is on paper: of its members some may be suspended,
 revoked or gone, and others may be dead. A run of such a roster would wait without end, with every
@@ -16,65 +16,26 @@ Covered: who is missing and why, in words. Not covered: whether a silo will acce
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from federation.plan.plan import Plan
 from secagg.roster import SignedRoster
 from server.errors import RosterError
-from server.store.silos import SiloRow
+from server.store.silos import SiloRow, SiloState, state_of
 
 __all__ = [
     "SILENT_S",
     "Member",
-    "SiloState",
     "members_of",
     "require_members",
     "shortage",
     "silence",
-    "state_of",
 ]
 
 SILENT_S: Final = 300.0
 """As in the alert SiloSilent: longer than a daemon takes to start again and load a model."""
-
-
-class SiloState(StrEnum):
-    """Where a silo is on its way into rounds."""
-
-    INVITED = "invited"
-    ENROLLED = "enrolled"
-    ROSTERED = "rostered"
-    SITTING_OUT = "sitting_out"
-    """In the roster, and not asked for some rounds of the run that is driven."""
-    SUSPENDED = "suspended"
-    LEFT = "left"
-    REVOKED = "revoked"
-
-
-def state_of(
-    silo: SiloRow, rostered: frozenset[str], sitting_out: Collection[str] = ()
-) -> SiloState:
-    """Where a silo is; what keeps it out of rounds comes first.
-
-    Args:
-        silo: Enrolled.
-        rostered: Members of the current roster.
-        sitting_out: Who sits out of the run that is driven.
-    """
-    if silo.revoked:
-        return SiloState.REVOKED
-    if silo.left:
-        return SiloState.LEFT
-    if silo.suspended:
-        return SiloState.SUSPENDED
-    if silo.silo_id in rostered and silo.silo_id in sitting_out:
-        return SiloState.SITTING_OUT
-    return SiloState.ROSTERED if silo.silo_id in rostered else SiloState.ENROLLED
-
-
 _OUT: Final = frozenset({SiloState.SUSPENDED, SiloState.LEFT, SiloState.REVOKED})
 
 

@@ -32,7 +32,6 @@ from server.conductor.status import run_summary
 from server.config import CoordinatorConfig
 from server.errors import ConfigurationError, UnknownRunError
 from server.members.invites import create_invite
-from server.members.presence import SiloState, state_of
 from server.members.roster_file import propose, roster_message
 from server.members.rosters import Rosters
 from server.members.standing import Standing
@@ -46,6 +45,7 @@ from server.run.dropouts import sitting_out_now
 from server.store import Store
 from server.store.blobs.storage import BlobStorage, in_threads
 from server.store.federation import FederationRow
+from server.store.silos import SiloState, state_of
 
 __all__ = ["AdminContext", "AdminService", "RunConductor"]
 

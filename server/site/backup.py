@@ -41,6 +41,7 @@ from server.site.backup_file import MAX_FILE_BYTES, NAMES, Manifest, Member, wri
 from server.store.copying import copy_rows
 from server.store.database import Database
 from server.store.records import named_blobs
+from server.store.served import database_in_force
 
 __all__ = ["DATABASE", "backup", "backup_to"]
 
@@ -130,7 +131,7 @@ def _snapshot(
 ) -> tuple[bytes, ChainHead, tuple[str, ...]]:
     """Copy the database; returns the audit log of the same instant, and which blobs are named."""
     with ExitStack() as opened:
-        source = opened.enter_context(_database(config.database))
+        source = opened.enter_context(_database(database_in_force(config)))
         if source.revision() != source.newest_revision():
             raise BackupError(
                 "the database is of another version of chorale than this command: start the "

@@ -27,7 +27,7 @@ from server.pki.keys import create_signing_key, public_key_pem, read_public_key
 from server.pki.trust import Trust
 from server.store import Store
 from server.store.federation import FederationRow
-from server.store.served import record_served
+from server.store.served import database_in_force, record_served
 
 __all__ = ["Founding", "create_configured", "found", "renew_admin"]
 
@@ -100,10 +100,10 @@ def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
         root_key=root_key.hex(),
         coordinator_key=signing_key.public_key().public_bytes_raw().hex(),
     )
-    store = Store(config.database, create=True)
+    store = Store(database_in_force(config), create=True)
     if config.database_url:
         # Without a URL the service may have one that nobody gave here: it decides when it starts.
-        record_served(config.database, config.data_dir)
+        record_served(database_in_force(config), config.data_dir)
     create_configured(config, store, audit)
     store.close()
     return config

@@ -45,7 +45,7 @@ from server.store.copying import copy_rows, require_unused
 from server.store.database import Database
 from server.store.records import named_blobs
 from server.store.runs import OVER, RunState
-from server.store.served import record_served
+from server.store.served import database_in_force, record_served
 
 __all__ = ["Restored", "restore"]
 
@@ -182,11 +182,11 @@ def _settle(staging: Path, manifest: Manifest) -> Restored:
         audit_index=manifest.audit_index,
         held_runs=restored.held_runs,
     )
-    if config.database != f"sqlite:///{config.data_dir / DATABASE}":
-        _fill(config.database, snapshot)
+    if database_in_force(config) != f"sqlite:///{config.data_dir / DATABASE}":
+        _fill(database_in_force(config), snapshot)
         for path in staging.glob(f"{DATABASE}*"):
             path.unlink()
-    record_served(config.database, config.data_dir)
+    record_served(database_in_force(config), config.data_dir)
     return restored
 
 

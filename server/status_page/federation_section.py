@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.members.presence import SiloState
 from server.status_page import words
 from server.status_page.markup import Child, Html, brief, element, moment
 from server.status_page.picture import Picture
+from server.store.silos import SiloState
 
 __all__ = ["facts", "first_steps"]
 

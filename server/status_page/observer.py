@@ -21,7 +21,6 @@ from federation.errors import AuditChainError
 from federation.version import this_version
 from server.conductor.queue import places_behind
 from server.context import RunContext
-from server.members.presence import SiloState, state_of
 from server.pki.trust import Trust
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
@@ -36,7 +35,7 @@ from server.status_page.picture import (
 )
 from server.status_page.run_observer import RunObserver
 from server.store.runs import ACTIVE, RunRow, RunState
-from server.store.silos import SiloRow
+from server.store.silos import SiloRow, SiloState, state_of
 
 __all__ = ["Observer"]
 

@@ -13,12 +13,12 @@ from typing import Final
 
 from dp.config import Mode
 from server.figures import Phase
-from server.members.presence import SiloState
 from server.status_page import words
 from server.status_page.markup import Child, Html, brief, element, joined, lasting, moment, path_of
 from server.status_page.picture import Current, Picture, RunView, Waited
 from server.status_page.verdict import SPENT_SHARE, Concern, Level, Verdict
 from server.store.runs import RunState
+from server.store.silos import SiloState
 
 __all__ = ["banner", "headline", "run_banner", "tiles"]
 

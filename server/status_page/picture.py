@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.members.presence import SiloState
 from server.store.federation import FederationRow
 from server.store.runs import RunState
+from server.store.silos import SiloState
 
 __all__ = [
     "Adapter",

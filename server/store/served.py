@@ -30,6 +30,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ops.files import replace_file
+from server.config import CoordinatorConfig
 from server.errors import ConfigurationError, ServedDatabaseError
 from server.store.database import POSTGRESQL, is_sqlite, spoken
 
@@ -45,20 +46,14 @@ _KEPT: Final = frozenset(
 """Settings of libpq that say where a database is and how it is reached, and hold no secret."""
 
 
-def database_in_force(configured: str | None, data_dir: Path) -> str:
-    """Say which database is to be opened.
-
-    Args:
-        configured: The URL of file or environment; empty counts as none.
-        data_dir: The coordinator's, absolute.
-
-    Returns:
-        Its URL.
+def database_in_force(config: CoordinatorConfig) -> str:
+    """The URL of the database that is to be opened; an empty one in the configuration is none.
 
     Raises:
         ServedDatabaseError: Another one is configured than the one that is served.
         ConfigurationError: The record is damaged.
     """
+    configured, data_dir = config.database_url, config.data_dir
     served = _read(data_dir)
     if not configured:
         return _text(served or _default(data_dir))
@@ -77,9 +72,10 @@ def database_in_force(configured: str | None, data_dir: Path) -> str:
     return configured
 
 
-def named_by(configured: str | None, data_dir: Path) -> str:
+def named_by(config: CoordinatorConfig) -> str:
     """Say, for people, what it is that names the database in force."""
-    if configured:
+    data_dir = config.data_dir
+    if config.database_url:
         return f"{_source()} names it"
     if _read(data_dir) is not None:
         return f"{data_dir / RECORD} names it, for the coordinator served it"

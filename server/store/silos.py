@@ -14,8 +14,9 @@ covered: who may change what (``server/members/standing.py``).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import bindparam, delete, insert, select, update
@@ -23,7 +24,20 @@ from sqlalchemy import bindparam, delete, insert, select, update
 from server.store.database import Database
 from server.store.schema import silos
 
-__all__ = ["SiloRow", "Silos"]
+__all__ = ["SiloRow", "SiloState", "Silos", "state_of"]
+
+
+class SiloState(StrEnum):
+    """Where a silo is on its way into rounds."""
+
+    INVITED = "invited"
+    ENROLLED = "enrolled"
+    ROSTERED = "rostered"
+    SITTING_OUT = "sitting_out"
+    """In the roster, and not asked for some rounds of the run that is driven."""
+    SUSPENDED = "suspended"
+    LEFT = "left"
+    REVOKED = "revoked"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +71,27 @@ class SiloRow:
     def takes_part(self) -> bool:
         """Whether rounds may count on it now."""
         return self.is_member and not self.suspended
+
+
+def state_of(
+    silo: SiloRow, rostered: frozenset[str], sitting_out: Collection[str] = ()
+) -> SiloState:
+    """Where a silo is; what keeps it out of rounds comes first.
+
+    Args:
+        silo: Enrolled.
+        rostered: Members of the current roster.
+        sitting_out: Who sits out of the run that is driven.
+    """
+    if silo.revoked:
+        return SiloState.REVOKED
+    if silo.left:
+        return SiloState.LEFT
+    if silo.suspended:
+        return SiloState.SUSPENDED
+    if silo.silo_id in rostered and silo.silo_id in sitting_out:
+        return SiloState.SITTING_OUT
+    return SiloState.ROSTERED if silo.silo_id in rostered else SiloState.ENROLLED
 
 
 class Silos:

@@ -26,6 +26,7 @@ from server.store.database import Database, _migrations
 from server.store.heads import HeadRow
 from server.store.runs import RunState
 from server.store.schema import METADATA
+from server.store.served import database_in_force
 from tests.unit.server_world_bundle import make_bundle
 from tests.unit.store_samples import (
     FAMILIES,
@@ -93,7 +94,7 @@ def coordinator(tmp_path, monkeypatch, empty_url):
         tmp_path / "data",
         Founding(hosts=("localhost",), root_public_key=public, federation="oncology"),
     )
-    with closing(Store(config.database)) as store:
+    with closing(Store(database_in_force(config))) as store:
         fill(store, BlobStore(config.adapters))
     return config
 
@@ -121,7 +122,7 @@ def rows(url):
 def test_everything_comes_back_but_secrets_and_runs_that_go_on_by_themselves(
     coordinator, tmp_path, target_url, monkeypatch
 ):
-    before = rows(coordinator.database)
+    before = rows(database_in_force(coordinator))
     assert all(before[name] for name in before if not name.startswith("roster_"))
     path = tmp_path / "b.tar"
     manifest = backup_to(path, coordinator)
@@ -135,7 +136,7 @@ def test_everything_comes_back_but_secrets_and_runs_that_go_on_by_themselves(
     assert rows(target_url) == before
     new = CoordinatorConfig.load(tmp_path / "new")
     assert not (tmp_path / "new" / "coordinator.db").exists()
-    with closing(Store(new.database)) as store:
+    with closing(Store(database_in_force(new))) as store:
         run = store.runs.get("run-1")
         assert run.state is RunState.PAUSED
         assert manifest.taken_at in run.error
@@ -214,7 +215,7 @@ def test_a_backup_of_a_busy_coordinator_is_of_one_instant(coordinator, tmp_path,
 
     def write():
         number = 2
-        with closing(Store(coordinator.database)) as store:
+        with closing(Store(database_in_force(coordinator))) as store:
             audit = AuditLog(coordinator.paths.audit)
             while not stop.is_set():
                 adapter = blobs.put(b"adapter %d" % number)
@@ -242,7 +243,7 @@ def test_a_backup_of_a_busy_coordinator_is_of_one_instant(coordinator, tmp_path,
         with (tmp_path / f"{number}.tar").open("rb") as file:
             restore(file, tmp_path / f"new-{number}")
         config = CoordinatorConfig.load(tmp_path / f"new-{number}")
-        with closing(Store(config.database)) as store:
+        with closing(Store(database_in_force(config))) as store:
             chain = store.records.list("run-1")
             begun = {row.round for row in store.rounds.list("run-1")}
         noted = [line for line in AuditLog(config.paths.audit).tail(1000) if "round_fin" in line]
@@ -296,9 +297,9 @@ def test_a_coordinator_that_is_not_whole_is_not_backed_up(coordinator, tmp_path)
 
 
 def test_a_database_of_another_version_is_not_touched(coordinator, tmp_path):
-    with closing(Store(coordinator.database)) as store, store.transaction() as connection:
+    with closing(Store(database_in_force(coordinator))) as store, store.transaction() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'r0006'")
     with pytest.raises(BackupError, match="another version"):
         backup_to(tmp_path / "b.tar", coordinator)
-    with closing(Database(coordinator.database)) as database:
+    with closing(Database(database_in_force(coordinator))) as database:
         assert database.revision() == "r0006"

@@ -19,7 +19,7 @@ from server.site.founding import Founding, found
 from server.site.restore import restore
 from server.store import Store
 from server.store.database import Database
-from server.store.served import RECORD, record_served
+from server.store.served import RECORD, database_in_force, record_served
 from tests.unit.store_samples import silo
 
 URL = "CHORALE_COORDINATOR_DATABASE_URL"
@@ -37,8 +37,8 @@ def data_dir(tmp_path):
 def serve(data_dir):
     """What a coordinator does with its database when it starts; holds one silo afterwards."""
     config = CoordinatorConfig.load(data_dir)
-    with closing(Store(config.database)) as store:
-        record_served(config.database, config.data_dir)
+    with closing(Store(database_in_force(config))) as store:
+        record_served(database_in_force(config), config.data_dir)
         if not store.silos.list():
             store.silos.enrol(silo())
 
@@ -67,13 +67,13 @@ def test_a_command_without_the_services_environment_finds_the_services_database(
     monkeypatch.delenv("PGPASSFILE")
     with (tmp_path / "b.tar").open("rb") as file:
         restore(file, tmp_path / "new")
-    assert silos(CoordinatorConfig.load(tmp_path / "new").database) == ["hospital-a"]
+    assert silos(database_in_force(CoordinatorConfig.load(tmp_path / "new"))) == ["hospital-a"]
     assert sorted(path.name for path in (tmp_path / "new").glob("*.db")) == ["coordinator.db"]
 
 
 def test_the_record_is_private_and_has_no_password(data_dir, postgresql, monkeypatch):
     monkeypatch.setenv(URL, postgresql.url(postgresql.database()) + "?options=-c%20a.b=secret")
-    record_served(CoordinatorConfig.load(data_dir).database, data_dir)
+    record_served(database_in_force(CoordinatorConfig.load(data_dir)), data_dir)
     record = data_dir / RECORD
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
     text = record.read_text()
@@ -98,12 +98,12 @@ def test_another_database_than_the_served_one_is_not_opened(data_dir, monkeypatc
     config = CoordinatorConfig.load(data_dir)
     source = URL if told == "environment" else "coordinator.toml"
     with pytest.raises(ServedDatabaseError, match=source) as caught:
-        _ = config.database
+        _ = database_in_force(config)
     for words in (str(data_dir / "coordinator.db"), "db.example.org", "chorale restore", RECORD):
         assert words in str(caught.value)
     # A move is said by removing the record; then the configured one counts.
     (data_dir / RECORD).unlink()
-    assert config.database == ELSEWHERE
+    assert database_in_force(config) == ELSEWHERE
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_another_database_than_the_served_one_is_not_opened(data_dir, monkeypatc
 def test_the_same_database_in_other_words_is_no_move(data_dir, monkeypatch, same):
     record_served(ELSEWHERE, data_dir)
     monkeypatch.setenv(URL, same)
-    assert CoordinatorConfig.load(data_dir).database == same
+    assert database_in_force(CoordinatorConfig.load(data_dir)) == same
     for other in ("/other", ":5433/chorale"):
         monkeypatch.setenv(URL, f"postgresql://chorale@db.example.org{other}")
         with pytest.raises(ServedDatabaseError):
-            _ = CoordinatorConfig.load(data_dir).database
+            _ = database_in_force(CoordinatorConfig.load(data_dir))
 
 
 def test_a_copy_of_the_directory_is_served_from_its_own_file(data_dir, tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_copy_of_the_directory_is_served_from_its_own_file(data_dir, tmp_path,
     monkeypatch.setenv(URL, "")
     copy = shutil.copytree(data_dir, tmp_path / "copy")
     shutil.rmtree(data_dir)
-    url = CoordinatorConfig.load(copy).database
+    url = database_in_force(CoordinatorConfig.load(copy))
     assert url == f"sqlite:///{copy / 'coordinator.db'}"
     assert silos(url) == ["hospital-a"]
 
@@ -138,7 +138,7 @@ def test_a_copy_of_the_directory_is_served_from_its_own_file(data_dir, tmp_path,
 def test_a_damaged_record_is_not_guessed_at(data_dir, content):
     (data_dir / RECORD).write_bytes(content)
     with pytest.raises(ConfigurationError, match="remove it"):
-        _ = CoordinatorConfig.load(data_dir).database
+        _ = database_in_force(CoordinatorConfig.load(data_dir))
 
 
 def test_a_sqlite_file_is_made_only_by_founding_and_restoring(data_dir, tmp_path):
@@ -165,7 +165,7 @@ def test_a_sqlite_file_is_made_only_by_founding_and_restoring(data_dir, tmp_path
 
 
 def test_a_file_that_goes_while_it_is_in_use_is_not_made_anew(data_dir):
-    with closing(Database(CoordinatorConfig.load(data_dir).database)) as database:
+    with closing(Database(database_in_force(CoordinatorConfig.load(data_dir)))) as database:
         assert database.revision() == database.newest_revision()
         for path in data_dir.glob("coordinator.db*"):
             path.unlink()

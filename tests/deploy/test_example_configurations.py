@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.config import CoordinatorConfig
+from server.store.served import database_in_force
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError, PolicyFileError
 from silo_agent.policy.document import Policy
@@ -25,7 +26,7 @@ def test_what_the_coordinators_example_offers_in_comments(tmp_path):
     assert {line.partition(" = ")[0] for line in offered} >= {"database_url", "adapters_url"}
     (tmp_path / "coordinator.toml").write_text("\n".join([*lines, *offered]))
     config = CoordinatorConfig.load(tmp_path)
-    assert config.database.startswith("postgresql://")
+    assert database_in_force(config).startswith("postgresql://")
     assert config.adapters_url == "s3://bucket/oncology"
 
 

@@ -40,6 +40,7 @@ from server.rpc.strangers import Strangers
 from server.site.founding import Founding, found
 from server.store import Store
 from server.store.blobs.directory import BlobStore
+from server.store.served import database_in_force
 
 FEDERATION = "oncology"
 
@@ -139,7 +140,7 @@ class Coordinator:
         self.tls = ServerTls(
             paths.pki, self.trust, host_names=self.config.host_names, clock=self.clock
         )
-        self.store = Store(self.config.database)
+        self.store = Store(database_in_force(self.config))
         self.audit = AuditLog(paths.audit)
         self.metrics = CoordinatorMetrics()
         self.upkeep = Upkeep(trust=self.trust, tls=self.tls, audit=self.audit, metrics=self.metrics)

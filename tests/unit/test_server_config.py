@@ -12,6 +12,7 @@ from server.members.root import create_root
 from server.pki.authority import CertificateAuthority
 from server.pki.keys import load_signing_key, public_key_pem, read_public_key
 from server.site.founding import Founding, found, renew_admin
+from server.store.served import database_in_force
 
 MINIMAL = 'federation = "oncology"\nhost_names = ["coord.example.org", "10.0.0.1"]\n'
 
@@ -26,7 +27,7 @@ def test_defaults(tmp_path):
     assert config.listen == "0.0.0.0:7443"
     assert config.dial_coordinator == "coord.example.org:7443"
     assert config.dial_enrolment == "coord.example.org:7444"
-    assert config.database == f"sqlite:///{tmp_path / 'coordinator.db'}"
+    assert database_in_force(config) == f"sqlite:///{tmp_path / 'coordinator.db'}"
     assert config.adapters == tmp_path / "adapters"
 
 
@@ -62,9 +63,9 @@ def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path, monkeypatc
     assert "very-secret" not in str(caught.value)
     plain = "postgresql://chorale@db/chorale?passfile=/run/secrets/pgpass"
     (tmp_path / "coordinator.toml").write_text(f'host_names = ["h"]\ndatabase_url = "{plain}"\n')
-    assert CoordinatorConfig.load(tmp_path).database == plain
+    assert database_in_force(CoordinatorConfig.load(tmp_path)) == plain
     monkeypatch.setenv("CHORALE_COORDINATOR_DATABASE_URL", url)
-    assert CoordinatorConfig.load(tmp_path).database == url
+    assert database_in_force(CoordinatorConfig.load(tmp_path)) == url
 
 
 def test_an_absent_file_says_what_to_do(tmp_path):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from server.figures import Phase, RoundFigures
-from server.members.presence import SiloState
 from server.status_page.picture import Figure, Release
 from server.status_page.verdict import CERTIFICATE_S, Level, judge
 from server.store.runs import RunState
+from server.store.silos import SiloState
 from tests.unit import status_page_samples as samples
 
 NOW, DAY_S = samples.NOW, samples.DAY_S

@@ -25,7 +25,7 @@ from ops.files import prove_writable
 from server.config import CoordinatorConfig
 from server.errors import ConfigurationError, StoreError, StoreUnwritableError
 from server.store.database import Database, spoken
-from server.store.served import named_by
+from server.store.served import database_in_force, named_by
 
 __all__ = ["judge_audit", "judge_database", "judge_disk", "judge_packages"]
 
@@ -49,8 +49,8 @@ def judge_database(config: CoordinatorConfig) -> Verdict:
     """
     named = ""
     try:
-        named = named_by(config.database_url, config.data_dir)
-        url = config.database
+        named = named_by(config)
+        url = database_in_force(config)
         database = Database(url)
     except ConfigurationError as error:
         return failed(str(error), _AS_THE_SERVICE)
