@@ -14,9 +14,8 @@ from __future__ import annotations
 from typing import Final
 
 from server.status_page import words
-from server.status_page.markup import Child, Html, brief, element, joined, moment, path_of
+from server.status_page.markup import Child, Html, brief, element, joined, moment, path_of, table
 from server.status_page.picture import Adapter, Invitation, Picture, RunLine, RunView, SiloView
-from server.status_page.table import table
 from server.store.runs import ACTIVE, RunState
 from server.store.silos import SiloState
 

@@ -7,15 +7,17 @@ Invariants:
 2. Text is one line of printable characters: no control, no change of direction, no surrogate, so
    that a name can neither break out of its place nor reorder what stands beside it.
 3. Names of elements and attributes are literals of the code.
+4. Every table has a caption and headers for rows and columns; the roles are spelled out, because a
+   table that is laid out in another way loses them in some browsers.
 
-Covered: text, attribute values, SVG. Not covered: URLs that a text would make; links are made of
-quoted paths of this page alone.
+Covered: text, attribute values, SVG, tables. Not covered: URLs that a text would make; links are
+made of quoted paths of this page alone.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -34,6 +36,7 @@ __all__ = [
     "lasting",
     "moment",
     "path_of",
+    "table",
 ]
 
 RUNS: Final = "/runs/"
@@ -57,13 +60,7 @@ Value = Html | str | float | None
 
 
 def element(name: str, *children: Child, **attributes: Value) -> Html:
-    """Make an element.
-
-    Args:
-        name: Its name.
-        *children: What it holds.
-        **attributes: Its attributes; ``class_`` is ``class``, ``aria_label`` is ``aria-label``.
-    """
+    """Make an element; of its attributes ``class_`` is ``class``, ``aria_label`` ``aria-label``."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_quoted(value)}"'
         for key, value in attributes.items()
@@ -75,11 +72,7 @@ def element(name: str, *children: Child, **attributes: Value) -> Html:
 
 
 def joined(children: Iterable[Child]) -> Html:
-    """Put markup and text one after the other.
-
-    Args:
-        children: The parts.
-    """
+    """Put markup and text one after the other."""
     parts = (
         child.text if isinstance(child, Html) else _escaped(child)
         for child in children
@@ -88,23 +81,37 @@ def joined(children: Iterable[Child]) -> Html:
     return Html("".join(parts))
 
 
-def brief(text: str, *, max_chars: int = MAX_NAME_CHARS) -> str:
-    """Cut a text that somebody else made to a length that a layout bears.
+def table(
+    caption: str, heads: Sequence[str], rows: Sequence[Sequence[Child]], *, class_: str
+) -> Html:
+    """A table that stays one on a phone: there each row becomes a small block with its labels.
 
     Args:
-        text: The text.
-        max_chars: Its greatest length.
+        caption: What it is, for who does not see it.
+        heads: Of the columns.
+        rows: The cells of each row; the first is its header.
+        class_: Its layout (``style.py``).
     """
+    titles = (element("th", head, scope="col", role="columnheader") for head in heads)
+    return element(
+        "table",
+        element("caption", caption, class_="hidden"),
+        element("thead", element("tr", *titles, role="row"), role="rowgroup"),
+        element("tbody", *(_row(heads, cells) for cells in rows), role="rowgroup"),
+        class_=class_,
+        role="table",
+    )
+
+
+def brief(text: str, *, max_chars: int = MAX_NAME_CHARS) -> str:
+    """Cut a text that somebody else made to a length that a layout bears."""
     return printable(text, max_chars=max_chars)
 
 
 def moment(unix_s: float, now_unix_s: float, *, absolute: bool = True) -> Html:
-    """A moment, relative and in UTC.
+    """A moment, 0 for never: its age, and unless ``absolute`` is false its time in UTC.
 
-    Args:
-        unix_s: The moment; 0 for never.
-        now_unix_s: Now.
-        absolute: Whether the time in UTC is spelled out beside the age; it is in the title always.
+    That time is in the title always.
     """
     age = words.ago(unix_s, now_unix_s)
     if unix_s <= 0:
@@ -121,12 +128,7 @@ def moment(unix_s: float, now_unix_s: float, *, absolute: bool = True) -> Html:
 
 
 def lasting(unix_s: float, now_unix_s: float) -> Html:
-    """How long something has lasted, and since when.
-
-    Args:
-        unix_s: When it began.
-        now_unix_s: Now.
-    """
+    """How long something that began then has lasted, and since when."""
     return element(
         "time",
         element("span", f"for {words.span(now_unix_s - unix_s)}"),
@@ -137,21 +139,26 @@ def lasting(unix_s: float, now_unix_s: float) -> Html:
 
 
 def path_of(run_id: str) -> str:
-    """Where the page of one run is.
-
-    Args:
-        run_id: The run.
-    """
+    """Where the page of one run is."""
     return f"{RUNS}{quote(run_id, safe='')}"
 
 
 def coordinate(value: float) -> str:
-    """A number of a drawing, no longer than the eye can tell.
-
-    Args:
-        value: In units of the drawing.
-    """
+    """A number in units of a drawing, no longer than the eye can tell."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _row(heads: Sequence[str], cells: Sequence[Child]) -> Html:
+    first, *rest = cells
+    return element(
+        "tr",
+        element("th", first, scope="row", role="rowheader"),
+        *(
+            element("td", cell, role="cell", data_label=head)
+            for head, cell in zip(heads[1:], rest, strict=True)
+        ),
+        role="row",
+    )
 
 
 def _quoted(value: Html | str | float) -> str:

@@ -31,11 +31,10 @@ from server.status_page.figures import (
     update_charts,
 )
 from server.status_page.lists import adapters, runs, silos
-from server.status_page.markup import Child, Html, brief, element, joined, path_of
+from server.status_page.markup import Child, Html, brief, element, joined, path_of, table
 from server.status_page.overview import banner, headline, run_banner, tiles
 from server.status_page.picture import Picture, RunView
 from server.status_page.style import STYLE
-from server.status_page.table import table
 from server.status_page.timeline import legend, timeline
 from server.status_page.verdict import Level, judge
 

@@ -10,7 +10,7 @@ Invariants:
 
 Times are Unix seconds; 0 is never.
 
-Covered: the types. Not covered: where the values come from (``observer.py``, ``run_observer.py``).
+Covered: the types. Not covered: where the values come from (``observer.py``).
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ script, nothing to build, nothing fetched.
 ::
 
     access.py           who may see it
-    observer.py         takes the picture of now      run_observer.py  of one run
+    observer.py         takes the picture of now
     picture.py          what is in it, as plain values
     verdict.py          is it well
-    page.py             the document: overview.py, timeline.py, figures.py (curve.py), lists.py
-                        (table.py), federation_section.py, dressed by style.py
+    page.py             the document: overview.py, timeline.py, figures.py (curve.py), lists.py,
+                        federation_section.py, dressed by style.py
     markup.py words.py  elements that cannot be forged; times and figures in words
 
 Invariants:

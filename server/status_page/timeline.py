@@ -19,9 +19,8 @@ from typing import Final
 
 from server.figures import Phase
 from server.status_page import words
-from server.status_page.markup import Child, Html, element, joined
+from server.status_page.markup import Child, Html, element, joined, table
 from server.status_page.picture import Current, Release
-from server.status_page.table import table
 
 __all__ = ["legend", "timeline"]
 
