@@ -15,7 +15,9 @@ Invariants:
    there, with its members, before anybody sees what follows. The same messages and closed phases
    make the same attempt again (``replay``): same U1, U2, U3, same drop-outs, same answers to the
    silos. A journal that makes another one is refused.
-6. A bundle declares the families that its silo reported ready with: D's figures were laid out for
+6. Closing a phase is computed once and takes effect later, when the journal has it; the state that
+   was closed takes no message meanwhile.
+7. A bundle declares the families that its silo reported ready with: D's figures were laid out for
    those, and a silo that signs others would make every silo abort.
 
 Covered: drop-outs at every step up to n - t, late and repeated messages, a coordinator that stops
@@ -36,10 +38,14 @@ from secagg import server as protocol
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import Check, VerificationError
 from secagg.messages import (
+    BoxDelivery,
     ConsistencySignature,
+    ConsistencySignatures,
     KeyBundle,
+    KeyBundles,
     MaskedInputHeader,
     ShareBoxes,
+    Survivors,
     UnmaskingShares,
 )
 from secagg.prg import DEFAULT_THREADS, MaskStreams
@@ -53,7 +59,6 @@ from secagg.server import (
 )
 from secagg.server.unmasking import Unmasking
 from server.attempt.accumulator import Accumulator, Upload
-from server.attempt.closing import Closing, Message, State, answered, close_state
 from server.attempt.inbox import Inbox
 from server.attempt.journal import History, Journal, SiloMessage
 from server.errors import (
@@ -64,7 +69,10 @@ from server.errors import (
 )
 from server.figures import STEPS, Phase
 
-__all__ = ["Attempt", "Instruction"]
+__all__ = ["Attempt", "Instruction", "Message"]
+
+Message = SignedDescriptor | KeyBundles | BoxDelivery | Survivors | ConsistencySignatures
+State = CollectBundles | CollectShares | CollectMaskedInputs | CollectConsistency | CollectUnmasking
 
 StateT = TypeVar("StateT")
 CollectorT = TypeVar(
@@ -79,6 +87,21 @@ class Instruction:
     phase: Phase
     message: Message | None
     """None: this silo is out of the attempt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Closing:
+    """What follows a phase; nobody sees it before the journal has it."""
+
+    members: tuple[str, ...]
+    """Who answered, in ascending order."""
+    missing: frozenset[str]
+    """Who is dropped."""
+    following: State
+    messages: Mapping[str, Message]
+    """What each silo that is left is told next."""
+    survivors: tuple[str, ...]
+    """U3; empty before it is declared."""
 
 
 class Attempt:
@@ -110,7 +133,7 @@ class Attempt:
         self._accumulator = accumulator
         self._journal = journal
         self._collected = False
-        self._closing: Closing | None = None
+        self._closing: _Closing | None = None
         self._unmasking: Unmasking | None = None
         self._families = families
         self._inbox = Inbox(journal, accumulator)
@@ -137,7 +160,7 @@ class Attempt:
                 self._replay_uploads(history.folded, closed=closed)
             if not closed:
                 return
-            if answered(self._state, self.active, self.survivors) != history.members[number]:
+            if self._answered() != history.members[number]:
                 raise LostAttemptError(f"{STEPS[number]} was closed with other members")
             self._go_on()
             self.lost = dict(self.dropped)
@@ -307,7 +330,7 @@ class Attempt:
     def _go_on(self, journal: Journal | None = None) -> None:
         """Move to what follows the current phase, once the journal says that it is closed."""
         if self._closing is None:
-            self._closing = close_state(self._state, self._messages, self.active, self.survivors)
+            self._closing = self._follow()
         closing, phase = self._closing, self.phase
         if journal is not None:
             # If this fails the phase stays closed to messages, and this step is repeated.
@@ -320,6 +343,44 @@ class Attempt:
             self._collected = True
         else:
             self.phase = STEPS[STEPS.index(phase) + 1]
+
+    def _answered(self) -> tuple[str, ...]:
+        """Who answered, in ascending order; in R3 and R4 also a silo of U3 that is dropped."""
+        return tuple(sorted((frozenset(self.survivors) or self.active) - self._state.pending))
+
+    def _follow(self) -> _Closing:
+        """Close the phase's protocol state; of the last phase it stays, and waits to be opened.
+
+        Raises:
+            VerificationError: what follows would be refused by every silo.
+        """
+        state = self._state
+        following: State = state
+        messages, survivors = self._messages, self.survivors
+        members = self._answered()
+        # R3 and R4 losses are drop-outs of the protocol, not of the sum: U3 stays what it is.
+        missing = state.pending & self.active
+        left = self.active - missing
+        match state:
+            case CollectBundles():
+                following, bundles = state.close()
+                messages = dict.fromkeys(left, bundles)
+            case CollectShares():
+                following, messages = state.close()
+            case CollectMaskedInputs():
+                following, declared = state.close()
+                survivors = tuple(sorted(header.silo_id for header in declared.headers))
+                messages = dict.fromkeys(left, declared)
+            case CollectConsistency():
+                following, signatures = state.close()
+                messages = dict.fromkeys(left, signatures)
+        return _Closing(
+            members=members,
+            missing=missing,
+            following=following,
+            messages=messages,
+            survivors=survivors,
+        )
 
     def unmask(self) -> np.ndarray:
         """Remove the masks; the committed sum stays, so that a restart can do it again.

@@ -23,8 +23,7 @@ import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2
 from secagg.descriptor import SignedDescriptor
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
-from server.attempt.attempt import Attempt
-from server.attempt.closing import Message
+from server.attempt.attempt import Attempt, Message
 from server.context import RunContext
 from server.members.ledger_heads import ledger_echo
 from server.run.driver import RunDriver

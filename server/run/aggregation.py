@@ -1,4 +1,4 @@
-"""From the unmasked sum to the next adapter and the figures that may be published.
+"""From the unmasked sum to the next adapter and to figures; what a run's sums say of its silos.
 
 Ordered invariants:
 
@@ -7,6 +7,8 @@ Ordered invariants:
    between 0 and n times its bound, and no family has more successes than episodes.
 2. The mean is over the survivors, unweighted; of gradients it is over K·B̄ with the plan's B̄.
 3. The update is the plan's aggregation method and nothing else; every silo recomputes it.
+4. That a silo spoils a run's sums, or that the newest stands out, is computed from the closed
+   releases alone, which are in the store: a restart changes neither.
 
 Memory: the previous adapter and the sum may be memory maps; beside them there is one copy of the
 tensors that the round moves, and tiles. The norm is accumulated in float64, tile by tile in order.
@@ -15,15 +17,20 @@ In `record_distributed` the sum is of units' gradients and nothing is published 
 vectors: κ, ζ̂² and the mean squared norm are NaN. So are they where the plan has no figures, which
 a plan without noise has only if it asks for them. Figures by family come with step 0 alone.
 
-Covered: every mode, one release at a time. Not covered: poison within these bounds. They are the
-sum's, so one silo may use what the others leave of n clips and n bounds, and what the noise may be.
+Covered: every mode, one release at a time; quarantined sums in a row; the newest norm against
+earlier ones. Not covered: poison within these bounds. They are the sum's, so one silo may use what
+the others leave of n clips and n bounds, and what the noise may be. Nor a silo that spoils every
+other sum, and one that moves the norm by no more than it varies by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from statistics import median
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +40,7 @@ from dp.noise.metrics_block import Estimate, MetricsBlock
 from federation.adapter.encoding import Buffer, adapter_parts, decode_adapter, tiles
 from federation.adapter.layout import Layout
 from federation.aggregate.optimiser import Optimiser
+from federation.aggregate.registry import ALTERNATING
 from federation.chain.sums import (
     UPDATE_NORM_SQ,
     agreement,
@@ -46,10 +54,10 @@ from federation.plan.plan import Plan
 from secagg.decode import SignedVector, split_sum
 from secagg.descriptor import EPISODES, SUCCESSES, Descriptor
 from secagg.prg import Vector
-from server.errors import QuarantinedSumError
+from server.errors import QuarantinedSumError, RunError
 from server.figures import RoundFigures
 
-__all__ = ["Aggregated", "aggregate"]
+__all__ = ["Aggregated", "aggregate", "norm_ratio", "require_usable"]
 
 NOISE_TAIL = 12.0
 """r: how far noise may reach, in standard deviations of the sum's.
@@ -65,6 +73,10 @@ shares is subgaussian with s² = n·σ², and
                                        Communications in Probability 17, 2012, theorem 2.1)
 
 With r = 12 a bound refuses an honest sum with a probability of at most 5.4e-32."""
+SUMMED: Final = frozenset({"aggregated", "quarantined"})
+"""Outcomes of releases that had a sum; the others say nothing of the silos."""
+LEAST_EARLIER: Final = 3
+"""Fewer earlier norms have no median worth comparing with."""
 _UNKNOWN = Estimate(mean=math.nan, standard_error=math.nan)
 
 
@@ -184,6 +196,46 @@ def aggregate(
         silo_norm_sq_error=norm_sq.standard_error,
         success={} if place.step else success_ratios(estimates),
     )
+
+
+def require_usable(finished: Sequence[RoundFigures], plan: Plan) -> None:
+    """End a run whose last sums were all quarantined.
+
+    Args:
+        finished: Its closed releases, oldest first.
+        plan: Says how many in a row.
+
+    Raises:
+        RunError: There are as many; the text says what to do.
+    """
+    summed = [done.outcome for done in finished if done.outcome in SUMMED]
+    in_a_row = list(takewhile("quarantined".__eq__, reversed(summed)))
+    if len(in_a_row) >= plan.rounds.max_quarantined:
+        raise RunError(
+            f"{len(in_a_row)} sums in a row were not applied (rounds.max_quarantined), as honest "
+            "silos cannot have made them. Which silo spoils them cannot be seen: ask the sites, "
+            "leave out those that cannot explain it (chorale silo suspend), and start a new run "
+            "from the last adapter: docs/operations/SumQuarantined.md"
+        )
+
+
+def norm_ratio(finished: Sequence[RoundFigures], plan: Plan) -> float:
+    """‖Δ̄‖ of the newest sum over the median of the run's earlier ones; noise is in all of them.
+
+    Args:
+        finished: Its closed releases, oldest first.
+        plan: Says whether the same factors are trained in each round.
+
+    Returns:
+        NaN before a fourth sum of the same factors, and where the median is zero.
+    """
+    sums = [done for done in finished if done.outcome == "aggregated"]
+    if not sums:
+        return math.nan
+    newest, period = sums[-1], 2 if plan.aggregation.method in ALTERNATING else 1
+    earlier = [done.update_norm for done in sums[:-1] if (newest.round - done.round) % period == 0]
+    usual = median(earlier) if len(earlier) >= LEAST_EARLIER else 0.0
+    return newest.update_norm / usual if usual > 0.0 else math.nan
 
 
 def _squared_norm(delta_sum: SignedVector) -> float:

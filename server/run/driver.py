@@ -16,7 +16,7 @@ Ordered invariants of a release:
 5. A run is paused between two releases; from declared survivors on (``must_finish``) the open one
    is first finished or skipped.
 6. A sum that honest silos cannot have made ends its release as quarantined, which in the chain is
-   skipped. Several in a row end the run (``server/run/sum_history.py``).
+   skipped. Several in a row end the run (``server/run/aggregation.py``).
 7. A rollback that an admin asked for takes the next round of which nothing is open, all its steps;
    its first record and the end of the request are one transaction, and the rest follows from that
    record.
@@ -44,14 +44,13 @@ from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import LostAttemptError, QuarantinedSumError, TooFewSilosError, WrongRoundError
 from server.figures import STEPS, Phase, RoundFigures
-from server.run.aggregation import Aggregated
+from server.run.aggregation import Aggregated, norm_ratio, require_usable
 from server.run.attempts import Attempts
 from server.run.budget import shown_epsilon
 from server.run.chain import Chain
 from server.run.cohorts import Cohorts, Training
 from server.run.optimiser import RunOptimiser
 from server.run.progress import Progress
-from server.run.sum_history import norm_ratio, require_usable
 from server.store.aggregations import AggregationOutcome, AggregationRow
 from server.store.runs import RunRow, RunState
 

@@ -271,7 +271,7 @@ MUTANTS = (
     Mutant(
         name="quarantined-in-a-row",
         disables="the end of a run whose sums are quarantined one after the other",
-        file="server/run/sum_history.py",
+        file=SUM,
         old="    if len(in_a_row) >= plan.rounds.max_quarantined:\n",
         new="    if len(in_a_row) > 10_000:\n",
         tests=(_QUARANTINE + "test_a_run_whose_sums_are_not_applied_fails_and_charges_no_more",),

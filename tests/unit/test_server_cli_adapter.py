@@ -3,6 +3,7 @@
 import json
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -80,7 +81,7 @@ def exported(tmp_path, monkeypatch, capsys, *options, method="fedavg", rows=()):
         def close(self):
             pass
 
-    config = SimpleNamespace(database=None)
+    config = SimpleNamespace(database_url=None, data_dir=Path("data"))
     monkeypatch.setattr("server.config.CoordinatorConfig.load", lambda _data: config)
     monkeypatch.setattr("server.store.Store", Store)
     monkeypatch.setattr("server.cli.client.connect", lambda _data: nullcontext())
@@ -127,7 +128,7 @@ def best_of(monkeypatch, *ratios):
         def close(self):
             pass
 
-    config = SimpleNamespace(database=None)
+    config = SimpleNamespace(database_url=None, data_dir=Path("data"))
     monkeypatch.setattr("server.config.CoordinatorConfig.load", lambda _data: config)
     monkeypatch.setattr("server.store.Store", Store)
     return _best_round("data", "run-1")

@@ -10,7 +10,7 @@ from chorale.v1.admin_pb2 import RunSummary
 from server.cli.watch import Panel, place_of
 from server.conductor.status import _round_status
 from server.figures import Phase, RoundFigures
-from server.run.sum_history import norm_ratio
+from server.run.aggregation import norm_ratio
 from tests.unit import server_world as sw
 
 
