@@ -125,7 +125,7 @@ def mean_of_release(plan: Plan, delta: SignedVector, survivors: int) -> MeanOfSu
     Raises:
         UpdateError: If the sum is not one of int32 or int64, or K is not positive.
     """
-    spec = plan.privacy_spec()
+    spec = plan.spec
     release, units = spec.release, 1
     if spec.mode is Mode.RECORD_DISTRIBUTED and spec.record is not None:
         units = spec.record.expected_units
@@ -149,7 +149,7 @@ def least_noise_variance(plan: Plan, survivors: int) -> float:
     """
     if survivors < 1:
         raise UpdateError(f"a mean needs a positive count, got {survivors}")
-    spec = plan.privacy_spec()
+    spec = plan.spec
     count = survivors
     if spec.mode is Mode.RECORD_DISTRIBUTED and spec.record is not None:
         count *= spec.record.expected_units
@@ -203,7 +203,7 @@ def metrics_layout(
 
 def figure_bounds(plan: Plan, size: int) -> tuple[float, ...]:
     """Upper bounds of a block of ``size`` coordinates: the norm first, then counts of episodes."""
-    norm_sq = plan.privacy_spec().release.vector_clip_l2 ** 2
+    norm_sq = plan.spec.release.vector_clip_l2**2
     return (norm_sq, *(float(plan.evolve.episodes_per_round) for _ in range(size - 1)))
 
 

@@ -122,7 +122,7 @@ def _alternative(plan: Plan, mode: Mode, silos: int, colluding: int, dimension: 
 
 def _shape(plan: Plan, mode: Mode) -> PrivacySpec:
     """The plan's specification in another mode, with any noise at all."""
-    own, noise = plan.privacy_spec(), 0.0 if mode is Mode.NONE else 1.0
+    own, noise = plan.spec, 0.0 if mode is Mode.NONE else 1.0
     return replace(
         own,
         mode=mode,

@@ -115,7 +115,7 @@ def forecast_plan(
     if min(silos, colluding, dimension) < 1:
         raise PlanError(["forecast: silos, colluding and dimension must be at least one"])
     refusals: list[str] = []
-    spec = plan.privacy_spec()
+    spec = plan.spec
     release = spec.release
     t = _threshold(plan, silos, colluding, refusals)
     divisor = max(t, plan.secure_aggregation.n_min) - colluding

@@ -11,8 +11,8 @@ Invariants:
        from the roster that the consortium root signed, t is computed from it.
     4. A method that exists but cannot run is refused with its reason, never mapped to another.
 
-Covered: the document on its own, its tables together (``federation.plan.rules``), and the privacy
-part through ``dp.config.PrivacySpec``.
+Covered: the document on its own (``federation.plan.read``), its tables together
+(``federation.plan.rules``), and the privacy part through ``dp.config.PrivacySpec``.
 Not covered: whether it suits a roster (``federation.forecast.forecast``), whether a site allows it
 and whether the evolver is compatible with the privacy mode (the silo's guardian).
 """
@@ -20,19 +20,16 @@ and whether the evolver is compatible with the privacy mode (the silo's guardian
 from __future__ import annotations
 
 import hashlib
-from typing import Final
-
-from pydantic import ValidationError
+from functools import cached_property
+from typing import Self
 
 from dp.accounting.rdp import charged_attempts
 from dp.config import Mode, PrivacySpec, RecordSpec
-from dp.errors import PrivacyError
 from federation.adapter.layout import Layout
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.registry import make_aggregator, make_optimiser
-from federation.errors import PlanError, TomlError
-from federation.plan.rules import problems_between_tables, problems_of_spec
+from federation.errors import PlanError
 from federation.plan.tables import (
     AggregationSection,
     EvaluateSection,
@@ -45,13 +42,8 @@ from federation.plan.tables import (
     SelectionSection,
     Slug,
 )
-from federation.plan.wording import explain
-from federation.toml_text import parse_toml, tuples_of
 from secagg.errors import ParameterError
 from secagg.parameters import threshold
-
-MAX_PLAN_BYTES: Final = 64 * 1024
-"""A plan is a page of settings; anything longer is not one."""
 
 
 class Plan(Section):
@@ -76,37 +68,36 @@ class Plan(Section):
     evaluate: EvaluateSection = EvaluateSection()
     """Held-out evaluation inside each silo."""
 
-    @classmethod
-    def parse(cls, toml_bytes: bytes) -> Plan:
-        """Read and check a plan.
-
-        Args:
-            toml_bytes: The document, byte for byte as it was hashed.
+    @cached_property
+    def spec(self) -> PrivacySpec:
+        """The privacy part in the form that the descriptor hashes.
 
         Raises:
-            PlanError: With every problem found.
+            PrivacyError: If it cannot be honoured; never of a plan that was read.
         """
-        try:
-            document = parse_toml(toml_bytes, max_bytes=MAX_PLAN_BYTES)
-            plan = cls.model_validate(tuples_of(document))
-        except TomlError as error:
-            raise PlanError([str(error)]) from error
-        except ValidationError as error:
-            raise PlanError(explain(error, cls)) from error
-        problems = problems_between_tables(plan)
-        if not problems:
-            try:
-                problems = problems_of_spec(plan, plan.privacy_spec())
-            except PrivacyError as error:
-                raise PlanError([f"privacy: {error}"]) from error
-        if problems:
-            raise PlanError(problems)
-        return plan
+        privacy = self.privacy
+        return PrivacySpec(
+            mode=Mode(privacy.mode),
+            unit=privacy.unit,
+            clip_l2=privacy.clip_l2,
+            noise_multiplier=privacy.noise_multiplier,
+            metrics_noise_multiplier=privacy.metrics_noise_multiplier,
+            delta=privacy.delta,
+            epsilon_cap=privacy.epsilon_cap,
+            grid=privacy.grid,
+            record=None if privacy.record is None else RecordSpec(**privacy.record.model_dump()),
+        )
+
+    def __copy__(self) -> Self:
+        """A copy that computes its own ``spec``: ``model_copy`` may give it other tables."""
+        copied = super().__copy__()
+        copied.__dict__.pop("spec", None)
+        return copied
 
     @property
     def sums_per_round(self) -> int:
         """S: aggregations of one round; 1 but in ``record_distributed``."""
-        return self.privacy_spec().sums_per_round
+        return self.spec.sums_per_round
 
     @property
     def releases(self) -> int:
@@ -205,21 +196,6 @@ class Plan(Section):
                 problems.append(f"rounds.quorum: a round of {quorum} silos cannot run: {error}")
         if problems:
             raise PlanError(problems)
-
-    def privacy_spec(self) -> PrivacySpec:
-        """The privacy part in the form that the descriptor hashes."""
-        privacy = self.privacy
-        return PrivacySpec(
-            mode=Mode(privacy.mode),
-            unit=privacy.unit,
-            clip_l2=privacy.clip_l2,
-            noise_multiplier=privacy.noise_multiplier,
-            metrics_noise_multiplier=privacy.metrics_noise_multiplier,
-            delta=privacy.delta,
-            epsilon_cap=privacy.epsilon_cap,
-            grid=privacy.grid,
-            record=None if privacy.record is None else RecordSpec(**privacy.record.model_dump()),
-        )
 
 
 def plan_sha256(toml_bytes: bytes) -> bytes:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dp.accounting.charge import run_charges
 from dp.config import RECORD_MODES, Mode, PrivacySpec
@@ -40,10 +40,8 @@ from federation.aggregate.registry import (
     OPTIMISERS,
     moments_problem,
 )
+from federation.plan.plan import Plan
 from federation.plan.tables import RecordSection
-
-if TYPE_CHECKING:
-    from federation.plan.plan import Plan
 
 _ON_DELTAS: Final = ", ".join(repr(n) for n in OPTIMISERS if n not in GRADIENT_OPTIMISERS)
 MAX_RELEASES: Final = 10_000
@@ -55,9 +53,13 @@ def problems_between_tables(plan: Plan) -> tuple[str, ...]:
     return (*_evolve(plan), *_aggregation(plan), *_figures(plan), *_record_table(plan))
 
 
-def problems_of_spec(plan: Plan, spec: PrivacySpec) -> tuple[str, ...]:
-    """What is wrong with a plan whose privacy specification is right: the ring, and δ."""
-    return tuple(_ring(plan, spec)) + tuple(_overflow(plan, spec))
+def problems_of_spec(plan: Plan) -> tuple[str, ...]:
+    """What is wrong with the ring and with δ in a plan that has no problem between its tables.
+
+    Raises:
+        PrivacyError: If its privacy part is none.
+    """
+    return (*_ring(plan, plan.spec), *_overflow(plan, plan.spec))
 
 
 def _evolve(plan: Plan) -> Iterator[str]:

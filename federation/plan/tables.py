@@ -4,7 +4,7 @@ Invariants: every class is frozen, strict, and forbids unknown keys; every numbe
 finite; a line under each field says what it means.
 
 Covered: types, ranges, and what fields of one table ask of each other.
-Not covered: reading the document and wording its errors (``federation.plan.plan``).
+Not covered: reading the document and wording its errors (``federation.plan.read``).
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from federation.adapter.layout import Layout
 from federation.errors import PlanError
 from federation.forecast.forecast import forecast_plan, shared_dimension
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from lab.demo.choices import Control, Privacy
 from lab.demo.errors import DemoError
 from lab.demo.kills import Kills
@@ -90,7 +91,7 @@ class Demo:
         digest = base_sha256(self.base_model)
         toml = plan_toml(self.settings, base=str(self.base_model.resolve()), base_sha256=digest)
         try:
-            plan = Plan.parse(toml.encode())
+            plan = read_plan(toml.encode())
         except PlanError as error:
             raise DemoError(f"these settings are no plan: {error}") from error
         self.plan_file.write_text(toml)
@@ -150,7 +151,7 @@ class Demo:
     def _together(self, loopback: LoopbackFederation, outcome: Outcome) -> None:
         outcome.run_id = loopback.start_run(self.plan_file, self.adapter_file, token="demo")  # noqa: S106  # names the submission, opens nothing
         self.progress.say(f"run {outcome.run_id} started: masks on, {self._noise()}")
-        plan = Plan.parse(self.plan_file.read_bytes())
+        plan = read_plan(self.plan_file.read_bytes())
         kills = Kills(
             loopback=loopback, victim=VICTIM, rounds=plan.rounds.count, say=self.progress.say
         )

@@ -342,7 +342,7 @@ def _verified(
 ) -> tuple[Plan, tuple[AdapterRecord, ...]]:
     """Check the chain against the roster's coordinator key; return it with the run's plan."""
     from federation.chain.record import verify_chain
-    from federation.plan.plan import Plan
+    from federation.plan.read import read_plan
     from federation.wire import record_from_proto
     from server.config import CoordinatorConfig
     from server.store import Store
@@ -351,7 +351,7 @@ def _verified(
     store = Store(database_in_force(CoordinatorConfig.load(data)))
     try:
         signed = store.rosters.current()
-        plan = Plan.parse(store.runs.get(run_id).plan)
+        plan = read_plan(store.runs.get(run_id).plan)
     finally:
         store.close()
     if signed is None:

@@ -60,7 +60,7 @@ def model_card(
         head_sha256=chain[-1].sha256.hex(),
         rank=plan.model.lora_rank,
         alpha=plan.model.lora_alpha,
-        privacy=plan.privacy_spec(),
+        privacy=plan.spec,
         releases=charged.releases,
         epsilon=epsilon_spent(
             plan,

@@ -41,7 +41,7 @@ __all__ = [
     "Federation",
     "parse_plan",
     "plan",
-    "read_plan",
+    "read_plan_file",
     "require_federation",
 ]
 
@@ -152,20 +152,20 @@ def parse_plan(path: Path) -> Plan:
     Raises:
         PlanError: With everything that is wrong with it.
     """
-    return read_plan(path)[1]
+    return read_plan_file(path)[1]
 
 
-def read_plan(path: Path) -> tuple[bytes, Plan]:
+def read_plan_file(path: Path) -> tuple[bytes, Plan]:
     """Read a plan's file once: what is checked is what is sent.
 
     Raises:
         PlanError: With everything that is wrong with it.
     """
-    from federation.plan.plan import MAX_PLAN_BYTES, Plan
+    from federation.plan.read import MAX_PLAN_BYTES, read_plan
 
     with path.open("rb") as file:
         content = file.read(MAX_PLAN_BYTES + 1)
-    return content, Plan.parse(content)
+    return content, read_plan(content)
 
 
 def require_federation(stub: Any, asked: str) -> None:

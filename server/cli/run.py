@@ -29,7 +29,7 @@ from server.cli.plan import (
     BaseConfig,
     Federation,
     plan,
-    read_plan,
+    read_plan_file,
     require_federation,
 )
 
@@ -95,7 +95,7 @@ def start(
         from server.cli.base_model import first_adapter
         from server.cli.client import CALL_TIMEOUT_S, connect, start_parts
 
-        plan_toml, parsed = read_plan(path)
+        plan_toml, parsed = read_plan_file(path)
         if adapter is None:
             content, source = first_adapter(parsed, base_config)
             say(f"initial adapter: A drawn by seed {parsed.evolve.seed}, B = 0, from {source}")

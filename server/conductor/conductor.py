@@ -27,7 +27,7 @@ import structlog
 from chorale.v1 import admin_pb2, round_pb2
 from dp.errors import PrivacyError
 from federation.errors import FederationError
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.messages import KeyBundle
@@ -236,7 +236,7 @@ class Conductor:
         store = self.context.store
         row = store.runs.get(run_id)
         driver = RunDriver(
-            row=row, plan=Plan.parse(row.plan), roster=self._queue.roster(), context=self.context
+            row=row, plan=read_plan(row.plan), roster=self._queue.roster(), context=self.context
         )
         driver.pausing = row.state is RunState.PAUSING
         driver.finished = [

@@ -35,6 +35,7 @@ from federation.chain.record import AdapterRecord
 from federation.errors import FederationError, PlanError
 from federation.forecast.forecast import forecast_plan, shared_dimension
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
 from server.audit import AuditEvent
@@ -90,7 +91,7 @@ class RunQueue:
         if known is not None:
             self._require_same_request(known, plan_toml, adapter)
             return known, False
-        plan = Plan.parse(plan_toml)
+        plan = read_plan(plan_toml)
         self._require_feasible(plan, adapter)
         plan_sha256 = hashlib.sha256(plan_toml).digest()
         run_id = f"{plan.name}-{secrets.token_hex(4)}"
@@ -144,7 +145,7 @@ class RunQueue:
         """
         first = self._store.records.page(row.run_id, 0, 1)[0]
         adapter = self._context.blobs.get(first.adapter_sha256)
-        self._require_feasible(Plan.parse(row.plan), adapter)
+        self._require_feasible(read_plan(row.plan), adapter)
 
     def _require_feasible(self, plan: Plan, adapter: bytes | memoryview) -> None:
         roster = self.roster()

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 from federation.chain.record import Place, last_position_of, place_at
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from server.audit import AuditEvent, AuditLog
 from server.conductor.queue import SUBMIT_TOKEN
 from server.errors import RollbackError, SubmitTokenError
@@ -89,7 +90,7 @@ def request_rollback(
 
 
 def _require_place(row: RunRow, to_round: int, store: Store) -> None:
-    run_id, plan = row.run_id, Plan.parse(row.plan)
+    run_id, plan = row.run_id, read_plan(row.plan)
     if row.state in OVER:
         raise RollbackError(
             f"run {run_id} is {row.state}, and nothing follows its last record. Start a new run "

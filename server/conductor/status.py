@@ -19,6 +19,7 @@ from typing import Final
 from chorale.v1 import admin_pb2 as pb
 from federation.chain.record import AdapterRecord
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from server.conductor.queue import places_behind
 from server.context import RunContext
 from server.figures import Phase, RoundFigures
@@ -107,9 +108,9 @@ def watch_response(
     context: RunContext,
 ) -> pb.WatchRunResponse:
     """The state of a run now, with the finished rounds this stream has not sent before."""
-    plan = Plan.parse(row.plan)
+    plan = read_plan(row.plan)
     records = context.store.records.list(row.run_id)
-    spec = plan.privacy_spec()
+    spec = plan.spec
     response = pb.WatchRunResponse(
         run=run_summary(
             row,

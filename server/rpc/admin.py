@@ -22,7 +22,7 @@ import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from federation.transcript.file import transcript_to_proto
 from server.attempt.transcripts import build_transcript
 from server.audit import AuditEvent, AuditLog
@@ -267,7 +267,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         _ = context
         asked = await read_start(request_iterator)
         federation = require_federation(self._context.store, asked.federation)
-        require_plan_within(federation, Plan.parse(asked.plan))
+        require_plan_within(federation, read_plan(asked.plan))
         run_id = await self._context.conductor.start_run(
             asked.plan,
             asked.adapter,
@@ -308,7 +308,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             records = self._context.store.records.list(row.run_id)
             head = records[-1] if records else None
             response.runs.append(
-                run_summary(row, Plan.parse(row.plan), head=head, behind=behind.get(row.run_id, ""))
+                run_summary(row, read_plan(row.plan), head=head, behind=behind.get(row.run_id, ""))
             )
         return response
 

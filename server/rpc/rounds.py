@@ -31,7 +31,7 @@ from chorale.v1 import round_pb2_grpc
 from federation.chain.record import Place
 from federation.chain.sums import require_families
 from federation.errors import VersionMismatchError
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from federation.version import APPROVED_ROSTERS, NEWEST_PROTOCOL, ROLLBACKS
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
@@ -91,7 +91,7 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         if row is None:
             raise NotPublishedError("no run has a plan of this digest")
         if current_peer().version.newest < NEWEST_PROTOCOL:
-            self._require_protocol(plan_protocol(Plan.parse(row.plan)), "this plan")
+            self._require_protocol(plan_protocol(read_plan(row.plan)), "this plan")
         return pb.GetPlanResponse(plan=row.plan)
 
     async def Poll(  # type: ignore[override]  # the interceptor lets serialised answers pass

@@ -110,7 +110,7 @@ def plan_protocol(plan: Plan) -> int:
         for (table, key), protocol in _LATER_KEYS.items()
         if key in getattr(plan, table).model_fields_set
     )
-    noiseless = plan.privacy_spec().mode is Mode.NONE
+    noiseless = plan.spec.mode is Mode.NONE
     return max((EXACT_FIGURES if noiseless else 1, *asked))
 
 

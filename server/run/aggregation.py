@@ -175,7 +175,7 @@ def aggregate(
     )
     d = descriptor.dimension
     norm = update_norm(mean_sq, noise_energy, dimension=d)
-    gradients = plan.privacy_spec().mode is Mode.RECORD_DISTRIBUTED
+    gradients = plan.spec.mode is Mode.RECORD_DISTRIBUTED
     norm_sq = kappa = zeta_sq = _UNKNOWN
     if plan.has_figures and not gradients:
         norm_sq = estimates[UPDATE_NORM_SQ]

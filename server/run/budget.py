@@ -15,6 +15,7 @@ from chorale.v1 import admin_pb2 as pb
 from dp.accounting.charge import UnitKind
 from dp.config import RECORD_MODES
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from server.run.epsilon import epsilon_spent
 from server.store import Store
 from server.store.rounds import Charged
@@ -28,7 +29,7 @@ def own_unit(plan: Plan) -> UnitKind:
     Args:
         plan: A run's plan.
     """
-    spec = plan.privacy_spec()
+    spec = plan.spec
     return spec.unit if spec.mode in RECORD_MODES else "silo"
 
 
@@ -50,8 +51,8 @@ def budget_response(store: Store) -> pb.GetBudgetResponse:
     """
     response = pb.GetBudgetResponse()
     for row in store.runs.list():
-        plan, charged = Plan.parse(row.plan), store.rounds.charged(row.run_id)
-        spec = plan.privacy_spec()
+        plan, charged = read_plan(row.plan), store.rounds.charged(row.run_id)
+        spec = plan.spec
         whole = Charged(
             releases=plan.charged_releases,
             first_steps=plan.first_steps,

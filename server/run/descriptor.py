@@ -62,7 +62,7 @@ def build_descriptor(
         adapter_sha256: Their digest, the head of the chain.
         now_unix_s: Deadlines count from here, one plan phase each.
     """
-    spec = plan.privacy_spec()
+    spec = plan.spec
     release = spec.release
     cohort = tuple(sorted(ready))
     colluding = roster.roster.colluding

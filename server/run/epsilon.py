@@ -31,7 +31,7 @@ def epsilon_spent(plan: Plan, *, releases: int, first_steps: int, rounds: int) -
         first_steps: How many of them were of a round's step 0.
         rounds: Rounds whose task went out; each stands for one training where training is charged.
     """
-    spec = plan.privacy_spec()
+    spec = plan.spec
     try:
         spent = epsilon_of_releases(
             spec, releases=releases, first_steps=first_steps, trainings=rounds

@@ -28,6 +28,7 @@ from federation.chain.record import AdapterRecord
 from federation.errors import AuditChainError, PlanError
 from federation.noisy_figures import readable_ratio
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from federation.version import this_version
 from server.conductor.queue import places_behind
 from server.conductor.status import since_unix_s
@@ -226,7 +227,7 @@ class _RunObserver:
         """A run in a few words; a queued one with the run that it waits behind."""
         heads = self._context.store.records.newest(row.run_id, 1)
         try:
-            plan = Plan.parse(row.plan)
+            plan = read_plan(row.plan)
         except PlanError:
             # One run of an earlier version, whose plan would be refused now, hides no other.
             plan = None
@@ -234,8 +235,8 @@ class _RunObserver:
 
     def view(self, row: RunRow, *, releases: int) -> RunView:
         """A run in full, with so many of its newest releases."""
-        store, plan = self._context.store, Plan.parse(row.plan)
-        spec, charged = plan.privacy_spec(), store.rounds.charged(row.run_id)
+        store, plan = self._context.store, read_plan(row.plan)
+        spec, charged = plan.spec, store.rounds.charged(row.run_id)
         records = store.records.newest(row.run_id, ADAPTERS)
         limit = releases * _ATTEMPTS_PER_RELEASE
         rows = store.rounds.newest(row.run_id, limit + 1)

@@ -39,6 +39,7 @@ from chorale.v1 import secagg_pb2
 from federation.chain.task import RoundTask
 from federation.errors import PlanError
 from federation.plan.plan import Plan, plan_sha256
+from federation.plan.read import read_plan
 from ops.files import replace_file
 from secagg.bounds import require_name
 from secagg.descriptor import AggregationId, SignedDescriptor
@@ -115,7 +116,7 @@ class HeardRuns:
         try:
             toml = path.read_bytes()
             if plan_sha256(toml).hex() == run.plan_sha256:
-                return Plan.parse(toml)
+                return read_plan(toml)
         except (OSError, PlanError) as error:
             raise LocalStoreError(f"the plan {path} cannot be read: {error}") from error
         raise LocalStoreError(f"{path} is not the plan that run {run.run_id} asked for")

@@ -37,13 +37,13 @@ def alone(
     """Evolve without the others: the baseline a federation has to beat."""
     with answering(output):
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
-        from federation.plan.plan import Plan
+        from federation.plan.read import read_plan
         from silo_agent.books.local_store import LocalStore
         from silo_agent.config import SiloConfig
         from silo_agent.local_work.alone import RUN_ID, evolve_alone
         from silo_agent.views.judgement import newest_judgements
 
-        asked = Plan.parse(plan.read_bytes())
+        asked = read_plan(plan.read_bytes())
         evolve_alone(
             config=SiloConfig.load(data),
             plan=asked,
@@ -76,13 +76,13 @@ def replay(
     """Show one held-out task that only the second adapter solves, turn by turn."""
     with answering(output):
         from federation.adapter.encoding import decode_adapter
-        from federation.plan.plan import Plan
+        from federation.plan.read import read_plan
         from silo_agent.config import SiloConfig
         from silo_agent.local_work.replay import replay as find
 
         found = find(
             config=SiloConfig.load(data),
-            plan=Plan.parse(plan.read_bytes()),
+            plan=read_plan(plan.read_bytes()),
             before=decode_adapter(before.read_bytes(), max_bytes=MAX_ADAPTER_BYTES),
             after=decode_adapter(after.read_bytes(), max_bytes=MAX_ADAPTER_BYTES),
         )

@@ -166,10 +166,10 @@ def _fitted(config: SiloConfig, policy: Policy, plan: Plan) -> tuple[tuple[str, 
 
 
 def _plan(path: Path) -> Plan:
-    from federation.plan.plan import Plan
+    from federation.plan.read import read_plan
 
     try:
-        return Plan.parse(path.read_bytes())
+        return read_plan(path.read_bytes())
     except OSError as error:
         raise CommandError(
             f"cannot read {path}: {error}", code="plan_file", exit_code=Exit.ARGUMENTS

@@ -297,7 +297,7 @@ class Daemon:
         me, layout = self.identity.silo_id, finished.layout
         self.gate.judge_descriptor(signed, plan, silo_id=me, work=self.work, layout=layout)
         require_attempt_budget(self.ledger, plan, self.policy.limits, identity)
-        spec = plan.privacy_spec()
+        spec = plan.spec
         stepped = spec.mode is Mode.RECORD_DISTRIBUTED
         contribution = finished.contribution(
             descriptor.metrics,

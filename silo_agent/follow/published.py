@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from federation.chain.record import AdapterRecord, next_place
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg.descriptor import Descriptor
 from secagg.roster import SignedRoster
 from silo_agent.books.local_store import LocalStore
@@ -96,7 +97,7 @@ class Published:
             PlanError: It is no plan.
         """
         if self._plan is None or self._plan[0] != plan_sha256:
-            self._plan = (plan_sha256, Plan.parse(self._coordinator.plan(plan_sha256)))
+            self._plan = (plan_sha256, read_plan(self._coordinator.plan(plan_sha256)))
         return self._plan[1]
 
     def follow(self, run_id: str, plan_sha256: bytes) -> Head:

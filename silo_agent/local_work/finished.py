@@ -69,7 +69,7 @@ class FinishedWork:
             evolution: With the counts.
             delta: Flat; not looked at under ``record_distributed``, whose sums come one by one.
         """
-        stepped = plan.privacy_spec().mode is Mode.RECORD_DISTRIBUTED
+        stepped = plan.spec.mode is Mode.RECORD_DISTRIBUTED
         return cls(
             run_id=task.run_id,
             round=task.round,
@@ -100,7 +100,7 @@ class FinishedWork:
     def _figures(self, names: tuple[str, ...]) -> dict[str, float]:
         """Values by coordinate name; families that are not listed are counted as `other`."""
         figures = dict.fromkeys(names, 0.0)
-        spec = self.plan.privacy_spec()
+        spec = self.plan.spec
         if UPDATE_NORM_SQ in figures and spec.mode is not Mode.RECORD_DISTRIBUTED:
             # What is released is the clipped vector, so its norm is what the sum is compared with.
             # NaN passes through min() on the left alone; the encoder must see it and refuse it.

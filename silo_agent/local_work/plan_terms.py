@@ -201,7 +201,7 @@ def work_of(
         seed: This silo's own.
         reserve: Charges ``record_local``; other modes do not see it.
     """
-    spec = plan.privacy_spec()
+    spec = plan.spec
     protects = LocalPrivacy(spec=spec, reserve=reserve if spec.mode is Mode.RECORD_LOCAL else None)
     return Work(
         round=task.round,
@@ -243,5 +243,5 @@ def step_work_of(
         trainable=frozenset(names),
         settings=settings_of(plan),
         seed=seed,
-        spec=plan.privacy_spec(),
+        spec=plan.spec,
     )

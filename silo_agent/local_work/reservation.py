@@ -87,7 +87,7 @@ class Reservation:
             receipt = self._ledger.reserve_training(
                 run=self._task.run_id,
                 round=self._task.round,
-                spec=self._plan.privacy_spec(),
+                spec=self._plan.spec,
                 adapter_sha256=self._task.adapter_sha256,
                 max_in_run=self._plan.charged_releases,
             )

@@ -266,7 +266,7 @@ class LocalWork:
             outcome = outcome_of(
                 method,
                 work,
-                spec=plan.privacy_spec(),
+                spec=plan.spec,
                 layout=layout,
                 reservation=reservation,
                 on_failure=self._metrics.errors.labels(kind="local_work").inc,
@@ -313,7 +313,7 @@ class LocalWork:
 
         def empty() -> UnitSum:
             layout = shared_layout_of(plan, head.tensors, identity.round)
-            return empty_sum(plan.privacy_spec(), layout.dimension)
+            return empty_sum(plan.spec, layout.dimension)
 
         fulfil(
             future,
@@ -417,7 +417,7 @@ class LocalWork:
             config,
             plan,
             state_dir=config.data_dir / "evolve" / _directory_of(run_id),
-            privacy=plan.privacy_spec(),
+            privacy=plan.spec,
         )
         evolver = make_evolver(plan.evolve.method, self.fitting.setup(plan, setup))
         self._evolver = (run_id, evolver)

@@ -131,13 +131,13 @@ def _dimension(case: DescriptorCase) -> str | None:
 
 
 def _privacy_spec(case: DescriptorCase) -> str | None:
-    if case.descriptor.privacy_spec_sha256 != case.plan.privacy_spec().sha256():
+    if case.descriptor.privacy_spec_sha256 != case.plan.spec.sha256():
         return "the descriptor's privacy digest is not the plan's"
     return None
 
 
 def _descriptor_clip(case: DescriptorCase) -> str | None:
-    descriptor, release = case.descriptor, case.plan.privacy_spec().release
+    descriptor, release = case.descriptor, case.plan.spec.release
     # Both clips are that of one summed vector: the ring bound multiplies by the units itself.
     clips = {descriptor.unit_clip, descriptor.vector_clip}
     if clips != {release.clip_l2} or descriptor.max_units != release.max_units:
@@ -150,7 +150,7 @@ def _descriptor_clip(case: DescriptorCase) -> str | None:
 
 
 def _scale(case: DescriptorCase) -> str | None:
-    release = case.plan.privacy_spec().release
+    release = case.plan.spec.release
     try:
         grid = Grid(
             clip_l2=release.clip_l2, steps=release.grid, dimension=case.descriptor.dimension
@@ -163,7 +163,7 @@ def _scale(case: DescriptorCase) -> str | None:
 
 
 def _noise(case: DescriptorCase) -> str | None:
-    release, descriptor = case.plan.privacy_spec().release, case.descriptor
+    release, descriptor = case.plan.spec.release, case.descriptor
     mechanism = NOISE_NONE if release.noise_multiplier == 0 else NOISE_DISCRETE_GAUSSIAN
     if descriptor.noise_mechanism != mechanism:
         return f"noise mechanism {descriptor.noise_mechanism!r} where the plan has {mechanism!r}"
@@ -201,7 +201,7 @@ def _metrics_noise(case: DescriptorCase) -> str | None:
     descriptor, layout = case.descriptor, case.descriptor.metrics
     try:
         needed = metrics_sigma(
-            case.plan.privacy_spec(),
+            case.plan.spec,
             MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid),
             tries=case.plan.evolve.tries_per_task,
             t=descriptor.threshold,

@@ -67,14 +67,12 @@ def protected_unit(spec: PrivacySpec) -> UnitKind | None:
 
 def charges_of_run(plan: Plan) -> tuple[Charge, ...]:
     """What a run costs at most, unit kind by unit kind, its spare attempts included."""
-    return run_charges(
-        plan.privacy_spec(), releases=plan.charged_releases, first_steps=plan.first_steps
-    )
+    return run_charges(plan.spec, releases=plan.charged_releases, first_steps=plan.first_steps)
 
 
 def charged_steps(plan: Plan) -> int:
     """Noisy optimiser steps that a record-level run may take, those of spare attempts included."""
-    spec = plan.privacy_spec()
+    spec = plan.spec
     if spec.record is None:
         return 0
     trained_per_release = spec.record.steps_per_round if spec.mode is Mode.RECORD_LOCAL else 1
@@ -179,7 +177,7 @@ def _evolver_dp_compat(case: PlanCase) -> str | None:
 
 
 def _record_units(case: PlanCase) -> str | None:
-    spec = case.plan.privacy_spec()
+    spec = case.plan.spec
     if spec.record is not None and spec.unit not in case.policy.privacy.units:
         return f"privacy.units lacks {spec.unit!r}"
     return None
@@ -187,7 +185,7 @@ def _record_units(case: PlanCase) -> str | None:
 
 def _noise_multiplier(case: PlanCase) -> str | None:
     least = case.policy.privacy.min_noise_multiplier
-    spec = case.plan.privacy_spec()
+    spec = case.plan.spec
     z = least_noise_multiplier(spec)
     # A mode without noise is a decision of its own, taken by listing it in privacy.modes.
     if spec.mode is not Mode.NONE and z < least:
@@ -196,12 +194,12 @@ def _noise_multiplier(case: PlanCase) -> str | None:
 
 
 def _clip(case: PlanCase) -> str | None:
-    clip, most = largest_clip(case.plan.privacy_spec()), case.policy.privacy.max_clip_l2
+    clip, most = largest_clip(case.plan.spec), case.policy.privacy.max_clip_l2
     return f"clip {clip:g} is above privacy.max_clip_l2 {most:g}" if clip > most else None
 
 
 def _sampling_rate(case: PlanCase) -> str | None:
-    record, most = case.plan.privacy_spec().record, case.policy.privacy.max_sampling_rate
+    record, most = case.plan.spec.record, case.policy.privacy.max_sampling_rate
     if record is not None and record.sampling_rate > most:
         return f"sampling rate {record.sampling_rate:g} is above privacy.max_sampling_rate {most:g}"
     return None
@@ -219,7 +217,7 @@ def _steps(case: PlanCase) -> str | None:
 
 def _epsilon_per_run(case: PlanCase) -> str | None:
     privacy = case.policy.privacy
-    unit, most = protected_unit(case.plan.privacy_spec()), privacy.max_epsilon_per_run
+    unit, most = protected_unit(case.plan.spec), privacy.max_epsilon_per_run
     # The one word it may be is "unlimited".
     if unit is None or isinstance(most, str):
         return None

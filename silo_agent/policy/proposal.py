@@ -63,7 +63,7 @@ def write_for_plan(path: Path, plan: Plan, *, accept_no_privacy: bool = False) -
         PolicyFileError: There is a file, or it cannot be written.
     """
     privacy, record = plan.privacy, plan.privacy.record
-    spec = plan.privacy_spec()
+    spec = plan.spec
     protected = protected_unit(spec)
     _remove_untouched_starter(path)
     _write(

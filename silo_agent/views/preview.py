@@ -213,7 +213,7 @@ class _Look:
         self._me = silo_id
         self._run = run
         self._plan = plan
-        self._spec: PrivacySpec = plan.privacy_spec()
+        self._spec: PrivacySpec = plan.spec
         self._descriptor: Descriptor | None = None if signed is None else signed.descriptor
         self._ledger = ledger
         self._delta = delta

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from evolution.model.identity import base_sha256
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.policy.document import Policy
 from silo_agent.policy.plan import charges_of_run
@@ -297,7 +297,7 @@ def test_grafana_finds_what_is_provisioned(services):
 
 
 def test_the_plan_fits_the_base_model_of_the_images():
-    plan = Plan.parse((DIRECTORY / "plan.toml").read_bytes())
+    plan = read_plan((DIRECTORY / "plan.toml").read_bytes())
     assert plan.model.base == IN_IMAGE
     base = REPOSITORY / "lab" / "base_model"
     assert plan.model.base_sha256 == base_sha256(base)
@@ -312,7 +312,7 @@ def test_the_plan_fits_the_base_model_of_the_images():
 
 
 def test_the_plan_is_what_the_silos_allow(tmp_path):
-    plan = Plan.parse((DIRECTORY / "plan.toml").read_bytes())
+    plan = read_plan((DIRECTORY / "plan.toml").read_bytes())
     write_for_plan(tmp_path / "policy.toml", plan)
     assert Policy.load(tmp_path / "policy.toml").privacy.caps()["task"] <= 8
     assert charges_of_run(plan)

@@ -7,11 +7,11 @@ import pytest
 from federation.adapter.memory import rollout_memory, training_memory
 from federation.adapter.shapes import shape_of
 from federation.forecast.forecast import forecast_plan, shared_dimension
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "qwen2.5-7b"
-PLAN = Plan.parse((EXAMPLE / "plan.toml").read_bytes())
+PLAN = read_plan((EXAMPLE / "plan.toml").read_bytes())
 CARD_BYTES = 80 * 10**9
 FULL = 0.8
 

@@ -38,9 +38,10 @@ from federation.adapter.encoding import adapter_sha256, decode_adapter, encode_a
 from federation.aggregate.server_step import MeanOfSum
 from federation.adapter.layout import Layout
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 
 plan, previous, total, round_number, count = sys.argv[1:]
-plan = Plan.parse(Path(plan).read_bytes())
+plan = read_plan(Path(plan).read_bytes())
 previous = Path(previous).read_bytes()
 tensors = decode_adapter(previous, max_bytes=len(previous))
 aggregator = plan.aggregator(Layout.from_tensors(tensors))

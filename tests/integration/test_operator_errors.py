@@ -19,7 +19,7 @@ import pytest
 
 from dp.accounting.charge import attempt_charges, epsilon_of
 from dp.ledger.journal import Journal
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.books.budget import LEDGER_FILE
 from silo_agent.cli.envelope import Exit
 from tests.integration import constant_federation as cf
@@ -35,7 +35,7 @@ OLD = f"old-{LEDGER_FILE}"
 
 
 def epsilon_after(runs: int) -> float:
-    charges = attempt_charges(Plan.parse(PLAN.encode()).privacy_spec(), step=0)
+    charges = attempt_charges(read_plan(PLAN.encode()).spec, step=0)
     return epsilon_of(charges * runs, DELTA)["silo"]
 
 

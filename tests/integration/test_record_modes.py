@@ -25,7 +25,7 @@ from dp.ledger.journal import Journal
 from dp.ledger.ledger import Ledger
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.layout import Layout
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.books.ledger_file import LEDGER_FILE
 from silo_agent.identity.identity import Identity
 from silo_agent.line.transport import Coordinator
@@ -170,7 +170,7 @@ def test_every_run_ends(story, name):
 def test_the_adapters_follow_exactly_from_the_published_sums(story, name):
     """The specification's arithmetic, written down a second time."""
     chain = story.chains[getattr(story, name)]
-    spec = Plan.parse((LOCAL if name == "local" else STEPPED).encode()).privacy_spec()
+    spec = read_plan((LOCAL if name == "local" else STEPPED).encode()).spec
     units = 1 if name == "local" else B_BAR
     names = sorted(cf.initial_tensors())
     layout = Layout.from_tensors(cf.initial_tensors())
@@ -217,8 +217,8 @@ def test_a_silo_killed_inside_a_round_is_back_in_the_next(story):
 def test_ledgers_charge_exactly_what_the_plan_says(story):
     """Each record is a function of the plan; together they give the epsilon; none is missing."""
     plans = {
-        story.local: Plan.parse(LOCAL.encode()).privacy_spec(),
-        story.stepped: Plan.parse(STEPPED.encode()).privacy_spec(),
+        story.local: read_plan(LOCAL.encode()).spec,
+        story.stepped: read_plan(STEPPED.encode()).spec,
     }
     for silo_id, ledger in story.before.items():
         charges, spent, trained = [], set(), 0

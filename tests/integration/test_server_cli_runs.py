@@ -13,7 +13,7 @@ from federation.adapter.encoding import decode_adapter, encode_adapter
 from federation.adapter.initial import initial_adapter
 from federation.adapter.layout import Layout
 from federation.adapter.shapes import shape_from_config, shape_of
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from server.cli.envelope import run_app
 from server.cli.main import app
 
@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "deploy" / "examples"
 BASE = REPOSITORY / "lab" / "base_model"
 PLAN = EXAMPLES / "plan-silo-dp.toml"
-RANK = Plan.parse(PLAN.read_bytes()).model.lora_rank
+RANK = read_plan(PLAN.read_bytes()).model.lora_rank
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_a_run_is_of_the_federation_that_is_named(coordinator, chorale):
 def test_a_dry_run_takes_the_size_from_the_base(chorale, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = EXAMPLES / "plan-record-distributed.toml"
-    rank = Plan.parse(plan.read_bytes()).model.lora_rank
+    rank = read_plan(plan.read_bytes()).model.lora_rank
     adapter = tmp_path / "initial.safetensors"
     shape = shape_from_config((BASE / "config.json").read_bytes())
     adapter.write_bytes(encode_adapter(initial_adapter(shape, rank=rank, seed=0)))

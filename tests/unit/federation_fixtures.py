@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from federation import Plan
+from federation.plan.read import read_plan
 
 RANK = 3
 SIDES = {"model.layer0": (9, 7), "model.layer1": (5, 12)}
@@ -42,7 +43,7 @@ def plan_of(
         f'method = "{method}"\ngauge = {str(gauge).lower()}\nserver_step = {server_step!r}\n'
         f'server_optimiser = "{optimiser}"',
     ).replace("clip_l2 = 1.0", f"clip_l2 = {CLIP!r}")
-    return Plan.parse(text.encode())
+    return read_plan(text.encode())
 
 
 RECORD_TABLE = """
@@ -75,4 +76,4 @@ def record_plan(
     )
     text = text.replace("clip_l2 = 1.0", f"clip_l2 = {CLIP!r}\ngrid = {grid}")
     text = text.replace("noise_multiplier = 0.0", "noise_multiplier = 1.0")
-    return Plan.parse((text + table).encode())
+    return read_plan((text + table).encode())

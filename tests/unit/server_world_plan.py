@@ -13,6 +13,7 @@ from evolution.methods.constant import constant_pattern
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.layout import Layout
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 
 CLIP, GRID, RANK, WIDTH = 16.0, 2**20, 2, 12
 NO_MODEL = bytes(32)
@@ -125,4 +126,4 @@ def expected_adapter(survivors: tuple[str, ...], rounds: int = 1) -> dict[str, n
 
 
 def parsed(plan: bytes) -> Plan:
-    return Plan.parse(plan)
+    return read_plan(plan)

@@ -176,7 +176,7 @@ class Silo:
             base_model_sha256=NO_MODEL,
             adapter_sha256=self.world.driver.head.adapter_sha256,
             families=(FAMILY,),
-            spec=plan.privacy_spec(),
+            spec=plan.spec,
             contribution=work.contribution(
                 descriptor.metrics,
                 step=descriptor.identity.step,
@@ -195,7 +195,7 @@ class Silo:
 
     def _unit_sum(self, plan: Plan, dimension: int) -> Future[UnitSum] | None:
         """One unit's worth of gradient where a plan sums units."""
-        release = plan.privacy_spec().release
+        release = plan.spec.release
         if plan.sums_per_round == 1:
             return None
         grid = Grid(clip_l2=release.clip_l2, steps=release.grid, dimension=dimension)

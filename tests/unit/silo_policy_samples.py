@@ -10,6 +10,7 @@ from federation.adapter.layout import Layout, TensorSpec
 from federation.chain.sums import metrics_layout
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg.descriptor import (
     NOISE_DISCRETE_GAUSSIAN,
     NOISE_NONE,
@@ -134,7 +135,7 @@ def mode_policy(mode: str, *changes: tuple[str, str]) -> Policy:
 
 
 def make_plan(*changes: tuple[str, str]) -> Plan:
-    return Plan.parse(edited(PLAN, *changes).encode())
+    return read_plan(edited(PLAN, *changes).encode())
 
 
 def make_policy(*changes: tuple[str, str]) -> Policy:
@@ -164,7 +165,7 @@ def make_task(**changes: Any) -> RoundTask:
 
 def make_descriptor(plan: Plan, **changes: Any) -> Descriptor:
     """What an honest coordinator makes of the plan, with some fields replaced."""
-    spec = plan.privacy_spec()
+    spec = plan.spec
     release = spec.release
     t, c, n_min = threshold(len(COHORT), 1), 1, plan.secure_aggregation.n_min
     declared = dict.fromkeys(COHORT, ("craft", "maze"))

@@ -13,12 +13,13 @@ from dp.errors import SpecError
 from federation import Plan
 from federation.forecast.alternatives import Alternative, alternatives
 from federation.forecast.epsilon import epsilon_of_releases, units_of
+from federation.plan.read import read_plan
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
-SILO = Plan.parse((EXAMPLES / "plan-silo-dp.toml").read_bytes())
-LOCAL = Plan.parse((EXAMPLES / "plan-record-local.toml").read_bytes())
-DISTRIBUTED = Plan.parse((EXAMPLES / "plan-record-distributed.toml").read_bytes())
-CONSTANT = Plan.parse((EXAMPLES / "plan-constant.toml").read_bytes())
+SILO = read_plan((EXAMPLES / "plan-silo-dp.toml").read_bytes())
+LOCAL = read_plan((EXAMPLES / "plan-record-local.toml").read_bytes())
+DISTRIBUTED = read_plan((EXAMPLES / "plan-record-distributed.toml").read_bytes())
+CONSTANT = read_plan((EXAMPLES / "plan-constant.toml").read_bytes())
 
 
 def rows(plan: Plan, *, silos: int = 10, dimension: int = 3072) -> dict[str, Alternative]:
@@ -115,7 +116,7 @@ def test_a_mode_that_cannot_be_had_says_why():
         assert "nothing is explored" in found[mode].reason
         assert found[mode].unit is None
     assert found["silo"].reason == ""
-    strict = Plan.parse(
+    strict = read_plan(
         (EXAMPLES / "plan-record-local.toml")
         .read_bytes()
         .replace(b"epsilon_cap = 8.0", b"epsilon_cap = 0.0005")
@@ -126,7 +127,7 @@ def test_a_mode_that_cannot_be_had_says_why():
 
 
 def test_epsilon_has_a_figure_for_every_unit_of_the_plan():
-    local, silo, bare = (plan.privacy_spec() for plan in (LOCAL, SILO, CONSTANT))
+    local, silo, bare = (plan.spec for plan in (LOCAL, SILO, CONSTANT))
     assert (units_of(local), units_of(silo), units_of(bare)) == (("task",), ("silo",), ("silo",))
     assert epsilon_of_releases(local, releases=0, first_steps=0) == {"task": 0.0}
     assert epsilon_of_releases(bare, releases=0, first_steps=0) == {"silo": 0.0}
@@ -138,12 +139,12 @@ def test_epsilon_has_a_figure_for_every_unit_of_the_plan():
 
 
 def test_composed_modes_state_both_units():
-    plan = Plan.parse(
+    plan = read_plan(
         (EXAMPLES / "plan-record-local.toml")
         .read_bytes()
         .replace(b"delta_clip_l2 = 2.0", b"delta_clip_l2 = 2.0\nsilo_noise_multiplier = 3.0")
     )
-    spent = epsilon_of_releases(plan.privacy_spec(), releases=12, first_steps=12)
+    spent = epsilon_of_releases(plan.spec, releases=12, first_steps=12)
     assert set(spent) == {"silo", "task"}
     assert all(0 < value < math.inf for value in spent.values())
     # The other modes are compared without the composition.

@@ -14,6 +14,7 @@ from federation.aggregate.registry import OPTIMISERS, make_optimiser
 from federation.chain.replay import replay, replay_start
 from federation.chain.sums import least_noise_variance, mean_of_release
 from federation.errors import OptimiserStateError
+from federation.plan.read import read_plan
 
 NAMES = sorted(name for name, cls in OPTIMISERS.items() if cls.crosses_rounds)
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
@@ -176,7 +177,7 @@ def test_a_replay_of_the_run_gives_the_state_that_was_lived_through(name):
 def test_the_least_noise_is_that_of_the_plan():
     """(z·C/K)²: none without noise, the silo noise on top of a local one, a unit's of gradients."""
     silo = EXAMPLES / "plan-silo-dp.toml"
-    plan = Plan.parse(silo.read_bytes())
+    plan = read_plan(silo.read_bytes())
     z, clip = plan.privacy.noise_multiplier, plan.privacy.clip_l2
     assert z > 0.0
     assert least_noise_variance(plan, 5) == pytest.approx((z * clip / 5) ** 2)

@@ -21,6 +21,7 @@ from federation import (
     shared_dimension,
 )
 from federation.forecast.alternatives import alternatives
+from federation.plan.read import read_plan
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 SILO_DP = (EXAMPLES / "plan-silo-dp.toml").read_text()
@@ -31,7 +32,7 @@ def plan_with(*edits: tuple[str, str], base: str = SILO_DP) -> Plan:
     for old, new in edits:
         assert base.count(old) == 1, old
         base = base.replace(old, new)
-    return Plan.parse(base.encode())
+    return read_plan(base.encode())
 
 
 def test_the_figures_are_those_of_the_privacy_core():
@@ -137,7 +138,7 @@ def test_noise_below_the_discrete_gaussian_is_refused():
 
 
 def test_without_noise_no_privacy_is_claimed():
-    plan = Plan.parse((EXAMPLES / "plan-constant.toml").read_bytes())
+    plan = read_plan((EXAMPLES / "plan-constant.toml").read_bytes())
     shown = forecast_plan(plan, silos=4, colluding=1, dimension=100)
     assert shown.refusals == ()
     assert shown.epsilon_round == shown.epsilon_total == {"silo": math.inf}
@@ -160,7 +161,7 @@ COHORTS = {
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("plan-*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_plan_can_start_with_the_cohort_it_is_written_for(path):
     silos, colluding, dimension = COHORTS[path.stem]
-    plan = Plan.parse(path.read_bytes())
+    plan = read_plan(path.read_bytes())
     shown = forecast_plan(plan, silos=silos, colluding=colluding, dimension=dimension)
     assert shown.refusals == ()
     if shown.mode in {"record_local", "record_distributed"}:
@@ -185,7 +186,7 @@ def record(base: str, *edits: tuple[str, str], silos: int = 10, dimension: int =
 def test_the_record_modes_are_charged_as_the_ledger_charges_them():
     """One table for all: what ``dp.accounting.charge`` lists for the run, and nothing else."""
     for base, releases, charged in ((RECORD_LOCAL, 10, 12), (RECORD_DISTRIBUTED, 160, 192)):
-        shown, spec = record(base), plan_with(base=base).privacy_spec()
+        shown, spec = record(base), plan_with(base=base).spec
         charges = run_charges(spec, releases=charged, first_steps=12)
         assert shown.refusals == ()
         assert (shown.releases, shown.charged_releases) == (releases, charged)

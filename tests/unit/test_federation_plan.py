@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dp.config import Mode
-from federation import Plan, PlanError, plan_sha256
+from federation import PlanError, plan_sha256
 from federation.adapter.layout import Layout, TensorSpec
 from federation.aggregate import AGGREGATORS, REFUSED_METHODS, make_aggregator
 from federation.aggregate.registry import OPTIMISERS
-from federation.plan.plan import MAX_PLAN_BYTES
+from federation.plan.read import MAX_PLAN_BYTES, read_plan
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("plan-*.toml"))
 CONSTANT = next(path for path in EXAMPLES if path.name == "plan-constant.toml").read_bytes()
@@ -27,16 +27,16 @@ def edited(old: str, new: str, base: bytes = DEMO) -> bytes:
 
 def problems(document: bytes) -> tuple[str, ...]:
     with pytest.raises(PlanError) as caught:
-        Plan.parse(document)
+        read_plan(document)
     return caught.value.problems
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_shipped_example_parses_and_is_commented(path):
     document = path.read_bytes()
-    plan = Plan.parse(document)
+    plan = read_plan(document)
     assert document.startswith(b"# ")
-    assert plan.privacy_spec().mode is Mode(plan.privacy.mode)
+    assert plan.spec.mode is Mode(plan.privacy.mode)
     assert tomllib.loads(document.decode())["name"] == plan.name
 
 
@@ -53,7 +53,7 @@ def test_the_examples_are_the_expected_ones():
 
 
 def test_values_and_defaults_are_read():
-    plan = Plan.parse(CONSTANT)
+    plan = read_plan(CONSTANT)
     assert plan.evolve.method == "constant"
     assert plan.model.lora_rank == 8
     assert plan.model.lora_alpha == 16.0
@@ -64,7 +64,7 @@ def test_values_and_defaults_are_read():
     assert (plan.releases, plan.charged_releases, plan.first_steps) == (3, 4, 4)
     assert (plan.sums_per_round, plan.is_last_step(0)) == (1, True)
     assert plan.rounds.ready_quorum(3) == 3
-    demo = Plan.parse(edited("quorum = 3\n", ""))
+    demo = read_plan(edited("quorum = 3\n", ""))
     assert demo.rounds.ready_quorum(3) == 4
     assert demo.charged_releases == 10
     assert (demo.tasks_per_round, demo.kept_rounds, demo.population_cap) == (32, 1, 32)
@@ -77,7 +77,7 @@ def test_the_digest_is_of_the_exact_bytes():
 
 
 def test_a_plan_is_frozen():
-    plan = Plan.parse(CONSTANT)
+    plan = read_plan(CONSTANT)
     with pytest.raises(ValueError, match="frozen"):
         plan.name = "other"
 
@@ -144,7 +144,7 @@ def test_moments_that_cross_rounds_need_coordinates_that_stay(name, method, gaug
     keys = f'gauge = {str(gauge).lower()}\nserver_optimiser = "{name}"'
     document = edited('method = "fedavg"', f'method = "{method}"\n{keys}', CONSTANT)
     if method in {"fedavg", "ffa", "fedsa"} and not gauge:
-        assert Plan.parse(document).optimiser().name == name
+        assert read_plan(document).optimiser().name == name
         return
     found = problems(document)
     about = [one for one in found if one.startswith("aggregation.server_optimiser:")]
@@ -156,10 +156,10 @@ def test_moments_that_cross_rounds_need_coordinates_that_stay(name, method, gaug
 
 
 def test_local_training_is_as_the_plan_says():
-    local = Plan.parse(DEMO).evolve
+    local = read_plan(DEMO).evolve
     assert (local.use_expert, local.best_per_task, local.proximal_mu) == (True, True, 0.0)
     keys = "epochs = 2\nuse_expert = false\nbest_per_task = false\nproximal_mu = 0.01"
-    local = Plan.parse(edited("epochs = 2", keys)).evolve
+    local = read_plan(edited("epochs = 2", keys)).evolve
     assert (local.use_expert, local.best_per_task, local.proximal_mu) == (False, False, 0.01)
 
 
@@ -227,7 +227,7 @@ def test_a_long_value_is_not_echoed_whole():
 
 
 def test_cohorts_too_small_are_refused():
-    plan = Plan.parse(DEMO)
+    plan = read_plan(DEMO)
     plan.require_cohort(4, 1)
     plan.require_cohort(3, 1)
     with pytest.raises(PlanError, match="roster"):
@@ -235,15 +235,25 @@ def test_cohorts_too_small_are_refused():
     with pytest.raises(PlanError, match="roster"):
         plan.require_cohort(4, 0)
     with pytest.raises(PlanError, match="n_min"):
-        Plan.parse(edited("n_min = 3", "n_min = 5")).require_cohort(4, 1)
+        read_plan(edited("n_min = 3", "n_min = 5")).require_cohort(4, 1)
     with pytest.raises(PlanError, match=r"rounds\.quorum"):
-        Plan.parse(edited("quorum = 3", "quorum = 5")).require_cohort(4, 1)
+        read_plan(edited("quorum = 3", "quorum = 5")).require_cohort(4, 1)
 
 
 def test_the_time_of_the_ready_reports_must_leave_room_before_their_deadline():
     text = "ready_deadline_s = 300"
-    plan = Plan.parse(edited(text, f"{text}\nready_after_s = 299"))
+    plan = read_plan(edited(text, f"{text}\nready_after_s = 299"))
     assert plan.rounds.ready_after_s == 299
-    assert Plan.parse(DEMO).rounds.ready_after_s == 0
+    assert read_plan(DEMO).rounds.ready_after_s == 0
     (problem,) = problems(edited(text, f"{text}\nready_after_s = 300"))
     assert problem.startswith("rounds: ready_after_s = 300 leaves no time")
+
+
+def test_the_privacy_specification_is_computed_once_and_anew_for_a_copy_with_another_table():
+    plan = read_plan(CONSTANT)
+    spec = plan.spec
+    assert plan.spec is spec
+    wider = plan.privacy.model_copy(update={"clip_l2": 2 * spec.clip_l2})
+    assert plan.model_copy(update={"privacy": wider}).spec.clip_l2 == 2 * spec.clip_l2
+    assert plan == read_plan(CONSTANT)
+    assert hash(plan) == hash(read_plan(CONSTANT))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from federation import Plan, PlanError
+from federation import PlanError
+from federation.plan.read import read_plan
 from federation.plan.tables import REFUSED_SAMPLING
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
@@ -25,7 +26,7 @@ def edited(base: str, *edits: tuple[str, str]) -> bytes:
 
 def problems(base: str, *edits: tuple[str, str]) -> tuple[str, ...]:
     with pytest.raises(PlanError) as caught:
-        Plan.parse(edited(base, *edits))
+        read_plan(edited(base, *edits))
     return caught.value.problems
 
 
@@ -35,7 +36,7 @@ def without_record(base: str) -> tuple[str, str]:
 
 
 def test_the_counts_of_a_run_follow_from_the_mode():
-    local, distributed = (Plan.parse(text.encode()) for text in (LOCAL, DISTRIBUTED))
+    local, distributed = (read_plan(text.encode()) for text in (LOCAL, DISTRIBUTED))
     assert (local.sums_per_round, local.releases, local.charged_releases) == (1, 10, 12)
     assert (distributed.sums_per_round, distributed.releases) == (16, 160)
     assert (distributed.charged_releases, distributed.first_steps) == (192, 12)
@@ -43,19 +44,19 @@ def test_the_counts_of_a_run_follow_from_the_mode():
     assert [distributed.is_last_step(step) for step in (0, 14, 15)] == [False, False, True]
     for plan in (local, distributed):
         assert (plan.tasks_per_round, plan.kept_rounds, plan.population_cap) == (256, 4, 1024)
-    spare = Plan.parse(edited(DISTRIBUTED, ("count = 10", "count = 10\nspare_attempts = 7")))
+    spare = read_plan(edited(DISTRIBUTED, ("count = 10", "count = 10\nspare_attempts = 7")))
     assert (spare.charged_releases, spare.first_steps) == (167, 17)
 
 
 @pytest.mark.parametrize(("window", "kept"), [("0", 10), ("3", 3), ("99", 10)])
 def test_a_silo_keeps_the_tasks_of_its_window(window, kept):
     fewer = ("sampling_rate = 0.0625", "sampling_rate = 0.02")
-    plan = Plan.parse(edited(LOCAL, ("window = 4", f"window = {window}"), fewer))
+    plan = read_plan(edited(LOCAL, ("window = 4", f"window = {window}"), fewer))
     assert (plan.kept_rounds, plan.population_cap) == (kept, 256 * kept)
 
 
 def test_without_exploration_there_is_no_population():
-    plan = Plan.parse(edited(LOCAL, ("window = 4", "window = 0\nexplore = false")))
+    plan = read_plan(edited(LOCAL, ("window = 4", "window = 0\nexplore = false")))
     assert (plan.tasks_per_round, plan.population_cap) == (0, 0)
 
 
@@ -67,7 +68,7 @@ def test_the_batch_covers_the_sampling_rate_of_the_largest_population():
     assert "raise it to 64" in problem
     (problem,) = problems(DISTRIBUTED, ("window = 4", "window = 0"))
     assert "kept for 10 rounds" in problem
-    Plan.parse(edited(LOCAL, ("sampling_rate = 0.0625", "sampling_rate = 0.05")))
+    read_plan(edited(LOCAL, ("sampling_rate = 0.0625", "sampling_rate = 0.05")))
 
 
 def test_a_rate_counts_as_it_is_written():
@@ -77,14 +78,14 @@ def test_a_rate_counts_as_it_is_written():
         ("episodes_per_round = 1024", "episodes_per_round = 100"),
         ("sampling_rate = 0.0625", "sampling_rate = 0.07"),
     )
-    Plan.parse(edited(LOCAL, *edits, ("expected_units = 64", "expected_units = 7")))
+    read_plan(edited(LOCAL, *edits, ("expected_units = 64", "expected_units = 7")))
     (problem,) = problems(LOCAL, *edits, ("expected_units = 64", "expected_units = 6"))
     assert "raise it to 7" in problem
 
 
 def test_the_constant_method_has_no_population():
     constant = ('method = "fed-se"', 'method = "constant"')
-    Plan.parse(edited(LOCAL, constant, ("expected_units = 64", "expected_units = 20")))
+    read_plan(edited(LOCAL, constant, ("expected_units = 64", "expected_units = 20")))
 
 
 @pytest.mark.parametrize("base", [LOCAL, DISTRIBUTED], ids=["local", "distributed"])
@@ -111,7 +112,7 @@ def test_each_key_of_the_table_belongs_to_its_mode():
     (problem,) = problems(DISTRIBUTED, (step, f"{step}\nsilo_noise_multiplier = 1.0"))
     assert problem.startswith("privacy.record.silo_noise_multiplier:")
     assert "nothing to learn" in problem
-    Plan.parse(edited(LOCAL, (step, f"{step}\nsilo_noise_multiplier = 1.0")))
+    read_plan(edited(LOCAL, (step, f"{step}\nsilo_noise_multiplier = 1.0")))
     (problem,) = problems(LOCAL, (step, f"{step}\nsilo_noise = 1.0"))
     assert problem.startswith("privacy.record.silo_noise: unknown key; the nearest valid key is")
 
@@ -120,7 +121,7 @@ def test_gradients_need_an_optimiser_and_deltas_take_none():
     (problem,) = problems(DISTRIBUTED, (ADAM, ""))
     assert problem.startswith("aggregation.server_optimiser: mode 'record_distributed' sums grad")
     assert "'sgd' or 'adam'" in problem
-    Plan.parse(edited(DISTRIBUTED, (ADAM, 'server_optimiser = "sgd"\n')))
+    read_plan(edited(DISTRIBUTED, (ADAM, 'server_optimiser = "sgd"\n')))
     for base, anchor in ((LOCAL, 'method = "ffa"'), (DEMO, "server_step = 1.0")):
         for name in ("adam", "sgd"):
             (problem,) = problems(base, (anchor, f'{anchor}\nserver_optimiser = "{name}"'))
@@ -142,7 +143,7 @@ def test_figures_are_exact_only_where_nothing_has_noise():
     for base in (LOCAL, DISTRIBUTED, DEMO):
         (problem,) = problems(base, ("\ndelta = 1e-5", "\ndelta = 1e-5\nexact_figures = true"))
         assert problem.startswith("privacy.exact_figures: in mode ")
-        quiet = Plan.parse(edited(base))
+        quiet = read_plan(edited(base))
         assert quiet.has_figures
         assert not quiet.privacy.exact_figures
 
@@ -152,7 +153,7 @@ def test_a_schedule_belongs_to_free_local_training():
     for base in (LOCAL, DISTRIBUTED):
         (problem,) = problems(base, term)
         assert problem.startswith("evolve.learning_rate_schedule: in mode 'record_")
-    assert Plan.parse(edited(DEMO, term)).evolve.learning_rate_schedule == "cosine"
+    assert read_plan(edited(DEMO, term)).evolve.learning_rate_schedule == "cosine"
     (problem,) = problems(DEMO, (term[0], f'{term[0]}\nlearning_rate_schedule = "linear"'))
     assert problem.startswith("evolve.learning_rate_schedule:")
 
@@ -163,8 +164,8 @@ def test_a_proximal_term_belongs_to_free_local_training():
         (problem,) = problems(base, term)
         assert problem.startswith("evolve.proximal_mu: in mode 'record_")
         assert "has no proximal term" in problem
-        Plan.parse(edited(base, (term[0], f"{term[0]}\nproximal_mu = 0.0")))
-    assert Plan.parse(edited(DEMO, term)).evolve.proximal_mu == 0.1
+        read_plan(edited(base, (term[0], f"{term[0]}\nproximal_mu = 0.0")))
+    assert read_plan(edited(DEMO, term)).evolve.proximal_mu == 0.1
     for bad in ("-0.1", "inf", "nan", "1e7"):
         (problem,) = problems(DEMO, (term[0], f"{term[0]}\nproximal_mu = {bad}"))
         assert problem.startswith("evolve.proximal_mu:")
@@ -173,15 +174,15 @@ def test_a_proximal_term_belongs_to_free_local_training():
 def test_personal_factors_exclude_the_record_level_modes():
     (problem,) = problems(LOCAL, ('method = "ffa"', 'method = "fedsa"'))
     assert problem.startswith("aggregation.method: method 'fedsa' trains a personal B")
-    Plan.parse(edited(DEMO, ('method = "fedavg"', 'method = "fedsa"')))
-    Plan.parse(edited(LOCAL, ('method = "ffa"', 'method = "fedsvd"')))
+    read_plan(edited(DEMO, ('method = "fedavg"', 'method = "fedsa"')))
+    read_plan(edited(LOCAL, ('method = "ffa"', 'method = "fedsvd"')))
 
 
 def test_the_gauge_is_excluded_by_a_frozen_factor():
     (problem,) = problems(LOCAL, ('method = "ffa"', 'method = "ffa"\ngauge = true'))
     assert problem.startswith("aggregation.gauge: method 'ffa' keeps A")
     # With the optimiser's state reset at every round, the gauge between rounds is no contradiction.
-    assert Plan.parse(DISTRIBUTED.encode()).aggregation.gauge
+    assert read_plan(DISTRIBUTED.encode()).aggregation.gauge
 
 
 def test_a_sum_of_units_must_fit_the_ring():
@@ -190,7 +191,7 @@ def test_a_sum_of_units_must_fit_the_ring():
     assert problem.startswith("privacy.grid: a sum of 7 x 128 vectors")
     assert "B_max is 128" in problem
     # In record_local a delta is summed, and the units of one silo before it.
-    Plan.parse(edited(LOCAL, ("min_cosine = 0.5", "min_cosine = 0.5\ngrid = 8_000_000")))
+    read_plan(edited(LOCAL, ("min_cosine = 0.5", "min_cosine = 0.5\ngrid = 8_000_000")))
     (problem,) = problems(LOCAL, ("min_cosine = 0.5", "min_cosine = 0.5\ngrid = 16_777_216"))
     assert problem.startswith("privacy.grid: a sum of 1 x 128 vectors")
 
@@ -211,8 +212,8 @@ def test_a_run_has_no_more_aggregations_than_a_chain_may_have_records():
     steps = ("steps_per_round = 16", "steps_per_round = 1001")
     (problem,) = problems(DISTRIBUTED, steps)
     assert problem.startswith("privacy.record.steps_per_round: 10 rounds of 1001 steps are 10010")
-    assert Plan.parse(edited(DISTRIBUTED, (steps[0], "steps_per_round = 1000"))).releases == 10_000
-    assert Plan.parse(edited(LOCAL, steps)).releases == 10
+    assert read_plan(edited(DISTRIBUTED, (steps[0], "steps_per_round = 1000"))).releases == 10_000
+    assert read_plan(edited(LOCAL, steps)).releases == 10
 
 
 def test_noise_may_not_be_left_out_at_record_level():
@@ -223,7 +224,7 @@ def test_noise_may_not_be_left_out_at_record_level():
 @pytest.mark.parametrize("base", [LOCAL, DEMO], ids=["record", "silo"])
 def test_packing_is_refused_with_the_reason(base):
     anchor = "tries_per_task = 4"
-    Plan.parse(edited(base, (anchor, f"{anchor}\npacking = false")))
+    read_plan(edited(base, (anchor, f"{anchor}\npacking = false")))
     (problem,) = problems(base, (anchor, f"{anchor}\npacking = true"))
     assert problem.startswith("evolve.packing: packing is not available")
     assert "mix units" in problem
@@ -232,7 +233,7 @@ def test_packing_is_refused_with_the_reason(base):
 @pytest.mark.parametrize("name", [*REFUSED_SAMPLING, "greedy"])
 def test_tasks_are_drawn_by_the_seed_alone(name):
     anchor = "tries_per_task = 4"
-    Plan.parse(edited(LOCAL, (anchor, f'{anchor}\ntask_sampling = "uniform"')))
+    read_plan(edited(LOCAL, (anchor, f'{anchor}\ntask_sampling = "uniform"')))
     (problem,) = problems(LOCAL, (anchor, f'{anchor}\ntask_sampling = "{name}"'))
     assert problem.startswith("evolve.task_sampling:")
     assert ("other units' data" in problem) == (name in {"bandit", "regret", "replay"})

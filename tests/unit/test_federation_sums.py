@@ -37,7 +37,7 @@ def test_the_norm_is_bounded_by_what_a_silo_uploads():
     declared = {f"silo{k}": ("maze",) for k in range(4)}
     for mode, bound in (("record_local", 2.0**2), ("record_distributed", (CLIP * 31) ** 2)):
         plan = record_plan(mode)
-        spec = plan.privacy_spec()
+        spec = plan.spec
         names, bounds = metrics_layout(plan, declared, t=3, n_min=3)
         assert names[0] == "update_norm_sq"
         assert bounds[0] == bound == spec.release.vector_clip_l2**2
@@ -77,7 +77,7 @@ def test_without_noise_there_are_no_coordinates_unless_the_plan_asks_for_them():
     """One silo that alone had something to report would report it in clear."""
     quiet = PLAN.model_copy(update={"privacy": plan_of("fedavg").privacy})
     declared = dict.fromkeys("abcd", ("maze",))
-    assert quiet.privacy_spec().sha256() == PLAN.privacy_spec().sha256()
+    assert quiet.spec.sha256() == PLAN.spec.sha256()
     assert metrics_layout(quiet, declared, t=3, n_min=3) == ((), ())
     with pytest.raises(LayoutError):
         metrics_layout(quiet, {"a": ("a b",)}, t=3, n_min=3)

@@ -18,7 +18,7 @@ from dp.errors import PrivacyError
 from federation import wire as federation_wire
 from federation.errors import FederationError, PlanError
 from federation.forecast.forecast import forecast_plan
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg import wire as secagg_wire
 from secagg.errors import SecAggError
 from silo_agent.errors import PolicyFileError
@@ -95,7 +95,7 @@ def test_a_plan_is_one_or_a_typed_error_and_so_is_what_is_made_of_it(seed):
         toml = documents.one()
         with Clock():
             try:
-                plan = Plan.parse(toml)
+                plan = read_plan(toml)
                 check_plan(policy, plan=plan, site=Site(base_sha256=bytes(32), environments={}))
                 accepted += 1
                 forecast = forecast_plan(plan, silos=4, colluding=1, dimension=3072)

@@ -8,7 +8,7 @@ import pytest
 from evolution.model.lora import initial_adapter
 from federation.adapter.layout import Layout
 from federation.forecast.forecast import forecast_plan, shared_dimension
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from lab.demo.choices import Privacy
 from lab.demo.recipe import EPSILON_CAP
 from lab.demo.run import BASE_MODEL
@@ -31,7 +31,7 @@ def plan_of(privacy, method, *, quick=False):
     text = recipe.toml(
         name="x", base="b", base_sha256="ab" * 32, environments=("craft",), seed=0, held_out=16
     )
-    return Plan.parse(text.encode())
+    return read_plan(text.encode())
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -9,7 +9,7 @@ import pytest
 from evolution.model.lora import initial_adapter
 from federation.adapter.layout import Layout
 from federation.forecast.forecast import forecast_plan, shared_dimension
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from lab.demo.choices import Privacy, Scenario
 from lab.demo.recipe import EPSILON_CAP, RECIPES
 from lab.demo.run import BASE_MODEL
@@ -20,7 +20,7 @@ RECORD = (Privacy.RECORD_LOCAL, Privacy.RECORD_DISTRIBUTED)
 
 def plan_of(**choices):
     settings = DemoSettings(**choices)
-    return Plan.parse(plan_toml(settings, base="base", base_sha256="ab" * 32).encode())
+    return read_plan(plan_toml(settings, base="base", base_sha256="ab" * 32).encode())
 
 
 def forecast_of(plan):

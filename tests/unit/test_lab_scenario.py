@@ -8,7 +8,7 @@ import pytest
 from evolution.envs.registry import make
 from evolution.envs.tasks import Split
 from evolution.model.identity import base_sha256
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from lab.demo.choices import Control, Privacy, Scenario
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
@@ -22,7 +22,7 @@ POLICIES = list(itertools.product(Scenario, Control, Privacy))
 
 
 def plan_of(settings):
-    return Plan.parse(plan_toml(settings, base="base", base_sha256=BASE_SHA256).encode())
+    return read_plan(plan_toml(settings, base="base", base_sha256=BASE_SHA256).encode())
 
 
 def configs_of(settings, directory):
@@ -51,7 +51,7 @@ def test_every_plan_parses_and_says_what_was_asked(scenario, control):
     assert plan.rounds.ready_quorum(plan.secure_aggregation.n_min) == len(SILOS) - 1
     # The first and the last adapter are judged.
     assert plan.evaluate.every_rounds == plan.rounds.count
-    assert plan.privacy_spec().noise_multiplier > 0
+    assert plan.spec.noise_multiplier > 0
 
 
 @pytest.mark.parametrize(("scenario", "control", "privacy"), POLICIES)

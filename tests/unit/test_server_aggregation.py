@@ -325,7 +325,7 @@ def test_the_descriptor_follows_from_plan_roster_and_who_is_ready():
     assert full.scale == sw.GRID / sw.CLIP
     assert full.metrics.names == ("update_norm_sq", "episodes/constant", "successes/constant")
     assert full.metrics.bounds == (sw.CLIP**2, 64.0, 64.0)
-    assert full.privacy_spec_sha256 == plan.privacy_spec().sha256()
+    assert full.privacy_spec_sha256 == plan.spec.sha256()
 
 
 def test_a_family_that_too_few_declare_has_no_coordinates():

@@ -48,7 +48,7 @@ def figures_of(descriptor, *, norm_sq=0.0, solved=16.0):
 
 def summed(plan, descriptor, units_of_silos):
     """What unmasking yields of each silo's units, through the integer sum that silos use."""
-    release = plan.privacy_spec().release
+    release = plan.spec.release
     grid = Grid(clip_l2=release.clip_l2, steps=release.grid, dimension=descriptor.dimension)
     total = np.zeros(descriptor.words, dtype=np.uint32)
     for units in units_of_silos:

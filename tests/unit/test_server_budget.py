@@ -58,7 +58,7 @@ def test_a_local_training_is_accounted_for_before_its_round_reaches_an_upload(wo
     world.before_wait = before_wait
     text = sw.plan_toml(mode="record_local", noise=1.0, steps=3, delta_clip=4.0)
     asyncio.run(world.run(text))
-    spec = sw.parsed(text).privacy_spec()
+    spec = sw.parsed(text).spec
     trained = epsilon_of(training_charges(spec), spec.delta)["task"]
     releases, (spent, planned) = seen[0]
     assert releases == 0

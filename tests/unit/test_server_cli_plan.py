@@ -9,7 +9,7 @@ import pytest
 
 from federation.aggregate.registry import INCOMPLETE_ADAPTERS
 from federation.forecast.forecast import forecast_plan
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from server.cli.envelope import run_app
 from server.cli.main import app
 
@@ -45,7 +45,7 @@ def test_the_envelope_holds_the_forecast_and_every_mode(monkeypatch, capsys):
     )  # fmt: skip
     assert code == 0, err
     data = json.loads(out)["data"]
-    plan = Plan.parse(DISTRIBUTED.read_bytes())
+    plan = read_plan(DISTRIBUTED.read_bytes())
     shown = forecast_plan(plan, silos=10, colluding=1, dimension=3072)
     assert data["epsilon_total"] == dict(shown.epsilon_total)
     assert data["epsilon_round"] == dict(shown.epsilon_round)

@@ -43,7 +43,7 @@ def described(plan, *, round_number=1, step=0):
 )
 def test_a_descriptor_says_what_is_masked_and_the_protocol_accepts_it(settings, mechanism):
     plan = sw.parsed(sw.plan_toml(**settings))
-    spec, d = plan.privacy_spec(), described(plan)
+    spec, d = plan.spec, described(plan)
     release = spec.release
     parameters = check_descriptor(d, ROSTER.roster)
     t, n_min = parameters.t, plan.secure_aggregation.n_min

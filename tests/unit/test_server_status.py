@@ -66,7 +66,7 @@ def test_epsilon_is_shown_for_the_unit_that_the_mode_is_about():
 
 def test_a_training_is_shown_from_its_task_on_whether_or_not_an_upload_follows():
     plan = sw.parsed(sw.plan_toml(mode="record_local", noise=1.0, steps=3, delta_clip=4.0))
-    spec = plan.privacy_spec()
+    spec = plan.spec
     trained = epsilon_of(training_charges(spec), spec.delta)["task"]
     assert shown_epsilon(plan, Charged(0, 0, 0)) == 0
     assert shown_epsilon(plan, Charged(0, 0, 1)) == pytest.approx(trained)

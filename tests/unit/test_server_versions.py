@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from chorale.v1 import round_pb2 as pb
 from federation.errors import VersionMismatchError
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from federation.version import NEWEST_PROTOCOL, UNANNOUNCED, Version, this_version
 from server.errors import WrongRoundError
 from server.rpc.access import _PEER, Peer, Role
@@ -69,18 +69,18 @@ def calling(version):
 
 
 def test_a_plan_needs_what_it_names_even_where_it_is_the_default():
-    assert plan_protocol(Plan.parse(PLAIN.encode())) == 1
+    assert plan_protocol(read_plan(PLAIN.encode())) == 1
     assert COSINE != NEWER != PLAIN
-    assert plan_protocol(Plan.parse(NEWER.encode())) == 2
-    assert plan_protocol(Plan.parse(COSINE.encode())) == 2
+    assert plan_protocol(read_plan(NEWER.encode())) == 2
+    assert plan_protocol(read_plan(COSINE.encode())) == 2
     told = PLAIN.replace("accept_low", "exact_figures = false\naccept_low")
-    assert plan_protocol(Plan.parse(told.encode())) == 2
+    assert plan_protocol(read_plan(told.encode())) == 2
     # Without noise an older silo expects figures whatever the plan says.
     quiet = plan_toml(exact_figures=False).replace("exact_figures = false", "")
-    assert plan_protocol(Plan.parse(quiet.encode())) == 2
+    assert plan_protocol(read_plan(quiet.encode())) == 2
     for key in ("max_quarantined", "sit_out_after", "sit_out_rounds"):
         named = PLAIN.replace("[rounds]\n", f"[rounds]\n{key} = 3\n")
-        assert plan_protocol(Plan.parse(named.encode())) == 2
+        assert plan_protocol(read_plan(named.encode())) == 2
 
 
 @pytest.mark.parametrize(

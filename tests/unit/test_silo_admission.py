@@ -51,7 +51,7 @@ def ledger_of(tmp_path):
 
 
 def needed(plan, *, releases, first_steps):
-    charges = run_charges(plan.privacy_spec(), releases=releases, first_steps=first_steps)
+    charges = run_charges(plan.spec, releases=releases, first_steps=first_steps)
     return epsilon_of(charges, 1e-5)
 
 
@@ -84,7 +84,7 @@ def test_without_protection_nothing_is_charged(ledger_of):
 
 def test_a_later_step_needs_room_for_itself_alone(ledger_of):
     """What is left after spare attempts is used to its end, and not a step further."""
-    spec = STEPPED.privacy_spec()
+    spec = STEPPED.spec
     cost = epsilon_of(attempt_charges(spec, step=1), 1e-5)["task"]
     ledger = ledger_of(task=cost)
     require_budget(ledger, STEPPED, LIMITS, task_at(1, 1))
@@ -150,9 +150,7 @@ def test_a_first_step_with_local_training_needs_room_for_training_and_upload(led
     assert refused.value.rule == "attempts_per_day"
     ledger = ledger_of(task=1e9, silo=1e9)
     require_budget(ledger, LOCAL, LimitsSection(max_attempts_per_day=2), task)
-    ledger.reserve_training(
-        run="run-1", round=2, spec=LOCAL.privacy_spec(), adapter_sha256=bytes(32)
-    )
+    ledger.reserve_training(run="run-1", round=2, spec=LOCAL.spec, adapter_sha256=bytes(32))
     # The training of this round is charged, so what is left is its upload.
     require_budget(ledger, LOCAL, LimitsSection(max_attempts_per_day=2), task)
     with pytest.raises(PolicyRefusalError):
@@ -172,7 +170,7 @@ def test_a_policy_that_names_no_number_allows_none(ledger_of):
 
 def charged_silo(ledger, plan, number, *, step=0, attempt=1):
     """One attempt that reached the upload."""
-    spec = plan.privacy_spec()
+    spec = plan.spec
     ledger.reserve(
         LedgerEntry(
             run="run-1",
@@ -240,9 +238,7 @@ def test_no_more_trainings_begin_than_the_plan_states(ledger_of):
     unlimited, ledger = LimitsSection(max_attempts_per_day=1000), ledger_of(task=1e9, silo=1e9)
     for _ in range(LOCAL.charged_releases):
         require_budget(ledger, LOCAL, unlimited, task_at(1, 0))
-        ledger.reserve_training(
-            run="run-1", round=1, spec=LOCAL.privacy_spec(), adapter_sha256=bytes(32)
-        )
+        ledger.reserve_training(run="run-1", round=1, spec=LOCAL.spec, adapter_sha256=bytes(32))
     with pytest.raises(PolicyRefusalError, match="trainings") as refused:
         require_budget(ledger, LOCAL, unlimited, task_at(2, 0))
     assert refused.value.rule == "run_attempts"

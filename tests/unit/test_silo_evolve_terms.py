@@ -9,7 +9,7 @@ from silo_policy_samples import PLAN, edited
 
 from evolution.methods import fed_se_options
 from evolution.methods.evolver import EvolverSetupError
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.local_work.plan_terms import (
     _TRAINED_APART,
@@ -24,7 +24,7 @@ FEDSA = ('method = "fedavg"', 'method = "fedsa"')
 def terms(tmp_path, options="", *changes):
     (tmp_path / "silo.toml").write_text(f'environments = ["craft"]\n[fed-se]\n{options}')
     config = SiloConfig.load(tmp_path)
-    plan = Plan.parse(edited(PLAN, *changes).encode())
+    plan = read_plan(edited(PLAN, *changes).encode())
     setup = evolver_setup(config, plan, state_dir=tmp_path / "run", privacy=None)
     asked = evaluation_of(config, plan, round_number=1, adapter={}, adapter_sha256="x")
     return setup, asked
@@ -76,7 +76,7 @@ def test_a_personal_adapter_is_judged_beside_the_global_one(
     (tmp_path / "silo.toml").write_text(f'environments = ["craft"]\n[fed-se]\n{options}')
     asked = evaluations_of(
         SiloConfig.load(tmp_path),
-        Plan.parse(edited(PLAN, *changes).encode()),
+        read_plan(edited(PLAN, *changes).encode()),
         round_number=round_number,
         adapter={},
         adapter_sha256="x",

@@ -12,7 +12,7 @@ from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment
 from evolution.rollout.spec import EngineSpec
 from evolution.train.spec import TrainerSpec
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError
 from silo_agent.foreign_config import spec_of
@@ -186,7 +186,7 @@ def test_a_method_gets_what_the_silo_has(tmp_path: Path):
     )
     named = '["craft", "openenv:x", "openenv:elsewhere"]'
     text = PLAN.read_text().replace('["maze", "wordle", "craft", "babyai"]', named)
-    asked = Plan.parse(text.encode())
+    asked = read_plan(text.encode())
     assert asked.evolve.environments == ("craft", "openenv:x", "openenv:elsewhere")
     setup = evolver_setup(config, asked, state_dir=tmp_path, privacy=None)
     assert [a.environment for a in setup.assignments] == ["craft"]

@@ -9,7 +9,7 @@ from test_silo_work import WorkingSilo, head_of, metrics, task_of
 from evolution.methods.constant import ConstantEvolver
 from evolution.methods.evolver import EvolverSetup
 from evolution.methods.personal.store import PersonalStoreError
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import LocalStoreError
@@ -42,7 +42,7 @@ def _fields(row):
 def plan_of():
     text = sw.plan_toml(rounds=4).decode()
     text = text.replace('method = "constant"', 'method = "fed-se"\nenvironments = ["craft"]', 1)
-    return Plan.parse(text.replace("held_out = 0", "held_out = 8\nevery_rounds = 1").encode())
+    return read_plan(text.replace("held_out = 0", "held_out = 8\nevery_rounds = 1").encode())
 
 
 @pytest.fixture

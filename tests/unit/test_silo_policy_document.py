@@ -17,7 +17,7 @@ from silo_policy_samples import (
     make_policy,
 )
 
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy.document import NO_PRIVACY, Policy
 from silo_agent.policy.policy import check_descriptor, check_plan
@@ -100,7 +100,7 @@ def test_a_policy_written_for_a_plan_accepts_it_and_nothing_larger(tmp_path: Pat
     assert policy.limits.min_tasks_per_round == 32
     assert (policy.privacy.accept_no_privacy is not None) is (mode == "none")
     old, new, rule = LARGER[mode]
-    larger = Plan.parse(edited(edited(PLAN, *MODES[mode]), (old, new)).encode())
+    larger = read_plan(edited(edited(PLAN, *MODES[mode]), (old, new)).encode())
     assert check_plan(policy, plan=larger, site=SITE).rule == rule
     assert check_descriptor(
         policy,
@@ -181,7 +181,7 @@ def test_a_policy_for_a_run_that_protects_silos_as_well_has_both_budgets(tmp_pat
 
 def test_a_proposal_replaces_the_untouched_starter_and_nothing_else(tmp_path):
     path = tmp_path / "policy.toml"
-    plan = Plan.parse((EXAMPLES / "plan-demo-shards.toml").read_bytes())
+    plan = read_plan((EXAMPLES / "plan-demo-shards.toml").read_bytes())
     write_default(path)
     write_for_plan(path, plan)
     assert Policy.load(path).methods.evolvers == ("fed-se",)

@@ -21,7 +21,7 @@ from silo_policy_samples import (
 )
 
 from dp.accounting.charge import epsilon_of
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, MetricsLayout
 from silo_agent.policy import plan as policy_plan
 from silo_agent.policy.document import NO_PRIVACY
@@ -38,7 +38,7 @@ LESS = 1.0 - 1e-12
 
 
 def plan_of(mode, *changes):
-    return Plan.parse(edited(edited(PLAN, *PLANS[mode]), *changes).encode())
+    return read_plan(edited(edited(PLAN, *PLANS[mode]), *changes).encode())
 
 
 def policy_of(mode, *changes):
@@ -241,7 +241,7 @@ LOOSER_SPECS = {
 
 @pytest.mark.parametrize("mode", PLANS)
 def test_the_digest_of_another_privacy_spec_is_refused(mode):
-    other = plan_of(mode, LOOSER_SPECS[mode]).privacy_spec().sha256()
+    other = plan_of(mode, LOOSER_SPECS[mode]).spec.sha256()
     lie = make_descriptor(plan_of(mode), privacy_spec_sha256=other)
     assert rule_on_descriptor(mode, lie) == "privacy_spec"
 
@@ -291,7 +291,7 @@ def test_noisy_steps_of_a_run_count_those_of_spare_attempts(mode, steps):
 
 @pytest.mark.parametrize("mode", ["silo", "record_local", "record_distributed"])
 def test_a_run_that_alone_would_pass_a_cap_is_refused(mode):
-    unit = protected_unit(plan_of(mode).privacy_spec())
+    unit = protected_unit(plan_of(mode).spec)
     cap = "silo = 50.0" if unit == "silo" else "task = 40.0"
     assert rule_on_plan(policy_of(mode, (cap, f"{unit} = 0.5")), plan_of(mode)) == "run_above_cap"
     # A kind that is not named has no budget at all.

@@ -15,7 +15,7 @@ from dp.accounting.charge import attempt_charges, epsilon_of
 from dp.config import Mode
 from dp.ledger.ledger import Ledger
 from federation.adapter.encoding import encode_adapter
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg import server
 from silo_agent.books.heard_runs import HeardRuns
 from silo_agent.books.local_store import ChainHead, LocalStore
@@ -168,7 +168,7 @@ def test_a_damaged_upload_is_not_shown_as_one(silo, one):
 
 def test_clip_noise_block_and_charge_are_the_descriptors_and_the_plans(silo, one):
     shown = preview(silo, "run-1")
-    plan = Plan.parse(TOML)
+    plan = read_plan(TOML)
     assert shown.clip_l2 == CLIP
     assert shown.noise_per_silo == pytest.approx(one.descriptor.noise_sigma * CLIP / GRID)
     assert shown.noise_in_sum == CLIP
@@ -176,7 +176,7 @@ def test_clip_noise_block_and_charge_are_the_descriptors_and_the_plans(silo, one
     assert (figure.name, figure.bound) == (FIGURE, 64.0)
     # One coordinate: its bound becomes the whole grid.
     assert figure.noise == pytest.approx(2000.0 / 2**16 * 64.0)
-    spec = plan.privacy_spec()
+    spec = plan.spec
     assert shown.charged == epsilon_of(attempt_charges(spec, step=0), 1e-5)
     assert shown.charged_by_run["silo"] > shown.charged["silo"] > 0
     assert shown.cohort == one.descriptor.cohort

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from silo_policy_samples import BASE, PLAN, POLICY, SITE, edited, make_task
 
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg.suite import verification_key
 from silo_agent.books.local_store import LocalStore
 from silo_agent.daemon.daemon import Daemon
@@ -31,7 +31,7 @@ class Silo:
 
     def __init__(self, directory, plan_sha256):
         toml = {A: ALLOWED, B: FORBIDDEN}
-        wire = Wire(Plan.parse(toml[plan_sha256]))
+        wire = Wire(read_plan(toml[plan_sha256]))
         wire.plan = toml.__getitem__
         first = replace(wire.chain[0], plan_sha256=plan_sha256, base_model_sha256=BASE)
         self.record = first.sign(COORDINATOR_KEY)

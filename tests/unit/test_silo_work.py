@@ -14,7 +14,7 @@ from federation.adapter.encoding import adapter_sha256, decode_adapter, encode_a
 from federation.adapter.layout import Layout
 from federation.chain.record import AdapterRecord
 from federation.chain.task import RoundTask
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg.descriptor import MetricsLayout
 from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
@@ -36,7 +36,7 @@ CAPS = {"silo": 1e9, "task": 1e9, "user": 1e9}
 
 def plan_of(*, held_out=0, rounds=4, every=2, method="fedavg"):
     text = sw.plan_toml(rounds=rounds, method=method).decode()
-    return Plan.parse(
+    return read_plan(
         text.replace("held_out = 0", f"held_out = {held_out}\nevery_rounds = {every}").encode()
     )
 
@@ -204,7 +204,7 @@ def test_a_repeated_task_is_reported_again_without_working_again(silo):
 def test_a_short_job_is_not_reported_before_the_scheduled_time(silo):
     one = silo()
     text = sw.plan_toml(rounds=4).decode()
-    plan = Plan.parse(
+    plan = read_plan(
         text.replace("[rounds]", "[rounds]\nready_after_s = 1").encode(),
     )
     started = time.monotonic()
@@ -222,7 +222,7 @@ def test_a_short_job_is_not_reported_before_the_scheduled_time(silo):
 def test_a_silo_that_is_stopped_does_not_say_ready_too_soon(silo):
     one = silo()
     text = sw.plan_toml(rounds=4).decode()
-    plan = Plan.parse(text.replace("[rounds]", "[rounds]\nready_after_s = 30").encode())
+    plan = read_plan(text.replace("[rounds]", "[rounds]\nready_after_s = 30").encode())
     one.work.start(task=task_of(), plan=plan, head=head_of())
     give_up_at = time.monotonic() + 10
     while not one.store.rounds():

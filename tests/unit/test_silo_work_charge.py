@@ -13,7 +13,7 @@ from dp.ledger.ledger import Ledger
 from evolution.methods.constant import ConstantEvolver
 from evolution.methods.evolver import Evolution, EvolverSetupError
 from evolution.methods.registry import make_evolver
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError, PolicyRefusalError
@@ -24,7 +24,7 @@ from tests.unit.silo_record_plans import local_plan, stepped_plan
 from tests.unit.test_silo_work import WorkingSilo, head_of, plan_of, task_of
 
 PLAN = local_plan()
-COST = epsilon_of(training_charges(PLAN.privacy_spec()), 1e-5)["task"]
+COST = epsilon_of(training_charges(PLAN.spec), 1e-5)["task"]
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_ledger_that_fails_refuses_and_is_opened_again_by_the_next_task(silo, 
 
 @pytest.mark.parametrize(
     "plan",
-    [PLAN, stepped_plan(), plan_of(), Plan.parse(swp.plan_toml(mode="silo", noise=1.0))],
+    [PLAN, stepped_plan(), plan_of(), read_plan(swp.plan_toml(mode="silo", noise=1.0))],
     ids=["local", "distributed", "none", "silo"],
 )
 def test_a_configuration_that_cannot_run_is_refused_in_every_mode_and_costs_nothing(silo, plan):
@@ -369,7 +369,7 @@ def parts(tmp_path):
 def test_one_round_has_one_receipt(parts):
     reserve = Reservation(**parts)
     receipt = reserve()
-    assert receipt.steps_left == PLAN.privacy_spec().record.steps_per_round
+    assert receipt.steps_left == PLAN.spec.record.steps_per_round
     with pytest.raises(ReceiptError):
         reserve()
     reserve.settle()
@@ -394,5 +394,5 @@ def test_a_head_that_cannot_be_remembered_lets_nothing_be_trained(parts, monkeyp
 def test_a_restarted_silo_trains_again_and_is_charged_again(parts):
     Reservation(**parts)()
     Reservation(**parts)()
-    twice = epsilon_of(training_charges(PLAN.privacy_spec()) * 2, 1e-5)["task"]
+    twice = epsilon_of(training_charges(PLAN.spec) * 2, 1e-5)["task"]
     assert parts["ledger"].spent_epsilons()["task"] == pytest.approx(twice)

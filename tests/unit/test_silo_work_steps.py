@@ -9,7 +9,7 @@ import dp.steps.sgd
 from dp.errors import TooManyUnitsError
 from dp.noise.unit_sum import UnitSum
 from evolution.methods.constant import ConstantEvolver, constant_pattern
-from federation.plan.plan import Plan
+from federation.plan.read import read_plan
 from secagg.descriptor import AggregationId, MetricsLayout
 from silo_agent.errors import NotReadyError, SessionError
 from tests.unit import server_world_plan as swp
@@ -258,7 +258,7 @@ def test_a_sum_of_an_attempt_that_is_over_is_not_computed(silo, monkeypatch):
 
 def test_adapters_inside_a_round_are_not_judged(silo):
     text = swp.stepped_toml(steps=STEPS, rounds=4).decode()
-    plan = Plan.parse(text.replace("held_out = 0", "held_out = 8\nevery_rounds = 1").encode())
+    plan = read_plan(text.replace("held_out = 0", "held_out = 8\nevery_rounds = 1").encode())
     for number, step in ((0, 0), (1, 0), (1, 1), (1, STEPS - 1), (2, 0)):
         silo.work.adopted(head_of(number, step), plan)
     silo.settle()
