@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from silo_agent.errors import LocalTimeError
+from evolution.errors import LocalTimeError
 
 __all__ = ["local_time", "require_time"]
 

@@ -62,11 +62,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.errors import EnvironmentFailureError
 from evolution.envs.foreign.spec import ForeignSpec
 from evolution.envs.tasks import Shard
+from evolution.errors import BaseModelError, EnvironmentFailureError
 from evolution.methods.evolver import Assignment
-from evolution.model.identity import BaseModelError, base_sha256
+from evolution.model.identity import base_sha256
 from evolution.rollout.spec import EngineSpec
 from evolution.train.spec import TrainerSpec
 from federation.errors import TomlError

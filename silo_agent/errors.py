@@ -17,7 +17,6 @@
     ├── SpoolError             a masked upload cannot be kept, or is not what was written
     ├── LocalStoreError        the silo's own state on disk cannot be used
     │   └── AuditLogError      its audit log cannot be read or written
-    ├── LocalTimeError         local work took longer than the site allows
     └── DiskLimitError         the data directory holds more than the site allows
 
 Texts may name local facts; only ``PolicyRefusalError.public_reason`` is ever sent anywhere.
@@ -35,7 +34,6 @@ __all__ = [
     "DiskLimitError",
     "IdentityError",
     "LocalStoreError",
-    "LocalTimeError",
     "NotReadyError",
     "NotServedError",
     "PolicyFileError",
@@ -140,10 +138,6 @@ class LocalStoreError(SiloError):
 
 class AuditLogError(LocalStoreError):
     """The audit log cannot be read or written."""
-
-
-class LocalTimeError(SiloError):
-    """Local work took longer than the site allows."""
 
 
 class DiskLimitError(SiloError):

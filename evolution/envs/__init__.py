@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from evolution.envs.environment import Environment, Info, ScriptedEnvironment
-from evolution.envs.errors import (
+from evolution.envs.registry import ENVIRONMENTS, make
+from evolution.envs.tasks import Shard, Split
+from evolution.errors import (
     EnvironmentFailureError,
     EpisodeStateError,
     ShardError,
     TaskIdError,
     UnknownEnvironmentError,
 )
-from evolution.envs.registry import ENVIRONMENTS, make
-from evolution.envs.tasks import Shard, Split
 
 __all__ = [
     "ENVIRONMENTS",

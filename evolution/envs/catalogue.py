@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping
 
 from evolution.envs import registry
 from evolution.envs.environment import Environment
-from evolution.envs.errors import UnknownEnvironmentError
 from evolution.envs.foreign.foreign import Breaker, make_foreign
 from evolution.envs.foreign.spec import ForeignSpec
 from evolution.envs.plugins import load_plugin, require_plugin
+from evolution.errors import UnknownEnvironmentError
 
 __all__ = ["BUILT_IN", "Catalogue"]
 

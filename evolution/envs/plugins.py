@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from evolution.envs import registry
 from evolution.envs.environment import Environment
-from evolution.envs.errors import EnvironmentPluginError
+from evolution.errors import EnvironmentPluginError
 
 __all__ = ["GROUP", "load_plugin", "require_plugin"]
 

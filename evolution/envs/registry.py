@@ -10,7 +10,7 @@ import importlib
 from types import MappingProxyType
 
 from evolution.envs.environment import Environment
-from evolution.envs.errors import UnknownEnvironmentError
+from evolution.errors import UnknownEnvironmentError
 
 __all__ = ["ENVIRONMENTS", "make"]
 

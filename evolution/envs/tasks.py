@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evolution.envs.errors import ShardError, TaskIdError
+from evolution.errors import ShardError, TaskIdError
 
 __all__ = ["SPLIT_SIZE", "Shard", "Split", "label_index", "shard_index", "task_range", "task_rng"]
 

@@ -34,14 +34,8 @@ from typing import Any, Self
 
 import structlog
 
-from evolution.memory.entries import (
-    BufferContentError,
-    BufferCorruptError,
-    BufferCount,
-    BufferStoreError,
-    Explored,
-    row_of,
-)
+from evolution.errors import BufferContentError, BufferCorruptError, BufferStoreError
+from evolution.memory.entries import BufferCount, Explored, row_of
 from evolution.memory.schema import (
     COUNTS,
     DELETE_SUBJECT,

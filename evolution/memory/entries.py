@@ -1,41 +1,17 @@
 """What a success buffer keeps, and what it refuses.
 
-Covered: rows, counts and errors. Not covered: keeping them (``evolution/memory/buffer.py``).
-
-Errors::
-
-    BufferStoreError
-    ├── BufferCorruptError    the file is damaged or not ours
-    └── BufferContentError    a trajectory that may not be stored
+Covered: rows and counts. Not covered: keeping them (``evolution/memory/buffer.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evolution.errors import BufferContentError
 from evolution.memory.trajectory_json import encode_trajectory
 from evolution.trajectory import Task, Trajectory
 
-__all__ = [
-    "BufferContentError",
-    "BufferCorruptError",
-    "BufferCount",
-    "BufferStoreError",
-    "Explored",
-    "row_of",
-]
-
-
-class BufferStoreError(Exception):
-    """Base of everything the buffer can fail with."""
-
-
-class BufferCorruptError(BufferStoreError):
-    """The file is damaged or was not written by this version of the project."""
-
-
-class BufferContentError(BufferStoreError):
-    """The trajectory may not be stored."""
+__all__ = ["BufferCount", "Explored", "row_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

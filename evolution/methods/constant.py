@@ -26,6 +26,7 @@ from dp.config import Mode
 from dp.noise.unit_sum import UnitSum
 from dp.steps.sgd import unit_sum
 from dp.steps.units import UnitId
+from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import (
     DP_MODES,
     Evaluation,
@@ -33,7 +34,6 @@ from evolution.methods.evolver import (
     Evolution,
     Evolver,
     EvolverSetup,
-    EvolverSetupError,
     StepWork,
     Work,
 )

@@ -13,8 +13,9 @@ import numpy as np
 from dp.config import PrivacySpec
 from dp.errors import PrivacyError
 from dp.steps.sgd import DpStep
+from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time
-from evolution.methods.evolver import EvolverSetupError, Work
+from evolution.methods.evolver import Work
 from evolution.methods.population import Population
 from evolution.methods.protection import require_steps
 from evolution.train.trainer import Trainer

@@ -15,12 +15,6 @@ A method receives the global adapter and returns the difference it would like to
 5. The privacy that a work asks for is the one that the method was set up with. Under
    ``record_local`` nothing is trained before ``LocalPrivacy.reserve`` has returned; under
    ``record_distributed`` ``evolve`` explores and stores only, and ``unit_sum`` answers each step.
-
-Errors::
-
-    EvolveError
-    ├── EvolverSetupError      the method cannot run with this configuration; never caused by data
-    └── UnknownEvolverError    no method is registered under that name
 """
 
 from __future__ import annotations
@@ -38,6 +32,7 @@ from dp.ledger.receipt import TrainingReceipt
 from dp.noise.unit_sum import UnitSum
 from evolution.envs.catalogue import BUILT_IN, Catalogue
 from evolution.envs.tasks import Shard
+from evolution.errors import EvolveError
 from evolution.rollout.spec import EngineSpec
 from evolution.train.schedule import Schedule
 from evolution.train.spec import TrainerSpec
@@ -47,30 +42,15 @@ __all__ = [
     "Evaluation",
     "EvaluationRow",
     "Evolution",
-    "EvolveError",
     "EvolveSettings",
     "Evolver",
     "EvolverSetup",
-    "EvolverSetupError",
     "LocalPrivacy",
     "StepWork",
-    "UnknownEvolverError",
     "Work",
 ]
 
 DP_MODES = frozenset({"none", "silo", "record_local", "record_distributed"})
-
-
-class EvolveError(Exception):
-    """Base of everything a method can fail with."""
-
-
-class EvolverSetupError(EvolveError):
-    """The method cannot run with this configuration."""
-
-
-class UnknownEvolverError(EvolveError):
-    """No method is registered under the requested name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,11 +13,6 @@ nothing, and imitation needs something to begin with. Invariants:
 
 Covered: environments that can play themselves. Not covered: demonstrations that an operator has in
 a file (``evolution/methods/expert_file.py``).
-
-Errors::
-
-    EvolveError
-    └── ExpertError    there is no expert for this environment
 """
 
 from __future__ import annotations
@@ -28,19 +23,14 @@ import numpy as np
 
 from evolution.envs.catalogue import BUILT_IN, Catalogue
 from evolution.envs.environment import ScriptedEnvironment
-from evolution.envs.errors import EnvironmentFailureError
-from evolution.methods.evolver import EvolveError
+from evolution.errors import EnvironmentFailureError, ExpertError
 from evolution.rollout.conversation import ChatFormat
 from evolution.trajectory import Step, Task, Trajectory
 
-__all__ = ["EXPERT_ROUND", "ExpertError", "demonstrations"]
+__all__ = ["EXPERT_ROUND", "demonstrations"]
 
 EXPERT_ROUND = -1
 """The round of every demonstration: before the first."""
-
-
-class ExpertError(EvolveError):
-    """There is no expert for this environment."""
 
 
 def demonstrations(

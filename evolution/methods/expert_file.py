@@ -25,11 +25,6 @@ Invariants:
 3. One bad line refuses the whole file, with the number of the line. Nothing is imported then.
 
 Covered: files from anywhere. Not covered: conversations of several agents, images, tool messages.
-
-Errors::
-
-    EvolveError
-    └── ExpertFileError    the file is not of this form; says where
 """
 
 from __future__ import annotations
@@ -42,12 +37,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from evolution.methods.evolver import EvolveError
+from evolution.errors import ExpertFileError
 from evolution.methods.expert import EXPERT_ROUND
 from evolution.rollout.conversation import MAX_OBSERVATION_CHARS, ChatFormat
 from evolution.trajectory import Step, Task, Trajectory
 
-__all__ = ["ExpertFileError", "read_expert_file"]
+__all__ = ["read_expert_file"]
 
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_LINES: Final = 20_000
@@ -56,10 +51,6 @@ MAX_SUBJECT_CHARS: Final = 200
 _ITEM = re.compile(r"(?P<name>[\w.:/-]{1,100})_(?P<number>\d{1,15})", re.ASCII)
 _KEYS = frozenset({"conversations", "item_id", "subject"})
 _TURN_KEYS = frozenset({"from", "loss", "value"})
-
-
-class ExpertFileError(EvolveError):
-    """The file is not demonstrations in AgentGym's form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,8 @@ import numpy as np
 from dp.config import RECORD_MODES
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Split
-from evolution.methods.evolver import Assignment, EvolverSetupError, Work
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import Assignment, Work
 from evolution.trajectory import Task
 
 __all__ = ["Stream", "draw_tasks", "round_seed"]

@@ -50,9 +50,11 @@ import structlog
 from dp.config import Mode, PrivacySpec
 from dp.noise.unit_sum import UnitSum
 from dp.steps.sgd import unit_sum
-from evolution.envs.errors import (
+from evolution.errors import (
     EnvironmentPluginError,
     EnvironmentSetupError,
+    EvolveError,
+    EvolverSetupError,
     UnknownEnvironmentError,
 )
 from evolution.methods.descend import descend, require_descent
@@ -61,10 +63,8 @@ from evolution.methods.evolver import (
     Evaluation,
     EvaluationRow,
     Evolution,
-    EvolveError,
     Evolver,
     EvolverSetup,
-    EvolverSetupError,
     EvolveSettings,
     StepWork,
     Work,

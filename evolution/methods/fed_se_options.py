@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import Literal, Self, cast
 
 from dp.steps.grads import BACKENDS
-from evolution.methods.evolver import EvolverSetup, EvolverSetupError
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import EvolverSetup
 from evolution.methods.protection import protected, require_setup_apart
 
 __all__ = ["FedSeOptions", "PersonalKind"]

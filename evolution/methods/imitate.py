@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dp.config import PrivacySpec
-from evolution.methods.evolver import EvolverSetupError, EvolveSettings, Work
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import EvolveSettings, Work
 from evolution.methods.explore import Stream, round_seed
 from evolution.train.settings import SftSettings
 from evolution.train.trainer import SftReport, Trainer
 from evolution.trajectory import Trajectory
 from ops.tracing.spans import spanned
 
-__all__ = ["figures_of", "imitate", "require_plain_gradients"]
+__all__ = ["figures_of", "imitate", "require_plain_gradients", "sft_settings"]
 
 
 @spanned("train")
@@ -44,9 +45,23 @@ def imitate(
     """
     return trainer.train(
         trajectories if work.settings.learn else [],
-        SftSettings.of_plan(work.settings, seed=round_seed(work, Stream.TRAIN)),
+        sft_settings(work.settings, seed=round_seed(work, Stream.TRAIN)),
         trainable=trainable,
         correction=work.correction,
+    )
+
+
+def sft_settings(plan: EvolveSettings, *, seed: int) -> SftSettings:
+    """The plan's part of one training, whose own seed is ``seed``."""
+    return SftSettings(
+        epochs=plan.epochs,
+        batch_size=plan.batch_size,
+        learning_rate=plan.learning_rate,
+        grad_clip_l2=plan.grad_clip_l2,
+        max_sequence_tokens=plan.max_sequence_tokens,
+        seed=seed,
+        schedule=plan.learning_rate_schedule,
+        proximal_mu=plan.proximal_mu,
     )
 
 

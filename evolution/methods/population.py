@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 from dp.config import Unit
 from dp.steps.units import UnitId, group_by_unit
+from evolution.errors import EvolverSetupError
 from evolution.memory.buffer import SuccessBuffer
-from evolution.methods.evolver import EvolverSetupError, EvolveSettings
+from evolution.methods.evolver import EvolveSettings
 from evolution.trajectory import Task, Trajectory
 
 __all__ = ["Population", "population_of", "unit_of"]

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dp.config import RECORD_MODES, PrivacySpec
 from dp.errors import PrivacyError
 from dp.steps.sgd import require_exact
-from evolution.methods.evolver import EvolverSetup, EvolverSetupError, EvolveSettings
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import EvolverSetup, EvolveSettings
 from evolution.methods.population import unit_of
 from evolution.trajectory import Task
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from types import MappingProxyType
 
-from evolution.methods.evolver import DP_MODES, Evolver, EvolverSetup, UnknownEvolverError
+from evolution.errors import UnknownEvolverError
+from evolution.methods.evolver import DP_MODES, Evolver, EvolverSetup
 
 __all__ = ["EVOLVERS", "dp_compat_of", "make_evolver"]
 

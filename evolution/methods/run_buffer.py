@@ -10,7 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from evolution.memory.buffer import BufferStoreError, SuccessBuffer
+from evolution.errors import BufferStoreError
+from evolution.memory.buffer import SuccessBuffer
 
 __all__ = ["BUFFER_FILE", "EXPERT_FILE", "open_run_buffer"]
 

@@ -12,10 +12,6 @@ weights (``*.safetensors``), and every ``*.json``, ``*.jinja``, ``*.txt``, ``*.m
 
 Covered: tampering with weights, configuration, tokenizer or chat template; links to files, as in a
 download cache. Not covered: pickled weights, which are refused.
-
-Errors::
-
-    BaseModelError   the directory is not a base model this project accepts
 """
 
 from __future__ import annotations
@@ -23,15 +19,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-__all__ = ["BaseModelError", "base_sha256"]
+from evolution.errors import BaseModelError
+
+__all__ = ["base_sha256"]
 
 _SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".txt", ".model"})
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 _IGNORED = frozenset({"build.json"})
-
-
-class BaseModelError(Exception):
-    """The directory is not a base model this project accepts."""
 
 
 def base_sha256(directory: str | Path) -> str:

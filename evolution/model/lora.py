@@ -23,12 +23,12 @@ import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from evolution.errors import AdapterMismatchError
 from evolution.model.identity import base_sha256
 from federation.adapter.export import write_peft_adapter
 from federation.adapter.initial import first_factor
 
 __all__ = [
-    "AdapterMismatchError",
     "adapted_linears",
     "attach_lora",
     "export_peft",
@@ -41,10 +41,6 @@ __all__ = [
 
 _PREFIX = "base_model.model."
 _FACTORS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
-
-
-class AdapterMismatchError(ValueError):
-    """The tensors do not belong to this model."""
 
 
 def split_name(name: str) -> tuple[str, str]:

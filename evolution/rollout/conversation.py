@@ -15,11 +15,6 @@ a template is rendered around marker texts and split at them. Invariants:
 Covered: any Hugging Face tokenizer with a chat template, with or without a system role. Not
 covered: templates that rewrite earlier turns when a later one is added; they are only asked for the
 shape of one turn.
-
-Errors::
-
-    ConversationError
-    └── ChatTemplateError   the template has no shape that episodes can be appended to
 """
 
 from __future__ import annotations
@@ -29,7 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ChatFormat", "ChatTemplateError", "ConversationError", "RenderedEpisode", "messages"]
+from evolution.errors import ChatTemplateError, ConversationError
+
+__all__ = ["ChatFormat", "RenderedEpisode", "messages"]
 
 MAX_OBSERVATION_CHARS = 4_000
 MAX_ACTION_CHARS = 200
@@ -38,14 +35,6 @@ _SYSTEM, _FIRST, _AGENT, _NEXT = (f"chorale{n}marker" for n in ("system", "first
 _MARKER = re.compile(r"<\|[^<>|]{0,40}\|>|</?s>|\[/?INST\]")
 # A fixed date keeps the tokens of all silos equal; templates that know neither name ignore them.
 _TEMPLATE_OPTIONS: Mapping[str, Any] = {"date_string": "26 Jul 2024", "enable_thinking": False}
-
-
-class ConversationError(Exception):
-    """Base of everything that can go wrong between an episode and its tokens."""
-
-
-class ChatTemplateError(ConversationError):
-    """The tokenizer has no chat template that episodes can be appended to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

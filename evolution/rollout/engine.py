@@ -17,15 +17,7 @@ import numpy as np
 
 from evolution.rollout.conversation import ChatFormat
 
-__all__ = ["AdapterLoadError", "Generation", "Prompt", "RolloutEngine", "RolloutError", "Sampling"]
-
-
-class RolloutError(Exception):
-    """Base of everything a rollout engine can fail with."""
-
-
-class AdapterLoadError(RolloutError):
-    """The tensors do not fit the base model."""
+__all__ = ["Generation", "Prompt", "RolloutEngine", "Sampling"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

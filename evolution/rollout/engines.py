@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evolution.rollout.engine import RolloutEngine, RolloutError
+from evolution.errors import RolloutError
+from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.spec import EngineSpec
 
 __all__ = ["make_engine"]

@@ -26,8 +26,9 @@ import structlog
 
 from evolution.envs.environment import Environment
 from evolution.envs.registry import make
+from evolution.errors import RolloutError
 from evolution.local_time import require_time
-from evolution.rollout.engine import Generation, Prompt, RolloutEngine, RolloutError, Sampling
+from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.trajectory import Step, Task, Trajectory
 
 __all__ = ["EpisodeBatch", "run_episodes"]

@@ -23,17 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from evolution.errors import AdapterLoadError, AdapterMismatchError, RolloutError
 from evolution.model.causal_lm import load_base, load_tokenizer
-from evolution.model.lora import AdapterMismatchError, adapted_linears, split_name
+from evolution.model.lora import adapted_linears, split_name
 from evolution.rollout.conversation import ChatFormat
-from evolution.rollout.engine import (
-    AdapterLoadError,
-    Generation,
-    Prompt,
-    RolloutEngine,
-    RolloutError,
-    Sampling,
-)
+from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.kv_cache import RaggedCache
 from evolution.rollout.sampling import draw, uniforms
 

@@ -7,18 +7,13 @@ where its next turn is played. Environments stay in the parent. Invariants:
    whatever the number of workers, up to rounding.
 2. Adapters reach a worker as safetensors, prompts and answers as plain tuples over a pipe between
    processes of the same program. Nothing from outside the silo is unpickled.
-3. A worker that dies fails what it was asked for as ``WorkerError``, and nothing after that: the
-   next question starts another one, with the adapter it had. A conversation that kills its
+3. A worker that dies fails what it was asked for as ``RolloutWorkerError``, and nothing after that:
+   the next question starts another one, with the adapter it had. A conversation that kills its
    worker thus costs no other one its answer (units are protected one by one). Workers end with
    their parent, however it ends.
 
 Covered: CPUs, where one process leaves cores idle between its forward passes. Not covered: several
 GPUs, for which a vLLM server is the better engine (``openai/engine.py``).
-
-Errors::
-
-    RolloutError
-    └── WorkerError   a worker died, does not answer, or failed
 """
 
 from __future__ import annotations
@@ -31,36 +26,23 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
 from transformers import AutoConfig
 
+from evolution.errors import AdapterLoadError, RolloutError, RolloutWorkerError
 from evolution.model.causal_lm import load_tokenizer
 from evolution.rollout.conversation import ChatFormat
-from evolution.rollout.engine import (
-    AdapterLoadError,
-    Generation,
-    Prompt,
-    RolloutEngine,
-    RolloutError,
-    Sampling,
-)
+from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 
-__all__ = ["WorkerEngine", "WorkerError"]
+__all__ = ["WorkerEngine"]
 
 _READY_S = 300.0
 """For reading the base model."""
 _ANSWER_S = 1_800.0
 _JOIN_S = 5.0
-
-
-class WorkerError(RolloutError):
-    """A worker died, does not answer, or failed."""
-
-    log_text: ClassVar[str] = "a rollout worker died, does not answer, or failed"
-    """For a log: what a worker raised may quote what it worked on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +80,7 @@ class WorkerEngine(RolloutEngine):
             workers: How many.
 
         Raises:
-            WorkerError: They did not start.
+            RolloutWorkerError: They did not start.
         """
         config = AutoConfig.from_pretrained(base_dir, local_files_only=True)
         self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
@@ -127,14 +109,14 @@ class WorkerEngine(RolloutEngine):
 
         Raises:
             AdapterLoadError: The tensors do not fit the base model.
-            WorkerError: A worker died.
+            RolloutWorkerError: A worker died.
         """
         self._replace_dead()
         content = save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
         message = ("load", version, content)
         try:
             self._all([message] * self._count)
-        except WorkerError:
+        except RolloutWorkerError:
             # Some may hold the new adapter and some the old one: all begin again with the old one.
             for worker in self._workers:
                 worker.stop()
@@ -153,7 +135,7 @@ class WorkerEngine(RolloutEngine):
             One answer per prompt, in order.
 
         Raises:
-            WorkerError: A worker died or failed.
+            RolloutWorkerError: A worker died or failed.
         """
         self._replace_dead()
         rows: list[list[int]] = [[] for _ in range(self._count)]
@@ -196,7 +178,7 @@ class WorkerEngine(RolloutEngine):
         A worker whose message is None is left alone; its answer is an empty list.
         """
         if len(messages) != len(self._workers):
-            raise WorkerError("the workers have ended")
+            raise RolloutWorkerError("the workers have ended")
         for worker, message in zip(self._workers, messages, strict=True):
             if message is not None:
                 worker.send(message)
@@ -239,15 +221,15 @@ class _Worker:
             kind, value = self._pipe.recv() if answered else ("late", "")
         except (EOFError, OSError) as error:
             self.stop()
-            raise WorkerError("a rollout worker died") from error
+            raise RolloutWorkerError("a rollout worker died") from error
         if kind == "late":
             # A late answer would be taken for that to the next question.
             self.stop()
-            raise WorkerError("a rollout worker does not answer")
+            raise RolloutWorkerError("a rollout worker does not answer")
         if kind == "unfit":
             raise AdapterLoadError(value)
         if kind != "done":
-            raise WorkerError(f"a rollout worker failed: {value}")
+            raise RolloutWorkerError(f"a rollout worker failed: {value}")
         return value
 
     def stop(self) -> None:

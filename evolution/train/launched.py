@@ -32,12 +32,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 import numpy as np
 
+from evolution.errors import EvolverSetupError, TrainingWorkerError
 from evolution.local_time import require_time
-from evolution.methods.evolver import EvolveError, EvolverSetupError
 from evolution.train.launched_job import Job, read_failure, read_result, write_job
 from evolution.train.rows import rows_of
 from evolution.train.settings import SftSettings
@@ -48,20 +48,13 @@ from evolution.trajectory import Trajectory
 if TYPE_CHECKING:
     from dp.steps.grads import GradientBackend
 
-__all__ = ["LaunchedTrainer", "WorkerError"]
+__all__ = ["LaunchedTrainer"]
 
 _TAIL_LINES: Final = 30
 _TAIL_BYTES: Final = 4096
 _STOP_S: Final = 10.0
 _LOOK_S: Final = 0.5
 """How often the site's time limit is looked at while workers train."""
-
-
-class WorkerError(EvolveError):
-    """Workers ended without a result; the text says why, and what they printed last."""
-
-    log_text: ClassVar[str] = "the training processes ended without a result"
-    """For a log: what a worker printed may quote what it worked on."""
 
 
 class LaunchedTrainer(Trainer):
@@ -121,7 +114,7 @@ class LaunchedTrainer(Trainer):
         """Imitate trajectories; see ``Trainer.train``.
 
         Raises:
-            WorkerError: Workers ended without a result.
+            TrainingWorkerError: Workers ended without a result.
             LocalTimeError: The site's time for it is over.
             JobError: What they left is no result.
         """
@@ -241,7 +234,7 @@ def _launch(directory: Path, *, processes: int) -> None:
             _stop(worker)
             raise
     if status != 0:
-        raise WorkerError(
+        raise TrainingWorkerError(
             f"{processes} training processes ended with status {status}: "
             f"{read_failure(directory)}\nTheir last lines:\n{_tail(log)}"
         )

@@ -31,14 +31,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from evolution.methods.evolver import EvolveError
+from evolution.errors import TrainingJobError
 from evolution.train.rows import Row
 from evolution.train.settings import SftSettings
 from evolution.train.trainer import SftReport
 
 __all__ = [
     "Job",
-    "JobError",
     "read_failure",
     "read_job",
     "read_result",
@@ -50,10 +49,6 @@ __all__ = [
 Tensors = Mapping[str, np.ndarray]
 
 _FAILURE_CHARS: Final = 500
-
-
-class JobError(EvolveError):
-    """A job's files are missing or are not what they should be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +123,7 @@ def read_job(
         The settings, the rows, the adapter, the anchor and the correction.
 
     Raises:
-        JobError: The files are not a job.
+        TrainingJobError: The files are not a job.
     """
     try:
         found: dict[str, Any] = json.loads((directory / "settings.json").read_text())
@@ -138,7 +133,7 @@ def read_job(
         adapter = load_file(directory / "adapter.safetensors")
         return job, rows, adapter, _load(directory, "anchor"), _load(directory, "correction")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise JobError(f"the job cannot be read: {type(error).__name__}") from error
+        raise TrainingJobError(f"the job cannot be read: {type(error).__name__}") from error
 
 
 def write_result(directory: Path, adapter: Tensors, report: SftReport) -> None:
@@ -175,7 +170,7 @@ def read_result(
         All factors, float32, and what was done.
 
     Raises:
-        JobError: The files are not the result of this job.
+        TrainingJobError: The files are not the result of this job.
     """
     try:
         figures = json.loads((directory / "report.json").read_text())
@@ -193,7 +188,7 @@ def read_result(
             mean_gradient=mean,
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise JobError(f"the result cannot be read: {type(error).__name__}") from error
+        raise TrainingJobError(f"the result cannot be read: {type(error).__name__}") from error
 
 
 def write_failure(directory: Path, failure: Exception, *, process: int) -> None:

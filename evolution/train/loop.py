@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time
-from evolution.methods.evolver import EvolverSetupError
 from evolution.train.loss import as_batch, row_sums
 from evolution.train.rows import Row, cut, deal
 from evolution.train.schedule import share_of_step

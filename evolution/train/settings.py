@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evolution.methods.evolver import EvolveSettings
 from evolution.train.schedule import Schedule
 
 __all__ = ["SftSettings"]
@@ -34,22 +33,3 @@ class SftSettings:
     """What becomes of the step size (``schedule.py``)."""
     proximal_mu: float = 0.0
     """FedProx's μ (arXiv 1812.06127, eq. 2); 0 leaves the term out."""
-
-    @classmethod
-    def of_plan(cls, plan: EvolveSettings, *, seed: int) -> SftSettings:
-        """What the plan asks for.
-
-        Args:
-            plan: Of the round.
-            seed: Of this training.
-        """
-        return cls(
-            epochs=plan.epochs,
-            batch_size=plan.batch_size,
-            learning_rate=plan.learning_rate,
-            grad_clip_l2=plan.grad_clip_l2,
-            max_sequence_tokens=plan.max_sequence_tokens,
-            seed=seed,
-            schedule=plan.learning_rate_schedule,
-            proximal_mu=plan.proximal_mu,
-        )

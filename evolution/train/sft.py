@@ -37,7 +37,7 @@ import structlog
 import torch
 
 from dp.steps.grads import BACKENDS, GradientBackend
-from evolution.methods.evolver import EvolverSetupError
+from evolution.errors import EvolverSetupError
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import attach_lora, lora_parameters, read_adapter, write_adapter
 from evolution.train.loop import Loop, OneProcess, checkpointed

@@ -28,7 +28,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from evolution.methods.evolver import EvolverSetupError
+from evolution.errors import EvolverSetupError
 from evolution.model.lora import lora_parameters, read_adapter, write_adapter
 from evolution.train.launched_job import Job, read_job, write_failure, write_result
 from evolution.train.loop import Loop, Processes, checkpointed

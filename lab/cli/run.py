@@ -141,7 +141,8 @@ def _run(
     output: Format,
     force_new: bool,
 ) -> tuple[str, ...]:
-    from evolution.model.identity import BaseModelError, base_sha256
+    from evolution.errors import BaseModelError
+    from evolution.model.identity import base_sha256
     from lab.experiment.config import load_experiment
     from lab.experiment.errors import ExperimentError
     from lab.experiment.results import Results

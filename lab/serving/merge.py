@@ -234,7 +234,8 @@ def _write_beside(adapter: Adapter, out: Path) -> None:
 
 
 def _factors(content: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    from evolution.model.lora import AdapterMismatchError, split_name
+    from evolution.errors import AdapterMismatchError
+    from evolution.model.lora import split_name
     from federation.adapter.encoding import decode_adapter
     from federation.errors import AdapterError
 

@@ -152,9 +152,7 @@ def buffer_delete(
 @contextmanager
 def _typed() -> Iterator[None]:
     """The errors of buffers and of files of demonstrations as those of a command."""
-    from evolution.memory.buffer import BufferStoreError
-    from evolution.methods.evolver import EvolveError
-    from evolution.rollout.conversation import ConversationError
+    from evolution.errors import BufferStoreError, ConversationError, EvolveError
 
     try:
         yield

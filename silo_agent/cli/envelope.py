@@ -160,10 +160,12 @@ def refuse_arguments(arguments: Sequence[str]) -> NoReturn:
 def _known(error: Exception) -> CommandError | None:
     # Imported only when something went wrong: the packages behind them are not free to load.
     from dp.errors import PrivacyError
-    from evolution.envs.errors import EnvironmentFailureError
-    from evolution.memory.entries import BufferStoreError
-    from evolution.methods.evolver import EvolveError
-    from evolution.model.identity import BaseModelError
+    from evolution.errors import (
+        BaseModelError,
+        BufferStoreError,
+        EnvironmentFailureError,
+        EvolveError,
+    )
     from federation.errors import FederationError
     from secagg.errors import SecAggError
     from silo_agent.errors import IdentityError, SiloError, TransportError

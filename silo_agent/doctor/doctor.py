@@ -198,7 +198,7 @@ class _Silo:
         return called.verdict
 
     def _dry_round(self) -> Verdict:
-        from evolution.methods.evolver import EvolveError
+        from evolution.errors import EvolveError
         from silo_agent.doctor.dry_round import dry_round
 
         try:

@@ -25,7 +25,8 @@ from typing import Final
 
 import numpy as np
 
-from evolution.methods.evolver import EvolverSetup, EvolverSetupError, EvolveSettings, Work
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
 from evolution.methods.registry import make_evolver
 from federation.adapter.encoding import encode_adapter
 from silo_agent.config import SiloConfig

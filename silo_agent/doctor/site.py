@@ -12,8 +12,8 @@ from contextlib import closing
 from typing import Final
 
 from dp.errors import PrivacyError
-from evolution.envs.errors import EnvironmentFailureError
 from evolution.envs.tasks import Split
+from evolution.errors import EnvironmentFailureError
 from ops.doctor.checkup import Verdict, failed, ok, warning
 from ops.doctor.installed import judge_packages as judge_installed
 from silo_agent.books.budget import read_budget

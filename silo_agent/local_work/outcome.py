@@ -27,7 +27,8 @@ import structlog
 
 from dp.config import RECORD_MODES, Mode, PrivacySpec
 from dp.noise.grid import l2_norm
-from evolution.methods.evolver import Evolution, Evolver, EvolverSetupError, Work
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import Evolution, Evolver, Work
 from federation.adapter.layout import Layout
 from federation.chain.task import RoundTask
 from silo_agent.errors import PolicyRefusalError, WorkCalledOffError

@@ -18,10 +18,10 @@ import numpy as np
 
 from dp.config import RECORD_MODES, Mode, PrivacySpec
 from dp.ledger.receipt import TrainingReceipt
+from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import (
     Evaluation,
     EvolverSetup,
-    EvolverSetupError,
     EvolveSettings,
     LocalPrivacy,
     StepWork,

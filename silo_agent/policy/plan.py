@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 
 from dp.accounting.charge import Charge, UnitKind, epsilon_of, run_charges
 from dp.config import Mode, PrivacySpec
-from evolution.methods.evolver import UnknownEvolverError
+from evolution.errors import UnknownEvolverError
 from evolution.methods.registry import dp_compat_of
 from federation.chain.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
 from federation.plan.plan import Plan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.errors import ForeignRefusalError
+from evolution.errors import ForeignRefusalError
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from silo_agent.foreign_config import foreign_specs

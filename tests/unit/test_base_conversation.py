@@ -5,13 +5,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from evolution.rollout.conversation import (
-    MAX_OBSERVATION_CHARS,
-    ChatFormat,
-    ChatTemplateError,
-    ConversationError,
-    messages,
-)
+from evolution.errors import ChatTemplateError, ConversationError
+from evolution.rollout.conversation import MAX_OBSERVATION_CHARS, ChatFormat, messages
 from lab.base.tokenizer import build_tokenizer, environment_words
 
 CHATML = (

@@ -8,13 +8,13 @@ import time
 import pytest
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.errors import (
+from evolution.envs.tasks import Split
+from evolution.errors import (
     ForeignRefusalError,
     ForeignReplyError,
     ForeignTimeoutError,
     ForeignUnreachableError,
 )
-from evolution.envs.tasks import Split
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from silo_agent.foreign_config import foreign_specs

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.errors import EnvironmentSetupError, EpisodeStateError, ForeignReplyError
+from evolution.errors import EnvironmentSetupError, EpisodeStateError, ForeignReplyError
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from silo_agent.foreign_config import foreign_specs

@@ -10,7 +10,9 @@ import pytest
 from websockets.sync.server import serve
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.errors import (
+from evolution.envs.foreign.foreign import Breaker
+from evolution.envs.tasks import Split
+from evolution.errors import (
     EpisodeStateError,
     ForeignEnvironmentError,
     ForeignRefusalError,
@@ -19,8 +21,6 @@ from evolution.envs.errors import (
     ForeignUnreachableError,
     TaskIdError,
 )
-from evolution.envs.foreign.foreign import Breaker
-from evolution.envs.tasks import Split
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from silo_agent.foreign_config import foreign_specs

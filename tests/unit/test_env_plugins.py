@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from evolution.envs.catalogue import BUILT_IN, Catalogue
-from evolution.envs.errors import EnvironmentPluginError, UnknownEnvironmentError
 from evolution.envs.registry import ENVIRONMENTS
 from evolution.envs.tasks import Split
+from evolution.errors import EnvironmentPluginError, UnknownEnvironmentError
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from silo_agent.config import SiloConfig

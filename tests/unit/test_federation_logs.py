@@ -12,9 +12,7 @@ import structlog
 
 import server.cli.envelope
 import silo_agent.cli.envelope
-from evolution.envs.errors import EnvironmentFailureError
-from evolution.rollout.workers import WorkerError as RolloutWorkerError
-from evolution.train.launched import WorkerError
+from evolution.errors import EnvironmentFailureError, RolloutWorkerError, TrainingWorkerError
 from federation.errors import LogSettingError
 from ops.logs.errors import told, traceback_of
 from ops.logs.events import EVENTS, FIELDS, Kind
@@ -190,7 +188,7 @@ def test_an_error_of_ours_that_a_plug_in_raised_is_not_ours():
     assert told(failure(namespace["step"])) == "EnvironmentFailureError"
 
 
-@pytest.mark.parametrize("kind", [WorkerError, RolloutWorkerError])
+@pytest.mark.parametrize("kind", [TrainingWorkerError, RolloutWorkerError])
 def test_an_error_that_carries_a_workers_words_has_others_for_the_log(kind):
     assert SECRET in str(kind(SECRET))
     assert SECRET not in told(kind(SECRET))

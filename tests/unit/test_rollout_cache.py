@@ -9,8 +9,9 @@ import pytest
 import silo_tiny_base
 import torch
 
+from evolution.errors import RolloutError
 from evolution.model.causal_lm import load_base
-from evolution.rollout.engine import Prompt, RolloutError, Sampling
+from evolution.rollout.engine import Prompt, Sampling
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.kv_cache import RaggedCache, parts_of
 

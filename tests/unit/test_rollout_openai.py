@@ -11,12 +11,8 @@ import pytest
 import silo_tiny_base
 from rollout_model_server import KEY, completion, model_server
 
-from evolution.model.lora import initial_adapter
-from evolution.rollout.engine import AdapterLoadError, Prompt, Sampling
-from evolution.rollout.engines import make_engine
-from evolution.rollout.episodes import run_episodes
-from evolution.rollout.hf import HfEngine
-from evolution.rollout.openai.errors import (
+from evolution.errors import (
+    AdapterLoadError,
     EngineRefusalError,
     EngineReplyError,
     EngineServerError,
@@ -24,6 +20,11 @@ from evolution.rollout.openai.errors import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
+from evolution.model.lora import initial_adapter
+from evolution.rollout.engine import Prompt, Sampling
+from evolution.rollout.engines import make_engine
+from evolution.rollout.episodes import run_episodes
+from evolution.rollout.hf import HfEngine
 from evolution.rollout.openai.http import api_key, require_private
 from evolution.rollout.spec import EngineSpec
 from evolution.trajectory import Task

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import silo_tiny_base
 
+from evolution.errors import AdapterLoadError, RolloutError, RolloutWorkerError
 from evolution.model.lora import initial_adapter
-from evolution.rollout.engine import AdapterLoadError, Prompt, RolloutError, Sampling
+from evolution.rollout.engine import Prompt, Sampling
 from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.spec import EngineSpec
-from evolution.rollout.workers import WorkerEngine, WorkerError
+from evolution.rollout.workers import WorkerEngine
 from evolution.trajectory import Task
 
 RANK, ALPHA = 4, 8.0
@@ -55,7 +56,7 @@ def test_workers_play_the_same_episodes_and_come_back_after_a_death(tmp_path):
         assert two.adapter_version == "v1"
         # An answer of every worker was waited for, so the next question gets its own.
         assert play(two).trajectories == found.trajectories
-        with pytest.raises(WorkerError, match="failed"):
+        with pytest.raises(RolloutWorkerError, match="failed"):
             two.generate(
                 [Prompt(key=0, token_ids=[10**9])],
                 Sampling(temperature=0.0, max_new_tokens=1, seed=0),

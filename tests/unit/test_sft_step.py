@@ -10,7 +10,7 @@ import pytest
 import silo_tiny_base
 import torch
 
-from evolution.methods.evolver import EvolverSetupError
+from evolution.errors import EvolverSetupError
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import initial_adapter, lora_parameters
 from evolution.train.loop import checkpointed

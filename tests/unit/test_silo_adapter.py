@@ -13,10 +13,10 @@ import silo_tiny_base
 import torch
 from peft import PeftModel
 
+from evolution.errors import AdapterMismatchError, BaseModelError
 from evolution.model.causal_lm import load_base
-from evolution.model.identity import BaseModelError, base_sha256
+from evolution.model.identity import base_sha256
 from evolution.model.lora import (
-    AdapterMismatchError,
     attach_lora,
     export_peft,
     initial_adapter,

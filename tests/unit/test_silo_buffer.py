@@ -5,7 +5,8 @@ import stat
 
 import pytest
 
-from evolution.memory.buffer import BufferContentError, BufferCorruptError, SuccessBuffer
+from evolution.errors import BufferContentError, BufferCorruptError
+from evolution.memory.buffer import SuccessBuffer
 from evolution.trajectory import Step, Task, Trajectory
 
 

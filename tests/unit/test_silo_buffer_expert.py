@@ -7,7 +7,8 @@ import itertools
 import pytest
 from test_silo_buffer import won
 
-from evolution.memory.buffer import BufferContentError, SuccessBuffer
+from evolution.errors import BufferContentError
+from evolution.memory.buffer import SuccessBuffer
 from evolution.methods.expert import EXPERT_ROUND
 from evolution.trajectory import Task
 

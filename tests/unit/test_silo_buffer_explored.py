@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from test_silo_buffer import won
 
-from evolution.memory.buffer import BufferContentError, SuccessBuffer
+from evolution.errors import BufferContentError
+from evolution.memory.buffer import SuccessBuffer
 from evolution.trajectory import Task
 
 

@@ -7,8 +7,9 @@ import sqlite3
 import pytest
 from test_silo_buffer import won
 
+from evolution.errors import BufferCorruptError
 from evolution.memory import schema as buffer_schema
-from evolution.memory.buffer import BufferCorruptError, SuccessBuffer
+from evolution.memory.buffer import SuccessBuffer
 from evolution.memory.trajectory_json import encode_trajectory
 from evolution.trajectory import Task
 

@@ -9,17 +9,15 @@ import pytest
 
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import TooManyUnitsError
+from evolution.errors import EvolveError, EvolverSetupError, UnknownEvolverError
 from evolution.methods.evolver import (
     DP_MODES,
     Evaluation,
-    EvolveError,
     Evolver,
     EvolverSetup,
-    EvolverSetupError,
     EvolveSettings,
     LocalPrivacy,
     StepWork,
-    UnknownEvolverError,
     Work,
 )
 from evolution.methods.registry import EVOLVERS, dp_compat_of, make_evolver

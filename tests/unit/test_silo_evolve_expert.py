@@ -9,13 +9,19 @@ import pytest
 import silo_tiny_base
 
 from evolution.envs.catalogue import BUILT_IN
-from evolution.envs.errors import EnvironmentFailureError, UnknownEnvironmentError
 from evolution.envs.registry import make
 from evolution.envs.tasks import Split
-from evolution.memory.buffer import BufferCorruptError, SuccessBuffer
+from evolution.errors import (
+    BufferCorruptError,
+    EnvironmentFailureError,
+    ExpertError,
+    ExpertFileError,
+    UnknownEnvironmentError,
+)
+from evolution.memory.buffer import SuccessBuffer
 from evolution.methods.evolver import Assignment, EvolverSetup, EvolveSettings, Work
-from evolution.methods.expert import EXPERT_ROUND, ExpertError, demonstrations
-from evolution.methods.expert_file import ExpertFileError, read_expert_file
+from evolution.methods.expert import EXPERT_ROUND, demonstrations
+from evolution.methods.expert_file import read_expert_file
 from evolution.methods.fed_se import FedSeEvolver
 from evolution.model.causal_lm import load_tokenizer
 from evolution.model.lora import initial_adapter

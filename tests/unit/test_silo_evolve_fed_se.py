@@ -11,14 +11,8 @@ import torch
 from evolution.envs import registry
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
-from evolution.methods.evolver import (
-    Assignment,
-    Evaluation,
-    EvolverSetup,
-    EvolverSetupError,
-    EvolveSettings,
-    Work,
-)
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
 from evolution.methods.explore import draw_tasks
 from evolution.methods.fed_se import FedSeEvolver
 from evolution.model.causal_lm import load_base

@@ -12,17 +12,11 @@ import silo_tiny_base
 from evolution.envs import registry
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
-from evolution.methods.evolver import (
-    Assignment,
-    Evaluation,
-    EvolverSetup,
-    EvolverSetupError,
-    EvolveSettings,
-    Work,
-)
+from evolution.errors import EvolverSetupError, PersonalStoreError
+from evolution.methods.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
 from evolution.methods.fed_se import FedSeEvolver
 from evolution.methods.personal.choice import validation_tasks
-from evolution.methods.personal.store import PersonalStore, PersonalStoreError
+from evolution.methods.personal.store import PersonalStore
 from evolution.model.lora import initial_adapter
 from evolution.trajectory import Task
 

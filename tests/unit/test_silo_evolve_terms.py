@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from silo_policy_samples import PLAN, edited
 
+from evolution.errors import EvolverSetupError
 from evolution.methods import fed_se_options
 from evolution.methods.evolver import EvolverSetupError
 from federation.plan.read import read_plan

@@ -6,6 +6,7 @@ import re
 import pytest
 from test_silo_work import WorkingSilo, head_of, metrics, task_of
 
+from evolution.errors import PersonalStoreError
 from evolution.methods.constant import ConstantEvolver
 from evolution.methods.evolver import EvolverSetup
 from evolution.methods.personal.store import PersonalStoreError

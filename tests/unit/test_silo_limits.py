@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from evolution import local_time
+from evolution.errors import LocalTimeError
 from evolution.local_time import require_time
 from evolution.methods.constant import ConstantEvolver
 from evolution.rollout.episodes import run_episodes
-from silo_agent.errors import ConfigError, DiskLimitError, LocalTimeError
+from silo_agent.errors import ConfigError, DiskLimitError
 from silo_agent.machine.limits import require_disk, restrict_gpus, used_bytes
 from silo_agent.policy.document import LimitsSection
 from tests.unit.test_silo_rollout_failures import TASKS, Engine, Frail

@@ -9,9 +9,10 @@ import torch
 
 from evolution.envs.environment import Environment
 from evolution.envs.registry import make
+from evolution.errors import AdapterLoadError
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import attach_lora, initial_adapter, write_adapter
-from evolution.rollout.engine import AdapterLoadError, Prompt, Sampling
+from evolution.rollout.engine import Prompt, Sampling
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.sampling import draw, uniforms

@@ -26,18 +26,22 @@ import silo_tiny_base
 from safetensors.numpy import load_file
 from test_sft_step import ALPHA, EPISODES, PLAN, RANK, ROUNDING, apart
 
+from evolution.errors import (
+    EvolverSetupError,
+    LocalTimeError,
+    TrainingJobError,
+    TrainingWorkerError,
+)
 from evolution.local_time import local_time
-from evolution.methods.evolver import EvolverSetupError
 from evolution.model.lora import initial_adapter
 from evolution.train import launched, launched_job
 from evolution.train import worker as train_worker
-from evolution.train.launched import LaunchedTrainer, WorkerError
-from evolution.train.launched_job import Job, JobError, read_job, read_result, write_job
+from evolution.train.launched import LaunchedTrainer
+from evolution.train.launched_job import Job, read_job, read_result, write_job
 from evolution.train.rows import rows_of
 from evolution.train.spec import TrainerSpec
 from evolution.train.trainer import SftReport
 from evolution.train.trainers import make_trainer
-from silo_agent.errors import LocalTimeError
 
 # The last of the batches of five holds one row: a process has none of it.
 ROWS = EPISODES[:11]
@@ -188,7 +192,9 @@ def test_a_failing_worker_is_told_without_data_and_changes_nothing(base, tmp_pat
     trainer = made(base, tmp_path, processes=2)
     wrong = {name: value[:, :1].copy() for name, value in adapter.items()}
     trainer.reset(wrong)
-    with pytest.raises(WorkerError, match=r"process \d: AdapterMismatchError: .* shape") as failure:
+    with pytest.raises(
+        TrainingWorkerError, match=r"process \d: AdapterMismatchError: .* shape"
+    ) as failure:
         trainer.train(ROWS, PLAN, trainable=frozenset(wrong))
     assert apart(trainer.adapter(), wrong) == 0.0
     assert list((tmp_path / "training").iterdir()) == []
@@ -251,7 +257,7 @@ def test_a_result_of_another_shape_or_half_a_file_is_refused(base, tmp_path, ada
         monkeypatch.setattr(launched, "_launch", lambda directory, **_: write(directory))
         trainer = made(base, tmp_path, processes=2)
         trainer.reset(adapter)
-        with pytest.raises(JobError):
+        with pytest.raises(TrainingJobError):
             trainer.train(ROWS, PLAN, trainable=frozenset(adapter))
         assert apart(trainer.adapter(), adapter) == 0.0
 
@@ -292,16 +298,16 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
     settings = json.loads((tmp_path / "settings.json").read_text())
     for wrong in ({"more": 1}, {"settings": {"more": 1}}, {"settings": 3}):
         (tmp_path / "settings.json").write_text(json.dumps({**settings, **wrong}))
-        with pytest.raises(JobError):
+        with pytest.raises(TrainingJobError):
             read_job(tmp_path)
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     packed = load_file(tmp_path / "rows.safetensors")
     launched_job.save_file(
         {**packed, "lengths": packed["lengths"] + 1}, tmp_path / "rows.safetensors"
     )
-    with pytest.raises(JobError):
+    with pytest.raises(TrainingJobError):
         read_job(tmp_path)
-    with pytest.raises(JobError):
+    with pytest.raises(TrainingJobError):
         read_result(tmp_path, adapter=adapter, gradients_of=None)
 
 

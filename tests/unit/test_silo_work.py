@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dp.ledger.ledger import Ledger
+from evolution.errors import EvolverSetupError
 from evolution.methods.constant import ConstantEvolver, constant_pattern
-from evolution.methods.evolver import EvolverSetupError
 from federation.adapter.encoding import adapter_sha256, decode_adapter, encode_adapter
 from federation.adapter.layout import Layout
 from federation.chain.record import AdapterRecord

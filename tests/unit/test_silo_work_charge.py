@@ -10,8 +10,9 @@ import pytest
 from dp.accounting.charge import epsilon_of, training_charges
 from dp.errors import BudgetExceededError, LedgerCorruptError, ReceiptError
 from dp.ledger.ledger import Ledger
+from evolution.errors import EvolverSetupError
 from evolution.methods.constant import ConstantEvolver
-from evolution.methods.evolver import Evolution, EvolverSetupError
+from evolution.methods.evolver import Evolution
 from evolution.methods.registry import make_evolver
 from federation.plan.read import read_plan
 from silo_agent.books.audit import AuditLog

@@ -15,9 +15,10 @@ import torch
 
 from evolution.envs.registry import make
 from evolution.envs.tasks import Split
+from evolution.errors import AdapterLoadError
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import attach_lora, initial_adapter, write_adapter
-from evolution.rollout.engine import AdapterLoadError, Prompt, Sampling
+from evolution.rollout.engine import Prompt, Sampling
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.openai.http import Request

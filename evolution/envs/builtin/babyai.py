@@ -29,8 +29,8 @@ from minigrid.envs.babyai.putnext import PutNextLocal
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
 from evolution.envs.environment import Info, ScriptedEnvironment
-from evolution.envs.errors import EnvironmentFailureError, EpisodeStateError
 from evolution.envs.tasks import task_rng
+from evolution.errors import EnvironmentFailureError, EpisodeStateError
 
 __all__ = ["BabyAI", "NoAnswerError"]
 

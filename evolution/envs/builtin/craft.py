@@ -21,8 +21,8 @@ from types import MappingProxyType
 import numpy as np
 
 from evolution.envs.environment import Info, ScriptedEnvironment
-from evolution.envs.errors import EpisodeStateError
 from evolution.envs.tasks import task_rng
+from evolution.errors import EpisodeStateError
 
 __all__ = ["RECIPES", "Craft"]
 

@@ -17,8 +17,8 @@ from collections import deque
 import numpy as np
 
 from evolution.envs.environment import Info, ScriptedEnvironment
-from evolution.envs.errors import EpisodeStateError
 from evolution.envs.tasks import task_rng
+from evolution.errors import EpisodeStateError
 
 __all__ = ["Maze"]
 

@@ -23,8 +23,8 @@ from importlib import resources
 import numpy as np
 
 from evolution.envs.environment import Info, ScriptedEnvironment
-from evolution.envs.errors import EpisodeStateError
 from evolution.envs.tasks import task_rng
+from evolution.errors import EpisodeStateError
 
 __all__ = ["Wordle", "mark", "words"]
 

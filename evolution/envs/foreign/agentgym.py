@@ -31,15 +31,15 @@ from typing import Any
 
 import httpx2
 
-from evolution.envs.errors import (
+from evolution.envs.foreign.foreign import Breaker, ForeignEnvironment, Turn
+from evolution.envs.foreign.reply import field_of, json_of
+from evolution.envs.foreign.spec import AgentGymSpec
+from evolution.errors import (
     ForeignRefusalError,
     ForeignReplyError,
     ForeignTimeoutError,
     ForeignUnreachableError,
 )
-from evolution.envs.foreign.foreign import Breaker, ForeignEnvironment, Turn
-from evolution.envs.foreign.reply import field_of, json_of
-from evolution.envs.foreign.spec import AgentGymSpec
 
 __all__ = ["AgentGymEnvironment"]
 

@@ -31,15 +31,15 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from evolution.envs.environment import Environment, Info
-from evolution.envs.errors import (
+from evolution.envs.foreign.reply import bool_of, field_of, reward_of, visible_text
+from evolution.envs.foreign.spec import ForeignSpec
+from evolution.envs.tasks import Shard, Split
+from evolution.errors import (
     EnvironmentFailureError,
     EpisodeStateError,
     ForeignTimeoutError,
     ForeignUnreachableError,
 )
-from evolution.envs.foreign.reply import bool_of, field_of, reward_of, visible_text
-from evolution.envs.foreign.spec import ForeignSpec
-from evolution.envs.tasks import Shard, Split
 
 __all__ = ["Breaker", "ForeignEnvironment", "Turn", "make_foreign"]
 

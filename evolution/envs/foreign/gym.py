@@ -18,9 +18,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from evolution.envs.errors import EnvironmentFailureError, EnvironmentSetupError, ForeignReplyError
 from evolution.envs.foreign.foreign import Breaker, ForeignEnvironment, Turn
 from evolution.envs.foreign.spec import GymSpec
+from evolution.errors import EnvironmentFailureError, EnvironmentSetupError, ForeignReplyError
 
 __all__ = ["GymEnvironment"]
 

@@ -32,16 +32,16 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed, InvalidStatus, PayloadTooBig, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from evolution.envs.errors import (
+from evolution.envs.foreign.foreign import Breaker, ForeignEnvironment, Turn
+from evolution.envs.foreign.reply import field_of, json_of
+from evolution.envs.foreign.spec import ACTION, OpenEnvSpec
+from evolution.errors import (
     ForeignEnvironmentError,
     ForeignRefusalError,
     ForeignReplyError,
     ForeignTimeoutError,
     ForeignUnreachableError,
 )
-from evolution.envs.foreign.foreign import Breaker, ForeignEnvironment, Turn
-from evolution.envs.foreign.reply import field_of, json_of
-from evolution.envs.foreign.spec import ACTION, OpenEnvSpec
 
 __all__ = ["OpenEnvEnvironment"]
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from evolution.envs.errors import ForeignReplyError
+from evolution.errors import ForeignReplyError
 
 __all__ = [
     "MAX_OBSERVATION_CHARS",

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from evolution.envs.errors import ShardError, TaskIdError
 from evolution.envs.tasks import SPLIT_SIZE, Shard, Split, label_index, task_range
+from evolution.errors import ShardError, TaskIdError
 from ops.address import is_loopback
 
 __all__ = [

@@ -42,11 +42,12 @@ from pathlib import Path
 
 import numpy as np
 
-from evolution.methods.evolver import EvolverSetupError, Work
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import Work
 from evolution.methods.explore import Stream, round_seed
 from evolution.methods.fed_se_options import FedSeOptions
+from evolution.methods.imitate import sft_settings
 from evolution.methods.personal.store import PersonalStore
-from evolution.train.settings import SftSettings
 from evolution.train.trainer import Trainer
 from evolution.trajectory import Trajectory
 from federation.adapter.encoding import adapter_sha256, encode_adapter
@@ -157,7 +158,7 @@ class PersonalAdapter:
         report = trainer.train(
             trajectories,
             replace(
-                SftSettings.of_plan(work.settings, seed=round_seed(work, Stream.PERSONAL)),
+                sft_settings(work.settings, seed=round_seed(work, Stream.PERSONAL)),
                 epochs=self._options.personal_epochs or work.settings.epochs,
                 proximal_mu=self._options.personal_lambda,
             ),

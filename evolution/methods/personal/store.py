@@ -8,11 +8,6 @@ before, never from its own, so nothing is trained twice. Invariants:
 3. A damaged file is an error. Starting over is the operator's decision, by deleting the directory.
 
 Covered: LoRA factors, all of them or some. Not covered: encryption at rest.
-
-Errors::
-
-    EvolveError
-    └── PersonalStoreError    a file is damaged, or what should be written is no adapter
 """
 
 from __future__ import annotations
@@ -23,19 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from evolution.methods.evolver import EvolveError
+from evolution.errors import PersonalStoreError
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from federation.errors import FederationError
 from ops.files import replace_file
 
-__all__ = ["PersonalStore", "PersonalStoreError"]
+__all__ = ["PersonalStore"]
 
 _MAX_BYTES = 1 << 30
 _NAME = re.compile(r"(\d{10})\.safetensors")
-
-
-class PersonalStoreError(EvolveError):
-    """A personal adapter cannot be read or written."""
 
 
 class PersonalStore:

@@ -33,8 +33,8 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from evolution.rollout.engine import AdapterLoadError
-from evolution.rollout.openai.errors import (
+from evolution.errors import (
+    AdapterLoadError,
     EngineRefusalError,
     EngineServerError,
     EngineSetupError,

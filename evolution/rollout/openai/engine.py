@@ -37,11 +37,11 @@ from typing import Any
 import numpy as np
 from transformers import AutoConfig
 
+from evolution.errors import EngineRefusalError, EngineSetupError
 from evolution.model.causal_lm import load_tokenizer
 from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.openai.adapters import AdapterShelf
-from evolution.rollout.openai.errors import EngineRefusalError, EngineSetupError
 from evolution.rollout.openai.http import Request, ServerClient
 from evolution.rollout.openai.reply import ServedModel, generation_of, models_of
 from evolution.rollout.sampling import seeds

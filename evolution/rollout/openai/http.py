@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from evolution.rollout.openai.errors import (
+from evolution.errors import (
     EngineRefusalError,
     EngineReplyError,
     EngineSetupError,

@@ -20,8 +20,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from evolution.errors import EngineReplyError
 from evolution.rollout.engine import Generation
-from evolution.rollout.openai.errors import EngineReplyError
 
 __all__ = ["ServedModel", "generation_of", "models_of"]
 

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from evolution.errors import EvolverSetupError
 from evolution.methods import descend, fed_se
-from evolution.methods.evolver import EvolverSetupError
 from evolution.methods.expert import EXPERT_ROUND
 from evolution.trajectory import Step, Task, Trajectory
 from tests.unit.silo_record_round import LOCAL, SHARED, population, step_work, summed, work

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dp.steps.units import UnitId
-from evolution.methods.evolver import EvolverSetupError
+from evolution.errors import EvolverSetupError
 from tests.unit.silo_record_round import (
     LOCAL,
     SHARED,

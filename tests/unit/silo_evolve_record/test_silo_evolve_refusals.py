@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from dp.errors import ReceiptError, TooManyUnitsError
-from evolution.methods.evolver import Assignment, EvolveError, EvolverSetupError, LocalPrivacy
+from evolution.errors import EvolveError, EvolverSetupError
+from evolution.methods.evolver import Assignment, LocalPrivacy
 from tests.unit.silo_record_round import (
     LOCAL,
     SHARED,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evolution.envs.builtin.shop.products import Catalogue, Product, department
-from evolution.envs.errors import EnvironmentFailureError
+from evolution.errors import EnvironmentFailureError
 
 __all__ = ["CAREFUL_STEPS", "PAGE", "Goal", "NoGoalError", "draw_goal", "score"]
 

@@ -39,8 +39,8 @@ from evolution.envs.builtin.shop.products import (
     standard_catalogue,
 )
 from evolution.envs.environment import Info, ScriptedEnvironment
-from evolution.envs.errors import EpisodeStateError
 from evolution.envs.tasks import task_rng
+from evolution.errors import EpisodeStateError
 
 __all__ = ["Shop"]
 

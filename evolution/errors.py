@@ -1,0 +1,256 @@
+"""Typed failures of the agent: environments, model, rollout, memory, training and methods.
+
+::
+
+    EvolutionError
+    ├── EvolveError                        a method cannot do what it is asked for
+    │   ├── EvolverSetupError              not with this configuration; never caused by data
+    │   ├── UnknownEvolverError            no method is registered under that name
+    │   ├── ExpertError                    there is no expert for this environment
+    │   ├── ExpertFileError                demonstrations in a file are not of the form; says where
+    │   ├── PersonalStoreError             a personal adapter cannot be read or written
+    │   ├── TrainingJobError               a job's files are missing, or not what they should be
+    │   └── TrainingWorkerError            training processes ended without a result
+    ├── EnvironmentFailureError            whatever an environment fails with
+    │   ├── UnknownEnvironmentError        no environment is registered under that name
+    │   ├── EnvironmentPluginError         an installed package's environment cannot be used
+    │   ├── EnvironmentSetupError          what the operator wrote does not fit the environment
+    │   ├── TaskIdError                    the task id lies outside the environment's ranges
+    │   ├── ShardError                     the tasks cannot be dealt out that way
+    │   ├── EpisodeStateError              step before reset, or after the episode ended
+    │   └── ForeignEnvironmentError        an environment that is not Chorale's own misbehaved
+    │       ├── ForeignUnreachableError    it cannot be reached, hung up, or was given up a while
+    │       ├── ForeignTimeoutError        it did not answer in time
+    │       ├── ForeignRefusalError        it answered with an error
+    │       └── ForeignReplyError          its answer is too large, malformed or of the wrong type
+    ├── ConversationError                  between an episode and its tokens
+    │   └── ChatTemplateError              the template has no shape that turns can be appended to
+    ├── RolloutError                       a rollout engine
+    │   ├── AdapterLoadError               the engine does not take the adapter
+    │   ├── RolloutWorkerError             a worker died, does not answer, or failed
+    │   ├── EngineSetupError               the operator's settings and the server do not fit
+    │   └── EngineServerError              the model server did not do what it was asked for
+    │       ├── EngineUnreachableError     no connection, a hang-up, or nobody healthy there
+    │       ├── EngineTimeoutError         no whole answer in time
+    │       ├── EngineRefusalError         another HTTP status than 200
+    │       └── EngineReplyError           an answer that cannot be what was asked for
+    ├── BufferStoreError                   a success buffer
+    │   ├── BufferCorruptError             the file is damaged or not ours
+    │   └── BufferContentError             a trajectory that may not be stored
+    ├── BaseModelError                     the directory is no base model that is accepted
+    ├── AdapterMismatchError               tensors that do not belong to this model; a ValueError
+    └── LocalTimeError                     local work took longer than the site allows
+
+A failed episode is data, not a crash: whoever plays catches ``EnvironmentFailureError``, drops the
+episode and counts it. No text of a foreign environment is part of a message.
+
+Not covered: faults of the operator's disk, which stay ``OSError``; what only one environment's own
+code raises and catches.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AdapterLoadError",
+    "AdapterMismatchError",
+    "BaseModelError",
+    "BufferContentError",
+    "BufferCorruptError",
+    "BufferStoreError",
+    "ChatTemplateError",
+    "ConversationError",
+    "EngineRefusalError",
+    "EngineReplyError",
+    "EngineServerError",
+    "EngineSetupError",
+    "EngineTimeoutError",
+    "EngineUnreachableError",
+    "EnvironmentFailureError",
+    "EnvironmentPluginError",
+    "EnvironmentSetupError",
+    "EpisodeStateError",
+    "EvolutionError",
+    "EvolveError",
+    "EvolverSetupError",
+    "ExpertError",
+    "ExpertFileError",
+    "ForeignEnvironmentError",
+    "ForeignRefusalError",
+    "ForeignReplyError",
+    "ForeignTimeoutError",
+    "ForeignUnreachableError",
+    "LocalTimeError",
+    "PersonalStoreError",
+    "RolloutError",
+    "RolloutWorkerError",
+    "ShardError",
+    "TaskIdError",
+    "TrainingJobError",
+    "TrainingWorkerError",
+    "UnknownEnvironmentError",
+    "UnknownEvolverError",
+]
+
+
+class EvolutionError(Exception):
+    """Base of every failure of the agent."""
+
+
+class EvolveError(EvolutionError):
+    """Base of everything a method can fail with."""
+
+
+class EvolverSetupError(EvolveError):
+    """The method cannot run with this configuration."""
+
+
+class UnknownEvolverError(EvolveError):
+    """No method is registered under the requested name."""
+
+
+class ExpertError(EvolveError):
+    """There is no expert for this environment."""
+
+
+class ExpertFileError(EvolveError):
+    """The file is not demonstrations in AgentGym's form."""
+
+
+class PersonalStoreError(EvolveError):
+    """A personal adapter cannot be read or written."""
+
+
+class TrainingJobError(EvolveError):
+    """A job's files are missing or are not what they should be."""
+
+
+class TrainingWorkerError(EvolveError):
+    """Workers ended without a result; the text says why, and what they printed last."""
+
+    log_text: ClassVar[str] = "the training processes ended without a result"
+    """For a log: what a worker printed may quote what it worked on."""
+
+
+class EnvironmentFailureError(EvolutionError):
+    """Base of everything an environment can fail with."""
+
+
+class UnknownEnvironmentError(EnvironmentFailureError):
+    """No environment is registered under the requested name."""
+
+
+class EnvironmentPluginError(EnvironmentFailureError):
+    """The environment of an installed package is missing, cannot be loaded, or is none."""
+
+
+class EnvironmentSetupError(EnvironmentFailureError):
+    """What the operator wrote does not fit the environment."""
+
+
+class TaskIdError(EnvironmentFailureError):
+    """The task id does not belong to any split of the environment."""
+
+
+class ShardError(EnvironmentFailureError):
+    """The environment's tasks cannot be dealt out over that many shards."""
+
+
+class EpisodeStateError(EnvironmentFailureError):
+    """The call does not fit the state of the episode."""
+
+
+class ForeignEnvironmentError(EnvironmentFailureError):
+    """Base of what an environment that is not Chorale's own can do wrong."""
+
+
+class ForeignUnreachableError(ForeignEnvironmentError):
+    """The server cannot be reached, hung up, or failed so often that it is left alone a while."""
+
+
+class ForeignTimeoutError(ForeignEnvironmentError):
+    """The server did not answer in time."""
+
+
+class ForeignRefusalError(ForeignEnvironmentError):
+    """The server answered with an error."""
+
+
+class ForeignReplyError(ForeignEnvironmentError):
+    """The answer is too large, malformed, or has a value of the wrong type."""
+
+
+class ConversationError(EvolutionError):
+    """Base of everything that can go wrong between an episode and its tokens."""
+
+
+class ChatTemplateError(ConversationError):
+    """The tokenizer has no chat template that episodes can be appended to."""
+
+
+class RolloutError(EvolutionError):
+    """Base of everything a rollout engine can fail with."""
+
+
+class AdapterLoadError(RolloutError):
+    """The tensors do not fit the base model, or the server does not take them."""
+
+
+class RolloutWorkerError(RolloutError):
+    """A worker died, does not answer, or failed."""
+
+    log_text: ClassVar[str] = "a rollout worker died, does not answer, or failed"
+    """For a log: what a worker raised may quote what it worked on."""
+
+
+class EngineSetupError(RolloutError):
+    """The operator's settings and the server do not fit each other."""
+
+
+class EngineServerError(RolloutError):
+    """The server did not do what it was asked for."""
+
+
+class EngineUnreachableError(EngineServerError):
+    """There is no connection, the server hung up, or it says that it is not healthy."""
+
+
+class EngineTimeoutError(EngineServerError):
+    """The whole answer did not come in time."""
+
+
+class EngineRefusalError(EngineServerError):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"the model server answered with status {status}: {reason!r}")
+        self.status = status
+
+
+class EngineReplyError(EngineServerError):
+    """The answer cannot be what was asked for."""
+
+
+class BufferStoreError(EvolutionError):
+    """Base of everything the buffer can fail with."""
+
+
+class BufferCorruptError(BufferStoreError):
+    """The file is damaged or was not written by this version of the project."""
+
+
+class BufferContentError(BufferStoreError):
+    """The trajectory may not be stored."""
+
+
+class BaseModelError(EvolutionError):
+    """The directory is not a base model this project accepts."""
+
+
+class AdapterMismatchError(EvolutionError, ValueError):
+    """The tensors do not belong to this model."""
+
+
+class LocalTimeError(EvolutionError):
+    """Local work took longer than the site allows."""
