@@ -37,16 +37,15 @@ from transformers.utils.logging import disable_progress_bar
 from dp.noise.grid import Grid
 from dp.noise.share import add_noise, per_silo_sigma
 from dp.noise.source import NoiseSource
-from evolution.envs.registry import make
+from evolution.envs.catalogue import make
 from evolution.envs.tasks import Split
 from evolution.methods.expert import demonstrations
 from evolution.model.causal_lm import load_tokenizer
 from evolution.model.lora import initial_adapter
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
-from evolution.train.settings import SftSettings
 from evolution.train.sft import SftTrainer
-from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import SftSettings, TrainerSpec
 from evolution.trajectory import Task, Trajectory
 from federation.adapter.shapes import PRESETS, ModelShape, shape_from_config
 

@@ -37,8 +37,8 @@ from typing import Any
 
 import torch
 
+from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment
-from evolution.envs.registry import make
 from evolution.envs.tasks import Split
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.rollout.conversation import ChatFormat

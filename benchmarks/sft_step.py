@@ -48,9 +48,8 @@ from evolution.model.lora import (
     read_adapter,
     write_adapter,
 )
-from evolution.train.settings import SftSettings
 from evolution.train.sft import SftTrainer
-from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import SftSettings, TrainerSpec
 from evolution.trajectory import Step, Task, Trajectory
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"

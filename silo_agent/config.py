@@ -15,10 +15,10 @@
     [fed-se]                             # options of one evolution method
     buffer_capacity = 20000
 
-    [rollout]                            # what plays the episodes: ``rollout/spec.py``
+    [rollout]                            # what plays the episodes: ``evolution/rollout/engine.py``
     kind = "hf"
 
-    [training]                           # on what is trained: ``evolution/train/spec.py``
+    [training]                           # on what is trained: ``evolution/train/trainer.py``
     micro_batch_tokens = 8192
 
     [foreign."openenv:calendar"]         # an environment server: ``evolution/envs/foreign/spec.py``
@@ -67,8 +67,8 @@ from evolution.envs.tasks import Shard
 from evolution.errors import BaseModelError, EnvironmentFailureError
 from evolution.methods.evolver import Assignment
 from evolution.model.identity import base_sha256
-from evolution.rollout.spec import EngineSpec
-from evolution.train.spec import TrainerSpec
+from evolution.rollout.engine import EngineSpec
+from evolution.train.trainer import TrainerSpec
 from federation.errors import TomlError
 from federation.toml_text import parse_toml
 from ops.address import split_address

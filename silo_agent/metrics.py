@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from dp.accounting.charge import UNIT_KINDS
 from dp.errors import PrivacyError
 from dp.ledger.ledger import Ledger
-from evolution.envs.registry import ENVIRONMENTS
+from evolution.envs.catalogue import ENVIRONMENTS
 from federation.errors import FederationError
 from federation.version import installed_version
 from ops.probes.process import ProcessMetrics

@@ -1,9 +1,12 @@
-"""Environments: what agents act in. Start at ``environment.py``; names live in ``registry.py``."""
+"""Environments: what agents act in, and the names that packages with environments import.
+
+Start at ``environment.py``; which environments there are says ``catalogue.py``.
+"""
 
 from __future__ import annotations
 
+from evolution.envs.catalogue import ENVIRONMENTS, make
 from evolution.envs.environment import Environment, Info, ScriptedEnvironment
-from evolution.envs.registry import ENVIRONMENTS, make
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import (
     EnvironmentFailureError,

@@ -4,22 +4,52 @@ A plan names environments and brings no code. A name is a plain one (built in, o
 package) or ``kind:alias`` for a foreign environment that the operator described in silo.toml. The
 site policy must list a name as well before a plan may use it.
 
-Covered: names, families, making. Not covered: reading silo.toml (``silo_agent/config.py``).
+Invariants:
+
+1. Built in is what the literal table names. Modules are imported when an environment is made, so
+   that asking for names costs nothing and only BabyAI needs ``minigrid``.
+2. An installed package gives an environment as entry point of the group ``chorale.environments``.
+   It is only looked at because silo.toml lists the environment's name under ``plugins``, and
+   imported only when the environment is needed.
+3. A name that two packages give, or that Chorale has itself, is refused: nobody takes a name over.
+
+Covered: names, families, finding, importing and checking a package's class, making. Not covered:
+reading silo.toml (``silo_agent/config.py``); limiting what a package's code does, which runs with
+the daemon's rights. What it shows the agent is bounded by ``evolution/rollout/conversation.py``,
+what it raises ends the episode.
 """
 
 from __future__ import annotations
 
+import importlib
+import re
 import sys
 from collections.abc import Collection, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Final
 
-from evolution.envs import registry
 from evolution.envs.environment import Environment
 from evolution.envs.foreign.foreign import Breaker, make_foreign
 from evolution.envs.foreign.spec import ForeignSpec
-from evolution.envs.plugins import load_plugin, require_plugin
-from evolution.errors import UnknownEnvironmentError
+from evolution.errors import EnvironmentPluginError, UnknownEnvironmentError
 
-__all__ = ["BUILT_IN", "Catalogue"]
+__all__ = ["BUILT_IN", "ENVIRONMENTS", "Catalogue", "make"]
+
+ENVIRONMENTS: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "babyai": "evolution.envs.builtin.babyai:BabyAI",
+        "craft": "evolution.envs.builtin.craft:Craft",
+        "maze": "evolution.envs.builtin.maze:Maze",
+        "shop": "evolution.envs.builtin.shop.shop:Shop",
+        "wordle": "evolution.envs.builtin.wordle:Wordle",
+    }
+)
+_GROUP: Final = "chorale.environments"
+_SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
+_OLD_PATH: Final = "silo_agent.envs"
+"""What packages written for version 0.2 and earlier import from."""
 
 
 class Catalogue:
@@ -42,7 +72,7 @@ class Catalogue:
         patient: bool = False,
     ) -> None:
         for name in plugins:
-            require_plugin(name)
+            _require_plugin(name)
         self._plugins = frozenset(plugins)
         self._foreign = dict(foreign or {})
         # Shared by all objects of an environment: a server that hangs hangs for all of them.
@@ -53,19 +83,13 @@ class Catalogue:
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that ``make`` knows."""
-        return tuple(sorted({*registry.ENVIRONMENTS, *self._plugins, *self._foreign}))
+        return tuple(sorted({*ENVIRONMENTS, *self._plugins, *self._foreign}))
 
     def __contains__(self, name: object) -> bool:
-        return name in registry.ENVIRONMENTS or name in self._plugins or name in self._foreign
+        return name in ENVIRONMENTS or name in self._plugins or name in self._foreign
 
     def make(self, name: str) -> Environment:
-        """Make an environment.
-
-        Args:
-            name: One of ``names``.
-
-        Returns:
-            A fresh environment, before its first reset.
+        """Make a fresh environment, before its first reset.
 
         Raises:
             UnknownEnvironmentError: The silo has no environment of that name.
@@ -74,19 +98,13 @@ class Catalogue:
         if name in self._foreign:
             return make_foreign(self._foreign[name], self._breakers[name])
         if name in self._plugins:
-            return load_plugin(name)()
-        if name in registry.ENVIRONMENTS:
-            return registry.make(name)
+            return _load_plugin(name)()
+        if name in ENVIRONMENTS:
+            return make(name)
         raise UnknownEnvironmentError(f"no environment {name!r}; known: {', '.join(self.names)}")
 
     def family(self, name: str) -> str:
-        """The public family of an environment.
-
-        Args:
-            name: One of ``names``.
-
-        Returns:
-            Its family; a built-in environment is one of its own name.
+        """The public family of an environment; a built-in one is a family of its own name.
 
         Raises:
             UnknownEnvironmentError: The silo has no environment of that name.
@@ -95,8 +113,8 @@ class Catalogue:
         if name in self._foreign:
             return self._foreign[name].family
         if name in self._plugins:
-            return load_plugin(name).family
-        if name in registry.ENVIRONMENTS:
+            return _load_plugin(name).family
+        if name in ENVIRONMENTS:
             return name
         raise UnknownEnvironmentError(f"no environment {name!r}; known: {', '.join(self.names)}")
 
@@ -111,15 +129,90 @@ class Catalogue:
     def require_shards(self, name: str, count: int) -> None:
         """Refuse a number of shards that a foreign environment's labels do not allow.
 
-        Args:
-            name: One of ``names``.
-            count: Of shards.
-
         Raises:
             ShardError: Its labels cannot be dealt out evenly.
         """
         if name in self._foreign:
             self._foreign[name].require_shard(count)
+
+
+def make(name: str) -> Environment:
+    """Make a built-in environment, before its first reset.
+
+    Raises:
+        UnknownEnvironmentError: The name is not in the table, or does not name an environment.
+    """
+    target = ENVIRONMENTS.get(name)
+    if target is None:
+        raise UnknownEnvironmentError(f"no environment {name!r}; known: {', '.join(ENVIRONMENTS)}")
+    module, _, attribute = target.partition(":")
+    environment = getattr(importlib.import_module(module), attribute)()
+    if not isinstance(environment, Environment):
+        raise UnknownEnvironmentError(f"{target} is not an environment")
+    return environment
+
+
+def _require_plugin(name: str) -> EntryPoint:
+    """The one entry point of that name; nothing is imported.
+
+    Raises:
+        EnvironmentPluginError: No package has it, two have it, or the name is taken.
+    """
+    if _SLUG.fullmatch(name) is None:
+        raise EnvironmentPluginError(f"{name!r} cannot be the name of an environment")
+    if name in ENVIRONMENTS:
+        raise EnvironmentPluginError(f"{name!r} is an environment of Chorale's own")
+    # An editable install can list the same entry point twice.
+    found = list(dict.fromkeys(entry_points(group=_GROUP, name=name)))
+    if not found:
+        known = ", ".join(sorted({point.name for point in entry_points(group=_GROUP)})) or "none"
+        raise EnvironmentPluginError(
+            f"no installed package has {name!r} in {_GROUP}; there: {known}"
+        )
+    if len({point.value for point in found}) > 1:
+        raise EnvironmentPluginError(f"two installed packages have {name!r} in {_GROUP}")
+    return found[0]
+
+
+def _load_plugin(name: str) -> type[Environment]:
+    """Import the class of an installed package.
+
+    Raises:
+        EnvironmentPluginError: It cannot be imported, or is no usable environment.
+    """
+    point = _require_plugin(name)
+    try:
+        loaded = point.load()
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == _OLD_PATH:
+            raise EnvironmentPluginError(
+                f"{name!r} ({point.value}) imports {_OLD_PATH}, which is not in this version of "
+                "Chorale: the package must import the same names from evolution.envs"
+            ) from error
+        raise EnvironmentPluginError(
+            f"{name!r} ({point.value}) cannot be imported: {error}"
+        ) from error
+    if not isinstance(loaded, type) or not issubclass(loaded, Environment):
+        raise EnvironmentPluginError(f"{name!r} ({point.value}) is no subclass of Environment")
+    problem = _problem(loaded, name)
+    if problem:
+        raise EnvironmentPluginError(f"{name!r} ({point.value}): {problem}")
+    return loaded
+
+
+def _problem(loaded: type[Environment], name: str) -> str:
+    if getattr(loaded, "name", None) != name:
+        return "its name is not that of its entry point"
+    family = getattr(loaded, "family", None)
+    if not isinstance(family, str) or _FAMILY.fullmatch(family) is None or family == "other":
+        return "its family is not a public name of at most 64 plain characters"
+    steps = getattr(loaded, "max_steps", None)
+    if type(steps) is not int or steps < 1:
+        return "its max_steps is not a positive integer"
+    labels = getattr(loaded, "labels", None)
+    if not isinstance(labels, tuple) or not labels or not all(isinstance(x, str) for x in labels):
+        return "its labels are not a tuple of texts"
+    return ""
 
 
 BUILT_IN = Catalogue()

@@ -33,9 +33,8 @@ from dp.noise.unit_sum import UnitSum
 from evolution.envs.catalogue import BUILT_IN, Catalogue
 from evolution.envs.tasks import Shard
 from evolution.errors import EvolveError
-from evolution.rollout.spec import EngineSpec
-from evolution.train.schedule import Schedule
-from evolution.train.spec import TrainerSpec
+from evolution.rollout.engine import EngineSpec
+from evolution.train.trainer import Schedule, TrainerSpec
 
 __all__ = [
     "Assignment",

@@ -72,13 +72,17 @@ from evolution.methods.evolver import (
 from evolution.methods.explore import Stream, draw_tasks, round_seed
 from evolution.methods.fed_se_options import FedSeOptions
 from evolution.methods.held_out import judge
-from evolution.methods.imitate import figures_of, imitate, require_plain_gradients
+from evolution.methods.imitate import (
+    Unfiltered,
+    figures_of,
+    imitate,
+    require_plain_gradients,
+    training_set,
+)
 from evolution.methods.personal.choice import Choice, choose, validation_tasks
 from evolution.methods.personal.personal import PersonalAdapter, identity_of
-from evolution.methods.population import Population, population_of
+from evolution.methods.population import Population, open_run_buffer, population_of
 from evolution.methods.protection import protected, require_apart, require_units, wave_size
-from evolution.methods.run_buffer import open_run_buffer
-from evolution.methods.unfiltered import Unfiltered, training_set
 from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
 from evolution.train.trainers import make_trainer

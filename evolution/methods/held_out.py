@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment
-from evolution.envs.registry import make
 from evolution.envs.tasks import Split
 from evolution.methods.evolver import Evaluation, EvaluationRow
 from evolution.rollout.engine import RolloutEngine

@@ -1,4 +1,11 @@
-"""Imitating a training set as a plan's settings say, and what that has no room for.
+"""What a round imitates, and how: training sets, and plain training as a plan's settings say.
+
+A training set is what the success buffer selects; or, for the ablation of Fed-SE's success filter
+(arXiv 2512.08870, §5.3), everything that was played, solved or not. The buffer takes successes
+only, so what has no filter is in memory and gone with the process. It follows the window of the
+plan, and every try is in it: the shortest of a task's tries would be a filter of its own.
+
+Invariant: a round that is played again replaces what was held of it.
 
 Covered: plain training with FedProx (arXiv 1812.06127, μ/2·‖φ − φ_t‖²) and SCAFFOLD's correction
 (arXiv 1910.06378). Not covered: the noisy steps of the record-level modes
@@ -8,20 +15,80 @@ are refused there instead of being left out in silence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from dp.config import PrivacySpec
 from evolution.errors import EvolverSetupError
+from evolution.memory.buffer import SuccessBuffer
 from evolution.methods.evolver import EvolveSettings, Work
 from evolution.methods.explore import Stream, round_seed
-from evolution.train.settings import SftSettings
-from evolution.train.trainer import SftReport, Trainer
+from evolution.train.trainer import SftReport, SftSettings, Trainer
 from evolution.trajectory import Trajectory
 from ops.tracing.spans import spanned
 
-__all__ = ["figures_of", "imitate", "require_plain_gradients", "sft_settings"]
+__all__ = [
+    "Unfiltered",
+    "figures_of",
+    "imitate",
+    "require_plain_gradients",
+    "sft_settings",
+    "training_set",
+]
+
+
+class Unfiltered:
+    """Everything that was played, by round."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, list[Trajectory]] = {}
+
+    def hold(self, trajectories: Iterable[Trajectory], work: Work) -> None:
+        """Take a round's episodes and let go of what has left the window.
+
+        Episodes without a step teach nothing and are left out.
+        """
+        self._rounds[work.round] = [t for t in trajectories if t.steps]
+        if work.settings.window:
+            for gone in [r for r in self._rounds if r <= work.round - work.settings.window]:
+                del self._rounds[gone]
+
+    def select(self, *, round_index: int, window: int) -> list[Trajectory]:
+        """A round's trajectories, without duplicates, by environment, task and conversation.
+
+        ``window`` rounds count, the current one included; 0 means all of them so far.
+        """
+        first = round_index - window + 1 if window else 0
+        found = {
+            (t.task.environment, t.task.task_id, t.conversation_sha256): t
+            for number, played in sorted(self._rounds.items())
+            if first <= number <= round_index
+            for t in played
+        }
+        return [found[key] for key in sorted(found)]
+
+
+def training_set(
+    buffer: SuccessBuffer, unfiltered: Unfiltered | None, work: Work
+) -> list[Trajectory]:
+    """What a round imitates: with ``use_expert`` every demonstration is part of it.
+
+    ``unfiltered`` takes the place of the buffer's successes where there is no filter.
+
+    Raises:
+        BufferCorruptError: The buffer cannot be read.
+    """
+    settings = work.settings
+    if unfiltered is None:
+        return buffer.select(
+            round_index=work.round,
+            window=settings.window,
+            best_per_task=settings.best_per_task,
+            use_expert=settings.use_expert,
+        )
+    played = unfiltered.select(round_index=work.round, window=settings.window)
+    return played + (buffer.experts() if settings.use_expert else [])
 
 
 @spanned("train")
@@ -32,16 +99,9 @@ def imitate(
     *,
     trainable: frozenset[str],
 ) -> SftReport:
-    """Train the adapter that the trainer holds; one that may not learn is trained on nothing.
+    """Train the factors named ``trainable`` of the adapter that the trainer was reset to.
 
-    Args:
-        trainer: Reset to what the round starts from.
-        trajectories: The training set.
-        work: The round.
-        trainable: Names of the factors to train.
-
-    Returns:
-        What was done.
+    An adapter that may not learn is trained on nothing.
     """
     return trainer.train(
         trajectories if work.settings.learn else [],
@@ -66,12 +126,7 @@ def sft_settings(plan: EvolveSettings, *, seed: int) -> SftSettings:
 
 
 def figures_of(report: SftReport, selected: int) -> dict[str, float]:
-    """A report as figures of the silo's own.
-
-    Args:
-        report: What was done.
-        selected: Trajectories in the training set.
-    """
+    """A report as figures of the silo's own; ``selected`` counts the training set."""
     return {
         "agent_tokens": float(report.agent_tokens),
         "first_loss": report.first_loss,
@@ -86,12 +141,7 @@ def require_plain_gradients(
     settings: EvolveSettings,
     correction: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Refuse what the noisy steps have no room for.
-
-    Args:
-        spec: The spec that protects units, if any.
-        settings: Of the plan.
-        correction: SCAFFOLD's.
+    """Refuse what the noisy steps have no room for; ``spec`` protects units, if any are protected.
 
     Raises:
         EvolverSetupError: Units are protected, and their gradients would be changed.

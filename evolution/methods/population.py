@@ -1,6 +1,7 @@
-"""The units of a silo: who may be sampled, and the rows that each one owns.
+"""What a silo learns from in a run: its success buffer, and the units that are read out of it.
 
-Invariants:
+The buffer of a run lies in the method's private directory and is seeded with the demonstrations
+that the operator imported for all runs. Invariants of the population:
 
 1. The population is what was *explored* in the window, solved or not. Tasks are drawn from seeds
    alone, so the population does not depend on data; a unit without a success has no rows and its
@@ -11,22 +12,67 @@ Invariants:
 4. Which successes of a task are rows is decided within the task. One that cannot be read is none;
    it costs no other task a row.
 
-Covered: units ``task`` and ``user``. Not covered: several subjects of one task.
+Covered: opening a run's buffer; units ``task`` and ``user``. Not covered: several subjects of one
+task; importing demonstrations (``silo_agent/cli/buffer.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from dp.config import Unit
 from dp.steps.units import UnitId, group_by_unit
-from evolution.errors import EvolverSetupError
+from evolution.errors import BufferStoreError, EvolverSetupError
 from evolution.memory.buffer import SuccessBuffer
 from evolution.methods.evolver import EvolveSettings
 from evolution.trajectory import Task, Trajectory
 
-__all__ = ["Population", "population_of", "unit_of"]
+__all__ = [
+    "BUFFER_FILE",
+    "EXPERT_FILE",
+    "Population",
+    "open_run_buffer",
+    "population_of",
+    "unit_of",
+]
+
+BUFFER_FILE: Final = "successes.sqlite"
+"""A run's buffer, in the method's private directory."""
+EXPERT_FILE: Final = "experts.sqlite"
+"""What the operator imported for all runs, in the silo's data directory."""
+
+
+def open_run_buffer(
+    state_dir: Path,
+    *,
+    expert_file: Path | None,
+    capacity: int | None,
+    capacity_per_task: int | None,
+    environments: Collection[str],
+) -> SuccessBuffer:
+    """Open a run's buffer and copy the demonstrations into it; again changes nothing.
+
+    An ``expert_file`` that does not exist holds none; demonstrations of other environments than
+    the run explores are left out. Capacities count successes; None is no limit.
+
+    Raises:
+        BufferStoreError: One of the files is damaged or not ours.
+    """
+    state_dir.mkdir(parents=True, exist_ok=True)
+    buffer = SuccessBuffer(
+        state_dir / BUFFER_FILE, capacity=capacity, capacity_per_task=capacity_per_task
+    )
+    if expert_file is not None and expert_file.exists():
+        try:
+            with SuccessBuffer(expert_file) as given:
+                buffer.add_expert(t for t in given.experts() if t.task.environment in environments)
+        except BufferStoreError:
+            buffer.close()
+            raise
+    return buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,14 +90,7 @@ class Population:
 
 
 def unit_of(task: Task, unit: Unit) -> UnitId:
-    """The unit that a task belongs to.
-
-    Args:
-        task: The task.
-        unit: What one unit is. A user is one unit over all environments.
-
-    Returns:
-        The unit's identity.
+    """The unit that a task belongs to; a user is one unit over all environments.
 
     Raises:
         EvolverSetupError: The unit is a user and the task is nobody's.
@@ -69,16 +108,7 @@ def unit_of(task: Task, unit: Unit) -> UnitId:
 def population_of(
     buffer: SuccessBuffer, *, round_index: int, settings: EvolveSettings, unit: Unit
 ) -> Population:
-    """Read the population of a round from the buffer.
-
-    Args:
-        buffer: The silo's.
-        round_index: The round.
-        settings: Window, selection within a task and longest sequence.
-        unit: What one unit is.
-
-    Returns:
-        Every explored unit of the window, and the rows of those with a success.
+    """Every explored unit of a round's window, and the rows of those with a success.
 
     Raises:
         EvolverSetupError: The units do not fit the tasks.

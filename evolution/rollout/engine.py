@@ -4,6 +4,8 @@
 share the batch, and what an engine caches between calls, may not change a result beyond rounding.
 Prompts are whole histories; an engine recognises the part it has seen under the same key.
 
+Which engine plays, and with what, is the silo's own choice (``EngineSpec``), never the plan's.
+
 Covered: token-in, token-out generation with log-probabilities. Not covered: streaming.
 """
 
@@ -12,12 +14,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from evolution.rollout.conversation import ChatFormat
 
-__all__ = ["Generation", "Prompt", "RolloutEngine", "Sampling"]
+__all__ = ["EngineSpec", "Generation", "Prompt", "RolloutEngine", "Sampling"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """What plays a silo's episodes; read from ``[rollout]`` of ``silo.toml``."""
+
+    kind: Literal["hf", "openai"] = "hf"
+    """``hf`` runs the model in this process; ``openai`` asks a vLLM server beside it."""
+    workers: int = 1
+    """``hf``: processes that share the episodes of a round; 1 plays in this process."""
+    device: str = "auto"
+    """``hf``: ``auto`` takes a GPU if there is one."""
+    url: str = ""
+    """``openai``: the server, on loopback or with TLS, for example ``http://127.0.0.1:8000``."""
+    model: str = ""
+    """``openai``: the name under which the server knows the base model."""
+    api_key_file: Path | None = None
+    """``openai``: file with the server's API key."""
+    adapter_dir: Path | None = None
+    """``openai``: where adapters are written for the server to load; both read the same path."""
+    timeout_s: float = 120.0
+    """``openai``: for one answer."""
+    max_in_flight: int = 64
+    """``openai``: conversations that wait for an answer at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

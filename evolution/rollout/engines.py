@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evolution.errors import RolloutError
-from evolution.rollout.engine import RolloutEngine
-from evolution.rollout.spec import EngineSpec
+from evolution.rollout.engine import EngineSpec, RolloutEngine
 
 __all__ = ["make_engine"]
 

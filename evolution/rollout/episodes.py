@@ -24,8 +24,8 @@ from typing import Any
 
 import structlog
 
+from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment
-from evolution.envs.registry import make
 from evolution.errors import RolloutError
 from evolution.local_time import require_time
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling

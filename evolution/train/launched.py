@@ -7,7 +7,7 @@ whatever happened.
 Invariants:
 
 1. The result is that of ``SftTrainer`` up to rounding: the plan's batch is divided over workers and
-   weighted by tokens (``sft_loop``).
+   weighted by tokens (``loop.py``).
 2. If a worker fails, or the site's time for a round's work is over (``evolution/local_time.py``),
    all are ended and the adapter stays what it was.
 3. Workers get token ids, never text, so what they print holds none; an error carries the end of it.
@@ -40,9 +40,7 @@ from evolution.errors import EvolverSetupError, TrainingWorkerError
 from evolution.local_time import require_time
 from evolution.train.launched_job import Job, read_failure, read_result, write_job
 from evolution.train.rows import rows_of
-from evolution.train.settings import SftSettings
-from evolution.train.spec import TrainerSpec
-from evolution.train.trainer import SftReport, Trainer
+from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
 from evolution.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from safetensors.numpy import load_file, save_file
 
 from evolution.errors import TrainingJobError
 from evolution.train.rows import Row
-from evolution.train.settings import SftSettings
-from evolution.train.trainer import SftReport
+from evolution.train.trainer import SftReport, SftSettings
 
 __all__ = [
     "Job",

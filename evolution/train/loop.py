@@ -28,9 +28,7 @@ from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time
 from evolution.train.loss import as_batch, row_sums
 from evolution.train.rows import Row, cut, deal
-from evolution.train.schedule import share_of_step
-from evolution.train.settings import SftSettings
-from evolution.train.trainer import SftReport
+from evolution.train.trainer import SftReport, SftSettings, share_of_step
 
 __all__ = ["Loop", "OneProcess", "Processes", "checkpointed"]
 

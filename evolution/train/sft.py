@@ -43,9 +43,7 @@ from evolution.model.lora import attach_lora, lora_parameters, read_adapter, wri
 from evolution.train.loop import Loop, OneProcess, checkpointed
 from evolution.train.loss import keeps_agent_logits, pad
 from evolution.train.rows import rows_of
-from evolution.train.settings import SftSettings
-from evolution.train.spec import TrainerSpec
-from evolution.train.trainer import SftReport, Trainer
+from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
 from evolution.trajectory import Step, Task, Trajectory
 
 __all__ = [

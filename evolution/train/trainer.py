@@ -1,25 +1,101 @@
 """What trains an adapter, wherever it runs: the seam between a method and its trainer.
 
+``SftSettings`` is the plan's part of a training, the same wherever the silo trains. ``TrainerSpec``
+is the silo's own: on what it trains, and how that fits into memory. None of it changes what is
+computed beyond rounding: batch, rank, clip and steps are the plan's.
+
 Invariants: ``train`` is a function of the adapter, the set of trajectories and its arguments; it
 changes the factors named ``trainable`` and nothing else.
+
+Covered: AdamW without weight decay, with FedProx's term and SCAFFOLD's correction; step sizes that
+are constant or follow a cosine within a round. Not covered: a schedule over rounds.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from evolution.train.settings import SftSettings
 from evolution.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from dp.steps.grads import GradientBackend
 
-__all__ = ["SftReport", "Trainer"]
+__all__ = ["Schedule", "SftReport", "SftSettings", "Trainer", "TrainerSpec", "share_of_step"]
+
+Schedule = Literal["constant", "cosine"]
+_MAX_PROCESSES: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SftSettings:
+    """One training of one adapter."""
+
+    epochs: int
+    """Passes."""
+    batch_size: int
+    """Trajectories per step, all processes together."""
+    learning_rate: float
+    """Step size at the start."""
+    grad_clip_l2: float
+    """Gradients are scaled down to this norm."""
+    max_sequence_tokens: int
+    """Longer trajectories are left out."""
+    seed: int
+    """Decides the order of batches."""
+    schedule: Schedule = "constant"
+    """What becomes of the step size (``share_of_step``)."""
+    proximal_mu: float = 0.0
+    """FedProx's μ (arXiv 1812.06127, eq. 2); 0 leaves the term out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSpec:
+    """On what a silo trains; read from ``[training]`` of ``silo.toml``.
+
+    Raises:
+        ValueError: A value is outside what its line says.
+    """
+
+    device: str = "auto"
+    """``auto`` takes a GPU if there is one; else ``cpu`` or ``cuda``. Record-level privacy computes
+    its gradients on the CPU, so it refuses ``cuda`` and leaves a GPU alone under ``auto``."""
+    micro_batch_tokens: int = 0
+    """Most padded tokens in one forward pass; 0 takes each batch of the plan whole. One trajectory
+    that is longer goes alone."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    processes: int = 1
+    """1 trains in the daemon; more start as many workers with torchrun, one GPU each."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: ``ddp`` copies the base to each, ``fsdp`` divides it."""
+
+    def __post_init__(self) -> None:
+        if self.device not in {"auto", "cpu", "cuda"}:
+            raise ValueError(f"device is auto, cpu or cuda, not {self.device!r}")
+        if self.micro_batch_tokens < 0:
+            raise ValueError("micro_batch_tokens cannot be negative")
+        if not 1 <= self.processes <= _MAX_PROCESSES:
+            raise ValueError(f"processes is a number from 1 to {_MAX_PROCESSES}")
+        if self.sharding not in {"ddp", "fsdp"}:
+            raise ValueError(f"sharding is ddp or fsdp, not {self.sharding!r}")
+
+
+def share_of_step(schedule: Schedule, *, done: int, steps: int) -> float:
+    """What part of the learning rate the next step of a round takes, with 0 ≤ done < steps.
+
+    Fed-SE trains with a cosine and no warm-up (arXiv 2512.08870, appendix B); SGDR (arXiv
+    1608.03983, eq. 5) with η_min = 0: ½·(1 + cos(π·done/steps)). Each round begins at the full
+    step again.
+    """
+    if schedule == "constant":
+        return 1.0
+    return 0.5 * (1.0 + math.cos(math.pi * done / steps))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,16 +144,9 @@ class Trainer(ABC):
         correction: a clipped gradient is what the silo's control variate is a mean of, so the
         correction removes exactly that.
 
-        Args:
-            trajectories: What to imitate; with none nothing changes.
-            settings: How.
-            trainable: Names of the factors to train.
-            anchor: What FedProx's term pulls to, at least the trainable factors; by default the
-                adapter as it is before the first step.
-            correction: SCAFFOLD's c − c_k, at least for the trainable factors.
-
-        Returns:
-            What was done.
+        Without trajectories nothing changes. ``anchor`` has at least the trainable factors and is
+        by default the adapter as it is before the first step; ``correction`` is c − c_k for at
+        least the trainable factors.
         """
 
     @abstractmethod

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evolution.train.spec import TrainerSpec
-from evolution.train.trainer import Trainer
+from evolution.train.trainer import Trainer, TrainerSpec
 
 __all__ = ["make_trainer"]
 

@@ -34,7 +34,7 @@ from evolution.train.launched_job import Job, read_job, write_failure, write_res
 from evolution.train.loop import Loop, Processes, checkpointed
 from evolution.train.loss import keeps_agent_logits
 from evolution.train.sft import adapted_base, autocast, choose, saves_memory
-from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import TrainerSpec
 
 __all__ = ["main"]
 

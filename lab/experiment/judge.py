@@ -23,9 +23,9 @@ import numpy as np
 from evolution.envs.catalogue import BUILT_IN
 from evolution.envs.tasks import Split
 from evolution.rollout.conversation import ChatFormat
+from evolution.rollout.engine import EngineSpec
 from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import run_episodes
-from evolution.rollout.spec import EngineSpec
 from evolution.trajectory import Task
 from lab.experiment.config import Run
 from lab.experiment.errors import JudgeError

@@ -25,8 +25,8 @@ from dp.ledger.ledger import Ledger
 from dp.steps.sgd import DpStep
 from dp.steps.units import group_by_unit
 from evolution.model.lora import initial_adapter, split_name
-from evolution.train.settings import SftSettings
 from evolution.train.sft import SftTrainer
+from evolution.train.trainer import SftSettings
 from lab.membership.canaries import Canaries, unit_of
 
 __all__ = ["Settings", "Trained", "record_spec", "train_plainly", "train_privately"]

@@ -61,7 +61,7 @@ def buffer_import(
     with answering(output), _typed():
         from evolution.memory.buffer import SuccessBuffer
         from evolution.methods.expert_file import read_expert_file
-        from evolution.methods.run_buffer import EXPERT_FILE
+        from evolution.methods.population import EXPERT_FILE
         from silo_agent.config import SiloConfig
 
         config = SiloConfig.load(data)
@@ -195,7 +195,7 @@ def _daemon_stopped(data_dir: Path) -> Iterator[None]:
 
 def _buffers(data_dir: Path) -> Iterator[tuple[Path, SuccessBuffer]]:
     from evolution.memory.buffer import SuccessBuffer
-    from evolution.methods.run_buffer import BUFFER_FILE, EXPERT_FILE
+    from evolution.methods.population import BUFFER_FILE, EXPERT_FILE
 
     for path in (data_dir / EXPERT_FILE, *sorted(data_dir.glob(f"evolve/*/{BUFFER_FILE}"))):
         if path.is_file():

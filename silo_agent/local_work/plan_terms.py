@@ -27,7 +27,7 @@ from evolution.methods.evolver import (
     StepWork,
     Work,
 )
-from evolution.methods.run_buffer import EXPERT_FILE
+from evolution.methods.population import EXPERT_FILE
 from federation.adapter.layout import Layout
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan

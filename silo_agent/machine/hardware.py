@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from dp.config import RECORD_MODES, Mode
 from evolution.methods.evolver import EvolveSettings
-from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import TrainerSpec
 from federation.adapter.memory import rollout_memory, training_memory
 from federation.adapter.shapes import ModelShape
 from federation.errors import TomlError

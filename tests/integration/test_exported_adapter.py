@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evolution.envs.registry import make
+from evolution.envs.catalogue import make
 from evolution.envs.tasks import Split
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evolution.envs.catalogue import BUILT_IN, Catalogue
-from evolution.envs.registry import ENVIRONMENTS
+from evolution.envs.catalogue import BUILT_IN, ENVIRONMENTS, Catalogue
 from evolution.envs.tasks import Split
 from evolution.errors import EnvironmentPluginError, UnknownEnvironmentError
 from evolution.rollout.episodes import run_episodes
@@ -111,6 +110,13 @@ def test_what_cannot_be_used_is_refused(site: Path, change: tuple, problem: str)
     assert spoilt != code
     install(site, spoilt, {"oddeven": "oddeven:OddEven"})
     with pytest.raises(EnvironmentPluginError, match=problem):
+        Catalogue(plugins=["oddeven"]).make("oddeven")
+
+
+def test_a_package_for_an_earlier_version_is_told_what_to_import(site: Path):
+    code = third_party().replace("from evolution.envs import", "from silo_agent.envs import")
+    install(site, code, {"oddeven": "oddeven:OddEven"})
+    with pytest.raises(EnvironmentPluginError, match=r"silo_agent\.envs.* from evolution\.envs$"):
         Catalogue(plugins=["oddeven"]).make("oddeven")
 
 

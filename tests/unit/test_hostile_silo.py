@@ -19,8 +19,8 @@ from dp.config import Mode
 from dp.errors import PrivacyError
 from dp.ledger.ledger import Ledger, LedgerEntry
 from evolution.envs.catalogue import BUILT_IN
-from evolution.rollout.spec import EngineSpec
-from evolution.train.spec import TrainerSpec
+from evolution.rollout.engine import EngineSpec
+from evolution.train.trainer import TrainerSpec
 from federation.adapter.encoding import encode_adapter
 from federation.chain.record import AdapterRecord, Place
 from secagg import suite

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from evolution.envs.registry import make
+from evolution.envs.catalogue import make
 from evolution.envs.tasks import Split
 from evolution.model.identity import base_sha256
 from federation.plan.read import read_plan

@@ -21,12 +21,11 @@ from evolution.errors import (
     EngineUnreachableError,
 )
 from evolution.model.lora import initial_adapter
-from evolution.rollout.engine import Prompt, Sampling
+from evolution.rollout.engine import EngineSpec, Prompt, Sampling
 from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.openai.http import api_key, require_private
-from evolution.rollout.spec import EngineSpec
 from evolution.trajectory import Task
 
 RANK, ALPHA = 4, 8.0
@@ -342,7 +341,7 @@ def test_one_bad_answer_costs_one_episode(engine, server):
         bad = body["prompt"] == wanted
         handler.say(200, b"{") if bad else handler.say(*server.answer(handler.path, body))
 
-    from evolution.envs.registry import make
+    from evolution.envs.catalogue import make
 
     craft = make("craft")
     first, _ = craft.reset(TASKS[4].task_id)

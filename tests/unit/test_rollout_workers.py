@@ -8,11 +8,10 @@ import silo_tiny_base
 
 from evolution.errors import AdapterLoadError, RolloutError, RolloutWorkerError
 from evolution.model.lora import initial_adapter
-from evolution.rollout.engine import Prompt, Sampling
+from evolution.rollout.engine import EngineSpec, Prompt, Sampling
 from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
-from evolution.rollout.spec import EngineSpec
 from evolution.rollout.workers import WorkerEngine
 from evolution.trajectory import Task
 

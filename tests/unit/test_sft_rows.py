@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evolution.train.rows import Row, cut, deal, micro_batches, rows_of
-from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import TrainerSpec
 from evolution.trajectory import Step, Task, Trajectory
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=20).map(sorted)

@@ -15,8 +15,6 @@ from evolution.model.causal_lm import load_base
 from evolution.model.lora import initial_adapter, lora_parameters
 from evolution.train.loop import checkpointed
 from evolution.train.loss import keeps_agent_logits, pad, row_sums
-from evolution.train.schedule import share_of_step
-from evolution.train.settings import SftSettings
 from evolution.train.sft import (
     SftTrainer,
     TrajectoryLoss,
@@ -25,7 +23,7 @@ from evolution.train.sft import (
     resolve_device,
     saves_memory,
 )
-from evolution.train.spec import TrainerSpec
+from evolution.train.trainer import SftSettings, TrainerSpec, share_of_step
 from evolution.train.trainers import make_trainer
 from evolution.trajectory import Step, Task, Trajectory
 

@@ -8,8 +8,7 @@ import json
 import pytest
 import silo_tiny_base
 
-from evolution.envs.catalogue import BUILT_IN
-from evolution.envs.registry import make
+from evolution.envs.catalogue import BUILT_IN, make
 from evolution.envs.tasks import Split
 from evolution.errors import (
     BufferCorruptError,

@@ -8,7 +8,7 @@ import pytest
 import silo_tiny_base
 import torch
 
-from evolution.envs import registry
+from evolution.envs import catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError
@@ -17,8 +17,8 @@ from evolution.methods.explore import draw_tasks
 from evolution.methods.fed_se import FedSeEvolver
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import initial_adapter
-from evolution.train.settings import SftSettings
 from evolution.train.sft import SftTrainer, TrajectoryLoss
+from evolution.train.trainer import SftSettings
 from evolution.trajectory import Step, Task, Trajectory
 
 LOSS = TrajectoryLoss()
@@ -62,8 +62,8 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def environments(monkeypatch):
-    known = {**registry.ENVIRONMENTS, "early": f"{__name__}:Early"}
-    monkeypatch.setattr(registry, "ENVIRONMENTS", known)
+    known = {**catalogue.ENVIRONMENTS, "early": f"{__name__}:Early"}
+    monkeypatch.setattr(catalogue, "ENVIRONMENTS", known)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import silo_tiny_base
 
-from evolution.envs import registry
+from evolution.envs import catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Split
 from evolution.methods.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
@@ -79,7 +79,7 @@ def base(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def environments(monkeypatch):
     mine = {"rare": f"{__name__}:Rare", "turning": f"{__name__}:Turning"}
-    monkeypatch.setattr(registry, "ENVIRONMENTS", {**registry.ENVIRONMENTS, **mine})
+    monkeypatch.setattr(catalogue, "ENVIRONMENTS", {**catalogue.ENVIRONMENTS, **mine})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import silo_tiny_base
 
-from evolution.envs import registry
+from evolution.envs import catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError, PersonalStoreError
@@ -56,8 +56,8 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def environments(monkeypatch):
-    known = {**registry.ENVIRONMENTS, "coin": f"{__name__}:Coin"}
-    monkeypatch.setattr(registry, "ENVIRONMENTS", known)
+    known = {**catalogue.ENVIRONMENTS, "coin": f"{__name__}:Coin"}
+    monkeypatch.setattr(catalogue, "ENVIRONMENTS", known)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from silo_policy_samples import MODES, make_plan
 
 from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
-from evolution.rollout.spec import EngineSpec
-from evolution.train.spec import TrainerSpec
+from evolution.rollout.engine import EngineSpec
+from evolution.train.trainer import TrainerSpec
 from federation.adapter.memory import training_memory
 from federation.adapter.shapes import PRESETS
 from silo_agent.config import SiloConfig

@@ -7,8 +7,8 @@ import pytest
 import silo_tiny_base
 import torch
 
+from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment
-from evolution.envs.registry import make
 from evolution.errors import AdapterLoadError
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import attach_lora, initial_adapter, write_adapter

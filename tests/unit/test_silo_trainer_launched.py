@@ -39,8 +39,7 @@ from evolution.train import worker as train_worker
 from evolution.train.launched import LaunchedTrainer
 from evolution.train.launched_job import Job, read_job, read_result, write_job
 from evolution.train.rows import rows_of
-from evolution.train.spec import TrainerSpec
-from evolution.train.trainer import SftReport
+from evolution.train.trainer import SftReport, TrainerSpec
 from evolution.train.trainers import make_trainer
 
 # The last of the batches of five holds one row: a process has none of it.

@@ -35,8 +35,8 @@ def server(base, tmp_path_factory):
 
 @pytest.fixture
 def engine(server, base, tmp_path):
+    from evolution.rollout.engine import EngineSpec
     from evolution.rollout.engines import make_engine
-    from evolution.rollout.spec import EngineSpec
 
     spec = EngineSpec(
         kind="openai",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from evolution.envs.registry import make
+from evolution.envs.catalogue import make
 from evolution.envs.tasks import Split
 from evolution.errors import AdapterLoadError
 from evolution.model.causal_lm import load_base

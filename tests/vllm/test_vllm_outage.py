@@ -8,14 +8,13 @@ import pytest
 from conftest import PYTHON
 from vllm_server import VllmServer
 
-from evolution.envs.registry import make
+from evolution.envs.catalogue import make
 from evolution.envs.tasks import Split
 from evolution.errors import EngineUnreachableError, RolloutError
 from evolution.model.lora import initial_adapter
-from evolution.rollout.engine import Prompt, Sampling
+from evolution.rollout.engine import EngineSpec, Prompt, Sampling
 from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import run_episodes
-from evolution.rollout.spec import EngineSpec
 from evolution.trajectory import Task
 
 

@@ -17,7 +17,7 @@ from conftest import PYTHON
 from peft import PeftModel
 from vllm_server import VllmServer
 
-from evolution.envs.registry import make
+from evolution.envs.catalogue import make
 from evolution.envs.tasks import Split
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import initial_adapter

@@ -40,12 +40,11 @@ from transformers import AutoConfig
 from evolution.errors import EngineRefusalError, EngineSetupError
 from evolution.model.causal_lm import load_tokenizer
 from evolution.rollout.conversation import ChatFormat
-from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
+from evolution.rollout.engine import EngineSpec, Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.openai.adapters import AdapterShelf
 from evolution.rollout.openai.http import Request, ServerClient
 from evolution.rollout.openai.reply import ServedModel, generation_of, models_of
 from evolution.rollout.sampling import seeds
-from evolution.rollout.spec import EngineSpec
 
 __all__ = ["OpenAIEngine"]
 

@@ -37,7 +37,7 @@ from evolution.errors import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
-from evolution.rollout.spec import EngineSpec
+from evolution.rollout.engine import EngineSpec
 from ops.address import is_loopback
 
 __all__ = ["Request", "ServerClient", "api_key", "require_private"]

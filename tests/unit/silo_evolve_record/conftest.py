@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dp.ledger.ledger import Ledger
-from evolution.envs import registry
+from evolution.envs import catalogue
 from evolution.model.lora import initial_adapter
 from tests.unit import silo_record_round, silo_tiny_base
 from tests.unit.silo_record_round import ALPHA, LOCAL, RANK
@@ -18,8 +18,8 @@ def base(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def environments(monkeypatch):
-    known = {**registry.ENVIRONMENTS, **silo_record_round.ENVIRONMENTS}
-    monkeypatch.setattr(registry, "ENVIRONMENTS", known)
+    known = {**catalogue.ENVIRONMENTS, **silo_record_round.ENVIRONMENTS}
+    monkeypatch.setattr(catalogue, "ENVIRONMENTS", known)
 
 
 @pytest.fixture

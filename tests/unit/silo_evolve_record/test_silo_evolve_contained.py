@@ -12,7 +12,7 @@ from evolution.envs.catalogue import Catalogue
 from evolution.errors import EvolverSetupError
 from evolution.memory.buffer import SuccessBuffer
 from evolution.methods import fed_se
-from evolution.rollout.spec import EngineSpec
+from evolution.rollout.engine import EngineSpec
 from evolution.train.sft import TrajectoryLoss
 from tests.unit.silo_record_round import (
     LOCAL,
