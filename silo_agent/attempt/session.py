@@ -73,7 +73,7 @@ from silo_agent.books.ledger_names import (
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import NotReadyError, SessionError, TransportError
 from silo_agent.line.transport import Coordinator
-from silo_agent.local_work.contribution import Contribution
+from silo_agent.local_work.result import Result
 from silo_agent.metrics import SiloMetrics
 
 __all__ = ["Message", "Session"]
@@ -133,7 +133,7 @@ class Session:
         adapter_sha256: bytes,
         families: tuple[str, ...],
         spec: PrivacySpec,
-        contribution: Contribution,
+        contribution: Result,
         ledger: Ledger,
         peers: PeerHeads,
         spool_directory: Path,
@@ -151,7 +151,7 @@ class Session:
         self.identity: AggregationId = self.descriptor.identity
         self._silo_id = silo_id
         self._spec = spec
-        self._contribution: Contribution | None = contribution
+        self._contribution: Result | None = contribution
         self._ledger = ledger
         self._peers = peers
         self._roster = roster.roster
@@ -317,7 +317,7 @@ class Session:
         contribution = self._contribution
         if contribution is None:
             raise SessionError("this session has already uploaded")
-        vector, figures = contribution.take(), contribution.metrics
+        vector, figures = contribution.take(), contribution.figures
         # The keys may have arrived although this silo was told that they had not.
         noise = self._draw_noise() if self._noise is None else self._noise
         self._contribution = self._noise = None

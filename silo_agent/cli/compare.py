@@ -78,7 +78,7 @@ def replay(
         from federation.adapter.encoding import decode_adapter
         from federation.plan.read import read_plan
         from silo_agent.config import SiloConfig
-        from silo_agent.local_work.replay import replay as find
+        from silo_agent.local_work.alone import replay as find
 
         found = find(
             config=SiloConfig.load(data),

@@ -299,7 +299,7 @@ class Daemon:
         require_attempt_budget(self.ledger, plan, self.policy.limits, identity)
         spec = plan.spec
         stepped = spec.mode is Mode.RECORD_DISTRIBUTED
-        contribution = finished.contribution(
+        contribution = finished.for_attempt(
             descriptor.metrics,
             step=identity.step,
             # Begun before the first key is shown, so that it is done when the boxes arrive.

@@ -8,7 +8,7 @@ Invariants:
    counted and logged, and the release is zeros with full noise. ``record_local`` adds its noise in
    the training and none to the release, so there the silo says nothing, as after a crash. What is
    told depends on configuration, ledger and randomness alone
-   (``silo_agent/local_work/outcome.py``).
+   (``silo_agent/local_work/result.py``).
 3. The method (and with it torch) is loaded once per run, by the first job that needs it.
 4. Figures go to the silo's own files and metrics, nowhere else.
 5. A silo says ready, or refuses, no sooner than the plan's ``ready_after_s`` after the task,
@@ -17,7 +17,7 @@ Invariants:
    whatever the order of tasks: a task for a later step is answered at once, and each sum of unit
    gradients is computed anew, for one attempt, from what step 0 stored. Work that another task
    overtook before it began is not begun, and its result never replaces that of a newer task. Of
-   ``KEPT_RUNS`` runs the newest result is kept, for a run may be paused while others go on; what
+   a few runs the newest result is kept, for a run may be paused while others go on; what
    is not kept any more is worked on, and charged, again if it is asked for.
 7. After ``close``, or once the operator refused the run, no queued job explores, trains or charges.
    Nor does one whose round is over when its method is set up: a run that other silos refuse costs
@@ -40,14 +40,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import numpy as np
 import structlog
 
 from dp.errors import BudgetExceededError, PrivacyError, TooManyDebitsError
 from dp.ledger.ledger import Ledger
 from dp.noise.unit_sum import UnitSum
 from evolution.local_time import local_time
-from evolution.methods.evolver import Evolution, Evolver, Work
+from evolution.methods.evolver import Evolver, Work
 from evolution.methods.registry import make_evolver
 from federation.chain.record import Place
 from federation.chain.task import RoundTask
@@ -65,11 +64,10 @@ from silo_agent.errors import (
 )
 from silo_agent.follow.chain import Head
 from silo_agent.line.transport import Coordinator
-from silo_agent.local_work.finished import FinishedWork, KeptWork
 from silo_agent.local_work.judge import Judge
-from silo_agent.local_work.outcome import NOTHING, outcome_of, own_report
 from silo_agent.local_work.plan_terms import evolver_setup, shared_layout_of, step_work_of, work_of
 from silo_agent.local_work.reservation import Reservation
+from silo_agent.local_work.result import KeptResults, Result, result_of
 from silo_agent.local_work.step_sum import empty_sum, fulfil
 from silo_agent.machine.fitting import Fitting
 from silo_agent.machine.limits import require_disk
@@ -124,7 +122,7 @@ class LocalWork:
         self.site = config.site()
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._lock = threading.Lock()
-        self._finished = KeptWork()
+        self._finished = KeptResults()
         self._started: tuple[str, int, bytes] | None = None
         self._begun: set[tuple[str, int, bytes]] = set()
         self._called_off: tuple[str, int, bytes] | None = None
@@ -144,7 +142,7 @@ class LocalWork:
         if self._evolver is not None:
             self._evolver[1].close()
 
-    def finished(self, run_id: str, round_number: int) -> FinishedWork | None:
+    def finished(self, run_id: str, round_number: int) -> Result | None:
         """The result of a round, if it is done."""
         with self._lock:
             return self._finished.find(run_id, round_number)
@@ -209,7 +207,7 @@ class LocalWork:
         """Say ready for a later step of a round, whether or not this process explored for it."""
         if self.finished(task.run_id, task.round) is None:
             layout = shared_layout_of(plan, head.tensors, task.round)
-            self._finish(FinishedWork.of(task, plan, layout, NOTHING, np.zeros(0)))
+            self._finish(Result.of(task, plan, layout, None))
         self._report(task)
 
     # On the worker thread -------------------------------------------------------------------------
@@ -262,34 +260,35 @@ class LocalWork:
             )
             return self.fitting.work(plan, asked)
 
-        with local_time(self._limits.max_local_hours_per_round):
-            outcome = outcome_of(
-                method,
-                work,
-                spec=plan.spec,
-                layout=layout,
-                reservation=reservation,
-                on_failure=self._metrics.errors.labels(kind="local_work").inc,
-            )
-        evolution, delta = outcome.evolution, outcome.delta
+        result: Result | None = None
+        refusal: PolicyRefusalError | None = None
         try:
-            if evolution is not None and delta is not None:
-                for stage, duration_s in evolution.duration_s.items():
-                    self._metrics.observe_phase(stage, duration_s)
-                self._note(task, evolution, delta, time.monotonic() - started)
+            with local_time(self._limits.max_local_hours_per_round):
+                result = result_of(
+                    method,
+                    work,
+                    task=task,
+                    plan=plan,
+                    layout=layout,
+                    reservation=reservation,
+                    on_failure=self._metrics.errors.labels(kind="local_work").inc,
+                )
+        except WorkCalledOffError:
+            return  # Nothing is said of it, and the next task's work need not wait for it.
+        except PolicyRefusalError as error:
+            refusal = error
+        try:
+            if result is not None:
+                self._note(result, time.monotonic() - started)
         finally:
             # The silo's own books may fail; that must not show outside. Nor may a short job, and
             # a repeat of the task must not report sooner, so the result appears only now.
             # A silo that is being stopped says nothing: it would say it too soon.
-            # Of work that was called off nothing is said, and the next task's need not wait for it.
-            wait_s = 0.0 if outcome.called_off else max(0.0, ready_at - time.monotonic())
-            if not self._stopping.wait(wait_s):
-                if outcome.refusal is not None:
-                    self._refuse(task, outcome.refusal, reservation.failure)
-                elif evolution is not None and delta is not None:
-                    finished = FinishedWork.of(task, plan, layout, evolution, delta)
-                    if self._finish(finished):
-                        self._report(self._newest(task))
+            if not self._stopping.wait(max(0.0, ready_at - time.monotonic())):
+                if refusal is not None:
+                    self._refuse(task, refusal, reservation.failure)
+                elif result is not None and self._finish(result):
+                    self._report(self._newest(task))
 
     @spanned("gradients")
     def _sum(self, future: Future[UnitSum], descriptor: Descriptor, plan: Plan, head: Head) -> None:
@@ -357,7 +356,7 @@ class LocalWork:
         log.info("work_called_off", run=key[0], round=key[1])
         raise WorkCalledOffError("the round was over before this silo began to explore")
 
-    def _finish(self, finished: FinishedWork) -> bool:
+    def _finish(self, finished: Result) -> bool:
         """Keep a result, unless its run has gone on; whether it is what is asked for now."""
         with self._lock:
             asked, mine = self._asked, (finished.run_id, finished.round)
@@ -389,14 +388,14 @@ class LocalWork:
     def _seed(self, run_id: str) -> int:
         return (self._config.seed + self._seed_of(run_id)) % 2**63
 
-    def _note(
-        self, task: RoundTask, evolution: Evolution, delta: np.ndarray, duration_s: float
-    ) -> None:
-        self._store.append_round(own_report(task, evolution, delta, duration_s=duration_s))
+    def _note(self, result: Result, duration_s: float) -> None:
+        for stage, stage_s in result.duration_s.items():
+            self._metrics.observe_phase(stage, stage_s)
+        self._store.append_round(result.report(duration_s=duration_s))
         self._metrics.observe_evolution(
-            episodes=evolution.episodes,
-            successes=evolution.successes,
-            figures=evolution.metrics,
+            episodes=result.episodes,
+            successes=result.successes,
+            figures=result.metrics,
         )
 
     def _evaluate(self, head: Head, plan: Plan) -> None:

@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         name="figures-in-every-step",
         disables="zeros in place of figures after step 0",
-        file="silo_agent/local_work/finished.py",
+        file="silo_agent/local_work/result.py",
         old="            if step == 0\n",
         new="            if step >= 0\n",
         tests=(_WORK_STEPS + "test_only_step_0_carries_figures",),

@@ -14,7 +14,7 @@ UNITS = "dp/steps/units.py"
 GRID = "dp/noise/grid.py"
 UNIT_SUM = "dp/noise/unit_sum.py"
 GRADS = "dp/steps/grads.py"
-OUTCOME = "silo_agent/local_work/outcome.py"
+RESULT = "silo_agent/local_work/result.py"
 SFT = "evolution/train/sft.py"
 
 _LOCAL = "tests/audit/test_audits_record_local.py::"
@@ -299,9 +299,9 @@ MUTANTS = (
     Mutant(
         name="failed-round-without-noise",
         disables="the silence of a failed training: zeros without noise go up",
-        file=OUTCOME,
-        old="        if not local:\n            zeros",
-        new="        if local or not local:\n            zeros",
+        file=RESULT,
+        old="            if not local:\n",
+        new="            if local or not local:\n",
         tests=(_WORK_TESTS + "test_the_charge_does_not_depend_on_what_the_work_came_to",),
     ),
     Mutant(

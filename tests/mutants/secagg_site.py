@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 PLAN_RULES = "silo_agent/policy/plan.py"
 LIMITS = "silo_agent/policy/limits.py"
 SUMS = "federation/chain/sums.py"
-OUTCOME = "silo_agent/local_work/outcome.py"
+RESULT = "silo_agent/local_work/result.py"
 WORK = "silo_agent/local_work/work.py"
 
 _POLICY = "tests/unit/test_silo_policy.py::"
@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         name="set-up-refuses",
         disables="a method that cannot be set up refuses in every mode, instead of sending zeros",
-        file=OUTCOME,
+        file=RESULT,
         old="    public = True\n",
         new="    public = spec.mode in RECORD_MODES\n",
         tests=(

@@ -25,7 +25,6 @@ from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import SiloError, TransportError
-from silo_agent.local_work.contribution import Contribution
 from silo_agent.metrics import SiloMetrics
 from tests.simulation.crash_auditor import Auditor
 from tests.simulation.crash_coordinator import Attempt, Built
@@ -36,6 +35,7 @@ from tests.unit.secagg_samples import (
     signed_roster,
     signing_key,
 )
+from tests.unit.silo_contribution import contribution
 
 DIMENSION, CLIP, GRID = 4, 4.0, 2**20
 RUN = "run-1"
@@ -98,8 +98,8 @@ class Silo:
                 adapter_sha256=signed.descriptor.adapter_sha256,
                 families=FAMILIES,
                 spec=SPEC,
-                contribution=Contribution(
-                    delta=np.full(DIMENSION, 0.25, np.float32), metrics={METRICS.names[0]: 32.0}
+                contribution=contribution(
+                    np.full(DIMENSION, 0.25, np.float32), {METRICS.names[0]: 32.0}
                 ),
                 ledger=self.session_ledger(),
                 peers=PeerHeads(self.store),

@@ -33,7 +33,7 @@ from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import SessionError
-from silo_agent.local_work.contribution import Contribution
+from silo_agent.local_work.result import Result
 from silo_agent.metrics import SiloMetrics
 from tests.simulation.secagg_cohort import carried
 from tests.unit.secagg_samples import (
@@ -43,6 +43,7 @@ from tests.unit.secagg_samples import (
     signed_roster,
     signing_key,
 )
+from tests.unit.silo_contribution import contribution
 
 RUN = "run-1"
 ROUND = 4
@@ -117,11 +118,11 @@ class Member:
         vector[1:-1:2] *= -1
         return vector
 
-    def contribution(self) -> Contribution:
+    def contribution(self) -> Result:
         delta = self.delta
         if delta is None:
             delta = (self.plain()[:-1] * (CLIP / GRID)).astype(np.float32)
-        return Contribution(delta=delta, metrics={FIGURE: 2**self.power * BOUND / METRICS_GRID})
+        return contribution(delta, {FIGURE: 2**self.power * BOUND / METRICS_GRID})
 
     def open(self, signed: SignedDescriptor, **changes: Any) -> None:
         """Open a session for a descriptor, as the daemon does."""

@@ -30,7 +30,7 @@ from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.line.instruction import Idle, RoundAborted, RoundClosed, read_instruction
-from silo_agent.local_work.finished import FinishedWork
+from silo_agent.local_work.result import Result
 from silo_agent.metrics import SiloMetrics
 from tests.unit.secagg_samples import signing_key
 from tests.unit.server_world_plan import EPISODES, FAMILY, NO_MODEL, initial_tensors, value_of
@@ -159,7 +159,7 @@ class Silo:
         layout = plan.aggregator(Layout.from_tensors(initial_tensors())).shared_layout(
             descriptor.identity.round
         )
-        work = FinishedWork(
+        work = Result(
             run_id=descriptor.identity.run_id,
             round=descriptor.identity.round,
             plan=plan,
@@ -177,7 +177,7 @@ class Silo:
             adapter_sha256=self.world.driver.head.adapter_sha256,
             families=(FAMILY,),
             spec=plan.spec,
-            contribution=work.contribution(
+            contribution=work.for_attempt(
                 descriptor.metrics,
                 step=descriptor.identity.step,
                 unit_sum=self._unit_sum(plan, layout.dimension),

@@ -18,7 +18,6 @@ from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import TransportError
-from silo_agent.local_work.contribution import Contribution
 from silo_agent.metrics import SiloMetrics
 from tests.unit.secagg_samples import (
     make_descriptor,
@@ -28,6 +27,7 @@ from tests.unit.secagg_samples import (
     signing_key,
     silo_names,
 )
+from tests.unit.silo_contribution import contribution
 
 NAMES = silo_names(4)
 ME = NAMES[0]
@@ -170,7 +170,7 @@ class Round:
             adapter_sha256=self.descriptor.adapter_sha256,
             families=FAMILIES,
             spec=self.spec,
-            contribution=Contribution(delta=self.delta, metrics={FIGURE: 32.0}),
+            contribution=contribution(self.delta, {FIGURE: 32.0}),
             ledger=self.ledger,
             peers=PeerHeads(self.store),
             spool_directory=self.directory / "spool",

@@ -212,7 +212,7 @@ def test_a_descriptor_cannot_bring_in_another_plan(tmp_path, monkeypatch):
     monkeypatch.setattr("silo_agent.daemon.daemon.verify_descriptor", lambda *_: None)
     monkeypatch.setattr("silo_agent.daemon.daemon.Session", lambda **k: opened.append(k))
     monkeypatch.setattr("silo_agent.daemon.daemon.time.time", lambda: NOW_UNIX_S)
-    finished = SimpleNamespace(plan=trained, layout=LAYOUT, contribution=lambda _m: None)
+    finished = SimpleNamespace(plan=trained, layout=LAYOUT, for_attempt=lambda _m: None)
     daemon = bare_daemon(
         tmp_path,
         policy=make_policy(),

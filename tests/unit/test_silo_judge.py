@@ -81,7 +81,7 @@ def lived(one):
         said.append({**call, "thread": None})
         done = one.work.finished("run-1", number)
         asked = metrics("episodes/craft", "successes/craft", "update_norm_sq")
-        said.append(done.contribution(asked).metrics)
+        said.append(done.for_attempt(asked).figures)
         one.work.adopted(head_of(number), plan_of())
         one.settle()
     assert one.errors() in (0.0, 2.0)

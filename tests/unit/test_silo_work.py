@@ -23,7 +23,7 @@ from silo_agent.daemon.gate import Gate
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.follow.chain import Head
 from silo_agent.local_work.alone import evolve_alone
-from silo_agent.local_work.finished import FinishedWork
+from silo_agent.local_work.result import Result
 from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import Policy
@@ -254,8 +254,8 @@ def test_a_failing_method_looks_like_any_other_round(silo, monkeypatch, capsys):
     done = one.work.finished("run-1", 1)
     assert not done.delta.any()
     assert done.delta.shape == (sw.DIMENSION,)
-    contribution = done.contribution(metrics("update_norm_sq", "episodes/constant"))
-    assert set(contribution.metrics.values()) == {0.0}
+    contribution = done.for_attempt(metrics("update_norm_sq", "episodes/constant"))
+    assert set(contribution.figures.values()) == {0.0}
     assert one.errors() == 1
     assert "evolve_failed" in capsys.readouterr().out
 
@@ -285,7 +285,7 @@ def metrics(*names):
 
 
 def finished(delta, *, episodes=None, successes=None):
-    return FinishedWork(
+    return Result(
         run_id="run-1",
         round=1,
         plan=plan_of(),
@@ -303,24 +303,24 @@ def test_families_without_coordinates_are_counted_as_other_or_nowhere():
         successes={"craft": 3, "maze": 1},
     )
     named = ("update_norm_sq", "episodes/craft", "successes/craft")
-    assert work.contribution(metrics(*named)).metrics == {
+    assert work.for_attempt(metrics(*named)).figures == {
         "update_norm_sq": 0.0,
         "episodes/craft": 8.0,
         "successes/craft": 3.0,
     }
-    other = work.contribution(metrics(*named, "episodes/other", "successes/other")).metrics
+    other = work.for_attempt(metrics(*named, "episodes/other", "successes/other")).figures
     assert (other["episodes/other"], other["successes/other"]) == (6.0, 1.0)
-    assert work.contribution(metrics("update_norm_sq")).metrics == {"update_norm_sq": 0.0}
+    assert work.for_attempt(metrics("update_norm_sq")).figures == {"update_norm_sq": 0.0}
 
 
 @pytest.mark.parametrize(("norm", "expected"), [(2.0, 4.0), (1e6, sw.CLIP**2)])
 def test_the_norm_is_that_of_the_clipped_vector(norm, expected):
-    found = finished([norm, 0, 0]).contribution(metrics("update_norm_sq")).metrics
+    found = finished([norm, 0, 0]).for_attempt(metrics("update_norm_sq")).figures
     assert found["update_norm_sq"] == pytest.approx(expected)
 
 
 def test_a_norm_that_is_not_a_number_stays_one_for_the_encoder_to_refuse():
-    found = finished([math.nan, 1]).contribution(metrics("update_norm_sq")).metrics
+    found = finished([math.nan, 1]).for_attempt(metrics("update_norm_sq")).figures
     assert math.isnan(found["update_norm_sq"])
 
 

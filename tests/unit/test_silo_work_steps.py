@@ -66,7 +66,7 @@ def test_a_silo_that_explored_nothing_in_this_process_takes_part_in_a_later_step
     silo.settle()
     assert silo.store.rounds() == []
     done = silo.work.finished("run-1", 1)
-    assert done.contribution(BLOCK, step=1, unit_sum=sum_of(silo, 1)).metrics == dict.fromkeys(
+    assert done.for_attempt(BLOCK, step=1, unit_sum=sum_of(silo, 1)).figures == dict.fromkeys(
         BLOCK.names, 0.0
     )
 
@@ -92,7 +92,7 @@ def test_only_step_0_carries_figures(silo):
     ask(silo, step=0)
     done = silo.work.finished("run-1", 1)
     figures = [
-        done.contribution(BLOCK, step=step, unit_sum=sum_of(silo, step)).metrics
+        done.for_attempt(BLOCK, step=step, unit_sum=sum_of(silo, step)).figures
         for step in range(STEPS)
     ]
     # The norm of a sum of unit gradients is no figure of a silo.
@@ -210,7 +210,7 @@ def test_a_sample_of_too_many_units_is_an_error_and_no_sum(silo, monkeypatch):
 
     monkeypatch.setattr(ConstantEvolver, "unit_sum", overflow)
     done = silo_done(silo)
-    contribution = done.contribution(BLOCK, step=0, unit_sum=sum_of(silo, 0))
+    contribution = done.for_attempt(BLOCK, step=0, unit_sum=sum_of(silo, 0))
     with pytest.raises(TooManyUnitsError):
         contribution.require_ready()
     with pytest.raises(TooManyUnitsError):
@@ -230,7 +230,7 @@ def test_a_sum_under_way_is_waited_for_without_standing_still(silo, monkeypatch)
         return summed(self, work)
 
     monkeypatch.setattr(ConstantEvolver, "unit_sum", slow)
-    contribution = done.contribution(BLOCK, step=0, unit_sum=sum_of(silo, 0))
+    contribution = done.for_attempt(BLOCK, step=0, unit_sum=sum_of(silo, 0))
     for _ in range(2):
         with pytest.raises(NotReadyError):
             contribution.require_ready()
@@ -247,7 +247,7 @@ def test_a_sum_of_an_attempt_that_is_over_is_not_computed(silo, monkeypatch):
     hold = threading.Event()
     silo.work._jobs.put(lambda: hold.wait(10))
     monkeypatch.setattr(ConstantEvolver, "unit_sum", lambda self, work: computed.append(work))
-    contribution = done.contribution(BLOCK, step=0, unit_sum=sum_of(silo, 0))
+    contribution = done.for_attempt(BLOCK, step=0, unit_sum=sum_of(silo, 0))
     contribution.drop()
     hold.set()
     silo.settle()
@@ -268,7 +268,7 @@ def test_adapters_inside_a_round_are_not_judged(silo):
 def test_where_a_round_is_one_release_its_delta_is_contributed(silo):
     silo.work.start(task=task_of(), plan=plan_of(), head=head_of())
     silo.reports.wait()
-    contribution = silo.work.finished("run-1", 1).contribution(BLOCK)
+    contribution = silo.work.finished("run-1", 1).for_attempt(BLOCK)
     contribution.require_ready()
     assert contribution.take().any()
     assert "redacted" in repr(contribution)
