@@ -29,7 +29,7 @@ from pathlib import Path
 from chorale.v1 import admin_pb2
 from lab.loopback import LoopbackFederation
 from server.cli.client import connect
-from silo_agent.identity.identity import join
+from silo_agent.identity.join import join
 from silo_agent.line.transport import Coordinator
 
 MIB = 1 << 20

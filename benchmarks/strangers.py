@@ -32,7 +32,8 @@ from chorale.v1 import round_pb2, round_pb2_grpc
 from lab.loopback import LoopbackFederation
 from server.rpc.ports import HANDSHAKE_S, MOST_CONNECTIONS
 from server.rpc.strangers import EVERY_S
-from silo_agent.identity.identity import Identity, join
+from silo_agent.identity.identity import Identity
+from silo_agent.identity.join import join
 
 USUAL_FILES = 1024
 ASKED = 100

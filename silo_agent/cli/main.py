@@ -119,7 +119,7 @@ def join(
         from silo_agent.books.departure import Departure
         from silo_agent.cli.invite import read_invite
         from silo_agent.config import write_starter
-        from silo_agent.identity.identity import join as join_federation
+        from silo_agent.identity.join import join as join_federation
         from silo_agent.policy.policy import write_default
 
         identity = join_federation(read_invite(invite), data)

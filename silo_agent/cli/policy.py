@@ -157,7 +157,7 @@ def policy_check(
 
 def _fitted(config: SiloConfig, policy: Policy, plan: Plan) -> tuple[tuple[str, ...], str]:
     """What the daemon would choose on this machine; no torch without a base model."""
-    from silo_agent.machine.fitting import Fitting
+    from silo_agent.machine.hardware import Fitting
     from silo_agent.machine.limits import restrict_gpus
 
     restrict_gpus(policy.limits)

@@ -8,7 +8,7 @@ Invariants:
    an absent coordinator.
 3. The coordinator is asked for its roster, which every silo asks for, and told nothing.
 
-Covered: what the four ``doctor_checks_*`` files list, and the dry round. Not covered: what a plan
+Covered: what the four files beside this one list. Not covered: what a plan
 would be told (``chorale-silo policy check``).
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from evolution.errors import EvolveError
 from federation.version import Version
 from ops.doctor.checkup import Check, Checkup, Finding, Verdict, examine, failed, ok
 from secagg.roster import SignedRoster
@@ -198,11 +199,8 @@ class _Silo:
         return called.verdict
 
     def _dry_round(self) -> Verdict:
-        from evolution.errors import EvolveError
-        from silo_agent.doctor.dry_round import dry_round
-
         try:
-            done = dry_round(_had(self._config))
+            done = machine.dry_round(_had(self._config))
         except (EvolveError, OSError, RuntimeError, ValueError) as error:
             return failed(
                 f"one round of local work failed: {type(error).__name__}: {error}",

@@ -28,8 +28,8 @@ from secagg.errors import SecAggError
 from secagg.roster import SignedRoster, follow_rosters
 from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import TransportError
-from silo_agent.identity.coordinator_version import missing_with
 from silo_agent.identity.identity import DIRECTORY, Identity
+from silo_agent.identity.renewal import missing_with
 from silo_agent.line.transport import Coordinator
 
 __all__ = [

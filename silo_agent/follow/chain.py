@@ -55,7 +55,7 @@ from federation.wire import RECORDS_PER_PAGE
 from secagg.bounds import MAX_DIMENSION, MAX_METRICS
 from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.errors import ChainMismatchError
-from silo_agent.line.incoming import Incoming
+from silo_agent.line.download import Incoming
 from silo_agent.line.transport import Coordinator
 
 __all__ = ["ChainFollower", "Head"]

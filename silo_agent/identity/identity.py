@@ -1,28 +1,16 @@
-"""Who this silo is: its keys, its certificate, and the federation root it pinned.
+"""Who this silo is: its keys, its certificate, and the federation root it pinned; on disk too.
 
-Joining, in order:
+Invariants:
 
-1. Keys are made here and never leave: P-256 for TLS, Ed25519 for protocol messages. Joining the
-   same federation again keeps the Ed25519 key, so that the roster stays as it is.
-2. The enrolment port's certificate chain is fetched without trusting it; the CA in it must have the
-   SHA-256 of the invite. Only then is the secret sent, over TLS verified by that CA.
-3. The answer must hold a certificate for our key and our SPIFFE URI, and a root key with the
-   SHA-256 of the invite. It is from the pinned CA or, while that one is replaced, from another one
-   that the answer names: the answer itself came over TLS under the pinned CA.
-4. ``identity/`` appears complete, mode 0700, or not at all.
+1. Keys never leave ``identity/``, mode 0700, and are no part of a ``repr``.
+2. ``identity/`` is complete or not there. A new identity takes the place of the one before, which
+   stays as ``identity.previous`` until the coordinator accepted the new one. So there is a usable
+   identity at every moment: a crash between two renames is healed when the identity is read, and a
+   new one that is refused gives way to the old.
 
-Covered: altered or stale invites, a coordinator with another CA or root, a wrong answer, a crash
-while joining or renewing. Not covered: keys in hardware; when to renew
+Covered: a crash at any point, files that are damaged or open to others. Not covered: keys in
+hardware; how a silo joins (``silo_agent/identity/join.py``), when it renews
 (``silo_agent/identity/renewal.py``).
-
-Errors::
-
-    IdentityError
-    ├── NotJoinedError             there is no identity in this data directory
-    ├── AlreadyJoinedError         another federation, silo or root lives here
-    ├── InviteRefusedError         expired, spent, unknown or malformed; ``reason`` says which
-    └── UntrustedCoordinatorError  the CA, the certificate or the root is not what the invite pins
-    TransportError                 the enrolment port cannot be reached
 """
 
 from __future__ import annotations
@@ -30,10 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 from cryptography import x509
@@ -43,57 +30,28 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc
-from federation.membership.invite import Invite, InviteFormatError, join_statement, parse_invite
 from federation.membership.renewal import trust_sha256
-from federation.printable import printable
-from federation.version import this_version
-from ops.doctor.reach import ReachError, presented_chain
 from ops.files import replace_file, sync_directory
-from secagg.suite import is_sound_key
-from silo_agent.errors import IdentityError, TransportError
-from silo_agent.identity.files import DIRECTORY, PARTIAL, PREVIOUS, forget_previous
-from silo_agent.identity.leaf import (
-    UntrustedCoordinatorError,
-    certificate_request,
-    read_ca,
-    read_leaf,
-)
+from silo_agent.errors import IdentityError
 
 __all__ = [
     "DIRECTORY",
-    "AlreadyJoinedError",
     "Identity",
-    "InviteRefusedError",
     "NotJoinedError",
-    "UntrustedCoordinatorError",
-    "join",
+    "forget_previous",
+    "has_previous",
+    "restore_previous",
 ]
 
-TIMEOUT_S: Final = 20.0
-_MAX_SAID_CHARS: Final = 200
+DIRECTORY: Final = "identity"
+_PREVIOUS: Final = "identity.previous"
+_PARTIAL: Final = "identity.partial"
 _PEM: Final = serialization.Encoding.PEM
 _DER: Final = serialization.Encoding.DER
 
 
 class NotJoinedError(IdentityError):
     """There is no identity in this data directory."""
-
-
-class AlreadyJoinedError(IdentityError):
-    """Another federation, silo or root lives in this data directory."""
-
-
-class InviteRefusedError(IdentityError):
-    """The invite cannot be used.
-
-    Attributes:
-        reason: The coordinator's stable reason code, or ``invite_malformed``.
-    """
-
-    def __init__(self, text: str, *, reason: str) -> None:
-        super().__init__(text)
-        self.reason = reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,20 +107,14 @@ class Identity:
 
     @classmethod
     def load(cls, data_dir: Path) -> Identity:
-        """Read the identity that :func:`join` stored.
-
-        Args:
-            data_dir: The silo's data directory.
-
-        Returns:
-            The identity.
+        """Read what ``store`` put into a data directory.
 
         Raises:
             NotJoinedError: There is none.
             IdentityError: A file is unreadable, or open to other users.
         """
         directory = data_dir / DIRECTORY
-        previous = data_dir / PREVIOUS
+        previous = data_dir / _PREVIOUS
         if not directory.exists() and previous.exists():
             # A crash came between two renames.
             previous.rename(directory)
@@ -200,12 +152,8 @@ class Identity:
         )
 
     def store(self, data_dir: Path) -> None:
-        """Put this identity in the place of the one before, which stays beside it.
-
-        Args:
-            data_dir: The silo's data directory.
-        """
-        partial = data_dir / PARTIAL
+        """Put this identity in the place of the one before, which stays beside it."""
+        partial = data_dir / _PARTIAL
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         root = Ed25519PublicKey.from_public_bytes(self.root_key)
@@ -226,7 +174,7 @@ class Identity:
             ("identity.json", (json.dumps(facts, indent=2, sort_keys=True) + "\n").encode()),
         ):
             replace_file(partial / name, (content,))
-        directory, previous = data_dir / DIRECTORY, data_dir / PREVIOUS
+        directory, previous = data_dir / DIRECTORY, data_dir / _PREVIOUS
         if directory.exists():
             shutil.rmtree(previous, ignore_errors=True)
             directory.rename(previous)
@@ -234,144 +182,30 @@ class Identity:
         sync_directory(data_dir)
 
 
-def join(invite: Invite | str, data_dir: Path) -> Identity:
-    """Redeem an invite and store the new identity.
-
-    Args:
-        invite: The line from the admin, or what it parses to.
-        data_dir: The silo's data directory; created with mode 0700.
-
-    Returns:
-        The identity, as stored.
-
-    Raises:
-        InviteRefusedError: The invite is malformed, expired, spent or unknown.
-        UntrustedCoordinatorError: The coordinator is not the one the invite pins.
-        AlreadyJoinedError: This directory belongs to another federation, silo or root.
-        TransportError: The enrolment port cannot be reached.
-    """
-    try:
-        parsed = parse_invite(invite) if isinstance(invite, str) else invite
-    except InviteFormatError as error:
-        raise InviteRefusedError(str(error), reason="invite_malformed") from error
-    if parsed.expires_unix_s <= time.time():
-        raise InviteRefusedError(
-            "the invite has expired: check this machine's clock, or ask the admin for a new one "
-            f"(chorale invite {parsed.silo_id})",
-            reason="invite_expired",
-        )
-    try:
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise IdentityError(f"{data_dir} cannot be a data directory: {error}") from error
-    signing_key = _kept_key(parsed, data_dir) or Ed25519PrivateKey.generate()
-    leaf_key = ec.generate_private_key(ec.SECP256R1())
-    ca = _fetch_ca(parsed)
-    response = _redeem(parsed, ca, leaf_key, signing_key)
-    if hashlib.sha256(response.root_key).digest() != parsed.root_sha256:
-        raise UntrustedCoordinatorError("the answer names another consortium root than the invite")
-    if not is_sound_key(response.root_key):
-        raise UntrustedCoordinatorError(
-            "the invite pins a consortium root for which anybody could sign: do not join"
-        )
-    issuer = read_ca(response.ca_certificate)
-    identity = Identity(
-        federation=parsed.federation,
-        silo_id=parsed.silo_id,
-        coordinator_address=parsed.coordinator_address,
-        root_key=response.root_key,
-        leaf=read_leaf(
-            response.certificate,
-            issuer=issuer,
-            key=leaf_key,
-            federation=parsed.federation,
-            silo_id=parsed.silo_id,
-        ),
-        ca=issuer,
-        also_trusted=() if issuer == ca else (ca,),
-        signing_key=signing_key,
-        leaf_key=leaf_key,
-    )
-    identity.store(data_dir)
-    # Joining replaced the certificate before at the coordinator too.
-    forget_previous(data_dir)
-    return identity
+def has_previous(data_dir: Path) -> bool:
+    """Whether nobody knows yet if the coordinator accepts the newest identity."""
+    return (data_dir / _PREVIOUS).exists()
 
 
-def _kept_key(invite: Invite, data_dir: Path) -> Ed25519PrivateKey | None:
-    try:
-        known = Identity.load(data_dir)
-    except NotJoinedError:
-        return None
-    if (known.federation, known.silo_id) != (invite.federation, invite.silo_id) or (
-        hashlib.sha256(known.root_key).digest() != invite.root_sha256
-    ):
-        raise AlreadyJoinedError(
-            f"{data_dir} belongs to {known.silo_id} of {known.federation}: "
-            "use another data directory for this invite"
-        )
-    return known.signing_key
+def forget_previous(data_dir: Path) -> None:
+    """Delete the identity before: the newest one was accepted."""
+    previous, partial = data_dir / _PREVIOUS, data_dir / _PARTIAL
+    shutil.rmtree(partial, ignore_errors=True)
+    if previous.exists():
+        # Half a directory must never be taken for an identity.
+        previous.rename(partial)
+        sync_directory(data_dir)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fetch_ca(invite: Invite) -> x509.Certificate:
-    """Take the CA from the enrolment port's chain, trusting nothing but its digest."""
-    try:
-        chain = presented_chain(invite.enrol_address, timeout_s=TIMEOUT_S)
-    except ReachError as error:
-        raise TransportError(
-            f"the enrolment port cannot be reached: {error}. It is open only while an invite can "
-            f"be used: if this one was, ask the admin for a new one (chorale invite ... "
-            f"{invite.silo_id})"
-        ) from error
-    for certificate in chain:
-        if hashlib.sha256(certificate.public_bytes(_DER)).digest() == invite.ca_sha256:
-            return certificate
-    raise UntrustedCoordinatorError(
-        f"{invite.enrol_address} does not present the CA that the invite pins: the invite is of "
-        "another coordinator, or from before its CA was replaced, or somebody is in between. "
-        "Nothing was sent; ask the admin for a new invite."
-    )
-
-
-def _redeem(
-    invite: Invite,
-    ca: x509.Certificate,
-    leaf_key: ec.EllipticCurvePrivateKey,
-    signing_key: Ed25519PrivateKey,
-) -> enrolment_pb2.JoinResponse:
-    csr = certificate_request(invite.silo_id, leaf_key)
-    request = enrolment_pb2.JoinRequest(
-        federation=invite.federation,
-        silo_id=invite.silo_id,
-        invite_secret=invite.secret,
-        csr=csr,
-        verification_key=signing_key.public_key().public_bytes_raw(),
-        signature=signing_key.sign(join_statement(invite.federation, invite.silo_id, csr)),
-    )
-    credentials = grpc.ssl_channel_credentials(root_certificates=ca.public_bytes(_PEM))
-    with grpc.secure_channel(invite.enrol_address, credentials) as channel:
-        try:
-            response: enrolment_pb2.JoinResponse = enrolment_pb2_grpc.EnrolmentServiceStub(
-                channel
-            ).Join(request, timeout=TIMEOUT_S, metadata=this_version().words)
-        except grpc.RpcError as error:
-            raise _refusal(error, invite) from error
-    return response
-
-
-def _refusal(error: Any, invite: Invite) -> IdentityError | TransportError:
-    trailers = dict(error.trailing_metadata() or ())
-    reason = str(trailers.get("chorale-reason", ""))[:_MAX_SAID_CHARS]
-    details = printable(str(error.details()), max_chars=_MAX_SAID_CHARS)
-    if not reason:
-        return TransportError(
-            f"joining through {invite.enrol_address} failed: {error.code().name}: {details}"
-        )
-    hint = printable(str(trailers.get("chorale-hint", "")), max_chars=_MAX_SAID_CHARS)
-    return InviteRefusedError(
-        f"the coordinator refused to enrol {invite.silo_id}: {details} ({hint})",
-        reason=reason,
-    )
+def restore_previous(data_dir: Path) -> None:
+    """Go back to the identity before: the newest one was refused."""
+    directory, previous, partial = (data_dir / name for name in (DIRECTORY, _PREVIOUS, _PARTIAL))
+    shutil.rmtree(partial, ignore_errors=True)
+    directory.rename(partial)
+    previous.rename(directory)
+    sync_directory(data_dir)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _read_private(path: Path) -> object:

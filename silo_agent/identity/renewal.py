@@ -24,12 +24,19 @@ How, in order:
 So a crash at any point leaves an identity that the coordinator admits. Nothing that is logged or
 counted names a key.
 
-Covered: lost answers, refusals, restarts, hostile answers. Not covered: a certificate that ended
-while the silo was away; it joins again with a new invite, and the log says so.
+A coordinator of an older protocol renews nothing. It works but for what it does not know: one line
+of the log at its first answer, and one at each change of its version, says what that is, and until
+when the certificate lasts.
+
+Covered: lost answers, refusals, restarts, hostile answers, a coordinator of the version before.
+Not covered: a certificate that ended while the silo was away; it joins again with a new invite, and
+the log says so. Nor a coordinator that no protocol is shared with; its answers are refused
+(``silo_agent/line/channel.py``).
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import threading
 import time
@@ -43,12 +50,15 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from federation.membership.renewal import MAX_CAS, renew_statement
-from federation.version import Version
+from federation.version import MEMBERSHIP, Version
 from ops.doctor.reach import ReachError, presented_chain
 from silo_agent.errors import SiloError, TransportError
-from silo_agent.identity.coordinator_version import report_version
-from silo_agent.identity.files import forget_previous, has_previous, restore_previous
-from silo_agent.identity.identity import Identity
+from silo_agent.identity.identity import (
+    Identity,
+    forget_previous,
+    has_previous,
+    restore_previous,
+)
 from silo_agent.identity.leaf import (
     UntrustedCoordinatorError,
     certificate_request,
@@ -57,7 +67,7 @@ from silo_agent.identity.leaf import (
 )
 from silo_agent.metrics import SiloMetrics
 
-__all__ = ["Renewal"]
+__all__ = ["Renewal", "missing_with"]
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +84,11 @@ SILENT_S: Final = 60.0
 """Without an answer for so long, the log says what an operator can do, once an hour."""
 ADVICE_APART_S: Final = 3600.0
 _REPLACED: Final = "certificate_revoked"
+_MISSING: Final = (
+    "this silo's certificate is not renewed and ends on {ends}; audit heads are not exchanged; "
+    "a run that waits for approval by hand counts as refused; rosters are the root's alone; "
+    "chorale-silo leave does not reach it"
+)
 
 
 class Renews(Protocol):
@@ -158,19 +173,20 @@ class Renewal:
             self._wake.set()
 
     def hear_version(self, version: Version) -> None:
-        """Let the log say what the coordinator's version means for this silo.
-
-        Args:
-            version: As the coordinator says.
-        """
-        report_version(version, self.identity)
+        """Let the log say what the coordinator's version means for this silo."""
+        missing = missing_with(version, self.identity)
+        if missing:
+            log.warning(
+                "coordinator_is_older",
+                version=str(version),
+                missing=missing,
+                advice="ask the admin to upgrade the coordinator",
+            )
+        else:
+            log.info("coordinator_version", version=str(version))
 
     def step(self) -> float:
-        """Do what is due now.
-
-        Returns:
-            After how many seconds to look again.
-        """
+        """Do what is due now; in seconds, after how long to look again."""
         self._coordinator.sweep()
         now = self._chance.clock()
         if now - max(self._heard_s + SILENT_S, self._advised_s + ADVICE_APART_S) > 0:
@@ -298,3 +314,11 @@ class Renewal:
                 "join again"
             )
         return ""
+
+
+def missing_with(version: Version, mine: Identity) -> str:
+    """One line about what does not work with a coordinator of this version; empty if all does."""
+    if version.newest >= MEMBERSHIP:
+        return ""
+    ends = dt.datetime.fromtimestamp(mine.certificate_expiry_unix_s, dt.UTC)
+    return _MISSING.format(ends=f"{ends:%F %R} UTC")

@@ -69,7 +69,7 @@ from silo_agent.local_work.plan_terms import evolver_setup, shared_layout_of, st
 from silo_agent.local_work.reservation import Reservation
 from silo_agent.local_work.result import KeptResults, Result, result_of
 from silo_agent.local_work.step_sum import empty_sum, fulfil
-from silo_agent.machine.fitting import Fitting
+from silo_agent.machine.hardware import Fitting
 from silo_agent.machine.limits import require_disk
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import LimitsSection

@@ -17,6 +17,8 @@ Invariants:
 3. Every choice comes with a sentence that says what and why.
 4. A base that cannot be held at all makes the plan unfit, which the guardian's rule ``hardware``
    says before anything is trained or charged.
+5. The machine is looked at once, before anything is loaded on it. A plan gets the same choice as
+   long as the process runs, and it is said once.
 
 Covered: dense decoders of the Llama and Qwen families, on the CPU or on one GPU. Not covered: other
 models, whose settings stay as they are; the gradients of single units of the record-level modes,
@@ -27,14 +29,18 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from dp.config import RECORD_MODES, Mode
-from evolution.methods.evolver import EvolveSettings
+from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
+from evolution.train.spec import TrainerSpec
 from evolution.train.trainer import TrainerSpec
 from federation.adapter.memory import rollout_memory, training_memory
 from federation.adapter.shapes import ModelShape
@@ -42,9 +48,9 @@ from federation.errors import TomlError
 from federation.plan.plan import Plan
 from federation.toml_text import parse_toml
 from silo_agent.config import CONFIG_FILE, ENVIRONMENT_PREFIX, SiloConfig
-from silo_agent.machine.machine import Machine, in_gib
+from silo_agent.machine.machine import Machine, in_gib, look, shape_in
 
-__all__ = ["Choice", "choose", "fixed_keys"]
+__all__ = ["Choice", "Fitting", "choose", "fixed_keys"]
 
 USABLE: Final = 0.8
 """Of a device's memory; ``federation/adapter/memory.py`` says what the rest is for."""
@@ -52,6 +58,8 @@ LEAST_CONTEXT_TOKENS: Final = 16
 """As a plan's own."""
 _WITHOUT_MODEL: Final = frozenset({"constant"})
 _DEFAULT_BATCH: Final = EvolveSettings().rollout_batch
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +84,44 @@ class Choice:
             rollout_batch=self.rollout_batch,
             max_sequence_tokens=self.max_sequence_tokens,
         )
+
+
+class Fitting:
+    """One daemon's; safe to call from several threads."""
+
+    def __init__(self, config: SiloConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._machine: Machine | None = None
+        self._choice: tuple[Plan, Choice] | None = None
+
+    def choice(self, plan: Plan) -> Choice:
+        """How a plan's local work is done here."""
+        with self._lock:
+            if self._machine is None:
+                self._machine = look(self._config)
+            if self._choice is None or self._choice[0] != plan:
+                chosen = choose(
+                    self._machine,
+                    plan,
+                    self._config,
+                    shape=shape_in(self._config.base_model, plan.model.base),
+                    fixed=fixed_keys(self._config),
+                )
+                if chosen.notes:
+                    log.info(
+                        "hardware", plan=plan.name, machine=self._machine.line, chose=chosen.notes
+                    )
+                self._choice = (plan, chosen)
+            return self._choice[1]
+
+    def setup(self, plan: Plan, setup: EvolverSetup) -> EvolverSetup:
+        """The same set-up with the trainer that fits."""
+        return replace(setup, trainer=self.choice(plan).trainer)
+
+    def work(self, plan: Plan, work: Work) -> Work:
+        """The same work with the settings that fit."""
+        return replace(work, settings=self.choice(plan).settings(work.settings))
 
 
 def choose(

@@ -16,7 +16,7 @@ from typing import Any
 
 from federation.audit.lines import complete_lines
 from lab.loopback import LoopbackFederation
-from silo_agent.identity.files import has_previous
+from silo_agent.identity.identity import has_previous
 from tests.chaos.cells import COORDINATOR, Cell
 
 MODULES = {COORDINATOR: "tests.chaos.dying_coordinator"}

@@ -14,7 +14,8 @@ from chorale.v1 import membership_pb2, membership_pb2_grpc, round_pb2, round_pb2
 from federation.membership.renewal import renew_statement
 from server.pki.authority import certificate_sha256
 from silo_agent.errors import TransportError
-from silo_agent.identity.identity import Identity, join
+from silo_agent.identity.identity import Identity
+from silo_agent.identity.join import join
 from silo_agent.identity.leaf import certificate_request
 from silo_agent.identity.renewal import Chance, Renewal
 from silo_agent.line.transport import Coordinator as Transport

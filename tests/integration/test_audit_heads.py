@@ -17,7 +17,7 @@ from silo_agent.books.audit import AUDIT_FILE, AuditLog, SiloEvent
 from silo_agent.books.audit_heads import AuditHeadExchange, kept_head
 from silo_agent.cli.audit import audit_app
 from silo_agent.errors import TransportError
-from silo_agent.identity.identity import join
+from silo_agent.identity.join import join
 from silo_agent.line.transport import Coordinator as Line
 from silo_agent.metrics import SiloMetrics
 

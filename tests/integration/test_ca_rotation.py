@@ -16,7 +16,9 @@ from ops.doctor.reach import presented_chain
 from server.pki.authority import certificate_sha256
 from server.site.founding import renew_admin
 from silo_agent.errors import TransportError
-from silo_agent.identity.identity import Identity, UntrustedCoordinatorError, join
+from silo_agent.identity.identity import Identity
+from silo_agent.identity.join import join
+from silo_agent.identity.leaf import UntrustedCoordinatorError
 from silo_agent.identity.renewal import Chance, Renewal
 from silo_agent.line.transport import Coordinator as Transport
 from silo_agent.metrics import SiloMetrics

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from server.cli.envelope import Answered
 from server.cli.main import app
-from silo_agent.identity.identity import join
+from silo_agent.identity.join import join
 
 pytestmark = pytest.mark.xdist_group("certificate_cli")
 

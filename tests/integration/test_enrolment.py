@@ -19,13 +19,9 @@ from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc, round_pb2, round_pb2_g
 from federation.membership.invite import join_statement, parse_invite
 from server.pki.authority import CertificateAuthority, certificate_sha256
 from silo_agent.errors import TransportError
-from silo_agent.identity.identity import (
-    AlreadyJoinedError,
-    Identity,
-    InviteRefusedError,
-    UntrustedCoordinatorError,
-    join,
-)
+from silo_agent.identity.identity import Identity
+from silo_agent.identity.join import AlreadyJoinedError, InviteRefusedError, join
+from silo_agent.identity.leaf import UntrustedCoordinatorError
 
 pytestmark = pytest.mark.xdist_group("enrolment")
 

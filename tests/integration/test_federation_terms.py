@@ -12,7 +12,7 @@ from server_harness import Coordinator
 from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc, round_pb2, round_pb2_grpc
 from server.cli.client import start_parts
-from silo_agent.identity.identity import join
+from silo_agent.identity.join import join
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 PLAN = EXAMPLES / "plan-silo-dp.toml"

@@ -17,8 +17,7 @@ from server_harness import Coordinator
 
 from server.pki.authority import certificate_sha256
 from silo_agent.errors import TransportError
-from silo_agent.identity.files import has_previous
-from silo_agent.identity.identity import Identity
+from silo_agent.identity.identity import Identity, has_previous
 from silo_agent.line.transport import Coordinator as Transport
 
 pytestmark = pytest.mark.xdist_group("renewal")

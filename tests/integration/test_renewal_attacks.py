@@ -19,7 +19,8 @@ from federation.membership.renewal import renew_statement
 from secagg.roster import RosterEntry
 from secagg.suite import verification_key
 from server.pki.authority import certificate_sha256
-from silo_agent.identity.identity import Identity, join
+from silo_agent.identity.identity import Identity
+from silo_agent.identity.join import join
 from silo_agent.identity.leaf import certificate_request
 from tests.unit.secagg_samples import make_roster, signed_roster
 

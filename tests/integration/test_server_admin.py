@@ -21,7 +21,7 @@ from server.members.root import sign as sign_roster
 from server.members.roster_file import read_roster, roster_message, write_roster
 from server.store.blobs.directory import BlobStore
 from server.store.runs import RunState
-from silo_agent.identity.identity import join
+from silo_agent.identity.join import join
 from tests.unit.store_samples import record
 
 PLAN = Path(__file__).parents[2] / "deploy" / "examples" / "plan-constant.toml"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from server_harness import Coordinator
 
-from silo_agent.identity.identity import join
+from silo_agent.identity.join import join
 
 pytestmark = pytest.mark.xdist_group("server_cli")
 

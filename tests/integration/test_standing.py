@@ -17,7 +17,7 @@ from chorale.v1 import (
     round_pb2,
     round_pb2_grpc,
 )
-from silo_agent.identity.identity import InviteRefusedError, join
+from silo_agent.identity.join import InviteRefusedError, join
 
 pytestmark = pytest.mark.xdist_group("standing")
 

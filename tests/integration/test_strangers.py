@@ -20,7 +20,7 @@ import pytest
 
 from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc, round_pb2, round_pb2_grpc
 from lab.loopback import LoopbackError, LoopbackFederation
-from silo_agent.identity.identity import join
+from silo_agent.identity.join import join
 
 pytestmark = pytest.mark.xdist_group("strangers")
 CROWD = 1200

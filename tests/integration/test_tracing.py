@@ -18,7 +18,7 @@ from ops.tracing.otel import OtelBackend
 from ops.tracing.spans import ATTRIBUTES, follow, read_traceparent, use
 from server.cli.client import connect
 from silo_agent.errors import TransportError
-from silo_agent.identity.identity import join
+from silo_agent.identity.join import join
 from silo_agent.line.transport import Coordinator as Line
 
 pytestmark = pytest.mark.xdist_group("tracing")

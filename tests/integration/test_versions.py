@@ -16,7 +16,7 @@ from federation.version import UNANNOUNCED, Version, this_version
 from server.cli.client import call_once
 from silo_agent.doctor.network import call_roster, judge_versions
 from silo_agent.errors import CoordinatorVersionError, NotServedError, TransportError
-from silo_agent.identity.identity import InviteRefusedError, join
+from silo_agent.identity.join import InviteRefusedError, join
 from silo_agent.line.transport import Coordinator as Line
 
 pytestmark = pytest.mark.xdist_group("versions")
@@ -170,7 +170,7 @@ def test_malformed_words_of_the_coordinator_are_a_typed_error(line, monkeypatch)
 
 
 def test_joining_says_it_too(coordinator, tmp_path, monkeypatch):
-    monkeypatch.setattr("silo_agent.identity.identity.this_version", lambda: LATER)
+    monkeypatch.setattr("silo_agent.identity.join.this_version", lambda: LATER)
     invite = coordinator.invite("hospital-b")
     with pytest.raises(InviteRefusedError) as caught:
         join(invite, tmp_path / "silo")

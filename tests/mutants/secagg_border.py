@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         name="root-key-joined",
         disables="refusal to join under a root that anybody can sign for",
-        file="silo_agent/identity/identity.py",
+        file="silo_agent/identity/join.py",
         old="    if not is_sound_key(response.root_key):\n",
         new="    if not response.root_key:\n",
         tests=(_ENROLMENT + "test_a_root_that_anybody_can_sign_for_is_not_trusted",),

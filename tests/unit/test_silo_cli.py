@@ -408,7 +408,7 @@ def test_joining_writes_starters_that_load_and_keeps_what_is_there(
         data_dir.mkdir(exist_ok=True)
         return joined
 
-    monkeypatch.setattr("silo_agent.identity.identity.join", join)
+    monkeypatch.setattr("silo_agent.identity.join.join", join)
     monkeypatch.chdir(tmp_path)
     Path("base").mkdir()
     data = tmp_path / "silo"

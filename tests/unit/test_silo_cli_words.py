@@ -25,7 +25,7 @@ def test_the_invite_may_come_on_standard_input(tmp_path: Path, monkeypatch, caps
         taken.append(invite)
         raise IdentityError("enough")
 
-    monkeypatch.setattr("silo_agent.identity.identity.join", join)
+    monkeypatch.setattr("silo_agent.identity.join.join", join)
     monkeypatch.setattr("sys.stdin", io.StringIO("chorale1.secret\nchorale1.second\n"))
     call(monkeypatch, capsys, "join", "-", "--data", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))

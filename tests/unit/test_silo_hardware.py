@@ -14,8 +14,7 @@ from federation.adapter.memory import training_memory
 from federation.adapter.shapes import PRESETS
 from silo_agent.config import SiloConfig
 from silo_agent.local_work.plan_terms import settings_of
-from silo_agent.machine.fitting import Fitting
-from silo_agent.machine.hardware import choose, fixed_keys
+from silo_agent.machine.hardware import Fitting, choose, fixed_keys
 from silo_agent.machine.machine import Gpu, Machine, look, shape_in
 
 GIB = 2**30
@@ -209,10 +208,10 @@ def test_a_silo_without_a_model_looks_at_no_gpu(tmp_path, monkeypatch):
 def test_the_choice_is_made_once_and_reaches_set_up_and_work(tmp_path, monkeypatch):
     looked = []
     monkeypatch.setattr(
-        "silo_agent.machine.fitting.look", lambda _: looked.append(1) or machine(38.5)
+        "silo_agent.machine.hardware.look", lambda _: looked.append(1) or machine(38.5)
     )
-    monkeypatch.setattr("silo_agent.machine.fitting.shape_in", lambda *_: SEVEN)
-    monkeypatch.setattr("silo_agent.machine.fitting.fixed_keys", lambda _: frozenset())
+    monkeypatch.setattr("silo_agent.machine.hardware.shape_in", lambda *_: SEVEN)
+    monkeypatch.setattr("silo_agent.machine.hardware.fixed_keys", lambda _: frozenset())
     fitting = Fitting(config())
     setup = fitting.setup(PLAN, EvolverSetup(rank=8, alpha=3.0))
     assert setup.trainer.gradient_checkpointing

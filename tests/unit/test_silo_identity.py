@@ -15,8 +15,8 @@ from cryptography.x509.oid import NameOID
 
 from federation.membership.invite import Invite
 from silo_agent.errors import IdentityError
-from silo_agent.identity.files import forget_previous, has_previous
-from silo_agent.identity.identity import Identity, InviteRefusedError, NotJoinedError, join
+from silo_agent.identity.identity import Identity, NotJoinedError, forget_previous, has_previous
+from silo_agent.identity.join import InviteRefusedError, join
 
 
 def certificate(key):
