@@ -31,9 +31,12 @@ Invariants:
 2. ``CHORALE_SILO_<KEY>`` overrides the file, for example ``CHORALE_SILO_THREADS=4``; tables and
    lists are written as JSON there.
 3. No secret is in it. Keys live in files of their own that only the daemon's user can read.
-4. An environment that the silo does not have, built in, plugged in or described, is an error here
+4. The tables whose keys are another module's dataclass (environments described here, engine,
+   trainer) are checked as strictly as the rest: JSON types, no coercion, no NaN. An unknown key
+   names the nearest known one, and every problem is told at once.
+5. An environment that the silo does not have, built in, plugged in or described, is an error here
    and not in a round. A described one may not have a name that another has.
-5. Without a base model the digest is 32 zero bytes: only a plan that names this digest, and a
+6. Without a base model the digest is 32 zero bytes: only a plan that names this digest, and a
    policy that lists it, fit such a silo.
 
 Covered: the file, the environment, finding the base model. Not covered: fetching a model; put it on
@@ -42,12 +45,14 @@ the machine first.
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -55,6 +60,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -62,7 +68,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.foreign.spec import ForeignSpec
+from evolution.envs.errors import EnvironmentFailureError
+from evolution.envs.foreign.spec import KINDS, ForeignSpec, kind_of
 from evolution.envs.tasks import Shard
 from evolution.errors import BaseModelError, EnvironmentFailureError
 from evolution.methods.evolver import Assignment
@@ -74,10 +81,17 @@ from federation.toml_text import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
 from silo_agent.errors import ConfigError
-from silo_agent.foreign_config import foreign_specs, problems, spec_of
-from silo_agent.policy.rule import Site
 
-__all__ = ["CONFIG_FILE", "NO_BASE_MODEL", "EnvironmentEntry", "SiloConfig", "write_starter"]
+__all__ = [
+    "CONFIG_FILE",
+    "ENVIRONMENT_PREFIX",
+    "NO_BASE_MODEL",
+    "EnvironmentEntry",
+    "SiloConfig",
+    "foreign_specs",
+    "spec_of",
+    "write_starter",
+]
 
 CONFIG_FILE = "silo.toml"
 FED_SE = "fed-se"
@@ -85,7 +99,10 @@ ENVIRONMENT_PREFIX = "CHORALE_SILO_"
 NO_BASE_MODEL = bytes(32)
 """Digest of a silo without a base model, for methods that need none."""
 _ROUND_DIGITS = 2
+_MAX_FOREIGN = 64
 Options = Mapping[str, str | int | float]
+SpecT = TypeVar("SpecT")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class EnvironmentEntry(BaseModel):
@@ -183,7 +200,7 @@ class SiloConfig(BaseSettings):
         try:
             return cls(**document)
         except ValidationError as error:
-            raise ConfigError(f"{path}: {_problems(error)}") from error
+            raise ConfigError(f"{path}: {'; '.join(_problems(error, cls))}") from error
         except SettingsError as error:
             raise ConfigError(f"the environment overrides {path}: {error}") from error
 
@@ -287,17 +304,6 @@ class SiloConfig(BaseSettings):
         """
         return self._base_sha256
 
-    def site(self) -> Site:
-        """What the guardian may compare a plan with.
-
-        Raises:
-            ConfigError: The directory is no base model.
-        """
-        return Site(
-            base_sha256=self.base_sha256(),
-            environments={entry.environment: entry.declared_tasks for entry in self.environments},
-        )
-
     def assignments(self) -> tuple[Assignment, ...]:
         """What the silo explores."""
         return tuple(entry.assignment() for entry in self.environments)
@@ -332,6 +338,59 @@ def write_starter(data_dir: Path, *, base_model: str | None = None) -> bool:
     return True
 
 
+def foreign_specs(tables: Any) -> dict[str, ForeignSpec]:
+    """The tables ``[foreign."kind:alias"]``.
+
+    Specs among them are taken as they are.
+
+    Raises:
+        ValueError: With every problem found.
+    """
+    if not isinstance(tables, Mapping) or len(tables) > _MAX_FOREIGN:
+        raise ValueError(f"expected at most {_MAX_FOREIGN} tables, one for each environment")
+    specs: dict[str, ForeignSpec] = {}
+    wrong: list[str] = []
+    for name, table in tables.items():
+        try:
+            specs[name] = table if isinstance(table, ForeignSpec) else _foreign_spec(name, table)
+        except ValueError as error:
+            wrong.append(f'"{name}": {error}')
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return specs
+
+
+def spec_of(kind: type[SpecT], table: Any, *, directory: Path | None = None) -> SpecT:
+    """A frozen dataclass of a table with its fields as keys.
+
+    Args:
+        kind: The dataclass; its annotations and defaults are what is checked.
+        table: As TOML gave it; a ready ``kind`` is taken as it is.
+        directory: What relative paths are relative to.
+
+    Raises:
+        ValueError: With every problem found.
+    """
+    if isinstance(table, kind):
+        return table
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"{kind.__name__} is not a dataclass")
+    hints = get_type_hints(kind)
+    fields: dict[str, Any] = {
+        item.name: (hints[item.name], _default(item)) for item in dataclasses.fields(kind)
+    }
+    strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model = create_model(kind.__name__, __config__=strict, **fields)
+    checked = _validated(model, table)
+    values = {name: getattr(checked, name) for name in hints}
+    if directory is not None:
+        values = {
+            name: _below(directory, value) if isinstance(value, Path) else value
+            for name, value in values.items()
+        }
+    return kind(**values)
+
+
 def _document(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(path.read_bytes())
@@ -354,8 +413,73 @@ def _require_known_environment() -> None:
                 raise ConfigError(f"the environment variable {name} overrides no key of silo.toml")
 
 
-def _problems(error: ValidationError) -> str:
-    return "; ".join(problems(error, SiloConfig))
+def _nearest_key(key: str, known: Collection[str]) -> str:
+    """What an unknown key was probably meant to be, as a part of a message."""
+    close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
+    nearest = f"nearest: {close[0]}; " if close else ""
+    return f"unknown key ({nearest}known: {', '.join(sorted(known))})"
+
+
+def _problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line for each problem, with the known keys of the table it is in."""
+    lines = []
+    for item in error.errors(include_url=False, include_context=False):
+        path = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            text = _nearest_key(str(item["loc"][-1]), _keys(model, item["loc"][:-1]))
+        else:
+            text = item["msg"].removeprefix("Value error, ")
+        lines.append(f"{path}: {text}" if path else text)
+    return lines
+
+
+def _foreign_spec(name: str, table: Any) -> ForeignSpec:
+    kind, alias = kind_of(name)
+    if not isinstance(table, Mapping):
+        raise ValueError("not a table")  # noqa: TRY004  # a problem of the file, told with the others
+    if "name" in table:
+        raise ValueError("name: the name is the table's own, between the quotes")
+    return _validated(KINDS[kind], {"family": alias, **table, "name": name})
+
+
+def _validated(model: type[ModelT], table: Any) -> ModelT:
+    try:
+        # As JSON, because a strict model takes arrays and paths from it, and nothing is coerced.
+        text = json.dumps(table)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"a value has no place in this table: {error}") from error
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError("; ".join(_problems(error, model))) from error
+
+
+def _below(directory: Path, path: Path) -> Path:
+    return (directory.expanduser() / path.expanduser()).absolute()
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    if item.default is not dataclasses.MISSING:
+        return item.default
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return ...
+
+
+def _keys(model: type[BaseModel], path: tuple[int | str, ...]) -> set[str]:
+    """The keys of the table at a path; those of the outermost model where it has no model."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        inner = _models(field.annotation) if field else []
+        if inner:
+            model = inner[0]
+    return {key for key, field in model.model_fields.items() if not field.exclude}
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models(part)]
 
 
 def _base_directory(data_dir: Path, base_model: Path) -> Path:

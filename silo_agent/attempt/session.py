@@ -64,12 +64,7 @@ from secagg.messages import (
 from secagg.roster import SignedRoster
 from silo_agent.attempt.spool import Spool
 from silo_agent.books.audit import AuditLog, SiloEvent, place
-from silo_agent.books.ledger_names import (
-    identity_name,
-    ledger_identity,
-    newest_identity,
-    round_entry,
-)
+from silo_agent.books.ledger import identity_name, ledger_identity, newest_identity, round_entry
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import NotReadyError, SessionError, TransportError
 from silo_agent.line.transport import Coordinator

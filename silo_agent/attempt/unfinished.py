@@ -25,7 +25,7 @@ from ops.files import is_partial
 from ops.logs.errors import told
 from secagg.descriptor import AggregationId
 from silo_agent.attempt.spool import Spool
-from silo_agent.books.ledger_names import identity_name, ledger_identity
+from silo_agent.books.ledger import identity_name, ledger_identity
 from silo_agent.errors import SpoolError
 from silo_agent.line.transport import Coordinator
 from silo_agent.metrics import SiloMetrics

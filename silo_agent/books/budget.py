@@ -41,7 +41,7 @@ from dp.ledger.entry import LedgerEntry, TrainingEntry
 from dp.ledger.journal import Journal
 from dp.ledger.ledger import Ledger
 from dp.ledger.record import read_spent, read_trained
-from silo_agent.books.ledger_file import LEDGER_FILE
+from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError
 

@@ -34,7 +34,7 @@ from federation.version import this_version
 from ops.files import replace_file, sync_directory
 from silo_agent.books.audit import AUDIT_FILE
 from silo_agent.books.audit_heads import HEAD_FILE
-from silo_agent.books.ledger_file import LEDGER_FILE
+from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.identity.identity import Identity
 

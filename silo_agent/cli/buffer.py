@@ -169,7 +169,7 @@ def _daemon_stopped(data_dir: Path) -> Iterator[None]:
     Raises:
         CommandError: A daemon holds it.
     """
-    from silo_agent.books.ledger_file import LEDGER_FILE
+    from silo_agent.books.ledger import LEDGER_FILE
 
     try:
         descriptor = os.open(data_dir / LEDGER_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

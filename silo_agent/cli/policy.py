@@ -94,13 +94,14 @@ def policy_check(
     with answering(output):
         from dp.accounting.charge import epsilon_of
         from silo_agent.config import SiloConfig
+        from silo_agent.machine.machine import site_of
         from silo_agent.policy.plan import charges_of_run
         from silo_agent.policy.policy import Policy, check_plan
 
         config = SiloConfig.load(data)
         policy, asked = Policy.load(config.policy_file), _plan(plan)
         notes, unfit = _fitted(config, policy, asked)
-        decision = check_plan(policy, plan=asked, site=config.site(), unfit=unfit)
+        decision = check_plan(policy, plan=asked, site=site_of(config), unfit=unfit)
         costs = epsilon_of(charges_of_run(asked), policy.privacy.delta)
         manual = policy.policy.approval == "manual"
         data_out = {

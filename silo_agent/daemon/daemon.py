@@ -41,18 +41,15 @@ from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_des
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
 from silo_agent.attempt.session import Session
 from silo_agent.attempt.unfinished import UnfinishedUploads
-from silo_agent.books.ledger_echo import LedgerEcho, require_echoed
-from silo_agent.books.ledger_file import open_ledger
-from silo_agent.books.ledger_names import identity_name, ledger_identity
+from silo_agent.books.ledger import (
+    identity_name,
+    ledger_identity,
+    open_ledger,
+    require_unsigned,
+)
 from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.config import SiloConfig
-from silo_agent.daemon.admission import (
-    require_attempt_budget,
-    require_budget,
-    require_head,
-    require_next,
-)
 from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.failure import check_of, report
 from silo_agent.daemon.gate import Gate
@@ -64,9 +61,10 @@ from silo_agent.errors import (
     SpoolError,
     TransportError,
 )
-from silo_agent.follow.published import Published
+from silo_agent.follow.published import Published, require_head, require_next
 from silo_agent.identity.identity import Identity
 from silo_agent.identity.renewal import Renewal
+from silo_agent.line.instruction import LedgerEcho
 from silo_agent.line.transport import Coordinator, Idle, Instruction, RoundAborted, RoundClosed
 from silo_agent.local_work.work import LocalWork
 from silo_agent.machine.limits import restrict_gpus
@@ -258,12 +256,18 @@ class Daemon:
         task.verify(self.published.roster(task.roster_sha256).roster.coordinator_key)
         plan = self.published.plan(task.plan_sha256)
         self._task, self._asked = task, (task.run_id, Place(task.round, task.step))
-        mine = self.identity
-        require_echoed(self.ledger, echo, silo_id=mine.silo_id, signing_key=mine.signing_key)
-        self.gate.judge_task(task, plan, work=self.work, echo=echo, fetch=self.coordinator.plan)
-        require_budget(self.ledger, plan, self.policy.limits, task)
+        self.gate.judge_task(
+            task,
+            plan,
+            work=self.work,
+            ledger=self.ledger,
+            identity=self.identity,
+            echo=echo,
+            fetch=self.coordinator.plan,
+        )
         head = self.published.follow(task.run_id, task.plan_sha256)
-        require_next(self.ledger, task, plan, head.record)
+        require_next(task, plan, head.record)
+        require_unsigned(self.ledger, task)
         self.work.start(task=task, plan=plan, head=head)
         self.audit.accepted(task)
 
@@ -295,8 +299,9 @@ class Daemon:
         require_head(descriptor, finished.plan, head.record)
         plan = self.published.plan(descriptor.plan_sha256)
         me, layout = self.identity.silo_id, finished.layout
-        self.gate.judge_descriptor(signed, plan, silo_id=me, work=self.work, layout=layout)
-        require_attempt_budget(self.ledger, plan, self.policy.limits, identity)
+        self.gate.judge_descriptor(
+            signed, plan, silo_id=me, work=self.work, ledger=self.ledger, layout=layout
+        )
         spec = plan.spec
         stepped = spec.mode is Mode.RECORD_DISTRIBUTED
         contribution = finished.for_attempt(
@@ -360,24 +365,7 @@ class Daemon:
 
     def _refuse(self, refusal: PolicyRefusalError) -> None:
         self._give_up_session()
-        self.metrics.count_decision(accepted=False, rule=refusal.rule)
-        log.warning("refused", rule=refusal.rule, detail=refusal)
-        self.audit.refused(self._asked, refusal.rule)
-        self.gate.refused(self._asked, refusal.rule)
-        self.metrics.rounds.labels(outcome="refused").inc()
-        self._tell_refusal(refusal.public_reason)
-
-    def _tell_refusal(self, public_reason: str) -> None:
-        if self._asked is None:
-            return
-        run_id, place = self._asked
-        try:
-            self.coordinator.refuse(
-                run_id=run_id, round_number=place.round, step=place.step, reason=public_reason
-            )
-        except TransportError as error:
-            self.metrics.count_error(type(error).__name__)
-            log.warning("refusal_not_delivered", detail=error)
+        self.gate.refuse(refusal, self._asked, audit=self.audit, coordinator=self.coordinator)
 
     def _survive(self, error: Exception, instruction: Instruction | None) -> None:
         """Count and log an error in one line, and drop the session unless the error may pass.
@@ -395,7 +383,7 @@ class Daemon:
             # A coordinator that cannot be reached may come back and go on with the attempt.
             self._give_up_session(keep_spool=self.stopping.is_set())
         if isinstance(error, ChainMismatchError | ChainError | UpdateError):
-            self._tell_refusal("chain")
+            self.gate.tell("chain", self._asked, coordinator=self.coordinator)
         if isinstance(error, LedgerCorruptError):
             self.ledger.close()
             self.ledger = open_ledger(self.config, self.policy, self.store)

@@ -21,7 +21,7 @@ from federation.chain.task import RoundTask
 from federation.errors import FederationError
 from secagg.descriptor import SignedDescriptor
 from secagg.errors import Check, SecAggError
-from silo_agent.books.ledger_names import identity_name
+from silo_agent.books.ledger import identity_name
 from silo_agent.errors import SessionError, SiloError
 from silo_agent.line.transport import Instruction, RoundClosed
 

@@ -1,4 +1,10 @@
-"""The guardian as the daemon asks it: the policy's rules, and what the operator has said.
+"""The guardian as the daemon asks it: every reason to refuse, and the one place that acts on one.
+
+A task passes, in this order: the coordinator's echo of this silo's ledger, the operator's word and
+the rules of the policy (``silo_agent/policy/policy.py``), the machine, the budget
+(``silo_agent/books/ledger.py``). Whatever refuses raises a ``PolicyRefusalError``; the daemon's
+loop hands it to ``refuse``, which alone counts it, logs it, writes it into the audit log and the
+list of runs, and tells the coordinator its public reason.
 
 Invariants:
 
@@ -9,7 +15,7 @@ Invariants:
 3. A silo that leaves begins nothing, and its daemon ends: with ``drain`` after the open attempt.
 
 Covered: verdicts, approval, refusal, departure, the notes about runs. Not covered: the rules
-themselves (``policy.py``), the budget (``silo_agent/daemon/admission.py``).
+themselves; what the ledger refuses while local work runs (``silo_agent/local_work/work.py``).
 """
 
 from __future__ import annotations
@@ -19,10 +25,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
+from dp.ledger.ledger import Ledger
 from federation.adapter.layout import Layout
 from federation.chain.record import AdapterRecord, Place
 from federation.chain.task import RoundTask
@@ -30,9 +37,11 @@ from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, SignedDescriptor
 from silo_agent.books.departure import Departure
 from silo_agent.books.heard_runs import HeardRuns
-from silo_agent.books.ledger_echo import LedgerEcho
-from silo_agent.daemon.admission import require_accepted
-from silo_agent.errors import PolicyRefusalError
+from silo_agent.books.ledger import require_attempt_budget, require_budget, require_echoed
+from silo_agent.daemon.audited import DaemonAudit
+from silo_agent.errors import PolicyRefusalError, TransportError
+from silo_agent.identity.identity import Identity
+from silo_agent.line.instruction import LedgerEcho
 from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.approvals import Approvals, Standing
@@ -55,6 +64,13 @@ WATCH_S: Final = 0.5
 """How often the mark of a departure is looked for beside the polls."""
 
 log = structlog.get_logger(__name__)
+
+
+class Tells(Protocol):
+    """What a refusal needs of the coordinator."""
+
+    def refuse(self, *, run_id: str, round_number: int, step: int, reason: str) -> None:
+        """This silo takes no part, for a public reason."""
 
 
 class Gate:
@@ -86,6 +102,8 @@ class Gate:
         plan: Plan,
         *,
         work: LocalWork,
+        ledger: Ledger,
+        identity: Identity,
         echo: LedgerEcho | None,
         fetch: Callable[[bytes], bytes],
     ) -> None:
@@ -95,13 +113,17 @@ class Gate:
             task: The coordinator signed it.
             plan: The plan that it names by digest.
             work: Knows what this silo has, and how the plan's work fits this machine.
+            ledger: This silo's.
+            identity: This silo's.
             echo: What came beside the task.
             fetch: Gives a plan's bytes by digest; called where they are not noted yet.
 
         Raises:
             PolicyRefusalError: With the rule that fired.
+            VerificationError: The echo is not of this silo's making.
             LocalStoreError: The disk refused, or the approvals cannot be read.
         """
+        require_echoed(ledger, echo, silo_id=identity.silo_id, signing_key=identity.signing_key)
         self._runs.hear(task, lambda: fetch(task.plan_sha256))
         judged = partial(
             check_task,
@@ -123,6 +145,7 @@ class Gate:
         if decision.rule == APPROVAL_RULE:
             self._waiting = (task, echo)
         self._admit(decision)
+        require_budget(ledger, plan, self._policy.limits, task)
 
     def require_standing(self, task: RoundTask, plan: Plan) -> None:
         """Go on only with an accepted task that the operator has not taken back since.
@@ -132,7 +155,7 @@ class Gate:
             LocalStoreError: The approvals cannot be read.
         """
         standing = self.standing(task.run_id, task.plan_sha256)
-        require_accepted(check_standing(self._policy, task=task, plan=plan, standing=standing))
+        _require_accepted(check_standing(self._policy, task=task, plan=plan, standing=standing))
 
     def judge_closed(self, record: AdapterRecord, plan: Plan, *, site: Site) -> Decision:
         """The verdict on a plan whose round has closed.
@@ -159,6 +182,7 @@ class Gate:
         *,
         silo_id: str,
         work: LocalWork,
+        ledger: Ledger,
         layout: Layout,
     ) -> None:
         """Go on only with a verified descriptor that is allowed; it is kept for the preview.
@@ -168,6 +192,7 @@ class Gate:
             plan: The plan that it names by digest.
             silo_id: This silo.
             work: Knows what this silo has.
+            ledger: This silo's.
             layout: Of the vector that this silo trained.
 
         Raises:
@@ -187,16 +212,54 @@ class Gate:
         )
         self._admit(decision)
         self._runs.describe(signed)
+        require_attempt_budget(ledger, plan, self._policy.limits, descriptor.identity)
 
     def _admit(self, decision: Decision) -> None:
-        """Count a favourable verdict; whoever hears of any other counts it."""
-        require_accepted(decision)
+        """Count a favourable verdict; ``refuse`` counts any other."""
+        _require_accepted(decision)
         self._metrics.count_decision(accepted=True, rule=decision.rule)
 
-    def refused(self, asked: tuple[str, Place] | None, rule: str) -> None:
-        """Note a refusal that came after the verdict, for example of the budget."""
+    def refuse(
+        self,
+        refusal: PolicyRefusalError,
+        asked: tuple[str, Place] | None,
+        *,
+        audit: DaemonAudit,
+        coordinator: Tells,
+    ) -> None:
+        """Let a refusal have its effects, here and outside.
+
+        Args:
+            refusal: Of whatever raised it.
+            asked: The run and the step that the coordinator asked for; None if it asked for none.
+            audit: Takes it.
+            coordinator: Told its public reason, and nothing else.
+
+        Raises:
+            LocalStoreError: The disk refused the note about the run.
+        """
+        self._metrics.count_decision(accepted=False, rule=refusal.rule)
+        log.warning("refused", rule=refusal.rule, detail=refusal)
+        audit.refused(asked, refusal.rule)
         if asked is not None:
-            self._runs.judged(asked[0], rule)
+            self._runs.judged(asked[0], refusal.rule)
+        self._metrics.rounds.labels(outcome="refused").inc()
+        self.tell(refusal.public_reason, asked, coordinator=coordinator)
+
+    def tell(
+        self, public_reason: str, asked: tuple[str, Place] | None, *, coordinator: Tells
+    ) -> None:
+        """Tell the coordinator that this silo takes no part; one that is away is not told."""
+        if asked is None:
+            return
+        run_id, place = asked
+        try:
+            coordinator.refuse(
+                run_id=run_id, round_number=place.round, step=place.step, reason=public_reason
+            )
+        except TransportError as error:
+            self._metrics.count_error(type(error).__name__)
+            log.warning("refusal_not_delivered", detail=error)
 
     def took_part(self, identity: AggregationId) -> None:
         """Count a round that this silo's shares are part of.
@@ -255,3 +318,10 @@ class Gate:
                     stopping.set()
 
         threading.Thread(target=look, name="departure", daemon=True).start()
+
+
+def _require_accepted(decision: Decision) -> None:
+    if not decision.accepted:
+        raise PolicyRefusalError(
+            rule=decision.rule, public_reason=decision.public_reason, detail=decision.detail
+        )

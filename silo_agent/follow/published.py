@@ -1,8 +1,9 @@
 """What the coordinator publishes, as far as this silo has checked it: roster, plan, chain.
 
-Invariants: a roster is one that the pinned root signed, never older than the newest known; a plan
+Invariants: a roster is believed only under the pinned root key or by the approvals of members of
+one that was, never at an older epoch, and only as the one that the message at hand names; a plan
 has the digest that it is asked for by; a head was followed to, link by link, under the plan that
-the caller judged and no other.
+the caller judged and no other; no task and no descriptor is taken up but of the step after it.
 
 Covered: fetching once what is needed often. Not covered: whether this silo takes part.
 """
@@ -12,18 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from federation.chain.record import AdapterRecord, next_place
+from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from secagg.descriptor import Descriptor
-from secagg.roster import SignedRoster
+from secagg.errors import Check
+from secagg.roster import SignedRoster, follow_rosters
 from silo_agent.books.local_store import LocalStore
-from silo_agent.daemon.admission import fetch_roster
-from silo_agent.errors import ChainMismatchError
+from silo_agent.errors import ChainMismatchError, SessionError
 from silo_agent.follow.chain import ChainFollower, Head
 from silo_agent.identity.identity import Identity
 from silo_agent.line.transport import Coordinator
 
-__all__ = ["Published"]
+__all__ = ["Published", "fetch_roster", "require_head", "require_next"]
 
 
 class Published:
@@ -139,3 +141,68 @@ class Published:
             if identity.step == 0 or following >= (identity.round, identity.step):
                 return head
         return self.follow(identity.run_id, descriptor.plan_sha256)
+
+
+def fetch_roster(
+    coordinator: Coordinator, *, identity: Identity, store: LocalStore, roster_sha256: bytes
+) -> SignedRoster:
+    """The roster with this digest, verified under the pinned root and not older than known.
+
+    One that members approved is followed from the newest one accepted here, or from one that the
+    root signed since.
+
+    Raises:
+        VerificationError: the signature, the approvals or the epoch.
+        SessionError: another roster is published, or it is another federation's.
+    """
+    last_epoch, last_sha256 = store.newest_roster_epoch(), store.newest_roster_sha256()
+    rosters: tuple[SignedRoster, ...] = (coordinator.roster(),)
+    if rosters[-1].approvals and rosters[-1].roster.sha256 != last_sha256:
+        rosters = coordinator.rosters(last_epoch)
+    roster = rosters[-1]
+    follow_rosters(rosters, identity.root_key, last_epoch=last_epoch, last_sha256=last_sha256)
+    if roster.roster.sha256 != roster_sha256:
+        raise SessionError(
+            "the published roster is not the one the message names", check=Check.DESCRIPTOR_ROSTER
+        )
+    if roster.roster.federation != identity.federation:
+        raise SessionError(
+            "the roster belongs to another federation", check=Check.DESCRIPTOR_ROSTER
+        )
+    store.set_newest_roster_epoch(roster.roster.epoch, roster.roster.sha256)
+    return roster
+
+
+def require_next(task: RoundTask, plan: Plan, head: AdapterRecord) -> None:
+    """Go on only with a task of the step that follows the adopted head.
+
+    Raises:
+        SessionError: it starts from another adapter, plan, round or step.
+    """
+    if head.adapter_sha256 != task.adapter_sha256:
+        raise SessionError("the task starts from another adapter", check=Check.MODEL)
+    if (task.round, task.step) != next_place(head.place, plan.sums_per_round):
+        raise SessionError("the task's step does not follow the head of the published chain")
+    if task.plan_sha256 != head.plan_sha256:
+        raise SessionError("the task names another plan than the run's")
+
+
+def require_head(descriptor: Descriptor, plan: Plan, head: AdapterRecord) -> None:
+    """Go on only with a descriptor of the step that follows the adopted head.
+
+    Raises:
+        SessionError: it starts from another adapter, plan, round or step.
+    """
+    identity = descriptor.identity
+    if descriptor.adapter_sha256 != head.adapter_sha256:
+        raise SessionError(
+            "the descriptor starts from another adapter than the chain's head",
+            check=Check.MODEL,
+        )
+    if descriptor.plan_sha256 != head.plan_sha256:
+        raise SessionError("the descriptor names another plan than the run's")
+    follows = (identity.round, identity.step) == next_place(head.place, plan.sums_per_round)
+    if identity.run_id != head.run_id or not follows:
+        raise SessionError(
+            "the descriptor's step does not follow the adopted head", check=Check.IDENTITY
+        )

@@ -15,10 +15,16 @@ from federation.chain.record import AdapterRecord
 from federation.chain.task import RoundTask
 from secagg.bounds import DIGEST_BYTES, require_bytes
 from secagg.descriptor import AggregationId, SignedDescriptor
-from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
-from silo_agent.books.ledger_echo import LedgerEcho
+from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundle, KeyBundles, Survivors
 
-__all__ = ["Idle", "Instruction", "RoundAborted", "RoundClosed", "read_instruction"]
+__all__ = [
+    "Idle",
+    "Instruction",
+    "LedgerEcho",
+    "RoundAborted",
+    "RoundClosed",
+    "read_instruction",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +44,18 @@ class RoundClosed:
     """A release ended; its record is the newest of the chain."""
 
     record: AdapterRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerEcho:
+    """A ledger head that this silo signed, as the coordinator kept it."""
+
+    identity: AggregationId
+    """The aggregation it was signed for."""
+    bundle: KeyBundle
+    """The signed bundle, which carries the head."""
+    descriptor_sha256: bytes
+    """Of that aggregation's descriptor; the signature covers it."""
 
 
 Payload = (
@@ -66,12 +84,6 @@ class Instruction:
 
 def read_instruction(response: pb.PollResponse) -> Instruction:
     """Read an answer to a poll.
-
-    Args:
-        response: As received.
-
-    Returns:
-        The instruction.
 
     Raises:
         MalformedMessageError: A field is out of bounds.

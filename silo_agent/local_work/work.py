@@ -71,6 +71,7 @@ from silo_agent.local_work.result import KeptResults, Result, result_of
 from silo_agent.local_work.step_sum import empty_sum, fulfil
 from silo_agent.machine.hardware import Fitting
 from silo_agent.machine.limits import require_disk
+from silo_agent.machine.machine import site_of
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import LimitsSection
 
@@ -119,7 +120,7 @@ class LocalWork:
         self._store = store
         self._metrics = metrics
         self._audit = audit
-        self.site = config.site()
+        self.site = site_of(config)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._lock = threading.Lock()
         self._finished = KeptResults()

@@ -1,4 +1,4 @@
-"""The machine this silo has, and the shape of the base model it holds.
+"""What this silo has: its machine, its base model, and what the guardian may see of them.
 
 Covered: processors and memory of this process, within its container; GPUs as torch sees them; dense
 decoders of the Llama and Qwen families by their own ``config.json``. Not covered: memory that
@@ -16,8 +16,9 @@ from pathlib import Path
 from federation.adapter.shapes import MAX_CONFIG_BYTES, ModelShape, shape_from_config, shape_of
 from federation.errors import ModelShapeError
 from silo_agent.config import SiloConfig
+from silo_agent.policy.rule import Site
 
-__all__ = ["Gpu", "Machine", "in_gib", "look", "shape_in"]
+__all__ = ["Gpu", "Machine", "in_gib", "look", "shape_in", "site_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,18 @@ def look(config: SiloConfig) -> Machine:
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=_memory_bytes(),
         gpus=_gpus() if wants_gpu else (),
+    )
+
+
+def site_of(config: SiloConfig) -> Site:
+    """What the guardian may compare a plan with.
+
+    Raises:
+        ConfigError: The base model's directory is none.
+    """
+    return Site(
+        base_sha256=config.base_sha256(),
+        environments={entry.environment: entry.declared_tasks for entry in config.environments},
     )
 
 

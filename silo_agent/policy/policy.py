@@ -14,7 +14,7 @@ Invariants:
    is asked about what the file refuses anyway.
 
 Covered: verdicts on plans, tasks, descriptors and rollbacks. Not covered: the budget, which the
-ledger enforces before every upload (``silo_agent/daemon/admission.py``).
+ledger enforces before every upload (``silo_agent/books/ledger.py``).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Invariants: what leaves the silo is one of five fixed texts. Each refusal is a f
 policy, clock and ledger, and the ledger is one of configurations and the clock alone: nothing
 depends on data.
 
-Covered: rules, public reasons, texts. Not covered: who decides (``silo_agent/daemon/admission.py``,
-``silo_agent/books/ledger_echo.py``, ``silo_agent/local_work/work.py``).
+Covered: rules, public reasons, texts. Not covered: who decides (``silo_agent/books/ledger.py``,
+``silo_agent/local_work/work.py``), what follows (``silo_agent/daemon/gate.py``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "LEDGER_ROLLED_BACK",
     "LEDGER_UNUSABLE",
     "RUN_ATTEMPTS",
+    "agreed_before",
     "cannot_run",
     "ledger_rolled_back",
     "over_budget",
@@ -67,6 +68,15 @@ def too_many_today(detail: str) -> PolicyRefusalError:
 def run_used_up(detail: str) -> PolicyRefusalError:
     """The run was charged for as many attempts or trainings as its plan states epsilon for."""
     return PolicyRefusalError(rule=RUN_ATTEMPTS, public_reason=_RUN, detail=detail)
+
+
+def agreed_before() -> PolicyRefusalError:
+    """Survivors of an attempt of this step were signed; whoever signs others may show two sums."""
+    return PolicyRefusalError(
+        rule=SURVIVORS_ALREADY_SIGNED,
+        public_reason=SURVIVORS_ALREADY_SIGNED,
+        detail="this silo signed survivors of an earlier attempt of this step",
+    )
 
 
 def ledger_rolled_back(detail: str) -> PolicyRefusalError:

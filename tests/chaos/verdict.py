@@ -50,7 +50,7 @@ from server.store.aggregations import AggregationOutcome
 from server.store.rounds import RELEASE_PHASE
 from silo_agent.books.audit import AUDIT_FILE
 from silo_agent.books.audit_heads import kept_head
-from silo_agent.books.ledger_file import open_ledger
+from silo_agent.books.ledger import open_ledger
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import SiloError

@@ -13,7 +13,7 @@ from evolution.envs.catalogue import Catalogue
 from evolution.errors import ForeignRefusalError
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
-from silo_agent.foreign_config import foreign_specs
+from silo_agent.config import foreign_specs
 from tests.unit.foreign_worlds import Engine, obedient
 
 NAME = "openenv:colour"

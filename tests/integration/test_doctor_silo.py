@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from dp.ledger.ledger import Ledger
 from lab.loopback import free_port
 from ops.doctor.checkup import Outcome
-from silo_agent.books.ledger_file import open_ledger
+from silo_agent.books.ledger import open_ledger
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.doctor.doctor import examine_silo

@@ -19,7 +19,7 @@ from lab.demo.choices import Privacy, Scenario
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import FAMILIES, SILOS, DemoSettings, plan_toml, silo_toml
 from lab.loopback import LoopbackFederation
-from silo_agent.books.ledger_file import LEDGER_FILE
+from silo_agent.books.ledger import LEDGER_FILE
 from tests.integration import constant_federation as cf
 
 pytestmark = pytest.mark.xdist_group("gating_plan")

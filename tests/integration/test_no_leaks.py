@@ -50,7 +50,7 @@ from lab.demo.choices import Privacy
 from lab.demo.recipe import RECIPES
 from lab.demo.run import BASE_MODEL
 from lab.loopback import LoopbackFederation, free_port
-from silo_agent.books.ledger_file import LEDGER_FILE
+from silo_agent.books.ledger import LEDGER_FILE
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("leaks")]
 

@@ -26,6 +26,7 @@ from dp.ledger.ledger import Ledger
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.layout import Layout
 from federation.plan.read import read_plan
+from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.ledger_file import LEDGER_FILE
 from silo_agent.identity.identity import Identity
 from silo_agent.line.transport import Coordinator

@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         name="echo-believed",
         disables="the comparison of the echoed head with the ledger",
-        file="silo_agent/books/ledger_echo.py",
+        file="silo_agent/books/ledger.py",
         old="        ledger.require_contains(bundle.ledger_seq, bundle.ledger_sha256)\n",
         new="        ledger.require_contains(*ledger.head())\n",
         tests=(_ECHO + "test_an_older_copy_is_refused_in_public_and_says_what_to_do",),
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         name="echo-of-anybody",
         disables="the silo's own signature on an echoed head",
-        file="silo_agent/books/ledger_echo.py",
+        file="silo_agent/books/ledger.py",
         old="    if bundle.silo_id != silo_id or not "
         "suite.verify(own_key, bundle.signature, signed_bytes):\n",
         new="    if bundle.silo_id != silo_id or not own_key or not signed_bytes:\n",

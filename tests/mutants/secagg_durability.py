@@ -7,10 +7,9 @@ from tests.mutants.mutant import Mutant
 LEDGER = "dp/ledger/ledger.py"
 JOURNAL = "dp/ledger/journal.py"
 DAYS = "dp/ledger/days.py"
-ADMISSION = "silo_agent/daemon/admission.py"
 TOTALS = "dp/ledger/counts.py"
 
-LEDGER_FILE = "silo_agent/books/ledger_file.py"
+SILO_LEDGER = "silo_agent/books/ledger.py"
 SESSION = "silo_agent/attempt/session.py"
 SPOOL = "silo_agent/attempt/spool.py"
 UNFINISHED = "silo_agent/attempt/unfinished.py"
@@ -169,7 +168,7 @@ MUTANTS = (
     Mutant(
         name="attempts-per-day",
         disables="the site's cap on attempts of a day",
-        file=ADMISSION,
+        file=SILO_LEDGER,
         old="    if done + debits > most:\n",
         new="    if done < 0:\n",
         tests=(
@@ -188,7 +187,7 @@ MUTANTS = (
     Mutant(
         name="attempts-per-day-not-told-to-the-ledger",
         disables="the site's ceiling of a day in the ledger that the daemon opens",
-        file=LEDGER_FILE,
+        file=SILO_LEDGER,
         old="        max_debits_per_day=policy.limits.max_attempts_per_day,\n",
         new="",
         tests=(_FILE_TESTS + "test_the_sites_ceiling_of_a_day_is_the_ledgers",),
@@ -204,7 +203,7 @@ MUTANTS = (
     Mutant(
         name="attempts-per-run",
         disables="the cap on a run's attempts that its plan states epsilon for",
-        file=ADMISSION,
+        file=SILO_LEDGER,
         old="        if charged >= stated:\n",
         new="        if charged < 0:\n",
         tests=(
@@ -344,7 +343,7 @@ MUTANTS = (
     Mutant(
         name="ledger-lost",
         disables="refusal of a new ledger where the silo is not new",
-        file=LEDGER_FILE,
+        file=SILO_LEDGER,
         old="    if store.chain_heads() and not path.exists():\n",
         new="    if not store:\n",
         tests=(_FILE_TESTS + "test_a_lost_ledger_is_not_replaced_by_a_new_one",),
@@ -352,7 +351,7 @@ MUTANTS = (
     Mutant(
         name="ledger-restored",
         disables="refusal of a ledger older than the silo remembers",
-        file=LEDGER_FILE,
+        file=SILO_LEDGER,
         old="            ledger.require_contains(*remembered)\n",
         new="            ledger.head()\n",
         tests=(_FILE_TESTS + "test_an_older_copy_of_the_ledger_is_refused",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 SESSION = "silo_agent/attempt/session.py"
-DAEMON = "silo_agent/daemon/daemon.py"
+GATE = "silo_agent/daemon/gate.py"
 PEER_HEADS = "silo_agent/books/peer_heads.py"
 
 _PEERS = "tests/unit/test_silo_peer_heads.py::"
@@ -77,9 +77,9 @@ MUTANTS = (
     Mutant(
         name="echo-not-required",
         disables="the comparison of the ledger with the head that the coordinator echoes",
-        file=DAEMON,
-        old="        require_echoed(self.ledger, echo, silo_id=mine.silo_id, "
-        "signing_key=mine.signing_key)\n",
+        file=GATE,
+        old="        require_echoed(ledger, echo, silo_id=identity.silo_id, "
+        "signing_key=identity.signing_key)\n",
         new="",
         tests=(_STEPS + "test_a_rolled_back_ledger_works_on_nothing_says_so_and_asks_again",),
     ),

@@ -17,7 +17,7 @@ from evolution.errors import (
 )
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
-from silo_agent.foreign_config import foreign_specs
+from silo_agent.config import foreign_specs
 from tests.unit.foreign_worlds import Engine, agentgym_server, begin_and_step, obedient, reply
 
 NAME = "agentgym:colour"

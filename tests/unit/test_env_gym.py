@@ -12,7 +12,7 @@ from evolution.envs.catalogue import Catalogue
 from evolution.errors import EnvironmentSetupError, EpisodeStateError, ForeignReplyError
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
-from silo_agent.foreign_config import foreign_specs
+from silo_agent.config import foreign_specs
 from tests.unit.foreign_worlds import COLOURS, Engine, begin_and_step, obedient
 
 NAME = "gym:thing"

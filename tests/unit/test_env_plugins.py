@@ -14,9 +14,8 @@ from evolution.envs.tasks import Split
 from evolution.errors import EnvironmentPluginError, UnknownEnvironmentError
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
-from silo_agent.config import SiloConfig
+from silo_agent.config import SiloConfig, foreign_specs
 from silo_agent.errors import ConfigError
-from silo_agent.foreign_config import foreign_specs
 from tests.unit.foreign_worlds import Engine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "environments.md"

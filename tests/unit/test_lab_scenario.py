@@ -13,6 +13,7 @@ from lab.demo.choices import Control, Privacy, Scenario
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
 from silo_agent.config import SiloConfig
+from silo_agent.machine.machine import site_of
 from silo_agent.policy.policy import ACCEPTED, Policy, check_plan
 from silo_agent.policy.proposal import write_for_plan
 
@@ -35,7 +36,7 @@ def configs_of(settings, directory):
 
 
 def rules_of(policy, plan, configs):
-    return [check_plan(policy, plan=plan, site=config.site()).rule for config in configs]
+    return [check_plan(policy, plan=plan, site=site_of(config)).rule for config in configs]
 
 
 @pytest.mark.parametrize(("scenario", "control"), ALL)

@@ -11,13 +11,9 @@ from dp.ledger.runs import RunDebits
 from federation.chain.record import Place
 from federation.chain.task import ATTEMPTS_USED_UP, PASSING_REASONS
 from secagg.descriptor import AggregationId
-from silo_agent.daemon.admission import (
-    require_attempt_budget,
-    require_budget,
-    require_head,
-    require_next,
-)
+from silo_agent.books.ledger import require_attempt_budget, require_budget, require_unsigned
 from silo_agent.errors import PolicyRefusalError, SessionError
+from silo_agent.follow.published import require_head, require_next
 from silo_agent.policy.document import LimitsSection, Policy
 from silo_agent.policy.plan import charges_of_run
 from silo_agent.policy.refusal import DAEMON_RULES
@@ -284,34 +280,33 @@ def descriptor_at(number, step, **change):
     ("head", "follows"),
     [((0, 0), (1, 0)), ((1, 0), (1, 1)), ((1, 2), (2, 0)), ((4, 1), (4, 2))],
 )
-def test_only_the_step_after_the_adopted_head_follows(ledger_of, head, follows):
-    ledger = ledger_of()
+def test_only_the_step_after_the_adopted_head_follows(head, follows):
     for number in range(6):
         for step in range(4):
             if (number, step) == follows:
-                require_next(ledger, task_at(number, step), STEPPED, head_at(*head))
+                require_next(task_at(number, step), STEPPED, head_at(*head))
                 require_head(descriptor_at(number, step), STEPPED, head_at(*head))
                 continue
             with pytest.raises(SessionError, match="follow"):
-                require_next(ledger, task_at(number, step), STEPPED, head_at(*head))
+                require_next(task_at(number, step), STEPPED, head_at(*head))
             with pytest.raises(SessionError, match="follow"):
                 require_head(descriptor_at(number, step), STEPPED, head_at(*head))
 
 
 @pytest.mark.parametrize("field", ["adapter_sha256", "plan_sha256"])
-def test_another_adapter_or_plan_does_not_follow(ledger_of, field):
+def test_another_adapter_or_plan_does_not_follow(field):
     change = {field: bytes(32)}
     with pytest.raises(SessionError, match="another"):
-        require_next(ledger_of(), task_at(1, 1, **change), STEPPED, head_at(1, 0))
+        require_next(task_at(1, 1, **change), STEPPED, head_at(1, 0))
     with pytest.raises(SessionError, match="another"):
         require_head(descriptor_at(1, 1, **change), STEPPED, head_at(1, 0))
 
 
-def test_survivors_signed_for_one_step_do_not_close_the_next(tmp_path, monkeypatch):
+def test_survivors_signed_for_one_step_do_not_close_the_next():
     agreed = {("run-1", 1, 1, 0)}
     ledger = SimpleNamespace(has_agreed=lambda *key: key in agreed)
     with pytest.raises(PolicyRefusalError) as refused:
-        require_next(ledger, task_at(1, 1), STEPPED, head_at(1, 0))
+        require_unsigned(ledger, task_at(1, 1))
     assert refused.value.public_reason == "survivors_already_signed"
-    require_next(ledger, task_at(1, 2), STEPPED, head_at(1, 1))
+    require_unsigned(ledger, task_at(1, 2))
     assert Identity("run-1", 1, 1, 0, 1).aggregation in agreed

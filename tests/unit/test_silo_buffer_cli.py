@@ -13,7 +13,7 @@ import silo_tiny_base
 from test_silo_buffer import won
 
 from evolution.memory.buffer import SuccessBuffer
-from silo_agent.books.ledger_file import LEDGER_FILE
+from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
 

@@ -10,6 +10,7 @@ from evolution.methods.evolver import Assignment
 from evolution.model.identity import base_sha256
 from silo_agent.config import NO_BASE_MODEL, SiloConfig, write_starter
 from silo_agent.errors import ConfigError
+from silo_agent.machine.machine import site_of
 
 
 def load(directory: Path, text: str) -> SiloConfig:
@@ -102,7 +103,7 @@ def test_a_file_that_cannot_be_honoured_is_an_error(tmp_path: Path, text: str, p
 
 def test_the_guardian_is_shown_what_is_written_down_and_no_store(tmp_path: Path):
     entries = '[{ environment = "craft", declared_tasks = 1200 }, "maze"]'
-    site = load(tmp_path, f"environments = {entries}").site()
+    site = site_of(load(tmp_path, f"environments = {entries}"))
     assert site.environments == {"craft": 1200, "maze": None}
     assert site.base_sha256 == NO_BASE_MODEL
     assert [path.name for path in tmp_path.iterdir()] == ["silo.toml"]

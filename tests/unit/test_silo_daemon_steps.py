@@ -14,11 +14,12 @@ from federation.chain.task import RoundTask
 from secagg import suite
 from secagg.descriptor import AggregationId
 from secagg.messages import KeyBundle
-from silo_agent.books.ledger_echo import LedgerEcho
+from silo_agent.daemon.gate import Gate
 from silo_agent.errors import PolicyRefusalError
 from silo_agent.follow.published import Published
+from silo_agent.line.instruction import LedgerEcho
 from silo_agent.line.transport import Instruction
-from silo_agent.policy.document import LimitsSection
+from silo_agent.policy.document import Policy
 from tests.unit.secagg_samples import COORDINATOR_KEY, make_roster, signed_roster, signing_key
 from tests.unit.silo_record_plans import STEPS, stepped_plan
 from tests.unit.silo_session_round import ME
@@ -111,7 +112,8 @@ def asked(bench, monkeypatch):
     did = []
     daemon = bench.daemon
     daemon.identity = SimpleNamespace(silo_id=ME, signing_key=signing_key(ME))
-    daemon.policy = SimpleNamespace(limits=LimitsSection(max_attempts_per_day=100))
+    allowed = Policy.parse(b"[limits]\nmax_attempts_per_day = 100")
+    daemon.gate = Gate(bench.directory, allowed, daemon.metrics)
     record = SimpleNamespace(
         place=Place(2, 0), adapter_sha256=bytes(32), plan_sha256=bytes(32), run_id="run-1"
     )
@@ -172,7 +174,7 @@ def test_a_task_over_budget_is_refused_before_any_work(bench, asked, monkeypatch
     def over(*_, **__):
         raise PolicyRefusalError(rule="epsilon_cap", public_reason="budget", detail="too much")
 
-    monkeypatch.setattr("silo_agent.daemon.daemon.require_budget", over)
+    monkeypatch.setattr("silo_agent.daemon.gate.require_budget", over)
     coordinator = tell_task(bench, None)
     assert coordinator.refused[0]["reason"] == "budget"
     assert asked == []

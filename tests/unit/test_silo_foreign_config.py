@@ -15,9 +15,8 @@ from evolution.rollout.spec import EngineSpec
 from evolution.train.spec import TrainerSpec
 from evolution.train.trainer import TrainerSpec
 from federation.plan.read import read_plan
-from silo_agent.config import SiloConfig
+from silo_agent.config import SiloConfig, spec_of
 from silo_agent.errors import ConfigError
-from silo_agent.foreign_config import spec_of
 from silo_agent.local_work.plan_terms import evolver_setup
 from silo_agent.metrics import SiloMetrics
 

@@ -29,7 +29,6 @@ class Site(Bench):
         daemon = self.daemon
         daemon.gate = Gate(tmp_path, policy, daemon.metrics)
         daemon.identity = SimpleNamespace(silo_id=ME, signing_key=None)
-        daemon.policy = SimpleNamespace(limits=None)
         self.did = []
         record = SimpleNamespace()
         daemon.published = SimpleNamespace(
@@ -46,8 +45,8 @@ class Site(Bench):
             close=lambda: None,
             fitting=SimpleNamespace(choice=lambda _plan: SimpleNamespace(unfit="", notes=())),
         )
-        for name in ("require_echoed", "require_budget", "require_next"):
-            monkeypatch.setattr(f"silo_agent.daemon.daemon.{name}", lambda *_, **__: None)
+        for name in ("gate.require_echoed", "gate.require_budget", "daemon.require_next"):
+            monkeypatch.setattr(f"silo_agent.daemon.{name}", lambda *_, **__: None)
         monkeypatch.setattr("silo_agent.daemon.gate.check_task", self.verdict)
         # No pause between polls: the tests count them.
         monkeypatch.setattr("silo_agent.daemon.polling.LEAST_POLL_S", 0.0)

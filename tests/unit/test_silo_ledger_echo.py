@@ -10,8 +10,9 @@ from secagg import suite
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundle
-from silo_agent.books.ledger_echo import LedgerEcho, require_echoed
+from silo_agent.books.ledger import require_echoed
 from silo_agent.errors import PolicyRefusalError
+from silo_agent.line.instruction import LedgerEcho
 from tests.unit.secagg_samples import signing_key
 
 ME = "silo-000"

@@ -7,7 +7,7 @@ import pytest
 from dp_ledger_samples import none_entry
 
 from dp.errors import LedgerRolledBackError, TooManyDebitsError
-from silo_agent.books.ledger_file import LEDGER_FILE, open_ledger
+from silo_agent.books.ledger import LEDGER_FILE, open_ledger
 from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.errors import ConfigError
 

@@ -8,7 +8,7 @@ from dp.ledger.ledger import Ledger
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundle, KeyBundles
-from silo_agent.books.ledger_names import ledger_identity
+from silo_agent.books.ledger import ledger_identity
 from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import LocalStoreError

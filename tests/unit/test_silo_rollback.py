@@ -12,10 +12,10 @@ from federation.errors import AuditHeadConflictError, ChainError, UpdateError
 from secagg.errors import Check
 from server.audit import AuditEvent, AuditLog
 from silo_agent.books.local_store import LocalStore
-from silo_agent.daemon.admission import require_head
 from silo_agent.daemon.gate import Gate
 from silo_agent.errors import ChainMismatchError, PolicyFileError, PolicyRefusalError, SessionError
 from silo_agent.follow.chain import ChainFollower
+from silo_agent.follow.published import require_head
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import Policy
 from silo_agent.policy.policy import check_rollback

@@ -11,8 +11,8 @@ from secagg import suite
 from secagg.errors import Check, VerificationError
 from secagg.roster import SignedRoster, approve_roster
 from silo_agent.books.local_store import LocalStore
-from silo_agent.daemon.admission import fetch_roster
 from silo_agent.errors import SessionError
+from silo_agent.follow.published import fetch_roster
 from tests.unit.secagg_samples import ROOT_KEY, make_roster, signed_roster, signing_key, silo_names
 
 IDENTITY = SimpleNamespace(root_key=suite.verification_key(ROOT_KEY), federation="example")

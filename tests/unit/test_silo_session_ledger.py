@@ -8,7 +8,7 @@ from dp.errors import LedgerCorruptError
 from dp.ledger.ledger import Ledger, LedgerEntry
 from secagg import client
 from secagg.descriptor import AggregationId
-from silo_agent.books.ledger_names import round_entry
+from silo_agent.books.ledger import round_entry
 from tests.unit.silo_session_round import Round, spec_of
 
 

@@ -12,7 +12,7 @@ from secagg.descriptor import AggregationId
 from secagg.messages import MaskedInputHeader
 from silo_agent.attempt.spool import Spool
 from silo_agent.attempt.unfinished import UnfinishedUploads
-from silo_agent.books.ledger_names import ledger_identity
+from silo_agent.books.ledger import ledger_identity
 from silo_agent.errors import TransportError
 from silo_agent.metrics import SiloMetrics
 

@@ -9,7 +9,7 @@ Invariants:
 4. The splits never share a task: seeds come from disjoint ranges, listed tasks may not repeat.
 
 Covered: the three kinds ``openenv``, ``agentgym`` and ``gym``. Not covered: reading silo.toml
-(``silo_agent/foreign_config.py``).
+(``silo_agent/config.py``).
 """
 
 from __future__ import annotations
