@@ -80,12 +80,7 @@ class AuditHeadExchange:
     """Whether the coordinator was last found not to know this call."""
 
     def exchange(self, coordinator: Exchanges, coordinator_key: bytes) -> None:
-        """Leave this silo's head and keep the coordinator's.
-
-        Args:
-            coordinator: To ask.
-            coordinator_key: Of the roster in force.
-        """
+        """Leave this silo's head and keep the coordinator's, verified under the roster's key."""
         try:
             identity = self.identity()
             ours = sign_head(
@@ -141,13 +136,7 @@ class AuditHeadExchange:
 
 
 def kept_head(data_dir: Path) -> AuditHead | None:
-    """Return the coordinator's newest head that this silo verified.
-
-    Args:
-        data_dir: The silo's data directory.
-
-    Returns:
-        The head; None before the first exchange.
+    """Return the coordinator's newest head that this silo verified; None before the first exchange.
 
     Raises:
         AuditLogError: The file is damaged.

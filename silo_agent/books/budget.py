@@ -45,7 +45,7 @@ from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError
 
-__all__ = ["LEDGER_FILE", "Budget", "RunBudget", "UnitBudget", "read_budget"]
+__all__ = ["Budget", "RunBudget", "UnitBudget", "read_budget"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,10 +124,7 @@ class _Debit:
 def read_budget(data_dir: Path, *, delta: float, caps: Mapping[UnitKind, float]) -> Budget:
     """Read the ledger of a data directory.
 
-    Args:
-        data_dir: The silo's.
-        delta: From the site's policy.
-        caps: From the site's policy.
+    ``delta`` and ``caps`` are those of the site's policy.
 
     Raises:
         LocalStoreError: The ledger cannot be read, or is gone.

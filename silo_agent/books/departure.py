@@ -160,11 +160,7 @@ class Departure:
 
 
 def tell(identity: Identity, *, revoke: bool) -> None:
-    """Tell the coordinator that this silo leaves.
-
-    Args:
-        identity: This silo's.
-        revoke: Whether its certificate ends now.
+    """Tell the coordinator that this silo leaves, and whether its certificate ends now.
 
     Raises:
         TransportError: The coordinator was not reached, or refused.

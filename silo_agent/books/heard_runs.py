@@ -145,9 +145,7 @@ class HeardRuns:
     def hear(self, task: RoundTask, plan_toml: Callable[[], bytes]) -> None:
         """Remember a task, verified, and the plan it names.
 
-        Args:
-            task: The coordinator signed it.
-            plan_toml: Fetches the plan's bytes; called where they are not here yet.
+        ``plan_toml`` fetches the plan's bytes; it is called where they are not here yet.
 
         Raises:
             LocalStoreError: The disk refused.
@@ -171,10 +169,8 @@ class HeardRuns:
     def judged(self, run_id: str, rule: str, *, hardware: tuple[str, ...] | None = None) -> None:
         """Note a verdict of the guardian; nothing for a run that is not known.
 
-        Args:
-            run_id: The run.
-            rule: ``accepted``, or the rule that refused.
-            hardware: What was chosen for this machine; None leaves it as it is.
+        ``rule`` is ``accepted`` or the rule that refused. ``hardware`` is what was chosen for this
+        machine; None leaves it as it is.
 
         Raises:
             LocalStoreError: The disk refused.

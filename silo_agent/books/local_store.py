@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.files import append_line, replace_file
-from silo_agent.books.peer_head import PeerHead
+from silo_agent.books.peer_heads import PeerHead
 from silo_agent.errors import LocalStoreError
 from silo_agent.line.download import PARTIAL, Incoming, mapped
 

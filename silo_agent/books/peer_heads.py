@@ -19,7 +19,8 @@ Ordered invariants, for the bundles of one attempt, their signatures verified be
    the next attempt that shows the head seen or a higher one, as after putting the newest ledger
    back.
 3. What was seen is durable before any share of this silo leaves.
-4. Heads belong to a verification key: a silo that enrolled anew begins a new ledger. Only members
+4. What is read back from ``state.json`` is what was written, or an error; nothing is filled in.
+5. Heads belong to a verification key: a silo that enrolled anew begins a new ledger. Only members
    of the roster in force are remembered.
 
 Covered: rollback and fork of a peer's ledger that this silo has seen ahead, until the peer's
@@ -34,31 +35,87 @@ signed: the attempt in which an honest peer is behind is lost, and nothing else.
 from __future__ import annotations
 
 import hmac
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 from secagg.descriptor import AggregationId
-from secagg.errors import Check, VerificationError
+from secagg.errors import Check, MalformedMessageError, VerificationError
 from secagg.messages import KeyBundle, KeyBundles
 from secagg.roster import Roster
-from silo_agent.books.local_store import LocalStore
-from silo_agent.books.peer_head import PeerHead
 
-__all__ = ["PeerHeads"]
+__all__ = ["PeerHead", "PeerHeads"]
+
+_DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerHead:
+    """The highest ledger head that a peer has signed."""
+
+    verification_key: bytes
+    """The key it signed with; a silo that enrolled anew has another key and another ledger."""
+    seq: int
+    """Sequence number of the record."""
+    sha256: bytes
+    """Its digest."""
+    identity: AggregationId
+    """The aggregation it was signed for; the signature covers it."""
+    rolled_back: bool = False
+    """Whether this peer has signed what no one ledger can hold."""
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> PeerHead:
+        """Read one back.
+
+        Raises:
+            KeyError: A field is missing.
+            ValueError: One is damaged.
+        """
+        return cls(
+            verification_key=_digest(state["verification_key"]),
+            seq=int(state["seq"]),
+            sha256=_digest(state["sha256"]),
+            identity=_identity(state["identity"]),
+            rolled_back=state["rolled_back"] is not False,
+        )
+
+    def to_state(self) -> dict[str, Any]:
+        """As JSON."""
+        place = self.identity
+        return {
+            "verification_key": self.verification_key.hex(),
+            "seq": self.seq,
+            "sha256": self.sha256.hex(),
+            "identity": {
+                "run": place.run_id,
+                "round": place.round,
+                "step": place.step,
+                "part": place.part,
+                "attempt": place.attempt,
+            },
+            "rolled_back": self.rolled_back,
+        }
+
+
+class Remembers(Protocol):
+    """What outlives the process; ``silo_agent/books/local_store.py``."""
+
+    def peer_heads(self) -> dict[str, PeerHead]:
+        """The highest head of each peer, by name."""
+
+    def set_peer_heads(self, heads: Mapping[str, PeerHead]) -> None:
+        """Replace them, durably."""
 
 
 class PeerHeads:
     """What this silo knows of its peers' ledgers."""
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: Remembers) -> None:
         self._store = store
 
     def admit(self, bundles: KeyBundles, roster: Roster, identity: AggregationId) -> None:
-        """Compare the heads of one attempt with those seen before, and remember the higher ones.
-
-        Args:
-            bundles: Of the attempt, verified.
-            roster: In force.
-            identity: Of the attempt.
+        """Compare the heads of a verified attempt with those seen before; remember the higher ones.
 
         Raises:
             VerificationError: ledger_head, naming the peer that is behind or shows a fork.
@@ -118,3 +175,23 @@ def _is_back(bundle: KeyBundle, before: PeerHead, identity: AggregationId) -> bo
     """A newer identity of the same run with a lower head."""
     newer = identity.fields() > before.identity.fields()
     return identity.run_id == before.identity.run_id and newer and bundle.ledger_seq < before.seq
+
+
+def _identity(place: Mapping[str, Any]) -> AggregationId:
+    try:
+        return AggregationId(
+            run_id=place["run"],
+            round=place["round"],
+            step=place["step"],
+            part=place["part"],
+            attempt=place["attempt"],
+        )
+    except MalformedMessageError as error:
+        raise ValueError("no aggregation has this name") from error
+
+
+def _digest(value: str) -> bytes:
+    digest = bytes.fromhex(value)
+    if len(digest) != _DIGEST_BYTES:
+        raise ValueError("not 32 bytes")
+    return digest

@@ -117,12 +117,11 @@ def join(
     with answering(output):
         from silo_agent.books.audit import AuditLog, SiloEvent
         from silo_agent.books.departure import Departure
-        from silo_agent.cli.invite import read_invite
         from silo_agent.config import write_starter
         from silo_agent.identity.join import join as join_federation
-        from silo_agent.policy.policy import write_default
+        from silo_agent.policy.proposal import write_default
 
-        identity = join_federation(read_invite(invite), data)
+        identity = join_federation(_read_invite(invite), data)
         Departure(data).clear()
         AuditLog(data).append(
             SiloEvent.JOINED, federation=identity.federation, silo=identity.silo_id
@@ -159,6 +158,35 @@ def join(
                 "next_step": f"chorale-silo run --data {data}",
             },
         )
+
+
+def _read_invite(given: str) -> str:
+    """The invite: what was given, for ``-`` a line of standard input, for nothing what is typed.
+
+    An argument stands in the list of processes, which other accounts of the machine can read, and
+    an invite is a secret until it is redeemed.
+    """
+    from federation.membership.invite import MAX_CHARS
+
+    if given == "-":
+        invite = sys.stdin.readline(MAX_CHARS + 2).strip()
+    elif given:
+        invite = given
+    elif sys.stdin.isatty():
+        try:
+            invite = str(typer.prompt("the invite, which is not shown", hide_input=True, err=True))
+        except typer.Abort:
+            invite = ""
+    else:
+        invite = ""
+    if not invite.strip():
+        raise CommandError(
+            "no invite was given",
+            code="invite_absent",
+            exit_code=Exit.ARGUMENTS,
+            next_step="chorale-silo join - reads it from standard input, one line",
+        )
+    return invite.strip()
 
 
 @app.command()
@@ -214,14 +242,14 @@ def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         from dataclasses import asdict
 
         from silo_agent.books.budget import read_budget
-        from silo_agent.cli.budget_table import lines
+        from silo_agent.cli.status import budget_lines
         from silo_agent.config import SiloConfig
         from silo_agent.policy.document import Policy
 
         config = SiloConfig.load(data)
         privacy = Policy.load(config.policy_file).privacy
         found = read_budget(config.data_dir, delta=privacy.delta, caps=privacy.caps())
-        show_result(output, *lines(found))
+        show_result(output, *budget_lines(found))
         succeed(output, asdict(found))
 
 

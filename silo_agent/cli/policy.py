@@ -95,8 +95,9 @@ def policy_check(
         from dp.accounting.charge import epsilon_of
         from silo_agent.config import SiloConfig
         from silo_agent.machine.machine import site_of
+        from silo_agent.policy.document import Policy
         from silo_agent.policy.plan import charges_of_run
-        from silo_agent.policy.policy import Policy, check_plan
+        from silo_agent.policy.policy import check_plan
 
         config = SiloConfig.load(data)
         policy, asked = Policy.load(config.policy_file), _plan(plan)

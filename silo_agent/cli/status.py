@@ -1,14 +1,15 @@
-"""What ``chorale-silo status`` shows: the silo's own files and its probes, read only.
+"""What ``chorale-silo status`` and ``budget`` show: the silo's own files and its probes, read only.
 
 Covered: a daemon that runs, one that does not, a silo that has not joined yet, whose base model is
 missing, or whose policy or ledger cannot be used; each of these is a line, not a failure. Not
-covered: asking the coordinator.
+covered: asking the coordinator; the budget's figures (``silo_agent/books/budget.py``).
 """
 
 from __future__ import annotations
 
 import http.client
 import ssl
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from dp.errors import PrivacyError
 from federation.membership.roster_change import fingerprint
 from ops.address import split_address
 from ops.probes.server import ADDRESS_FILE
-from silo_agent.books.budget import UnitBudget, read_budget
+from silo_agent.books.budget import Budget, RunBudget, UnitBudget, read_budget
 from silo_agent.books.departure import Departure
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
@@ -29,9 +30,10 @@ from silo_agent.policy.document import Policy
 from silo_agent.views.judgement import Judgement, newest_judgements
 from silo_agent.views.runs import WAITING, ListedRun, list_runs
 
-__all__ = ["RunStatus", "Status", "read_status"]
+__all__ = ["RunStatus", "Status", "budget_lines", "read_status"]
 
 _TIMEOUT_S = 2.0
+_HEAD = ("unit", "spent", "reserved", "left", "cap")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +198,28 @@ def read_status(data_dir: Path) -> Status:
     )
 
 
+def budget_lines(budget: Budget) -> list[str]:
+    """The budget for people: one table for the kinds of unit, one line for each run."""
+    rows = [
+        (row.unit, *(_figure(value) for value in values))
+        for row in budget.units
+        for values in (
+            (row.epsilon_spent, row.epsilon_reserved, row.epsilon_left, row.epsilon_cap),
+        )
+    ]
+    shown = [f"epsilon at delta {budget.delta:g}"]
+    if rows:
+        shown += _table((_HEAD, *rows))
+    else:
+        shown.append("  nothing was charged, and privacy.epsilon_caps allows nothing")
+    shown += [_run_line(row) for row in budget.runs]
+    if budget.unprotected:
+        shown.append(f"{budget.unprotected} upload(s) in mode none, which no epsilon describes")
+    if budget.ledger_seq is not None and budget.ledger_sha256 is not None:
+        shown.append(f"ledger: record {budget.ledger_seq}, {budget.ledger_sha256[:16]}")
+    return shown
+
+
 def _address(data_dir: Path) -> str | None:
     try:
         return (data_dir / ADDRESS_FILE).read_text().strip()
@@ -224,3 +248,26 @@ def _ask(address: str, config: SiloConfig) -> str:
             # The file of a daemon that was killed: nobody answers there.
             return "not running"
     return "ready" if answer.status == http.client.OK else "not ready"
+
+
+def _run_line(row: RunBudget) -> str:
+    alone = ", ".join(f"{unit} {_figure(cost)}" for unit, cost in row.epsilons.items())
+    counts = f"{row.attempts} upload(s)"
+    if row.trainings:
+        counts += f", {row.trainings} local training(s)"
+    if row.unprotected:
+        counts += f", {row.unprotected} without noise"
+    return f"{row.run}: epsilon alone {alone or 'none'}; charged for {counts}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"

@@ -114,13 +114,7 @@ def open_audit(
 ) -> DaemonAudit:
     """Open the log of a data directory for the daemon.
 
-    Args:
-        data_dir: The silo's.
-        identity: Whose key signs heads.
-        metrics: Counts what cannot be written, and heads that conflict.
-
-    Returns:
-        The daemon's hand on it.
+    What cannot be written, and heads that conflict, are counted.
 
     Raises:
         AuditLogError: It cannot be opened.

@@ -51,9 +51,8 @@ from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.config import SiloConfig
 from silo_agent.daemon.audited import open_audit
-from silo_agent.daemon.failure import check_of, report
 from silo_agent.daemon.gate import Gate
-from silo_agent.daemon.polling import Polling
+from silo_agent.daemon.polling import Polling, check_of, report
 from silo_agent.errors import (
     ChainMismatchError,
     PolicyRefusalError,
@@ -64,12 +63,12 @@ from silo_agent.errors import (
 from silo_agent.follow.published import Published, require_head, require_next
 from silo_agent.identity.identity import Identity
 from silo_agent.identity.renewal import Renewal
-from silo_agent.line.instruction import LedgerEcho
-from silo_agent.line.transport import Coordinator, Idle, Instruction, RoundAborted, RoundClosed
+from silo_agent.line.instruction import Idle, Instruction, LedgerEcho, RoundAborted, RoundClosed
+from silo_agent.line.transport import Coordinator
 from silo_agent.local_work.work import LocalWork
 from silo_agent.machine.limits import restrict_gpus
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy.policy import Policy
+from silo_agent.policy.document import Policy
 
 __all__ = ["Daemon"]
 

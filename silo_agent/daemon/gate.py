@@ -45,18 +45,18 @@ from silo_agent.line.instruction import LedgerEcho
 from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.approvals import Approvals, Standing
+from silo_agent.policy.document import Policy
 from silo_agent.policy.policy import (
     ACCEPTED,
     APPROVAL_RULE,
     Decision,
-    Policy,
-    Site,
     check_descriptor,
     check_plan,
     check_rollback,
     check_standing,
     check_task,
 )
+from silo_agent.policy.rule import Site
 
 __all__ = ["Gate"]
 
@@ -187,13 +187,7 @@ class Gate:
     ) -> None:
         """Go on only with a verified descriptor that is allowed; it is kept for the preview.
 
-        Args:
-            signed: As it came.
-            plan: The plan that it names by digest.
-            silo_id: This silo.
-            work: Knows what this silo has.
-            ledger: This silo's.
-            layout: Of the vector that this silo trained.
+        ``layout`` is that of the vector that this silo trained.
 
         Raises:
             PolicyRefusalError: With the rule that fired.
@@ -282,10 +276,8 @@ class Gate:
     ) -> None:
         """Act on the task that waited, once, if somebody has decided about it.
 
-        Args:
-            take: Acts on it as if it had come now.
-            refuse: Told of a refusal.
-            survive: Told of every other failure.
+        ``take`` acts on it as if it had come now; ``refuse`` hears of a refusal, ``survive`` of
+        every other failure.
         """
         try:
             if self._waiting is not None:
@@ -306,9 +298,7 @@ class Gate:
     def watch(self, stopping: threading.Event, attempt_open: Callable[[], bool]) -> None:
         """Stop the daemon when the silo leaves, also where the coordinator never answers.
 
-        Args:
-            stopping: Set then; once it is set the watch ends.
-            attempt_open: Whether there is something that ``drain`` waits for.
+        Once ``stopping`` is set the watch ends. ``drain`` waits for an open attempt.
         """
 
         def look() -> None:

@@ -14,8 +14,15 @@ Invariants:
 4. Polls that bring nothing to do are at least ``LEAST_POLL_S`` apart, whatever the coordinator
    answers, so that it cannot keep a core busy or fill a log. The steps of a round never wait.
 
+5. A failed instruction is one line of the log, the check by its name. It never holds a key, a
+   share, a figure of the delta, or text of a trajectory; it names the aggregation, so that lines of
+   several silos can be laid side by side. An error of no type that is expected here is a defect:
+   its line has the frames that it came through as well, which quote nothing
+   (``ops/logs/errors.py``).
+
 Covered: coordinators that are away, that fail, that answer at once. Not covered: a coordinator that
-makes this silo work for nothing; what a step may cost is bounded where the step is taken.
+makes this silo work for nothing; what a step may cost is bounded where the step is taken. Nor a
+refusal of the guardian, which has a line and a metric of its own (``silo_agent/daemon/gate.py``).
 """
 
 from __future__ import annotations
@@ -24,19 +31,35 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
+import structlog
+
+from dp.errors import PrivacyError
 from federation.chain.task import RoundTask
-from silo_agent.errors import NotReadyError, PolicyRefusalError, TransportError
-from silo_agent.line.transport import Instruction, RoundClosed
+from federation.errors import FederationError
+from secagg.descriptor import SignedDescriptor
+from secagg.errors import Check, SecAggError
+from silo_agent.books.ledger import identity_name
+from silo_agent.errors import (
+    NotReadyError,
+    PolicyRefusalError,
+    SessionError,
+    SiloError,
+    TransportError,
+)
+from silo_agent.line.instruction import Instruction, RoundClosed
 
-__all__ = ["Polling", "pause_s"]
+__all__ = ["Polling", "check_of", "pause_s", "report"]
 
 POLL_WAIT_S = 8
 LEAST_POLL_S = 0.2
 MAX_PAUSE_S = 30.0
 _MOST_DOUBLINGS = 5
 """2^5 s is past the longest pause; an exponent without a bound would overflow some day."""
+_EXPECTED: Final = (SecAggError, PrivacyError, FederationError, SiloError, OSError)
+
+log = structlog.get_logger(__name__)
 
 
 class Polls(Protocol):
@@ -122,8 +145,39 @@ def pause_s(failures: int) -> float:
     return min(2.0 ** min(failures - 1, _MOST_DOUBLINGS), MAX_PAUSE_S)
 
 
+def check_of(error: Exception) -> Check | None:
+    """The named check of the protocol that failed, if it was one."""
+    return error.check if isinstance(error, SecAggError | SessionError) else None
+
+
+def report(error: Exception, instruction: Instruction | None) -> None:
+    """Log one line: kind, detail, where known check, silo and identity; of a defect the frames."""
+    check = check_of(error)
+    log.error(
+        "instruction_failed",
+        kind=type(error).__name__,
+        detail=error,
+        check=None if check is None else check.value,
+        silo=error.silo if isinstance(error, SecAggError) else None,
+        identity=None if instruction is None else _name_of(instruction) or None,
+        exc_info=None if isinstance(error, _EXPECTED) else error,
+    )
+
+
 def _asked_again(error: Exception, instruction: Instruction | None) -> bool:
     if instruction is None or isinstance(instruction.payload, RoundTask | RoundClosed):
         # A passing fault must not cost this silo the whole round.
         return True
     return isinstance(error, TransportError) and not error.refused
+
+
+def _name_of(instruction: Instruction) -> str:
+    match instruction.payload:
+        case SignedDescriptor() as signed:
+            return identity_name(signed.descriptor.identity)
+        case RoundTask() as task:
+            return f"{task.run_id}/{task.round}"
+        case RoundClosed() as closed:
+            return f"{closed.record.run_id}/{closed.record.round}"
+        case _:
+            return "" if instruction.identity is None else identity_name(instruction.identity)

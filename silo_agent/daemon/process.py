@@ -1,14 +1,24 @@
 """The daemon's process: its probes, its signals, and what runs beside its loop.
 
+Invariant: a scrape changes nothing, loads nothing, and answers while the silo trains. It looks up,
+beside what was counted as it happened, the coordinator's last answer, free space, the audit log's
+head, and memory of GPUs that this process uses already.
+
 Covered: start and end in order. Not covered: a process that is killed, which the ledger, the spool
-and the audit log are made for.
+and the audit log are made for; GPUs that only a vLLM server or other processes use, which the
+exporter of their maker shows.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import structlog
 
@@ -18,11 +28,12 @@ from ops.hardening import harden_process
 from ops.probes.metrics import MetricsAccess
 from ops.probes.server import ADDRESS_FILE, Probes, Spaced
 from ops.probes.tls import ProbeTls
+from silo_agent.books.audit import AuditLog
 from silo_agent.config import SiloConfig
 from silo_agent.daemon.daemon import Daemon
-from silo_agent.daemon.scrape import Scrape
+from silo_agent.metrics import SiloMetrics
 
-__all__ = ["run"]
+__all__ = ["Scrape", "run"]
 
 log = structlog.get_logger(__name__)
 
@@ -69,3 +80,31 @@ def run(config: SiloConfig) -> None:
         daemon.close()
         daemon.renewal.close()
         probes.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scrape:
+    """One silo, looked at."""
+
+    metrics: SiloMetrics
+    audit: AuditLog
+    data_dir: Path
+    answered_unix_s: Callable[[], float]
+    """When the coordinator last answered; 0 before."""
+
+    def refresh(self) -> None:
+        """Bring the metrics up to date. Called from threads of the probe port."""
+        self.metrics.audit_head.set(self.audit.head_index)
+        self.metrics.coordinator_contact.set(self.answered_unix_s())
+        try:
+            self.metrics.process.look(self.data_dir)
+        except OSError as error:
+            log.warning("scrape_incomplete", part="data_dir", reason=error)
+        # Loading torch is for the work to do, which may want it otherwise set up.
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            self.metrics.gpu_memory_used.labels(device=str(index)).set(total - free)
+            self.metrics.gpu_memory_total.labels(device=str(index)).set(total)

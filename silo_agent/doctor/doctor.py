@@ -36,16 +36,7 @@ T = TypeVar("T")
 
 
 def examine_silo(data_dir: Path, *, dry_round: bool, told: Callable[[Finding], None]) -> Checkup:
-    """Take every step.
-
-    Args:
-        data_dir: The silo's data directory.
-        dry_round: Whether to do one tiny round of local work as well.
-        told: Is given each finding as it is made.
-
-    Returns:
-        All findings.
-    """
+    """Take every step, with one tiny round of local work where asked; ``told`` hears as it goes."""
     return examine(_Silo(data_dir).checks(dry_round=dry_round), told=told)
 
 

@@ -34,11 +34,7 @@ REJOIN: Final = (
 
 
 def judge_directory(data_dir: Path) -> Verdict:
-    """The data directory: what it holds is private.
-
-    Args:
-        data_dir: The silo's.
-    """
+    """The data directory: what it holds is private."""
     try:
         found = data_dir.stat()
     except OSError as error:
@@ -72,8 +68,7 @@ def judge_directory(data_dir: Path) -> Verdict:
 def judge_identity(mine: Identity) -> Verdict:
     """Whether key, certificate, CA and names belong together.
 
-    Args:
-        mine: As loaded; loading has refused key files that other users can read.
+    Loading has refused key files that other users can read.
     """
     if mine.leaf.public_key() != mine.leaf_key.public_key():
         return failed("identity/leaf.key is not the key of identity/leaf.pem", REJOIN)
@@ -93,12 +88,7 @@ def judge_identity(mine: Identity) -> Verdict:
 
 
 def judge_certificate(mine: Identity, now: dt.datetime) -> Verdict:
-    """Validity of the certificate and of its CA.
-
-    Args:
-        mine: This silo.
-        now: This machine's clock.
-    """
+    """Validity of the certificate and of its CA."""
     of_ca = judge_validity(
         "the federation's CA",
         mine.ca,
@@ -112,13 +102,7 @@ def judge_certificate(mine: Identity, now: dt.datetime) -> Verdict:
 
 
 def judge_clock(data_dir: Path, mine: Identity, now: dt.datetime) -> Verdict:
-    """The clock against what this silo wrote, and what the coordinator certified.
-
-    Args:
-        data_dir: The silo's.
-        mine: This silo.
-        now: This machine's clock.
-    """
+    """The clock against what this silo wrote, and what the coordinator certified."""
     set_it = "set the clock: timedatectl set-ntp true"
     names = ("state.json", "privacy.ledger", "identity/leaf.pem", "silo.toml")
     written = {

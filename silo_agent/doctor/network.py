@@ -47,11 +47,7 @@ NOT_PUBLISHED: Final = "not_published"
 
 
 def judge_name(mine: Identity) -> Verdict:
-    """Whether the coordinator's name has an address.
-
-    Args:
-        mine: This silo.
-    """
+    """Whether the coordinator's name has an address."""
     host, _ = split_host_port(mine.coordinator_address)
     try:
         addresses = resolve(host)
@@ -64,11 +60,7 @@ def judge_name(mine: Identity) -> Verdict:
 
 
 def judge_tcp(mine: Identity) -> Verdict:
-    """Whether the coordinator's port answers.
-
-    Args:
-        mine: This silo.
-    """
+    """Whether the coordinator's port answers."""
     try:
         connect(mine.coordinator_address, timeout_s=TIMEOUT_S)
     except ReachError as error:
@@ -81,13 +73,7 @@ def judge_tcp(mine: Identity) -> Verdict:
 
 
 def judge_tls(mine: Identity, data_dir: Path, now: dt.datetime) -> Verdict:
-    """Shake hands: the server's chain against the pinned CA, and our certificate taken.
-
-    Args:
-        mine: This silo.
-        data_dir: Where the certificate's files are.
-        now: This machine's clock.
-    """
+    """Shake hands: the server's chain against the pinned CA, and our certificate taken."""
     host, _ = split_host_port(mine.coordinator_address)
     directory = data_dir / DIRECTORY
     try:
@@ -117,11 +103,7 @@ class Called:
 
 
 def call_roster(mine: Identity) -> Called:
-    """One authenticated call: the published roster.
-
-    Args:
-        mine: This silo.
-    """
+    """One authenticated call: the published roster."""
     coordinator = Coordinator(
         address=mine.coordinator_address, credentials=mine.channel_credentials(), patience_s=0.0
     )
@@ -146,12 +128,7 @@ def call_roster(mine: Identity) -> Called:
 
 
 def judge_versions(mine: Identity, theirs: Version | None) -> Verdict:
-    """What runs here, what runs there, and what that means.
-
-    Args:
-        mine: This silo.
-        theirs: What the coordinator said that it runs; None if it did not answer.
-    """
+    """What runs here, what runs there if it answered, and what that means."""
     ours = this_version()
     if theirs is None:
         return ok(f"this silo runs chorale {ours}; the coordinator has not answered")
@@ -166,13 +143,7 @@ def judge_versions(mine: Identity, theirs: Version | None) -> Verdict:
 
 
 def judge_roster(mine: Identity, store: LocalStore, rosters: tuple[SignedRoster, ...]) -> Verdict:
-    """Signature or approvals, epoch and membership of the published roster.
-
-    Args:
-        mine: This silo.
-        store: Remembers the newest epoch.
-        rosters: As published, the newest last.
-    """
+    """Signature or approvals, epoch and membership of the published roster, the last of them."""
     newest = store.newest_roster_epoch()
     if not rosters:
         if newest:

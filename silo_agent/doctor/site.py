@@ -34,11 +34,7 @@ _ALLOW: Final = "chorale-silo policy init --plan PLAN allows one plan; policy.to
 
 
 def judge_policy(policy: Policy) -> Verdict:
-    """A plain summary of what the policy allows.
-
-    Args:
-        policy: The site's.
-    """
+    """A plain summary of what the policy allows."""
     lists = {
         "base models": policy.models.allowed,
         "methods": policy.methods.evolvers,
@@ -61,12 +57,7 @@ def judge_policy(policy: Policy) -> Verdict:
 
 
 def judge_base_model(config: SiloConfig, policy: Policy) -> Verdict:
-    """The digest of the base model, and whether the policy allows it.
-
-    Args:
-        config: This silo.
-        policy: The site's.
-    """
+    """The digest of the base model, and whether the policy allows it."""
     try:
         digest = config.base_sha256()
     except ConfigError as error:
@@ -81,11 +72,7 @@ def judge_base_model(config: SiloConfig, policy: Policy) -> Verdict:
 
 
 def judge_environments(config: SiloConfig) -> Verdict:
-    """Make each environment and begin one task in it.
-
-    Args:
-        config: This silo.
-    """
+    """Make each environment and begin one task in it."""
     made = []
     for entry in config.environments:
         try:
@@ -104,12 +91,7 @@ def judge_environments(config: SiloConfig) -> Verdict:
 
 
 def judge_ledger(config: SiloConfig, policy: Policy) -> Verdict:
-    """The privacy ledger: readable, whole, and not older than this silo remembers.
-
-    Args:
-        config: This silo.
-        policy: Holds δ and the caps.
-    """
+    """The privacy ledger: readable, whole, and not older than this silo remembers."""
     try:
         found = read_budget(config.data_dir, delta=policy.privacy.delta, caps=policy.privacy.caps())
     except (SiloError, PrivacyError) as error:
@@ -132,8 +114,7 @@ def judge_ledger(config: SiloConfig, policy: Policy) -> Verdict:
 def judge_packages(config: SiloConfig) -> Verdict:
     """The installed packages against this version's requirements.
 
-    Args:
-        config: Without base model and environments a silo needs none of the learning packages.
+    Without base model and environments a silo needs none of the learning packages.
     """
     learns = config.base_model is not None
     versions, problems = judge_installed(extra="silo" if learns else "")

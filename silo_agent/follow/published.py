@@ -105,9 +105,7 @@ class Published:
     def follow(self, run_id: str, plan_sha256: bytes) -> Head:
         """Follow a run's chain to its end.
 
-        Args:
-            run_id: The run.
-            plan_sha256: Of the plan that was judged. Nothing is adopted of a chain under another.
+        Nothing is adopted of a chain under another plan than this one, which was judged.
 
         Raises:
             ChainMismatchError: It is of another plan, or contradicts what this silo adopted.

@@ -28,12 +28,7 @@ class UntrustedCoordinatorError(IdentityError):
 
 
 def certificate_request(silo_id: str, key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return a PKCS#10 request in DER.
-
-    Args:
-        silo_id: The common name.
-        key: Whose certificate is asked for.
-    """
+    """Return a PKCS#10 request in DER, with the silo as its common name."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, silo_id)])
     return (
         x509.CertificateSigningRequestBuilder()
@@ -44,13 +39,7 @@ def certificate_request(silo_id: str, key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def read_ca(content: bytes) -> x509.Certificate:
-    """Read a CA's certificate.
-
-    Args:
-        content: DER, from the coordinator.
-
-    Returns:
-        The certificate: a CA's, signed by itself, valid now.
+    """Read the DER of a certificate of a CA: signed by itself, valid now.
 
     Raises:
         UntrustedCoordinatorError: It is not.
@@ -75,17 +64,7 @@ def read_leaf(
     federation: str,
     silo_id: str,
 ) -> x509.Certificate:
-    """Read this silo's new certificate.
-
-    Args:
-        content: DER, from the coordinator.
-        issuer: The CA that must have signed it.
-        key: Whose certificate it must be.
-        federation: Its trust domain.
-        silo_id: Whom it must name.
-
-    Returns:
-        The certificate.
+    """Read the DER of this silo's new certificate: of that issuer, key, trust domain and name.
 
     Raises:
         UntrustedCoordinatorError: It is not that.

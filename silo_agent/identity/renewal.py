@@ -163,8 +163,7 @@ class Renewal:
     def hear(self, trust_sha256: str) -> None:
         """Take note of the CAs that the coordinator trusts.
 
-        Args:
-            trust_sha256: In hexadecimal, as it came; it only ever decides whether to ask.
+        It comes in hexadecimal, unverified, and only ever decides whether to ask.
         """
         self._heard_s = self._chance.clock()
         if trust_sha256 != self._heard:

@@ -10,6 +10,8 @@ Invariants:
 4. Every call says which version this silo runs. What a call is answered with, but for a stream, is
    not handed on before what the coordinator says of its own version was judged.
 
+5. Every call has a deadline, a stream one by its length; after it the call is given up.
+
 Covered: unary calls, uploads, downloads, several threads. Not covered: retries, which are
 ``silo_agent/line/transport.py``'s: each is a call of its own, and so goes over the newest channel.
 """
@@ -33,14 +35,17 @@ from ops.tracing.calls import with_spans
 from ops.tracing.spans import follow
 from silo_agent.errors import CoordinatorVersionError
 
-__all__ = ["REASON_METADATA", "VERSION_MISMATCH", "Line"]
+__all__ = ["CALL_TIMEOUT_S", "REASON_METADATA", "VERSION_MISMATCH", "Line", "stream_timeout_s"]
 
 REASON_METADATA: Final = "chorale-reason"
 VERSION_MISMATCH: Final = "version_mismatch"
 """The coordinator's reason, and ours where we find out first."""
 TELLS_ROUND: Final = "/chorale.v1.RoundService/Poll"
 """Its answers say in which span of the coordinator this silo's round is, where that is traced."""
+CALL_TIMEOUT_S: Final = 30.0
 LEAST_APART_S: Final = 60.0
+_LEAST_RATE_BYTES_PER_S: Final = 1e6
+"""Below this a leg of a stream is given up; the next one resumes."""
 _DIGEST_CHARS: Final = 64
 StubFactory = Callable[[grpc.Channel], Any]
 
@@ -74,11 +79,7 @@ class Line:
         """How often the channel was replaced."""
 
     def stub(self, make: StubFactory) -> Any:
-        """Return a service's methods, each over whichever channel is newest when it is called.
-
-        Args:
-            make: The generated stub's class.
-        """
+        """Return a service's methods, each over whichever channel is newest when it is called."""
         return _Stub(self, make)
 
     def watch_trust(self, notice: Callable[[str], None]) -> None:
@@ -103,11 +104,7 @@ class Line:
         return self._hear.answered_unix_s
 
     def replace(self, credentials: grpc.ChannelCredentials) -> None:
-        """Let new calls go over a channel with other credentials.
-
-        Args:
-            credentials: Of the new channel.
-        """
+        """Let new calls go over a channel with other credentials."""
         wire = self._open(credentials)
         with self._lock:
             self._leaving.append(self._newest)
@@ -133,14 +130,8 @@ class Line:
     def call(self, make: StubFactory, method: str, request: Any, timeout: float) -> Any:
         """Call one method over the newest channel.
 
-        Args:
-            make: The generated stub's class.
-            method: The method's name.
-            request: One message, or an iterator of them.
-            timeout: In seconds.
-
-        Returns:
-            The answer, or the stream of them.
+        ``request`` is one message or an iterator of them, and so is the answer. ``timeout`` is in
+        seconds.
 
         Raises:
             grpc.RpcError: The call failed.
@@ -244,3 +235,8 @@ class _Hear(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # gene
             raise CoordinatorVersionError(str(error), reason=VERSION_MISMATCH) from error
         except VersionError as error:
             raise CoordinatorVersionError(str(error), reason="version_malformed") from error
+
+
+def stream_timeout_s(length_bytes: int) -> float:
+    """The time for one leg of a stream of at most so many bytes."""
+    return CALL_TIMEOUT_S + length_bytes / _LEAST_RATE_BYTES_PER_S

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Final
 from chorale.v1 import round_pb2 as pb
 from ops.files import sync_directory
 from silo_agent.errors import LocalStoreError, TransportError
-from silo_agent.line.deadline import stream_timeout_s
+from silo_agent.line.channel import stream_timeout_s
 
 __all__ = ["PARTIAL", "DownloadStream", "Incoming", "mapped"]
 

@@ -49,19 +49,12 @@ from secagg.messages import (
 )
 from secagg.roster import Roster, RosterApproval, SignedRoster
 from silo_agent.errors import CoordinatorVersionError, NotServedError, TransportError
-from silo_agent.line.channel import REASON_METADATA, VERSION_MISMATCH, Line
-from silo_agent.line.deadline import CALL_TIMEOUT_S
+from silo_agent.line.channel import CALL_TIMEOUT_S, REASON_METADATA, VERSION_MISMATCH, Line
 from silo_agent.line.download import DownloadStream
-from silo_agent.line.instruction import (
-    Idle,
-    Instruction,
-    RoundAborted,
-    RoundClosed,
-    read_instruction,
-)
+from silo_agent.line.instruction import Instruction, read_instruction
 from silo_agent.line.upload import Chunks, UploadStream
 
-__all__ = ["Coordinator", "Idle", "Instruction", "RoundAborted", "RoundClosed"]
+__all__ = ["Coordinator"]
 
 MAX_MESSAGE_BYTES = 8 << 20
 """The headers of R1 are the largest message: 6.9 MB for 200 silos with ids of 63 characters."""

@@ -24,7 +24,7 @@ import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2 as pb
 from secagg.descriptor import AggregationId
 from secagg.messages import MaskedInputHeader
-from silo_agent.line.deadline import CALL_TIMEOUT_S, stream_timeout_s
+from silo_agent.line.channel import CALL_TIMEOUT_S, stream_timeout_s
 
 __all__ = ["Chunks", "UploadStream"]
 

@@ -134,12 +134,8 @@ def choose(
 ) -> Choice:
     """Fit a plan's local work to a machine.
 
-    Args:
-        machine: What there is.
-        plan: The run's.
-        config: This silo's.
-        shape: Of the base model; None where it is not known.
-        fixed: Keys of ``[training]`` that ``silo.toml`` sets.
+    A ``shape`` of None is one that is not known. ``fixed`` are the keys of ``[training]`` that
+    ``silo.toml`` sets.
     """
     asked = config.training
     choice = Choice(

@@ -62,9 +62,7 @@ def restrict_gpus(
     An index counts among those that the environment shows already, which without any restriction
     is the order of the machine's own list.
 
-    Args:
-        limits: The site's.
-        environment: Of this process unless given.
+    The environment is this process's own unless one is given.
 
     Raises:
         ConfigError: The policy names a GPU that the environment hides.

@@ -77,12 +77,7 @@ def site_of(config: SiloConfig) -> Site:
 
 
 def shape_in(directory: Path | None, name: str) -> ModelShape | None:
-    """The shape of a base model, by its own ``config.json``, else by the name a plan gives it.
-
-    Args:
-        directory: Of the base model, if there is one.
-        name: ``model.base`` of a plan.
-    """
+    """The shape of a base model, by its own ``config.json``, else by the name a plan gives it."""
     if directory is not None:
         with (
             contextlib.suppress(OSError, ModelShapeError),

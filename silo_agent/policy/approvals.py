@@ -134,10 +134,7 @@ class Approvals:
     def standing(self, run_id: str, plan_sha256: bytes, *, manual: bool) -> Standing:
         """How a run with this plan stands.
 
-        Args:
-            run_id: The run.
-            plan_sha256: Of the plan that is asked for now.
-            manual: Whether somebody has to approve it.
+        ``manual`` is whether somebody has to approve it.
 
         Raises:
             LocalStoreError: As ``words``.

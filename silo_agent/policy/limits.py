@@ -43,11 +43,7 @@ _SECONDS_PER_HOUR: Final = 3600
 
 
 def disk_bytes_of(dimension: int) -> int:
-    """Most bytes that a run with so many coordinates keeps on disk, text and demonstrations apart.
-
-    Args:
-        dimension: Coordinates of the whole adapter.
-    """
+    """Most bytes that a run of this dimension keeps on disk, text and demonstrations apart."""
     return _COORDINATE_BYTES * (_ADAPTERS * dimension + dimension + MAX_METRICS)
 
 

@@ -12,7 +12,7 @@ no rule sees it, and where there is no noise the sum shows the others (``no_priv
 
 Covered: which models, environments, methods and privacy a site accepts, and when.
 Not covered: how much (``limits.py``), descriptors (``descriptor.py``), the operator's
-own word (``operator.py``), the order of everything (``policy.py``), what other runs have
+own word and the order of everything (``policy.py``), what other runs have
 spent (``dp.ledger.ledger``).
 """
 

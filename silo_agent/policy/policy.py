@@ -10,8 +10,9 @@ Invariants:
    the operator said. None of them can see data, so a refusal tells nothing about data.
 2. Public reasons are fixed texts. What was compared goes into ``detail``, which stays here.
 3. A rule that cannot be evaluated refuses.
-4. A departure and a refusal by hand come first; that somebody has to approve comes last, so nobody
-   is asked about what the file refuses anyway.
+4. A departure and a refusal by hand come first, also under ``approval = "auto"``; that somebody has
+   to approve comes last, so nobody is asked about what the file refuses anyway. The public reasons
+   say that somebody has to decide or has decided, and nothing of why.
 
 Covered: verdicts on plans, tasks, descriptors and rollbacks. Not covered: the budget, which the
 ledger enforces before every upload (``silo_agent/books/ledger.py``).
@@ -20,40 +21,67 @@ ledger enforces before every upload (``silo_agent/books/ledger.py``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from federation.chain.record import AdapterRecord
-from federation.chain.task import RoundTask
+from federation.chain.task import APPROVAL_PENDING, RoundTask
 from federation.plan.plan import Plan
 from secagg.descriptor import Descriptor
 from silo_agent.policy.approvals import Standing
 from silo_agent.policy.descriptor import DESCRIPTOR_RULES, DescriptorCase, SharedLayout
 from silo_agent.policy.document import Policy
-from silo_agent.policy.operator import APPROVAL_RULE, FIRST_WORD, LAST_WORD
 from silo_agent.policy.plan import PLAN_RULES, TASK_RULES, TaskCase
-from silo_agent.policy.proposal import write_default, write_for_plan
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, CaseT_contra, PlanCase, Rule, Site
 
 __all__ = [
     "ACCEPTED",
     "APPROVAL_RULE",
+    "FIRST_WORD",
+    "LAST_WORD",
     "RULE_NAMES",
     "Decision",
-    "Policy",
-    "Site",
     "check_descriptor",
     "check_plan",
     "check_rollback",
     "check_standing",
     "check_task",
-    "write_default",
-    "write_for_plan",
 ]
 
 ACCEPTED = "accepted"
 """What a verdict names when no rule fired."""
 
+APPROVAL_RULE: Final = "approval_pending"
+"""What waits for the operator's word is refused by."""
+
 ROLLBACK_RULE = "rollback_allowed"
 """What a rollback is refused by."""
+
+
+def _leaving(case: PlanCase) -> str | None:
+    return "`chorale-silo leave` was called here" if case.standing is Standing.LEAVING else None
+
+
+def _refused(case: PlanCase) -> str | None:
+    return "`chorale-silo refuse` was called here" if case.standing is Standing.REFUSED else None
+
+
+def _pending(case: PlanCase) -> str | None:
+    if case.standing is Standing.PENDING:
+        return "policy.approval is manual and nobody approved this plan: `chorale-silo runs`"
+    return None
+
+
+FIRST_WORD: tuple[Rule[PlanCase], ...] = (
+    Rule(name="leaving", public_reason="this silo leaves the federation", fires=_leaving),
+    Rule(
+        name="refused_by_operator",
+        public_reason="this silo's operator refused the run",
+        fires=_refused,
+    ),
+)
+LAST_WORD: tuple[Rule[PlanCase], ...] = (
+    Rule(name=APPROVAL_RULE, public_reason=APPROVAL_PENDING, fires=_pending),
+)
 
 RULE_NAMES: tuple[str, ...] = tuple(
     dict.fromkeys(
@@ -94,12 +122,7 @@ def check_plan(
 ) -> Decision:
     """The verdict on a plan alone, before anything was signed.
 
-    Args:
-        policy: The site's.
-        plan: What is asked for.
-        site: What this silo has.
-        standing: What the operator said about the run.
-        unfit: Why this machine cannot hold the plan's work; empty where it can.
+    ``unfit`` says why this machine cannot hold the plan's work; it is empty where it can.
     """
     return _decide(
         PLAN_RULES,
@@ -119,14 +142,8 @@ def check_task(
 ) -> Decision:
     """The verdict on a round task.
 
-    Args:
-        policy: The site's.
-        task: Verified: the coordinator signed it.
-        plan: The plan that the task names by digest.
-        site: What this silo has.
-        now_unix_s: This silo's clock.
-        standing: What the operator said about the run.
-        unfit: Why this machine cannot hold the plan's work; empty where it can.
+    The coordinator's signature was verified, and the plan is the one that the task names by digest;
+    the rest as ``check_plan``.
     """
     return _decide(
         TASK_RULES,
@@ -155,15 +172,8 @@ def check_descriptor(
 ) -> Decision:
     """The verdict on a descriptor.
 
-    Args:
-        policy: The site's.
-        descriptor: Verified against the roster.
-        silo_id: This silo.
-        plan: The plan that the descriptor names by digest.
-        site: What this silo has.
-        layout: Of the vector that this silo trained.
-        now_unix_s: This silo's clock.
-        standing: What the operator said about the run.
+    It was verified against the roster, and the plan is the one that it names by digest; the layout
+    is that of the vector that this silo trained.
     """
     return _decide(
         DESCRIPTOR_RULES,
@@ -181,12 +191,7 @@ def check_descriptor(
 
 
 def check_rollback(policy: Policy, record: AdapterRecord) -> Decision:
-    """The verdict on a record that takes a run back.
-
-    Args:
-        policy: The site's.
-        record: Of kind rollback, verified against the chain.
-    """
+    """The verdict on a record of kind rollback, verified against the chain."""
     if policy.methods.allow_rollback:
         return Decision(accepted=True, rule=ACCEPTED, public_reason="", detail="")
     return Decision(
@@ -202,14 +207,7 @@ def check_rollback(policy: Policy, record: AdapterRecord) -> Decision:
 
 
 def check_standing(policy: Policy, *, task: RoundTask, plan: Plan, standing: Standing) -> Decision:
-    """The operator's verdict alone, on a task that every rule accepted and that has not begun.
-
-    Args:
-        policy: The site's.
-        task: Accepted earlier.
-        plan: The plan that the task names by digest.
-        standing: What the operator has said about the run by now.
-    """
+    """The operator's verdict alone, on a task that every rule accepted and that has not begun."""
     # Neither rule looks at what this silo has.
     site = Site(base_sha256=task.base_model_sha256, environments={})
     return _decide((), PlanCase(policy=policy, plan=plan, site=site, standing=standing))

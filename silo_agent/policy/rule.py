@@ -6,7 +6,7 @@ has is what its operator wrote down; no rule opens a store or counts a task. Its
 fixed text; what was compared is its detail, which stays here.
 
 Covered: the form. Not covered: the rules (``plan.py``, ``limits.py``,
-``descriptor.py``, ``operator.py``), their order (``policy.py``).
+``descriptor.py``), their order and the operator's word (``policy.py``).
 """
 
 from __future__ import annotations

@@ -52,12 +52,8 @@ class Judgement:
 def newest_judgements(rows: Sequence[Mapping[str, Any]], run_id: str) -> tuple[Judgement, ...]:
     """The figures of the newest round of a run that was judged, the global adapter's first.
 
-    Args:
-        rows: Of the evaluation file, oldest first; of equal rows the newest counts.
-        run_id: The run.
-
-    Returns:
-        One judgement per adapter, environment and temperature; none if nothing was judged.
+    ``rows`` are oldest first, and of equal rows the newest counts. There is one judgement per
+    adapter, environment and temperature; none if nothing was judged.
 
     Raises:
         LocalStoreError: A row is none.

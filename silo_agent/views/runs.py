@@ -107,19 +107,13 @@ class ListedRun:
 def approving(run_id: str, plan_sha256: str) -> str:
     """The command that approves one plan of a run.
 
-    Args:
-        run_id: The run.
-        plan_sha256: In hexadecimal, in full: a run can come back with another plan at any time.
+    The digest is in full: a run can come back with another plan at any time.
     """
     return f"chorale-silo approve {run_id} --plan-sha256 {plan_sha256}"
 
 
 def list_runs(data_dir: Path, policy: Policy) -> tuple[ListedRun, ...]:
     """Every run, in the order in which this silo heard of them.
-
-    Args:
-        data_dir: The silo's.
-        policy: The site's.
 
     Raises:
         LocalStoreError: The notes or the approvals cannot be read.

@@ -55,7 +55,7 @@ from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import SiloError
 from silo_agent.identity.identity import Identity
-from silo_agent.policy.policy import Policy
+from silo_agent.policy.document import Policy
 from tests.chaos.drive import Drive, Kill
 from tests.chaos.evidence import Evidence
 

@@ -37,7 +37,7 @@ from silo_agent.daemon.gate import Gate
 from silo_agent.errors import ChainMismatchError, LocalStoreError, SessionError, SiloError
 from silo_agent.follow.chain import ChainFollower, Head
 from silo_agent.follow.published import Published
-from silo_agent.line.transport import Instruction, RoundClosed
+from silo_agent.line.instruction import Instruction, RoundClosed
 from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import Policy

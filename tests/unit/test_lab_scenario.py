@@ -14,7 +14,8 @@ from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
 from silo_agent.config import SiloConfig
 from silo_agent.machine.machine import site_of
-from silo_agent.policy.policy import ACCEPTED, Policy, check_plan
+from silo_agent.policy.document import Policy
+from silo_agent.policy.policy import ACCEPTED, check_plan
 from silo_agent.policy.proposal import write_for_plan
 
 BASE_SHA256 = base_sha256(BASE_MODEL)

@@ -23,7 +23,7 @@ from secagg.suite import verification_key
 from server.errors import WrongRoundError
 from server.figures import Phase, RoundFigures
 from server.store.runs import RunState
-from silo_agent.line.transport import RoundAborted
+from silo_agent.line.instruction import RoundAborted
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import COORDINATOR_KEY, silo_names
 from tests.unit.server_world_plan import fixed_point, value_of

@@ -12,11 +12,12 @@ from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import LedgerCorruptError, LedgerFormatError, LedgerRolledBackError
 from dp.ledger.journal import Journal
 from dp.ledger.ledger import Identity, Ledger, LedgerEntry
-from silo_agent.books.budget import LEDGER_FILE, read_budget
+from silo_agent.books.budget import read_budget
+from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.local_store import LocalStore
-from silo_agent.cli.budget_table import lines
 from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
+from silo_agent.cli.status import budget_lines
 from silo_agent.errors import LocalStoreError
 
 DELTA = 1e-5
@@ -99,7 +100,7 @@ def test_nothing_was_charged_yet(tmp_path):
     assert not (tmp_path / LEDGER_FILE).exists()
     nothing = read_budget(tmp_path, delta=DELTA, caps={})
     assert nothing.units == ()
-    assert any("allows nothing" in line for line in lines(nothing))
+    assert any("allows nothing" in line for line in budget_lines(nothing))
 
 
 def test_it_works_while_the_daemon_holds_the_ledger(silo: Path, monkeypatch, capsys):
@@ -212,7 +213,7 @@ def test_the_table_says_all_of_it(tmp_path):
         train(ledger, of, 1)
         ledger.reserve(entry(spec(Mode.NONE), 1, run="run-2"))
         head = ledger.head()[1].hex()
-    shown = lines(read_budget(tmp_path, delta=DELTA, caps=CAPS))
+    shown = budget_lines(read_budget(tmp_path, delta=DELTA, caps=CAPS))
     assert shown[0] == "epsilon at delta 1e-05"
     assert shown[1].split() == ["unit", "spent", "reserved", "left", "cap"]
     text = "\n".join(shown)

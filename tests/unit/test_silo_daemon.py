@@ -14,7 +14,7 @@ from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.daemon import Daemon
 from silo_agent.daemon.gate import Gate
 from silo_agent.errors import SessionError, TransportError
-from silo_agent.line.transport import Idle, Instruction, RoundAborted
+from silo_agent.line.instruction import Idle, Instruction, RoundAborted
 from silo_agent.policy.document import Policy
 from tests.unit.secagg_samples import signed_descriptor
 from tests.unit.silo_session_round import ME, Round

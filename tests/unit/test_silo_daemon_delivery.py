@@ -13,7 +13,7 @@ from federation.chain.task import RoundTask
 from secagg.messages import Survivors
 from silo_agent.attempt.spool import Spool
 from silo_agent.errors import SpoolError, TransportError
-from silo_agent.line.transport import Idle, Instruction, RoundAborted, RoundClosed
+from silo_agent.line.instruction import Idle, Instruction, RoundAborted, RoundClosed
 from tests.unit.secagg_samples import signed_descriptor
 from tests.unit.test_silo_daemon import Bench, counted, lines
 

@@ -17,8 +17,7 @@ from secagg.messages import KeyBundle
 from silo_agent.daemon.gate import Gate
 from silo_agent.errors import PolicyRefusalError
 from silo_agent.follow.published import Published
-from silo_agent.line.instruction import LedgerEcho
-from silo_agent.line.transport import Instruction
+from silo_agent.line.instruction import Instruction, LedgerEcho
 from silo_agent.policy.document import Policy
 from tests.unit.secagg_samples import COORDINATOR_KEY, make_roster, signed_roster, signing_key
 from tests.unit.silo_record_plans import STEPS, stepped_plan

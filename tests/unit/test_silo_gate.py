@@ -9,9 +9,10 @@ from silo_agent.books.departure import Departure, Leaving
 from silo_agent.books.heard_runs import HeardRuns
 from silo_agent.daemon.gate import Gate
 from silo_agent.errors import LocalStoreError
-from silo_agent.line.transport import Idle, Instruction
+from silo_agent.line.instruction import Idle, Instruction
 from silo_agent.policy.approvals import Approvals, Word
-from silo_agent.policy.policy import Decision, Policy
+from silo_agent.policy.document import Policy
+from silo_agent.policy.policy import Decision
 from tests.unit.secagg_samples import make_roster, signed_roster
 from tests.unit.silo_session_round import ME
 from tests.unit.test_silo_daemon import Bench, counted
@@ -54,7 +55,7 @@ class Site(Bench):
     @staticmethod
     def verdict(_policy, *, standing, **_):
         """The real rules about the operator, all others being content."""
-        from silo_agent.policy.operator import FIRST_WORD, LAST_WORD
+        from silo_agent.policy.policy import FIRST_WORD, LAST_WORD
 
         case = SimpleNamespace(standing=standing)
         for rule in (*FIRST_WORD, *LAST_WORD):

@@ -10,7 +10,7 @@ import pytest
 
 from secagg.descriptor import AggregationId
 from silo_agent.books.local_store import ChainHead, LocalStore
-from silo_agent.books.peer_head import PeerHead
+from silo_agent.books.peer_heads import PeerHead
 from silo_agent.errors import LocalStoreError
 
 HEAD = ChainHead(

@@ -9,7 +9,7 @@ import pytest
 from secagg.errors import UnexpectedMessageError
 from silo_agent.daemon.polling import MAX_PAUSE_S, Polling, pause_s
 from silo_agent.errors import NotReadyError, PolicyRefusalError, TransportError
-from silo_agent.line.transport import Idle, Instruction
+from silo_agent.line.instruction import Idle, Instruction
 
 LATE = TransportError("FAILED_PRECONDITION", reason="wrong_phase", refused=True)
 AWAY = TransportError("UNAVAILABLE")

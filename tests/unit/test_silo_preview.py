@@ -19,7 +19,7 @@ from federation.plan.read import read_plan
 from secagg import server
 from silo_agent.books.heard_runs import HeardRuns
 from silo_agent.books.local_store import ChainHead, LocalStore
-from silo_agent.cli.preview_text import lines
+from silo_agent.cli.runs import preview_lines
 from silo_agent.line.transport import Coordinator
 from silo_agent.views import preview as preview_module
 from silo_agent.views.fields import CLEAR, FIELDS, MASKED, SEALED, SHARE
@@ -212,7 +212,7 @@ def test_where_the_noise_on_the_update_is_stands_there_in_every_mode(silo, mode)
     task = make_task(run_id="run-2", plan_sha256=hashlib.sha256(toml).digest())
     HeardRuns(silo).hear(task, lambda: toml)
     shown = preview(silo, "run-2")
-    text = list(lines(shown))
+    text = list(preview_lines(shown))
     first = text.index("THE MASKED VECTOR") + 2
     assert [line.strip() for line in text[first : first + len(UPDATE[mode])]] == UPDATE[mode]
     assert ("no noise on the update" in "\n".join(text)) is (mode == "none")
@@ -226,7 +226,7 @@ def test_before_a_descriptor_what_is_not_known_is_said_to_be_so(silo):
     assert "UploadMaskedInput" not in by_name(shown)
     assert len(shown.notes) == 2
     assert [figure.name for figure in shown.metrics][1:] == ["episodes/craft", "successes/craft"]
-    text = "\n".join(lines(shown))
+    text = "\n".join(preview_lines(shown))
     assert "its size is not known yet" in text
     assert "cohort: not known yet" in text
 

@@ -14,7 +14,7 @@ from silo_agent.daemon.daemon import Daemon
 from silo_agent.daemon.gate import Gate
 from silo_agent.errors import ChainMismatchError
 from silo_agent.follow.published import Published
-from silo_agent.line.transport import RoundClosed
+from silo_agent.line.instruction import RoundClosed
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import Policy
 from tests.unit.secagg_samples import COORDINATOR_KEY
