@@ -127,6 +127,7 @@ class Daemon:
             seed_of=self.identity.work_seed,
             limits=self.policy.limits,
             allow=self.gate.require_standing,
+            refuse=self._refuse_work,
         )
         self.published = Published(
             coordinator=self.coordinator,
@@ -365,6 +366,11 @@ class Daemon:
     def _refuse(self, refusal: PolicyRefusalError) -> None:
         self._give_up_session()
         self.gate.refuse(refusal, self._asked, audit=self.audit, coordinator=self.coordinator)
+
+    def _refuse_work(self, task: RoundTask, refusal: PolicyRefusalError) -> None:
+        """What local work came to; called on its thread, while other instructions go on."""
+        asked = task.run_id, Place(task.round, task.step)
+        self.gate.refuse(refusal, asked, audit=self.audit, coordinator=self.coordinator)
 
     def _survive(self, error: Exception, instruction: Instruction | None) -> None:
         """Count and log an error in one line, and drop the session unless the error may pass.

@@ -2,9 +2,10 @@
 
 A task passes, in this order: the coordinator's echo of this silo's ledger, the operator's word and
 the rules of the policy (``silo_agent/policy/policy.py``), the machine, the budget
-(``silo_agent/books/ledger.py``). Whatever refuses raises a ``PolicyRefusalError``; the daemon's
-loop hands it to ``refuse``, which alone counts it, logs it, writes it into the audit log and the
-list of runs, and tells the coordinator its public reason.
+(``silo_agent/books/ledger.py``). Whatever refuses raises a ``PolicyRefusalError``. The daemon's
+loop hands it to ``refuse``, and so does local work, which may be refused its charge. That alone
+counts it, logs it, writes it into the audit log and the list of runs, and tells the coordinator its
+public reason.
 
 Invariants:
 
@@ -14,8 +15,8 @@ Invariants:
    again.
 3. A silo that leaves begins nothing, and its daemon ends: with ``drain`` after the open attempt.
 
-Covered: verdicts, approval, refusal, departure, the notes about runs. Not covered: the rules
-themselves; what the ledger refuses while local work runs (``silo_agent/local_work/work.py``).
+Covered: verdicts, approval, refusal, departure, the notes about runs, two threads. Not covered:
+the rules themselves.
 """
 
 from __future__ import annotations
@@ -235,10 +236,11 @@ class Gate:
         self._metrics.count_decision(accepted=False, rule=refusal.rule)
         log.warning("refused", rule=refusal.rule, detail=refusal)
         audit.refused(asked, refusal.rule)
-        if asked is not None:
-            self._runs.judged(asked[0], refusal.rule)
         self._metrics.rounds.labels(outcome="refused").inc()
         self.tell(refusal.public_reason, asked, coordinator=coordinator)
+        # Last, for it may fail, and that must not keep the coordinator waiting.
+        if asked is not None:
+            self._runs.judged(asked[0], refusal.rule)
 
     def tell(
         self, public_reason: str, asked: tuple[str, Place] | None, *, coordinator: Tells

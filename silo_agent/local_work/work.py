@@ -48,12 +48,11 @@ from dp.noise.unit_sum import UnitSum
 from evolution.local_time import local_time
 from evolution.methods.evolver import Evolver, Work
 from evolution.methods.registry import make_evolver
-from federation.chain.record import Place
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from ops.tracing.spans import carry, spanned
 from secagg.descriptor import Descriptor
-from silo_agent.books.audit import AuditLog, SiloEvent, asked
+from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import (
@@ -95,6 +94,7 @@ class LocalWork:
         ledger_of: Callable[[], Ledger],
         seed_of: Callable[[str], int],
         allow: Callable[[RoundTask, Plan], None],
+        refuse: Callable[[RoundTask, PolicyRefusalError], None],
         limits: LimitsSection = _NO_LIMITS,
     ) -> None:
         """Start the thread.
@@ -104,15 +104,16 @@ class LocalWork:
             coordinator: Told when a round is ready.
             store: The silo's own reports.
             metrics: The silo's own metrics.
-            audit: The silo's own audit log; takes charges and refusals.
+            audit: The silo's own audit log; takes charges.
             ledger_of: The ledger that is open now; local training is charged to it.
             seed_of: A secret seed for a run id. Without it a second run of one plan would make the
                 very same deltas, and the difference of two sums would be one silo's.
             allow: Raises where the operator has taken an accepted task back.
+            refuse: Acts on a refusal that a round's work came to.
             limits: Of the site's policy; those on time and disk are kept here.
         """
         self._config = config
-        self._limits, self._allow = limits, allow
+        self._limits, self._allow, self._tell_refusal = limits, allow, refuse
         self.fitting = Fitting(config)
         self._ledger_of = ledger_of
         self._seed_of = seed_of
@@ -335,17 +336,7 @@ class LocalWork:
             self._begun.discard(_key(task))
             # A ledger that failed is opened again by the daemon's thread.
             self._failure = None if isinstance(failure, _LAWFUL) else failure
-        self._metrics.count_decision(accepted=False, rule=refusal.rule)
-        self._metrics.rounds.labels(outcome="refused").inc()
-        log.warning("refused", rule=refusal.rule, detail=refusal)
-        where = Place(task.round, task.step)
-        self._audit.note(SiloEvent.TASK_REFUSED, **asked(task.run_id, where), rule=refusal.rule)
-        self._coordinator.refuse(
-            run_id=task.run_id,
-            round_number=task.round,
-            step=task.step,
-            reason=refusal.public_reason,
-        )
+        self._tell_refusal(task, refusal)
 
     def _require_asked(self, key: tuple[str, int, bytes]) -> None:
         """Go on only with a round that the coordinator still asks for; a later task asks again."""

@@ -95,6 +95,7 @@ def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> Lo
         ledger_of=lambda: None,  # type: ignore[arg-type, return-value]
         seed_of=lambda _run: 0,
         allow=lambda _task, _plan: None,
+        refuse=lambda _task, _refusal: None,
     )
 
 

@@ -4,12 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from federation.chain.record import Place
 from federation.chain.task import APPROVAL_PENDING, PASSING_REASONS
 from silo_agent.books.departure import Departure, Leaving
 from silo_agent.books.heard_runs import HeardRuns
+from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.gate import Gate
-from silo_agent.errors import LocalStoreError
+from silo_agent.errors import LocalStoreError, PolicyRefusalError
 from silo_agent.line.instruction import Idle, Instruction
+from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.approvals import Approvals, Word
 from silo_agent.policy.document import Policy
 from silo_agent.policy.policy import Decision
@@ -250,3 +253,22 @@ def test_a_mark_that_cannot_be_read_counts_as_one(tmp_path, content):
     departure.clear()
     departure.clear()
     assert departure.mark() is None
+
+
+def test_a_refusal_is_told_where_the_list_of_runs_cannot_be_written(tmp_path, monkeypatch):
+    """The coordinator would wait for this silo to the round's deadline."""
+
+    def full(*_, **__):
+        raise LocalStoreError("no space left on device")
+
+    monkeypatch.setattr(HeardRuns, "judged", full)
+    metrics, told = SiloMetrics(), []
+    refusal = PolicyRefusalError(rule="epsilon_cap", public_reason="budget", detail="too much")
+    with pytest.raises(LocalStoreError, match="no space"):
+        Gate(tmp_path, AUTO, metrics).refuse(
+            refusal,
+            ("run-1", Place(2, 0)),
+            audit=open_audit(tmp_path, lambda: None, metrics),
+            coordinator=SimpleNamespace(refuse=lambda **said: told.append(said["reason"])),
+        )
+    assert told == ["budget"]

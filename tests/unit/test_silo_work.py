@@ -12,13 +12,13 @@ from evolution.errors import EvolverSetupError
 from evolution.methods.constant import ConstantEvolver, constant_pattern
 from federation.adapter.encoding import adapter_sha256, decode_adapter, encode_adapter
 from federation.adapter.layout import Layout
-from federation.chain.record import AdapterRecord
+from federation.chain.record import AdapterRecord, Place
 from federation.chain.task import RoundTask
 from federation.plan.read import read_plan
 from secagg.descriptor import MetricsLayout
-from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
+from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.gate import Gate
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.follow.chain import Head
@@ -122,7 +122,9 @@ class WorkingSilo:
         self.store = LocalStore(directory)
         self.ledger = Ledger.open(directory / "ledger", delta=1e-5, caps=caps or CAPS)
         self.metrics = SiloMetrics()
-        self.audit = AuditLog(directory)
+        gate = Gate(directory, Policy.parse(b""), self.metrics)
+        books = open_audit(directory, lambda: None, self.metrics)
+        self.audit = books.log
         self.work = LocalWork(
             config=self.config,
             coordinator=self.reports,
@@ -131,7 +133,13 @@ class WorkingSilo:
             audit=self.audit,
             ledger_of=lambda: self.ledger,
             seed_of=lambda _run: 0,
-            allow=Gate(directory, Policy.parse(b""), self.metrics).require_standing,
+            allow=gate.require_standing,
+            refuse=lambda task, refusal: gate.refuse(
+                refusal,
+                (task.run_id, Place(task.round, task.step)),
+                audit=books,
+                coordinator=self.reports,
+            ),
         )
 
     def start(self, round_number=1, plan=None):
