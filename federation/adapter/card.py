@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dp.accounting.charge import UnitKind
 from dp.config import RECORD_MODES, Mode, PrivacySpec
 from dp.noise.metrics_block import Estimate
 from federation.noisy_figures import NOT_REPORTED, success_words
@@ -94,7 +95,7 @@ class ModelCard:
     """Of the plan."""
     releases: int
     """Attempts of the run that reached the upload, so far."""
-    epsilon: Mapping[str, float]
+    epsilon: Mapping[UnitKind, float]
     """ε of the run so far, by unit kind; infinite without noise."""
     success: tuple[FamilySuccess, ...] = ()
     """In ascending order of rounds."""

@@ -23,8 +23,8 @@ from dp.accounting.charge import UnitKind
 from dp.accounting.rdp import calibrate, charged_attempts
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import PrivacyError, SpecError
-from federation.forecast.epsilon import epsilon_of_releases, units_of
 from federation.forecast.signal import Signal
+from federation.plan.charges import epsilon_of_releases, epsilon_of_round, units_of
 from federation.plan.plan import Plan
 
 METRICS_SHARE: Final = 0.1
@@ -89,11 +89,9 @@ def alternatives(
 
 def _alternative(plan: Plan, mode: Mode, silos: int, colluding: int, dimension: int) -> Alternative:
     shape = _shape(plan, mode)
-    sums = shape.sums_per_round
-    releases = plan.rounds.count * sums
+    releases = plan.rounds.count * shape.sums_per_round
     charged = charged_attempts(releases, plan.rounds.spare_attempts)
-    first_steps = charged_attempts(plan.rounds.count, plan.rounds.spare_attempts)
-    spec = shape if mode is Mode.NONE else _calibrated(shape, charged, first_steps)
+    spec = shape if mode is Mode.NONE else _calibrated(shape, charged, plan.first_steps)
     (unit,) = units_of(spec)
     signal = Signal(
         spec=spec,
@@ -112,8 +110,10 @@ def _alternative(plan: Plan, mode: Mode, silos: int, colluding: int, dimension: 
         releases=releases,
         noise_multiplier=spec.noise_multiplier,
         metrics_noise_multiplier=spec.metrics_noise_multiplier,
-        epsilon_round=epsilon_of_releases(spec, releases=sums, first_steps=1)[unit],
-        epsilon_total=epsilon_of_releases(spec, releases=charged, first_steps=first_steps)[unit],
+        epsilon_round=epsilon_of_round(spec)[unit],
+        epsilon_total=epsilon_of_releases(spec, releases=charged, first_steps=plan.first_steps)[
+            unit
+        ],
         predicted_cosine=signal.cosine(silos),
         silos_for_min_cosine=signal.silos_needed(least),
         units_for_min_cosine=signal.units_needed(least, silos),

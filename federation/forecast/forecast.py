@@ -27,8 +27,8 @@ from dp.noise.share import NOISE_TAIL_SIGMAS, metrics_sigma, no_wrap, per_silo_s
 from federation.adapter.layout import Layout
 from federation.chain.sums import UPDATE_NORM_SQ, figure_bounds
 from federation.errors import PlanError
-from federation.forecast.epsilon import epsilon_of_releases
 from federation.forecast.signal import Signal
+from federation.plan.charges import epsilon_of_round, epsilon_of_run
 from federation.plan.plan import Plan
 from secagg.descriptor import EPISODES, OTHER_FAMILY, SUCCESSES
 
@@ -125,9 +125,7 @@ def forecast_plan(
     _resolution(spec, dimension, refusals)
     _ring(release.max_units, release.grid, summed_sigma(sigma, silos), silos, refusals)
     _ring(1, METRICS_GRID, summed_sigma(figures_sigma, silos), silos, refusals)
-    epsilon_total = epsilon_of_releases(
-        spec, releases=plan.charged_releases, first_steps=plan.first_steps
-    )
+    epsilon_total = epsilon_of_run(plan)
     _privacy(plan, spec, epsilon_total, refusals)
     n_min = plan.secure_aggregation.n_min
     signal = Signal(spec=spec, dimension=dimension, colluding=colluding, n_min=n_min)
@@ -149,7 +147,7 @@ def forecast_plan(
         metrics_silo_sigma=figures_sigma,
         releases=plan.releases,
         charged_releases=plan.charged_releases,
-        epsilon_round=epsilon_of_releases(spec, releases=spec.sums_per_round, first_steps=1),
+        epsilon_round=epsilon_of_round(spec),
         epsilon_total=epsilon_total,
         predicted_cosine=cosine,
         silos_for_min_cosine=needed,

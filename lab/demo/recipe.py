@@ -23,7 +23,7 @@ from typing import Final
 
 from dp.accounting.rdp import charged_attempts
 from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
-from federation.forecast.epsilon import epsilon_of_releases
+from federation.plan.charges import epsilon_of_releases
 from lab.demo.choices import Privacy
 
 __all__ = ["DELTA", "EPSILON_CAP", "RECIPES", "Recipe"]

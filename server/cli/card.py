@@ -33,7 +33,7 @@ def model_card(
     from federation.aggregate.registry import INCOMPLETE_ADAPTERS
     from server.config import CoordinatorConfig
     from server.members.terms import require_federation
-    from server.run.epsilon import epsilon_spent
+    from server.run.budget import epsilon_spent
     from server.store import Store
     from server.store.served import database_in_force
 
@@ -62,12 +62,7 @@ def model_card(
         alpha=plan.model.lora_alpha,
         privacy=plan.spec,
         releases=charged.releases,
-        epsilon=epsilon_spent(
-            plan,
-            releases=charged.releases,
-            first_steps=charged.first_steps,
-            rounds=charged.rounds,
-        ),
+        epsilon=epsilon_spent(plan, charged),
         success=_success(finished, until=record.round + 1),
         incomplete=INCOMPLETE_ADAPTERS.get(plan.aggregation.method, ""),
     )

@@ -18,12 +18,13 @@ from typing import Final
 
 from chorale.v1 import admin_pb2 as pb
 from federation.chain.record import AdapterRecord
+from federation.plan.charges import own_unit
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from server.conductor.queue import places_behind
 from server.context import RunContext
 from server.figures import Phase, RoundFigures
-from server.run.budget import own_unit, shown_epsilon
+from server.run.budget import shown_epsilon
 from server.run.driver import RunDriver
 from server.store.runs import ACTIVE, OVER, RunRow, RunState
 
@@ -120,7 +121,7 @@ def watch_response(
         ),
         finished=[_round_status(figures) for figures in finished],
         epsilon_spent=shown_epsilon(plan, context.store.rounds.charged(row.run_id)),
-        epsilon_unit=own_unit(plan),
+        epsilon_unit=own_unit(spec),
         epsilon_cap=spec.epsilon_cap,
         delta=spec.delta,
         error=row.error,

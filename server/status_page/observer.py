@@ -27,6 +27,7 @@ from dp.noise.metrics_block import Estimate
 from federation.chain.record import AdapterRecord
 from federation.errors import AuditChainError, PlanError
 from federation.noisy_figures import readable_ratio
+from federation.plan.charges import own_unit
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from federation.version import this_version
@@ -35,7 +36,7 @@ from server.conductor.status import since_unix_s
 from server.context import RunContext
 from server.figures import Phase, RoundFigures
 from server.pki.trust import Trust
-from server.run.budget import own_unit, shown_epsilon
+from server.run.budget import shown_epsilon
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
 from server.status_page.picture import (
@@ -247,7 +248,7 @@ class _RunObserver:
             line=_line(row, plan, records[-1] if records else None, behind),
             steps=plan.sums_per_round,
             mode=spec.mode.value,
-            unit=own_unit(plan),
+            unit=own_unit(spec),
             epsilon_spent=shown_epsilon(plan, charged),
             epsilon_cap=spec.epsilon_cap,
             delta=spec.delta,

@@ -181,7 +181,7 @@ def require_budget(ledger: Ledger, plan: Plan, limits: LimitsSection, task: Roun
         PolicyRefusalError: epsilon would pass a cap, or the attempts of the run or of the day are
             used up.
     """
-    spec, step = plan.privacy_spec(), task.step
+    spec, step = plan.spec, task.step
     local = spec.mode is Mode.RECORD_LOCAL
     trains = local and step == 0 and not ledger.has_trained(task.run_id, task.round)
     _require_room_in_run(ledger, plan, task.run_id, step=step, trains=trains)
@@ -204,7 +204,7 @@ def require_attempt_budget(
     """
     _require_room_in_run(ledger, plan, identity.run_id, step=identity.step)
     _require_room_today(ledger, limits, 1)
-    _require_affordable(ledger, attempt_charges(plan.privacy_spec(), step=identity.step))
+    _require_affordable(ledger, attempt_charges(plan.spec, step=identity.step))
 
 
 def require_unsigned(ledger: Ledger, task: RoundTask) -> None:

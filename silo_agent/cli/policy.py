@@ -93,10 +93,10 @@ def policy_check(
     """
     with answering(output):
         from dp.accounting.charge import epsilon_of
+        from federation.plan.charges import charges_of_run
         from silo_agent.config import SiloConfig
         from silo_agent.machine.machine import site_of
         from silo_agent.policy.document import Policy
-        from silo_agent.policy.plan import charges_of_run
         from silo_agent.policy.policy import check_plan
 
         config = SiloConfig.load(data)

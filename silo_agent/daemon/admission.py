@@ -11,12 +11,13 @@ Covered: the checks around the guardian's rules. Not covered: the rules (``polic
 
 from __future__ import annotations
 
-from dp.accounting.charge import Charge, attempt_charges, run_charges
+from dp.accounting.charge import Charge, attempt_charges
 from dp.config import Mode
 from dp.errors import BudgetExceededError
 from dp.ledger.ledger import Ledger
 from federation.chain.record import AdapterRecord, next_place
 from federation.chain.task import SURVIVORS_ALREADY_SIGNED, RoundTask
+from federation.plan.charges import charges_of_round
 from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, Descriptor
 from secagg.errors import Check
@@ -139,10 +140,7 @@ def require_budget(ledger: Ledger, plan: Plan, limits: LimitsSection, task: Roun
     trains = local and step == 0 and not ledger.has_trained(task.run_id, task.round)
     _require_room_in_run(ledger, plan, task.run_id, step=step, trains=trains)
     _require_room_today(ledger, limits, 2 if trains else 1)
-    if step == 0:
-        charges = run_charges(spec, releases=spec.sums_per_round, first_steps=1)
-    else:
-        charges = attempt_charges(spec, step=step)
+    charges = charges_of_round(spec) if step == 0 else attempt_charges(spec, step=step)
     _require_affordable(ledger, charges)
 
 

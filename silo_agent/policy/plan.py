@@ -21,12 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dp.accounting.charge import Charge, UnitKind, epsilon_of, run_charges
+from dp.accounting.charge import UnitKind, epsilon_of
 from dp.config import Mode, PrivacySpec
 from evolution.errors import UnknownEvolverError
 from evolution.methods.registry import dp_compat_of
 from federation.chain.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
-from federation.plan.plan import Plan
+from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from silo_agent.policy.document import NO_PRIVACY
 from silo_agent.policy.limits import LIMIT_RULES
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
@@ -36,12 +36,8 @@ __all__ = [
     "PLAN_RULES",
     "TASK_RULES",
     "TaskCase",
-    "charged_steps",
-    "charges_of_run",
     "largest_clip",
     "least_noise_multiplier",
-    "most_debits",
-    "protected_unit",
 ]
 
 CLOCK_SKEW_S = 120
@@ -56,33 +52,6 @@ class TaskCase(PlanCase):
     """Verified: the coordinator signed it."""
     now_unix_s: int
     """This silo's clock."""
-
-
-def protected_unit(spec: PrivacySpec) -> UnitKind | None:
-    """Whose contribution a mode hides; None where it hides nobody's."""
-    if spec.mode is Mode.NONE:
-        return None
-    return "silo" if spec.record is None else spec.unit
-
-
-def charges_of_run(plan: Plan) -> tuple[Charge, ...]:
-    """What a run costs at most, unit kind by unit kind, its spare attempts included."""
-    return run_charges(plan.spec, releases=plan.charged_releases, first_steps=plan.first_steps)
-
-
-def charged_steps(plan: Plan) -> int:
-    """Noisy optimiser steps that a record-level run may take, those of spare attempts included."""
-    spec = plan.spec
-    if spec.record is None:
-        return 0
-    trained_per_release = spec.record.steps_per_round if spec.mode is Mode.RECORD_LOCAL else 1
-    return plan.charged_releases * trained_per_release
-
-
-def most_debits(plan: Plan) -> int:
-    """Attempts and local trainings that a run may be charged for, spare ones included."""
-    trainings = plan.charged_releases if Mode(plan.privacy.mode) is Mode.RECORD_LOCAL else 0
-    return plan.charged_releases + trainings
 
 
 def least_noise_multiplier(spec: PrivacySpec) -> float:

@@ -20,18 +20,17 @@ from typing import Final
 
 from dp.accounting.charge import UnitKind, epsilon_of
 from dp.config import RECORD_MODES, Mode
+from federation.plan.charges import (
+    charged_steps,
+    charges_of_run,
+    most_debits,
+    protected_unit,
+)
 from federation.plan.plan import Plan
 from secagg.bounds import MAX_DIMENSION
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy.document import NO_PRIVACY, Policy
-from silo_agent.policy.plan import (
-    charged_steps,
-    charges_of_run,
-    largest_clip,
-    least_noise_multiplier,
-    most_debits,
-    protected_unit,
-)
+from silo_agent.policy.plan import largest_clip, least_noise_multiplier
 
 __all__ = ["write_default", "write_for_plan"]
 

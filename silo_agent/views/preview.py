@@ -29,6 +29,7 @@ from federation.adapter.encoding import decode_adapter
 from federation.adapter.layout import Layout
 from federation.chain.sums import metrics_layout
 from federation.errors import FederationError
+from federation.plan.charges import charges_of_run
 from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, Descriptor, MetricsLayout, SignedDescriptor
 from silo_agent.attempt.spool import Spool
@@ -40,7 +41,6 @@ from silo_agent.errors import LocalStoreError, SiloError, SpoolError
 from silo_agent.identity.identity import Identity
 from silo_agent.machine.machine import shape_in
 from silo_agent.policy.document import Policy
-from silo_agent.policy.plan import charges_of_run
 from silo_agent.views.fields import FIELDS, NEVER, UNKNOWN
 from silo_agent.views.rehearsal import Attempt, Rehearsal, Request
 

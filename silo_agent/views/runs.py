@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dp.accounting.charge import UnitKind, epsilon_of
+from federation.plan.charges import charges_of_run
 from silo_agent.books.budget import read_budget
 from silo_agent.books.departure import Departure
 from silo_agent.books.heard_runs import HeardRun, HeardRuns
@@ -23,7 +24,6 @@ from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.errors import LocalStoreError
 from silo_agent.policy.approvals import Approvals, Standing, Word
 from silo_agent.policy.document import Policy
-from silo_agent.policy.plan import charges_of_run
 from silo_agent.policy.policy import ACCEPTED, APPROVAL_RULE
 
 __all__ = ["WAITING", "ListedRun", "approving", "list_runs"]

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from evolution.model.identity import base_sha256
+from federation.plan.charges import charges_of_run
 from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.policy.document import Policy
-from silo_agent.policy.plan import charges_of_run
 from silo_agent.policy.proposal import write_for_plan
 from tests.deploy import dockerfile
 from tests.deploy.commands import PROGRAMS, require_command

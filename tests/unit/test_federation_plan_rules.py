@@ -239,6 +239,14 @@ def test_tasks_are_drawn_by_the_seed_alone(name):
     assert ("other units' data" in problem) == (name in {"bandit", "regret", "replay"})
 
 
+def test_noise_too_small_to_be_charged_is_refused_with_the_plan():
+    """Who judges a plan that was read computes its cost without a failure."""
+    silo = (EXAMPLES / "plan-silo-dp.toml").read_text()
+    z = next(line for line in silo.splitlines() if line.startswith("noise_multiplier"))
+    (problem,) = problems(silo, ("\n" + z, "\nnoise_multiplier = 5e-324"))
+    assert problem.startswith("privacy: ")
+
+
 def test_problems_between_tables_are_reported_together():
     found = problems(
         DISTRIBUTED,

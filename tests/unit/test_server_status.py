@@ -7,6 +7,7 @@ import pytest
 
 from chorale.v1 import round_pb2 as pb
 from dp.accounting.charge import epsilon_of, training_charges
+from federation.plan.charges import own_unit
 from secagg import wire
 from secagg.errors import MalformedMessageError
 from server import daemon
@@ -22,6 +23,8 @@ from server.rpc import access
 from server.rpc.access import Peer, Role
 from server.rpc.rounds import RoundService
 from server.run.budget import own_unit, shown_epsilon
+from server.run.budget import shown_epsilon
+from server.signal import Signal
 from server.store.rounds import Charged
 from server.store.silos import SiloRow
 from tests.simulation.secagg_cohort import Cohort
@@ -58,10 +61,10 @@ def test_epsilon_of_an_absurdly_small_noise_is_never_small():
 def test_epsilon_is_shown_for_the_unit_that_the_mode_is_about():
     """Of several releases in a round only the first one's metrics block is charged."""
     plan = sw.parsed(sw.stepped_toml())
-    assert own_unit(plan) == "task"
+    assert own_unit(plan.spec) == "task"
     all_first, one_first = (shown_epsilon(plan, Charged(3, firsts, 3)) for firsts in (3, 1))
     assert 0 < one_first < all_first
-    assert own_unit(sw.parsed(sw.plan_toml(mode="silo", noise=1.0))) == "silo"
+    assert own_unit(sw.parsed(sw.plan_toml(mode="silo", noise=1.0)).spec) == "silo"
 
 
 def test_a_training_is_shown_from_its_task_on_whether_or_not_an_upload_follows():

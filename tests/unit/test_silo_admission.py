@@ -10,12 +10,12 @@ from dp.ledger.ledger import Identity, Ledger, LedgerEntry
 from dp.ledger.runs import RunDebits
 from federation.chain.record import Place
 from federation.chain.task import ATTEMPTS_USED_UP, PASSING_REASONS
+from federation.plan.charges import charges_of_run
 from secagg.descriptor import AggregationId
 from silo_agent.books.ledger import require_attempt_budget, require_budget, require_unsigned
 from silo_agent.errors import PolicyRefusalError, SessionError
 from silo_agent.follow.published import require_head, require_next
 from silo_agent.policy.document import LimitsSection, Policy
-from silo_agent.policy.plan import charges_of_run
 from silo_agent.policy.refusal import DAEMON_RULES
 from tests.unit import server_world_plan as swp
 from tests.unit.dp_ledger_samples import none_entry

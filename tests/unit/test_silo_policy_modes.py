@@ -21,11 +21,11 @@ from silo_policy_samples import (
 )
 
 from dp.accounting.charge import epsilon_of
+from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from federation.plan.read import read_plan
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, MetricsLayout
 from silo_agent.policy import plan as policy_plan
 from silo_agent.policy.document import NO_PRIVACY
-from silo_agent.policy.plan import charged_steps, charges_of_run, protected_unit
 from silo_agent.policy.policy import ACCEPTED, check_descriptor, check_plan
 
 COMPOSED_MODE = (*MODES["record_local"], COMPOSED)
