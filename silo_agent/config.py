@@ -68,7 +68,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.errors import EnvironmentFailureError
 from evolution.envs.foreign.spec import KINDS, ForeignSpec, kind_of
 from evolution.envs.tasks import Shard
 from evolution.errors import BaseModelError, EnvironmentFailureError

@@ -40,7 +40,6 @@ import structlog
 
 from dp.config import RECORD_MODES, Mode
 from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
-from evolution.train.spec import TrainerSpec
 from evolution.train.trainer import TrainerSpec
 from federation.adapter.memory import rollout_memory, training_memory
 from federation.adapter.shapes import ModelShape

@@ -20,7 +20,6 @@ import pytest
 from dp.accounting.charge import attempt_charges, epsilon_of
 from dp.ledger.journal import Journal
 from federation.plan.read import read_plan
-from silo_agent.books.budget import LEDGER_FILE
 from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.cli.envelope import Exit
 from tests.integration import constant_federation as cf

@@ -27,7 +27,6 @@ from federation.adapter.encoding import encode_adapter
 from federation.adapter.layout import Layout
 from federation.plan.read import read_plan
 from silo_agent.books.ledger import LEDGER_FILE
-from silo_agent.books.ledger_file import LEDGER_FILE
 from silo_agent.identity.identity import Identity
 from silo_agent.line.transport import Coordinator
 from tests.integration import constant_federation as cf

@@ -22,9 +22,7 @@ from server.metrics import CoordinatorMetrics
 from server.rpc import access
 from server.rpc.access import Peer, Role
 from server.rpc.rounds import RoundService
-from server.run.budget import own_unit, shown_epsilon
 from server.run.budget import shown_epsilon
-from server.signal import Signal
 from server.store.rounds import Charged
 from server.store.silos import SiloRow
 from tests.simulation.secagg_cohort import Cohort

@@ -9,7 +9,6 @@ from silo_policy_samples import PLAN, edited
 
 from evolution.errors import EvolverSetupError
 from evolution.methods import fed_se_options
-from evolution.methods.evolver import EvolverSetupError
 from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.local_work.plan_terms import (

@@ -11,8 +11,6 @@ from evolution.envs.foreign.spec import OpenEnvSpec
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment
 from evolution.rollout.engine import EngineSpec
-from evolution.rollout.spec import EngineSpec
-from evolution.train.spec import TrainerSpec
 from evolution.train.trainer import TrainerSpec
 from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig, spec_of

@@ -9,7 +9,6 @@ from test_silo_work import WorkingSilo, head_of, metrics, task_of
 from evolution.errors import PersonalStoreError
 from evolution.methods.constant import ConstantEvolver
 from evolution.methods.evolver import EvolverSetup
-from evolution.methods.personal.store import PersonalStoreError
 from federation.plan.read import read_plan
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
