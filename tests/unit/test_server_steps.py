@@ -16,7 +16,7 @@ from federation.chain.record import Place
 from federation.chain.task import RoundTask
 from secagg.descriptor import SignedDescriptor
 from secagg.errors import MalformedMessageError
-from server import liveness
+from server import context
 from server.conductor.status import watch_response
 from server.errors import WrongRoundError
 from server.figures import STEPS, Phase, RoundFigures
@@ -167,7 +167,7 @@ def test_an_attempt_that_loses_too_many_is_followed_by_a_task_for_the_same_step(
 
 def test_with_too_few_left_the_next_step_begins_with_a_task(world, monkeypatch):
     """The quorum is all four, and one of them has been silent for too long."""
-    monkeypatch.setattr(liveness, "SILENT_AFTER_S", 5.0)
+    monkeypatch.setattr(context, "SILENT_AFTER_S", 5.0)
     gone = world.silos[NAMES[3]]
     gone.die_at = ("unmask", 1, 0)
 
@@ -184,7 +184,7 @@ def test_with_too_few_left_the_next_step_begins_with_a_task(world, monkeypatch):
 
 
 def test_a_skipped_step_keeps_the_adapter_and_the_round_goes_on(world, monkeypatch):
-    monkeypatch.setattr(liveness, "SILENT_AFTER_S", 5.0)
+    monkeypatch.setattr(context, "SILENT_AFTER_S", 5.0)
     for name in NAMES[2:]:
         world.silos[name].die_at = ("check_consistency", 1, 1)
 
