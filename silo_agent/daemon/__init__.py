@@ -1,1 +1,1 @@
-"""The daemon: polling, admission of work, the guardian's gate, failures."""
+"""The daemon: its loop, the guardian's gate, what it says to the audit log, its process."""

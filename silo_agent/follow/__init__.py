@@ -1,1 +1,1 @@
-"""The published chain, verified record by record."""
+"""What the coordinator publishes, verified: roster, plan, and the chain record by record."""

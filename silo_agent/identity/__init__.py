@@ -1,1 +1,1 @@
-"""The silo's key, certificate and pins, and their renewal."""
+"""The silo's key, certificate and pins: joining, storing, renewing."""

@@ -1,1 +1,1 @@
-"""The connection to the coordinator: channel, deadlines, uploads and downloads."""
+"""The connection to the coordinator: channel, instructions, uploads and downloads."""
