@@ -94,7 +94,7 @@ MUTANTS = (
         disables="a method that cannot be set up refuses in every mode, instead of sending zeros",
         file=RESULT,
         old="    public = True\n",
-        new="    public = spec.mode in RECORD_MODES\n",
+        new="    public = mode in RECORD_MODES\n",
         tests=(
             _CHARGE
             + "test_a_configuration_that_cannot_run_is_refused_in_every_mode_and_costs_nothing",
