@@ -19,8 +19,8 @@ import structlog
 from chorale.v1 import admin_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
 from federation.errors import AuditChainError, ProbeError
 from ops.audit_log import verify_log
+from ops.deploy.hardening import harden_process
 from ops.files import prove_writable
-from ops.hardening import harden_process
 from ops.probes.server import Probes, Spaced
 from ops.probes.tls import ProbeTls
 from secagg.suite import verification_key

@@ -1,1 +1,1 @@
-"""The files that deploy commands write: units for systemd, compose, Helm, dashboards, rules."""
+"""How a daemon is set up: what deploy commands write for it, what it asks of the kernel."""

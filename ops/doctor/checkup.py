@@ -7,16 +7,20 @@ Invariants:
 2. A step that goes wrong in a way nobody foresaw is a failed step, and never the end of the others.
 3. What failed says how it is mended.
 
-Covered: order, dependencies, texts of bounded length, the exit code. Not covered: what is looked
-at (``server/site/doctor/doctor.py``, ``silo_agent/doctor/doctor.py``).
+Covered: order, dependencies, texts of bounded length, the exit code; the verdict about a
+certificate's dates, which both sides need. Not covered: what else is looked at
+(``server/site/doctor/doctor.py``, ``silo_agent/doctor/doctor.py``).
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from cryptography import x509
 
 from federation.printable import printable
 
@@ -28,6 +32,7 @@ __all__ = [
     "Verdict",
     "examine",
     "failed",
+    "judge_validity",
     "ok",
     "warning",
 ]
@@ -136,6 +141,33 @@ def failed(found: str, fix: str) -> Verdict:
     return Verdict(outcome=Outcome.FAILED, found=found, fix=fix)
 
 
+def judge_validity(
+    what: str, certificate: x509.Certificate, *, now: dt.datetime, soon: dt.timedelta, renew: str
+) -> Verdict:
+    """Compare a certificate's dates with a clock; nothing else of it is looked at.
+
+    Args:
+        what: Its name in the text, for example ``the admin certificate``.
+        certificate: The certificate.
+        now: This machine's clock.
+        soon: How long before the end a warning begins.
+        renew: How a new one is had.
+    """
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begins:
+        return failed(
+            f"{what} is valid only from {_shown(begins)}; this machine's clock says {_shown(now)}",
+            "set this machine's clock (timedatectl set-ntp true); if it is right, " + renew,
+        )
+    if now >= ends:
+        return failed(
+            f"{what} ended at {_shown(ends)}; this machine's clock says {_shown(now)}", renew
+        )
+    if now >= ends - soon:
+        return warning(f"{what} ends soon, at {_shown(ends)}", renew)
+    return ok(f"{what} is valid until {_shown(ends)}")
+
+
 def examine(checks: Iterable[Check], *, told: Callable[[Finding], None]) -> Checkup:
     """Take every step in order.
 
@@ -181,3 +213,7 @@ def _look(check: Check) -> Verdict:
             f"the step itself failed: {type(error).__name__}: {error}",
             "this is a defect of chorale; report it with this line",
         )
+
+
+def _shown(moment: dt.datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

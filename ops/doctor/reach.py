@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
-from ops.doctor.certificate import MALFORMED
-
 __all__ = [
+    "MALFORMED",
     "ClientPair",
     "HandshakeError",
     "ReachError",
@@ -52,6 +52,22 @@ __all__ = [
     "split_host_port",
 ]
 
+MALFORMED: Final = (
+    ValueError,
+    TypeError,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    x509.AttributeNotFound,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What reading a certificate or a request from somebody else can fail with.
+
+``cryptography`` parses lazily, so each of these may come from loading one or from a later look at
+its version, names, key or extensions; and not all of them are ``ValueError``.
+"""
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """RFC 9113, 3.4: the magic octets and an empty SETTINGS frame."""
 _FRAME_HEADER_BYTES: Final = 9

@@ -23,8 +23,8 @@ from typing import Any
 import structlog
 
 from ops.address import split_address
+from ops.deploy.hardening import harden_process
 from ops.files import prove_writable
-from ops.hardening import harden_process
 from ops.probes.metrics import MetricsAccess
 from ops.probes.server import ADDRESS_FILE, Probes, Spaced
 from ops.probes.tls import ProbeTls

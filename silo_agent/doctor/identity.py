@@ -19,8 +19,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from federation.membership.invite import silo_spiffe_uri
-from ops.doctor.checkup import Verdict, failed, ok, warning
-from ops.doctor.validity import judge_validity
+from ops.doctor.checkup import Verdict, failed, judge_validity, ok, warning
 from silo_agent.identity.identity import Identity
 
 __all__ = ["judge_certificate", "judge_clock", "judge_directory", "judge_identity"]

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from federation.membership.invite import silo_spiffe_uri
-from ops.doctor.certificate import MALFORMED
+from ops.doctor.reach import MALFORMED
 from silo_agent.errors import IdentityError
 
 __all__ = ["UntrustedCoordinatorError", "certificate_request", "read_ca", "read_leaf"]

@@ -6,9 +6,8 @@ import pytest
 import trustme
 from cryptography import x509
 
-from ops.doctor.checkup import Check, Outcome, Verdict, examine, failed, ok, warning
+from ops.doctor.checkup import Check, Outcome, Verdict, examine, failed, judge_validity, ok, warning
 from ops.doctor.installed import judge_packages, parse_requirement
-from ops.doctor.validity import judge_validity
 
 
 def outcomes(*checks):

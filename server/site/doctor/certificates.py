@@ -16,8 +16,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from ops.doctor.checkup import Outcome, Verdict, failed, ok
-from ops.doctor.validity import judge_validity
+from ops.doctor.checkup import Outcome, Verdict, failed, judge_validity, ok
 from server.config import CoordinatorConfig
 from server.pki.authority import OPERATOR_DOMAIN
 from server.pki.trust import Trust
