@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.cli.envelope import (
-    CommandError,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from lab.cli.program import answering
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 
 if TYPE_CHECKING:
     from lab.experiment.config import Run

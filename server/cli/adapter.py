@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    CommandError,
-    Data,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from dp.noise.metrics_block import Estimate

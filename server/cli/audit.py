@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    CommandError,
-    Data,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.audit import answer_copied, answer_heads, answer_records, answer_verified
+from ops.cli.envelope import CommandError, Exit, Format, Output
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from federation.audit.head import AuditHead
     from server.config import CoordinatorConfig
 
 __all__ = ["app"]
+
+_BROKEN: Final = "audit_broken"
 
 app = typer.Typer(help="Who did what, and when.", no_args_is_help=True)
 
@@ -49,18 +42,13 @@ def tail(
         except AuditChainError as error:
             raise CommandError(
                 "a line is no audit record",
-                code="audit_broken",
+                code=_BROKEN,
                 exit_code=Exit.SERVER,
                 next_step="chorale audit verify",
             ) from error
-        for record in records:
-            facts = "  ".join(f"{key}={value}" for key, value in record["details"].items())
-            show_result(
-                output, f"{record['index']:>5}  {record['at']}  {record['event']:<20} {facts}"
-            )
-        if len(records) < lines and records and records[0]["index"] > 0:
-            say("older ones do not fit one answer: chorale audit export writes all")
-        succeed(output, {"records": records})
+        cut = len(records) < lines and records and records[0]["index"] > 0
+        note = "older ones do not fit one answer: chorale audit export writes all" if cut else ""
+        answer_records(output, records, note=note)
 
 
 @app.command("verify")
@@ -81,15 +69,18 @@ def verify(
     anew. With them both are: silos keep what this coordinator signed.
     """
     with answering(output):
+        from ops.audit_log import verify_log
         from server.config import CoordinatorConfig
 
         config = CoordinatorConfig.load(data)
-        seen = [head for path in heads or () for head in _ours(path, config)]
-        records = _verified(config.paths.audit, seen)
-        show_result(output, f"{records} records, every one in place")
-        if seen:
-            show_result(output, f"{len(seen)} heads that silos kept are all in it")
-        succeed(output, {"records": records, "heads": len(seen)})
+        seen = [head.chain_head() for path in heads or () for head in _ours(path, config)]
+        answer_verified(
+            output,
+            lambda: verify_log(config.paths.audit, seen),
+            heads=len(seen),
+            keeper="silos",
+            code=_BROKEN,
+        )
 
 
 @app.command("export")
@@ -104,16 +95,13 @@ def export(
     the other fields in canonical JSON.
     """
     with answering(output):
-        from ops.audit_log import read_log
+        from ops.audit_log import read_log, verify_log
         from ops.files import replace_file
         from server.config import CoordinatorConfig
 
         config = CoordinatorConfig.load(data)
         replace_file(out, (read_log(config.paths.audit),))
-        show_result(output, f"wrote {out}")
-        records = _verified(out, [])
-        show_result(output, f"{records} records, every one in place")
-        succeed(output, {"file": str(out), "records": records})
+        answer_copied(output, out, lambda: verify_log(out), code=_BROKEN)
 
 
 @app.command("heads")
@@ -152,36 +140,7 @@ def heads(
                 hint="a silo leaves its head once a round, after it adopted the round's record",
             )
         replace_file(out, (encode_heads(kept),), mode=0o644)
-        for head in kept:
-            show_result(output, f"{head.writer:<40} record {head.index}  {head.sha256.hex()}")
-        show_result(output, f"wrote {out}")
-        say(f"next, at the silo: chorale-silo audit verify --heads {out.name}")
-        succeed(
-            output,
-            {
-                "file": str(out),
-                "heads": [
-                    {"writer": head.writer, "index": head.index, "sha256": head.sha256.hex()}
-                    for head in kept
-                ],
-            },
-        )
-
-
-def _verified(path: Path, seen: list[AuditHead]) -> int:
-    from federation.errors import AuditChainError
-    from ops.audit_log import verify_log
-
-    try:
-        return verify_log(path, [head.chain_head() for head in seen])
-    except AuditChainError as error:
-        raise CommandError(
-            str(error),
-            code="audit_broken",
-            exit_code=Exit.SERVER,
-            hint="keep the file as it is for your auditor; compare it with a backup",
-            data={"first_bad_record": error.index},
-        ) from error
+        answer_heads(output, out, kept, reader="at the silo: chorale-silo audit verify")
 
 
 def _ours(path: Path, config: CoordinatorConfig) -> tuple[AuditHead, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.cli.envelope import CommandError, Exit
+from ops.cli.envelope import CommandError, Exit
 
 if TYPE_CHECKING:
     from federation.adapter.shapes import ModelShape

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    Data,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import Format, Output, say, show_result, succeed
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from chorale.v1 import admin_pb2

@@ -6,17 +6,9 @@ from typing import Annotated
 
 import typer
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    Data,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import Format, Output, say, show_result, succeed
 from server.cli.moment import duration_s, shown
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["app"]
 

@@ -23,9 +23,9 @@ from google.protobuf.message import Message
 from chorale.v1 import admin_pb2, admin_pb2_grpc
 from federation.version import read_version
 from ops.address import split_address
+from ops.cli.envelope import CommandError, Exit
 from ops.tracing.calls import with_spans
 from ops.tracing.spans import tracing
-from server.cli.envelope import CommandError, Exit
 from server.config import CoordinatorConfig
 from server.site.doctor.network import Called
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 
-import typer
-
-from server.cli.envelope import DEFAULT_DATA, Data, Format, answering, program, run_app
+from ops.cli.envelope import Format, command_line, run_app
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = command_line(
     name="chorale-coordinator",
-    help="The coordinator: relays messages, learns one sum, publishes the next adapter.",
-    callback=program,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    help_text="The coordinator: relays messages, learns one sum, publishes the next adapter.",
 )
 
 

@@ -6,11 +6,8 @@ covered: installing them; the commands that do are printed.
 
 from __future__ import annotations
 
-import os
 import secrets
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from shlex import quote
@@ -18,16 +15,9 @@ from typing import Annotated, Final
 
 import typer
 
-from server.cli.envelope import (
-    CommandError,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.deploy import Out, User, answer_written, refusals, write_service
+from ops.cli.envelope import Format, Output
+from server.cli.program import answering
 
 __all__ = ["app"]
 
@@ -37,9 +27,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Out = Annotated[
-    Path, typer.Option("--out", help="Directory for the files; no file in it is overwritten.")
-]
 NAME: Final = "chorale-coordinator"
 SECRET: Final = PurePosixPath("compose/secrets/grafana-admin-password")
 
@@ -50,7 +37,7 @@ def systemd(
     state_dir: Annotated[
         Path, typer.Option(help="The service's data directory; chorale init fills it later.")
     ] = Path("/var/lib/chorale"),
-    user: Annotated[str, typer.Option(help="Account and group of the service.")] = "chorale",
+    user: User = "chorale",
     executable: Annotated[
         Path | None,
         typer.Option(
@@ -64,43 +51,24 @@ def systemd(
     The service may write its data directory and use the network, and nothing else. systemd-analyze
     security says how exposed it is.
     """
-    with answering(output), _refusals():
-        from ops.deploy.files import write_files
-        from ops.deploy.systemd import (
-            Service,
-            ServiceInstallation,
-            account_steps,
-            filled_files,
-            installation_warnings,
-            start_steps,
-        )
+    with answering(output), refusals("chorale deploy"):
+        from ops.deploy.systemd import Service
 
-        own = Path(sys.executable).with_name(NAME)
-        command = (executable or own).absolute()
-        # Another installation's Python is for whoever names it to know.
-        runs = (command, Path(sys.base_prefix)) if executable is None else (command,)
-        data = state_dir.absolute()
         service = Service(
             name=NAME, executable=f"/opt/chorale/bin/{NAME}", data_dir="/var/lib/chorale",
             account="chorale",
         )  # fmt: skip
-        installation = ServiceInstallation(executable=command, data_dir=data, account=user)
-        written = write_files(filled_files(service, installation), out)
-        founding = (
-            f"{command.with_name('chorale')} init --host coord.example.org "
-            f"--root-certificate root.pub --data {data}"
-        )
-        _finish(
+        write_service(
             output,
-            kind="systemd",
+            service,
             out=out,
-            written=written,
-            warnings=installation_warnings(*runs),
-            next_steps=[
-                *account_steps(NAME, out),
-                f"sudo -u {user} {founding}",
-                *start_steps(NAME),
-            ],
+            data=state_dir,
+            user=user,
+            executable=executable,
+            found=lambda command, data: (
+                f"{command.with_name('chorale')} init --host coord.example.org "
+                f"--root-certificate root.pub --data {data}"
+            ),
         )
 
 
@@ -112,7 +80,7 @@ def compose(out: Out, output: Output = Format.TEXT) -> None:
     person who compares fingerprints. The images are built from the source tree or taken from a
     registry of yours.
     """
-    with answering(output), _refusals():
+    with answering(output), refusals("chorale deploy"):
         from federation.version import installed_version
         from ops.deploy.files import PARTS, DeploymentFile, shipped, write_files
 
@@ -124,12 +92,11 @@ def compose(out: Out, output: Output = Format.TEXT) -> None:
         written = write_files([*files, password], out)
         (out / SECRET).parent.chmod(0o700)
         version = installed_version()
-        _finish(
+        answer_written(
             output,
             kind="compose",
             out=out,
             written=written,
-            warnings=[],
             next_steps=[
                 *(
                     "in the source tree of this version: docker build --file "
@@ -162,7 +129,7 @@ def helm(
 
     The root's private key is made elsewhere and never comes into the cluster.
     """
-    with answering(output), _refusals():
+    with answering(output), refusals("chorale deploy"):
         from ops.deploy.files import DeploymentFile, shipped, write_files
 
         key = "" if root_public_key is None else _public_key(root_public_key)
@@ -175,12 +142,11 @@ def helm(
         )
         written = write_files([*files, values], out)
         install = f"helm upgrade --install chorale {where} --values {given}"
-        _finish(
+        answer_written(
             output,
             kind="helm",
             out=out,
             written=written,
-            warnings=[],
             next_steps=[
                 f"edit {out}/values.yaml: image.repository, and what is marked CHANGE",
                 f"helm lint {where} --values {given}",
@@ -217,45 +183,3 @@ def _values(hosts: Sequence[str], root_public_key: str) -> str:
             '    value: "" # CHANGE: the content of root.pub, from chorale root init',
         ]
     return "\n".join(lines) + "\n"
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Say what to do about files that are not written."""
-    from federation.errors import DeploymentError
-
-    try:
-        yield
-    except DeploymentError as error:
-        raise CommandError(
-            str(error),
-            code="deployment",
-            exit_code=Exit.ARGUMENTS,
-            next_step="chorale deploy --help; nothing was written",
-        ) from error
-
-
-def _finish(
-    output: Format,
-    *,
-    kind: str,
-    out: Path,
-    written: Sequence[Path],
-    warnings: Sequence[str],
-    next_steps: Sequence[str],
-) -> None:
-    show_result(output, f"wrote {len(written)} files to {out}")
-    for warning in warnings:
-        say(f"warning: {warning}")
-    for step in next_steps:
-        say(f"next: {step}")
-    succeed(
-        output,
-        {
-            "kind": kind,
-            "out": str(out),
-            "files": [os.fspath(path) for path in written],
-            "warnings": list(warnings),
-            "next_steps": list(next_steps),
-        },
-    )

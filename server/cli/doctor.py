@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    CommandError,
-    Data,
-    Exit,
-    Format,
-    Output,
-    answering,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import Format, Output, show_result
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["doctor"]
 
@@ -26,7 +17,7 @@ def doctor(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     Exit code 0 if nothing failed, 2 if only connection or authentication did, else 1.
     """
     with answering(output):
-        from ops.doctor.checkup import Outcome
+        from ops.cli.doctor import answer_checkup
         from server.cli.client import call_once
         from server.site.doctor.doctor import examine_coordinator
 
@@ -35,15 +26,4 @@ def doctor(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
             call=lambda: call_once(data),
             told=lambda finding: show_result(output, *finding.lines),
         )
-        broken = found.first_failed
-        if broken is not None:
-            raise CommandError(
-                f"{found.count(Outcome.FAILED)} of {len(found.findings)} steps failed, first: "
-                f"{broken.name}: {broken.found}",
-                code=f"doctor_{broken.name}",
-                exit_code=Exit.CONNECT if found.only_connection else Exit.SERVER,
-                next_step=broken.fix,
-                data=found.as_data(),
-            )
-        show_result(output, f"nothing failed, {found.count(Outcome.WARNING)} warning(s)")
-        succeed(output, found.as_data())
+        answer_checkup(output, found)

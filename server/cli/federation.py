@@ -9,18 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    CommandError,
-    Data,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["federation_app", "init", "invite", "roster_app"]
 

@@ -1,9 +1,9 @@
 """``chorale``: the admin's command line.
 
-The contract of every command is ``envelope.py``'s. Heavy packages are imported inside the commands,
-so that ``--help`` answers at once. Commands of other packages arrive by the entry-point group
-``chorale.commands`` (each a function with typer's annotations) and are loaded only when called:
-the server knows no name of the lab.
+The contract of every command is ``ops/cli/envelope.py``'s. Heavy packages are imported inside the
+commands, so that ``--help`` answers at once. Commands of other packages arrive by the
+entry-point group ``chorale.commands`` (each a function with typer's annotations) and are loaded
+only when called: the server knows no name of the lab.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
-import typer
-
+from ops.cli.envelope import Answered, Exit, command_line, run_app, say
 from server.cli import (
     adapter,
     audit,
@@ -32,25 +31,19 @@ from server.cli import (
 from server.cli import (
     certificates as admin,
 )
-from server.cli.envelope import Answered, Exit, program, run_app, say
 
 __all__ = ["app", "main"]
 
 GROUP: Final = "chorale.commands"
 
-app = typer.Typer(
+app = command_line(
     name="chorale",
-    help=(
+    help_text=(
         "Federations of organisations that evolve one agent together and share no data.\n\n"
         "First steps: chorale root init (elsewhere), chorale init, chorale-coordinator serve, "
         "chorale federation create, chorale invite, chorale roster propose, chorale root sign, "
         "chorale roster publish, chorale run start."
     ),
-    callback=program,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 app.add_typer(root.app)
 app.command("init")(federation.init)

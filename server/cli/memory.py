@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from server.cli.envelope import Format, show_result
+from ops.cli.envelope import Format, show_result
 
 if TYPE_CHECKING:
     from federation.adapter.memory import Rollout, Training

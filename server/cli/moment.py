@@ -6,7 +6,7 @@ import datetime as dt
 import re
 from typing import Final
 
-from server.cli.envelope import CommandError, Exit
+from ops.cli.envelope import CommandError, Exit
 
 __all__ = ["duration_s", "shown"]
 

@@ -7,16 +7,8 @@ from typing import Annotated
 
 import typer
 
-from server.cli.envelope import (
-    CommandError,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from server.cli.program import answering
 
 __all__ = ["app"]
 

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    CommandError,
-    Data,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 from server.cli.plan import (
     BaseConfig,
     Federation,
@@ -32,6 +21,7 @@ from server.cli.plan import (
     read_plan_file,
     require_federation,
 )
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from chorale.v1.admin_pb2_grpc import AdminServiceStub

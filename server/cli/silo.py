@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    CommandError,
-    Data,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 from server.cli.moment import shown
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from chorale.v1 import admin_pb2

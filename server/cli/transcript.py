@@ -7,18 +7,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from server.cli.envelope import (
-    DEFAULT_DATA,
-    CommandError,
-    Data,
-    Exit,
-    Format,
-    Output,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from ops.cli.transcript import SumFile, TranscriptFile, answer_transcript
+from server.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["app", "verify"]
 
@@ -92,15 +83,11 @@ def export(
 
 def verify(
     *,
-    transcript_file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="From chorale transcript export.")
-    ],
+    transcript_file: TranscriptFile,
     root_key: Annotated[
         Path, typer.Option("--root-key", help="root.pub, from the consortium root itself.")
     ],
-    sum_file: Annotated[
-        Path | None, typer.Option("--sum", help="The published sum, to be checked as well.")
-    ] = None,
+    sum_file: SumFile = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Check an aggregation offline: who was in it, and that t silos agreed on it.
@@ -108,40 +95,9 @@ def verify(
     Needs no coordinator and no data directory. The root key must come from a source you trust.
     """
     with answering(output):
-        from federation.errors import TranscriptError
-        from federation.transcript.file import MAX_FILE_BYTES, decode_transcript, mapped
-        from federation.transcript.transcript import verify_transcript
         from server.pki.keys import read_public_key
 
-        passed = []
-        try:
-            with transcript_file.open("rb") as file:
-                transcript = decode_transcript(file.read(MAX_FILE_BYTES + 1))
-            total = None if sum_file is None else mapped(sum_file)
-            for check, detail in verify_transcript(
-                transcript, read_public_key(root_key), total=total
-            ):
-                show_result(output, f"ok      {check.value:<18} {detail}")
-                passed.append(check.value)
-        except TranscriptError as error:
-            show_result(output, f"FAILED  {error.check.value}")
-            raise CommandError(
-                str(error),
-                code=f"transcript_{error.check.value}",
-                exit_code=Exit.ARGUMENTS,
-                hint="nothing after this check was looked at",
-            ) from error
-        if total is None:
-            show_result(output, "the sum was not given, so only its digest is known")
-        show_result(output, f"the transcript is whole: {transcript.outcome}")
-        succeed(
-            output,
-            {
-                "outcome": transcript.outcome.value,
-                "passed": passed,
-                "survivors": [header.silo_id for header in transcript.upload_headers],
-            },
-        )
+        answer_transcript(output, transcript_file, read_public_key(root_key), sum_file=sum_file)
 
 
 def _write_blob(stub: Any, sha256: bytes, out: Path) -> None:

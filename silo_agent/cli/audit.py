@@ -6,24 +6,21 @@ All of it works while the daemon runs, and none of it asks the coordinator anyth
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
+from ops.cli.audit import answer_copied, answer_heads, answer_records, answer_verified
+from ops.cli.envelope import CommandError, Exit, Format, Output
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from federation.audit.head import AuditHead
 
 __all__ = ["audit_app"]
 
-DEFAULT_DATA = Path("silo-data")
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
+
+_BROKEN: Final = "audit_chain"
 
 audit_app = typer.Typer(
     help="What this site did, and when.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -50,16 +47,11 @@ def tail(
             except AuditChainError as error:
                 raise CommandError(
                     f"line {number + 1} of the {len(newest)} newest is no record",
-                    code="audit_chain",
+                    code=_BROKEN,
                     exit_code=Exit.SERVER,
                     next_step="chorale-silo audit verify",
                 ) from error
-        for record in records:
-            facts = "  ".join(f"{key}={value}" for key, value in record["details"].items())
-            show_result(
-                output, f"{record['index']:>5}  {record['at']}  {record['event']:<20} {facts}"
-            )
-        succeed(output, {"records": records})
+        answer_records(output, records)
 
 
 @audit_app.command("verify")
@@ -80,14 +72,17 @@ def verify(
     anew. With them both are: the coordinator keeps what this silo signed.
     """
     with answering(output):
+        from ops.audit_log import verify_log
         from silo_agent.books.audit import AUDIT_FILE
 
-        seen = [head for path in heads or () for head in _mine(path, data)]
-        records = _verified(data / AUDIT_FILE, seen)
-        show_result(output, f"{records} records, every one in place")
-        if seen:
-            show_result(output, f"{len(seen)} heads that the coordinator kept are all in it")
-        succeed(output, {"records": records, "heads": len(seen)})
+        seen = [head.chain_head() for path in heads or () for head in _mine(path, data)]
+        answer_verified(
+            output,
+            lambda: verify_log(data / AUDIT_FILE, seen),
+            heads=len(seen),
+            keeper="the coordinator",
+            code=_BROKEN,
+        )
 
 
 @audit_app.command("export")
@@ -98,14 +93,12 @@ def export(
 ) -> None:
     """Copy the whole log, byte for byte, for this site's auditor; a broken one too, and said so."""
     with answering(output):
+        from ops.audit_log import verify_log
         from ops.files import replace_file
         from silo_agent.books.audit import AUDIT_FILE, read_log
 
         replace_file(out, (read_log(data / AUDIT_FILE),))
-        show_result(output, f"wrote {out}")
-        records = _verified(out, ())
-        show_result(output, f"{records} records, every one in place")
-        succeed(output, {"file": str(out), "records": records})
+        answer_copied(output, out, lambda: verify_log(out), code=_BROKEN)
 
 
 @audit_app.command("heads")
@@ -129,34 +122,7 @@ def heads(
                 hint="heads are exchanged once a round, after its record was adopted",
             )
         replace_file(out, (encode_heads((head,)),))
-        show_result(output, f"{head.writer}: record {head.index}  {head.sha256.hex()}")
-        show_result(output, f"wrote {out}")
-        say(f"next, at the coordinator: chorale audit verify --heads {out.name}")
-        succeed(
-            output,
-            {
-                "file": str(out),
-                "heads": [
-                    {"writer": head.writer, "index": head.index, "sha256": head.sha256.hex()}
-                ],
-            },
-        )
-
-
-def _verified(path: Path, seen: list[AuditHead] | tuple[()]) -> int:
-    from federation.errors import AuditChainError
-    from ops.audit_log import verify_log
-
-    try:
-        return verify_log(path, [head.chain_head() for head in seen])
-    except AuditChainError as error:
-        raise CommandError(
-            str(error),
-            code="audit_chain",
-            exit_code=Exit.SERVER,
-            hint="keep the file as it is for your auditor; compare it with a backup",
-            data={"first_bad_record": error.index},
-        ) from error
+        answer_heads(output, out, (head,), reader="at the coordinator: chorale audit verify")
 
 
 def _mine(path: Path, data: Path) -> tuple[AuditHead, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from federation.audit.lines import Detail
+from ops.cli.envelope import say
 from silo_agent.books.audit import AuditLog, SiloEvent
-from silo_agent.cli.envelope import say
 from silo_agent.errors import AuditLogError
 
 __all__ = ["note_done"]

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from evolution.memory.buffer import SuccessBuffer
@@ -30,20 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["buffer_app"]
 
-DEFAULT_DATA = Path("silo-data")
 
 buffer_app = typer.Typer(
     help="What this silo learns from; nothing of it leaves this machine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
 
 
 @buffer_app.command("import")

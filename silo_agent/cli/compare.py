@@ -11,19 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from silo_agent.cli.envelope import Format, answering, say, show_result, succeed
+from ops.cli.envelope import Format, Output, say, show_result, succeed
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["alone", "replay"]
 
-DEFAULT_DATA = Path("silo-data")
 MAX_ADAPTER_BYTES = 1 << 30
 
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
 PlanFile = Annotated[Path, typer.Argument(help="The run plan.", exists=True, dir_okay=False)]
 
 

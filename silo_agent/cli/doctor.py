@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, show_result, succeed
+from ops.cli.envelope import Format, Output, show_result
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["doctor"]
-
-DEFAULT_DATA = Path("silo-data")
-
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
 
 
 def doctor(
@@ -41,21 +32,10 @@ def doctor(
     Exit code 0 if nothing failed, 2 if only connection or authentication did, else 1.
     """
     with answering(output):
-        from ops.doctor.checkup import Outcome
+        from ops.cli.doctor import answer_checkup
         from silo_agent.doctor.doctor import examine_silo
 
         found = examine_silo(
             data, dry_round=dry_round, told=lambda finding: show_result(output, *finding.lines)
         )
-        broken = found.first_failed
-        if broken is not None:
-            raise CommandError(
-                f"{found.count(Outcome.FAILED)} of {len(found.findings)} steps failed, first: "
-                f"{broken.name}: {broken.found}",
-                code=f"doctor_{broken.name}",
-                exit_code=Exit.CONNECT if found.only_connection else Exit.SERVER,
-                next_step=broken.fix,
-                data=found.as_data(),
-            )
-        show_result(output, f"nothing failed, {found.count(Outcome.WARNING)} warning(s)")
-        succeed(output, found.as_data())
+        answer_checkup(output, found)

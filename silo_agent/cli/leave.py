@@ -7,17 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["leave"]
-
-DEFAULT_DATA = Path("silo-data")
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
 
 
 def leave(

@@ -1,37 +1,37 @@
 """``chorale-silo``: the commands of a silo operator.
 
-The contract of every command is ``envelope.py``'s. Heavy packages are imported inside the commands,
-so that ``--help`` answers at once.
+The contract of every command is ``ops/cli/envelope.py``'s. Heavy packages are imported inside the
+commands, so that ``--help`` answers at once.
 
 Covered: join, run, status, budget. The other commands are in files of their own.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ops.cli.envelope import (
+    CommandError,
+    Exit,
+    Format,
+    Output,
+    command_line,
+    run_app,
+    say,
+    show_result,
+    succeed,
+)
 from silo_agent.cli.audit import audit_app
 from silo_agent.cli.buffer import buffer_app
 from silo_agent.cli.compare import alone, replay
 from silo_agent.cli.deploy import deploy_app
 from silo_agent.cli.doctor import doctor
-from silo_agent.cli.envelope import (
-    Answered,
-    CommandError,
-    Exit,
-    Format,
-    answering,
-    refuse_arguments,
-    say,
-    show_result,
-    succeed,
-)
 from silo_agent.cli.leave import leave
 from silo_agent.cli.policy import policy_app
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 from silo_agent.cli.roster import roster_app
 from silo_agent.cli.runs import approve, preview, refuse, runs
 from silo_agent.cli.transcript import verify_transcript
@@ -39,38 +39,9 @@ from silo_agent.cli.transcript import verify_transcript
 __all__ = ["app", "main"]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        from federation.version import this_version
-
-        show_result(Format.TEXT, f"chorale {this_version()}")
-        raise typer.Exit
-
-
-def program(
-    *,
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            "-V",
-            help="Print the version and the protocols that it speaks.",
-            callback=_print_version,
-            is_eager=True,
-        ),
-    ] = False,
-) -> None:
-    """Take what stands before the name of any command."""
-
-
-app = typer.Typer(
+app = command_line(
     name="chorale-silo",
-    help="Take part in a federation without sharing data.",
-    callback=program,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    help_text="Take part in a federation without sharing data.",
 )
 app.add_typer(policy_app, name="policy")
 app.add_typer(buffer_app, name="buffer")
@@ -87,14 +58,6 @@ app.command()(refuse)
 app.command()(preview)
 app.command()(leave)
 app.command("doctor")(doctor)
-
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
-DEFAULT_DATA = Path("silo-data")
 
 
 @app.command()
@@ -255,18 +218,7 @@ def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
 
 def main() -> None:
     """Run the command line; wrong arguments exit with code 4."""
-    try:
-        app()
-    except Answered:
-        raise
-    except SystemExit as stop:
-        # The parser of arguments exits with 2, which here means connection or authentication.
-        if stop.code == _PARSER_EXIT:
-            refuse_arguments(sys.argv[1:])
-        raise
-
-
-_PARSER_EXIT = 2
+    run_app(app)
 
 
 if __name__ == "__main__":

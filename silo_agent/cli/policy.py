@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from silo_agent.cli.envelope import (
-    CommandError,
-    Exit,
-    Format,
-    answering,
-    say,
-    show_result,
-    succeed,
-)
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from federation.plan.plan import Plan
@@ -26,13 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["policy_app"]
 
-DEFAULT_DATA = Path("silo-data")
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
 
 _IN_SILO_TOML: Final[Mapping[str, str]] = MappingProxyType(
     {

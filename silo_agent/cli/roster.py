@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from federation.membership.roster_change import RosterChange, RosterProposal
@@ -24,14 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["roster_app"]
 
-DEFAULT_DATA = Path("silo-data")
 PATIENCE_S = 10.0
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
 
 roster_app = typer.Typer(
     help="Who takes part: see what the next roster changes, and approve it.",

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silo_agent.cli.envelope import CommandError, Exit, Format, answering, say, show_result, succeed
+from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from silo_agent.policy.approvals import Word
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["approve", "preview", "preview_lines", "refuse", "runs"]
 
-DEFAULT_DATA = Path("silo-data")
-Data = Annotated[
-    Path, typer.Option("--data", envvar="CHORALE_SILO_DATA", help="This silo's data directory.")
-]
-Output = Annotated[
-    Format, typer.Option("--format", help="json prints one envelope on stdout.", show_default=True)
-]
 Run = Annotated[str, typer.Argument(help="The run's id, as `chorale-silo runs` shows it.")]
 PlanDigest = Annotated[
     str, typer.Option("--plan-sha256", help="Of the plan, in full, as runs and preview show it.")

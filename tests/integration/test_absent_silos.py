@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from server_harness import FEDERATION, Coordinator
 
-from server.cli.envelope import run_app
+from ops.cli.envelope import run_app
 from server.cli.main import app
 from server.store.runs import RunState
 from server.store.silos import SiloRow

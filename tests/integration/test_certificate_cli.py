@@ -8,7 +8,7 @@ import pytest
 from server_harness import Coordinator
 from typer.testing import CliRunner
 
-from server.cli.envelope import Answered
+from ops.cli.envelope import Answered
 from server.cli.main import app
 from silo_agent.identity.join import join
 

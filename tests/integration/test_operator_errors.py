@@ -20,8 +20,8 @@ import pytest
 from dp.accounting.charge import attempt_charges, epsilon_of
 from dp.ledger.journal import Journal
 from federation.plan.read import read_plan
+from ops.cli.envelope import Exit
 from silo_agent.books.ledger import LEDGER_FILE
-from silo_agent.cli.envelope import Exit
 from tests.integration import constant_federation as cf
 
 pytestmark = pytest.mark.xdist_group("operator_errors")

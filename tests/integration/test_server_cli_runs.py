@@ -14,7 +14,7 @@ from federation.adapter.initial import initial_adapter
 from federation.adapter.layout import Layout
 from federation.adapter.shapes import shape_from_config, shape_of
 from federation.plan.read import read_plan
-from server.cli.envelope import run_app
+from ops.cli.envelope import run_app
 from server.cli.main import app
 
 pytestmark = pytest.mark.xdist_group("server_cli_runs")

@@ -15,11 +15,11 @@ import lab
 from evolution.envs import ENVIRONMENTS, Split
 from evolution.rollout.conversation import ChatFormat
 from lab.base.build import BuildProgress, Recipe, build_base, weights_sha256
-from lab.base.cli import app
 from lab.base.data import SKILL, demonstrations, play_weakly, scripted
 from lab.base.evaluate import solved_tasks
 from lab.base.model import build_model
 from lab.base.tokenizer import build_tokenizer, environment_words
+from lab.cli.base import app
 
 SHIPPED = Path(lab.__file__).parent / "base_model"
 STEPS = 3

@@ -10,10 +10,11 @@ import warnings
 import pytest
 import structlog
 
-import server.cli.envelope
-import silo_agent.cli.envelope
+import server.cli.program
+import silo_agent.cli.program
 from evolution.errors import EnvironmentFailureError, RolloutWorkerError, TrainingWorkerError
 from federation.errors import LogSettingError
+from ops.cli.envelope import Answered, Format
 from ops.logs.errors import told, traceback_of
 from ops.logs.events import EVENTS, FIELDS, Kind
 from ops.logs.setup import REDACTED, daemon_logs, failed_writes, logs_on_stderr
@@ -417,22 +418,22 @@ def test_a_failure_that_is_explained_needs_no_frames():
 # Commands ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[server.cli.envelope, silo_agent.cli.envelope], ids=["chorale", "silo"])
-def envelope(request):
+@pytest.fixture(params=[server.cli.program, silo_agent.cli.program], ids=["chorale", "silo"])
+def program(request):
     return request.param
 
 
-def failed(envelope, capsys, act=lambda: None):
-    with pytest.raises(envelope.Answered) as ended, envelope.answering(envelope.Format.JSON):
+def failed(program, capsys, act=lambda: None):
+    with pytest.raises(Answered) as ended, program.answering(Format.JSON):
         act()
     said = capsys.readouterr()
     assert SECRET not in said.out + said.err
     return ended.value.code, json.loads(said.out), said.err
 
 
-def test_every_command_logs_to_stderr(envelope, capsys):
+def test_every_command_logs_to_stderr(program, capsys):
     before = structlog.get_config()
-    with envelope.answering(envelope.Format.JSON):
+    with program.answering(Format.JSON):
         structlog.get_logger().info("silo_joined", silo="hospital-a")
     said = capsys.readouterr()
     assert said.out == ""
@@ -441,14 +442,14 @@ def test_every_command_logs_to_stderr(envelope, capsys):
 
 
 @pytest.mark.parametrize("variable", ["CHORALE_LOG_LEVEL", "CHORALE_LOG_FORMAT"])
-def test_a_wrong_setting_is_an_argument_error(envelope, capsys, monkeypatch, variable):
+def test_a_wrong_setting_is_an_argument_error(program, capsys, monkeypatch, variable):
     monkeypatch.setenv(variable, "loud")
-    code, answer, _ = failed(envelope, capsys)
+    code, answer, _ = failed(program, capsys)
     assert (code, answer["error_code"]) == (4, "log_setting")
     assert variable in answer["message"]
 
 
-def test_tracing_that_cannot_be_had_is_an_argument_error(envelope, capsys, monkeypatch):
+def test_tracing_that_cannot_be_had_is_an_argument_error(program, capsys, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "ops.tracing.otel", None)
 
@@ -456,13 +457,13 @@ def test_tracing_that_cannot_be_had_is_an_argument_error(envelope, capsys, monke
         with tracing("chorale"):
             pass
 
-    code, answer, _ = failed(envelope, capsys, act)
+    code, answer, _ = failed(program, capsys, act)
     assert (code, answer["error_code"]) == (4, "tracing")
     assert "pip install 'chorale[otel]'" in answer["message"]
 
 
-def test_a_defect_shows_where_and_no_value(envelope, capsys):
-    code, answer, err = failed(envelope, capsys, lambda: int(SECRET))
+def test_a_defect_shows_where_and_no_value(program, capsys):
+    code, answer, err = failed(program, capsys, lambda: int(SECRET))
     assert (code, answer["error_code"]) == (5, "bug")
     assert answer["message"] == "internal error: ValueError"
     assert "Traceback" in err

@@ -16,8 +16,8 @@ from federation.adapter.export import ExportError, require_export_directory
 from federation.aggregate.registry import INCOMPLETE_ADAPTERS
 from federation.chain.record import AdapterRecord
 from federation.wire import RECORDS_PER_PAGE
+from ops.cli.envelope import CommandError, run_app
 from server.cli.adapter import _best_round, _records, _round
-from server.cli.envelope import CommandError, run_app
 from server.cli.main import app
 from server.figures import RoundFigures
 

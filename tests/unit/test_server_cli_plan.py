@@ -10,7 +10,7 @@ import pytest
 from federation.aggregate.registry import INCOMPLETE_ADAPTERS
 from federation.forecast.forecast import forecast_plan
 from federation.plan.read import read_plan
-from server.cli.envelope import run_app
+from ops.cli.envelope import run_app
 from server.cli.main import app
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"

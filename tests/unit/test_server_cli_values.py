@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from federation.audit.lines import EMPTY, make_line
-from server.cli.envelope import run_app
+from ops.cli.envelope import run_app
 from server.cli.main import app
 
 BIG = "5000000000"

@@ -12,10 +12,10 @@ from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import LedgerCorruptError, LedgerFormatError, LedgerRolledBackError
 from dp.ledger.journal import Journal
 from dp.ledger.ledger import Identity, Ledger, LedgerEntry
+from ops.cli.envelope import Exit
 from silo_agent.books.budget import read_budget
 from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.local_store import LocalStore
-from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
 from silo_agent.cli.status import budget_lines
 from silo_agent.errors import LocalStoreError

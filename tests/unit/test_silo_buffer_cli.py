@@ -13,8 +13,8 @@ import silo_tiny_base
 from test_silo_buffer import won
 
 from evolution.memory.buffer import SuccessBuffer
+from ops.cli.envelope import Exit
 from silo_agent.books.ledger import LEDGER_FILE
-from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
 
 

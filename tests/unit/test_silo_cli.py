@@ -11,9 +11,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 from silo_policy_samples import MODES, PLAN, POLICY, edited
 
+from ops.cli.envelope import Exit
 from ops.probes.server import ADDRESS_FILE, Probes
 from silo_agent.books.local_store import ChainHead, LocalStore
-from silo_agent.cli.envelope import Exit
 from silo_agent.cli.main import main
 from silo_agent.config import SiloConfig
 from silo_agent.policy.document import NO_PRIVACY, Policy

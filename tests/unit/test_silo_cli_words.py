@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 from chorale.v1 import admin_pb2
-from server.cli.envelope import answering as server_answering
-from silo_agent.cli.envelope import Exit, Format, answering
+from ops.cli.envelope import Exit, Format
+from server.cli.program import answering as server_answering
+from silo_agent.cli.program import answering
 from silo_agent.errors import IdentityError
 from silo_agent.line.transport import Coordinator
 from tests.unit.test_silo_cli import call

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dp.ledger.ledger import Ledger
+from ops.cli.envelope import Exit
 from silo_agent.books.departure import (
     PRIVATE,
     PROOFS,
@@ -14,7 +15,6 @@ from silo_agent.books.departure import (
     wait_for_daemon,
     wipe,
 )
-from silo_agent.cli.envelope import Exit
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.identity.identity import Identity
 from tests.unit.test_silo_cli import call

@@ -6,10 +6,10 @@ import json
 import pytest
 from silo_policy_samples import PLAN, POLICY, edited, make_descriptor, make_plan, make_task
 
+from ops.cli.envelope import Exit
 from silo_agent.books.audit import AuditLog
 from silo_agent.books.heard_runs import HeardRuns
 from silo_agent.books.local_store import ChainHead, LocalStore
-from silo_agent.cli.envelope import Exit
 from silo_agent.policy.approvals import Approvals, Standing
 from tests.unit.test_silo_cli import call
 

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from server.cli.envelope import Format, Output, answering, show_result, succeed
+from lab.cli.program import answering
+from ops.cli.envelope import Format, Output, show_result, succeed
 
 if TYPE_CHECKING:
     from lab.base.build import BuildProgress

@@ -1,0 +1,92 @@
+"""What every command of ``chorale`` shares: its data directory, and what a failure means.
+
+The contract of every command is ``ops/cli/envelope.py``'s; codes of failures are the reasons of the
+coordinator's catalogue, whether it was called or works here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from ops.cli.envelope import CommandError, Exit, Program
+
+__all__ = ["DEFAULT_DATA", "Data", "answering"]
+
+DEFAULT_DATA: Final = Path("chorale-data")
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data", envvar="CHORALE_DATA", help="The coordinator's data directory, from chorale init."
+    ),
+]
+_DENIED: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+_ARGUMENTS: Final = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
+
+
+def _known(error: Exception) -> CommandError | None:
+    # Imported only when something went wrong: the packages behind them are not free to load.
+    import grpc
+
+    if isinstance(error, grpc.RpcError):
+        return _rpc(error)
+    from federation.errors import LogSettingError, TracingError
+    from server.errors import CoordinatorError, Reason
+    from server.rpc.catalogue import describe
+
+    described = describe(error)
+    if not isinstance(error, CoordinatorError) and described.reason is Reason.INTERNAL:
+        return None
+    # What the environment asks for is no refusal of a call; the texts say what to do.
+    settings: dict[type, str] = {LogSettingError: "log_setting", TracingError: "tracing"}
+    setting = settings.get(type(error), "")
+    advice = described.hint if described.public else "chorale doctor examines this coordinator"
+    if described.reason is Reason.STORE_AWAY:
+        advice = (
+            "give the command what the service has (CHORALE_COORDINATOR_DATABASE_URL, "
+            "PGPASSFILE); chorale doctor says more"
+        )
+    return CommandError(
+        str(error),
+        code=setting or described.reason.value,
+        exit_code=Exit.ARGUMENTS,
+        hint="" if setting else advice,
+    )
+
+
+def _rpc(error: Any) -> CommandError:
+    trailers = dict(error.trailing_metadata() or ())
+    reason = str(trailers.get("chorale-reason", ""))
+    code = error.code().name
+    if code == "UNIMPLEMENTED" and not reason:
+        return CommandError(
+            "the coordinator that runs is of an earlier version, which does not know this call",
+            code="version_mismatch",
+            exit_code=Exit.SERVER,
+            next_step="upgrade the coordinator, or restart it: chorale doctor shows both versions",
+        )
+    if code == "DEADLINE_EXCEEDED":
+        exit_code = Exit.TIMEOUT
+    elif code in _DENIED or (not reason and code == "UNAVAILABLE"):
+        exit_code = Exit.CONNECT
+    elif code in _ARGUMENTS:
+        exit_code = Exit.ARGUMENTS
+    else:
+        exit_code = Exit.SERVER
+    return CommandError(
+        str(error.details() or code),
+        code=reason or code.lower(),
+        exit_code=exit_code,
+        hint=str(trailers.get("chorale-hint", "")),
+        next_step=(
+            "check that chorale-coordinator serve runs and that the admin certificate is still "
+            "valid (chorale admin renew)"
+            if exit_code is Exit.CONNECT and not reason
+            else ""
+        ),
+    )
+
+
+answering = Program(name="chorale", known=_known).answering
