@@ -50,7 +50,7 @@ from server.run.driver import RunDriver
 from server.site.founding import create_configured
 from server.status_page.serve import status_page
 from server.store import Store
-from server.store.blobs.storage import open_blobs
+from server.store.blobs.opening import open_blobs
 from server.store.served import database_in_force, record_served
 
 __all__ = ["serve"]

@@ -35,11 +35,11 @@ from server.errors import (
     RevokedCertificateError,
     StandingError,
 )
+from server.members.peer import Peer
 from server.members.terms import require_federation
 from server.metrics import CoordinatorMetrics
 from server.pki.authority import MAX_CSR_BYTES, certificate_sha256, der, not_after_unix_s
 from server.pki.trust import Trust
-from server.rpc.access import Peer
 from server.store import Store
 
 __all__ = ["Renewals", "Renewed"]

@@ -23,8 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -33,7 +32,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from federation.membership.renewal import TRUST_METADATA
-from federation.version import UNANNOUNCED, Version, this_version
+from federation.version import this_version
 from server.errors import (
     ExpiredCertificateError,
     ForeignFederationError,
@@ -42,6 +41,7 @@ from server.errors import (
     SuspendedSiloError,
     UnauthenticatedError,
 )
+from server.members.peer import Peer, Role
 from server.metrics import CoordinatorMetrics
 from server.pki.authority import OPERATOR_DOMAIN, certificate_sha256
 from server.rpc.answers import answer_errors
@@ -52,17 +52,9 @@ from server.rpc.versions import SiloVersions
 from server.store.federation import FederationRow
 from server.store.silos import SiloRow
 
-__all__ = ["ACCESS", "AccessInterceptor", "AccessPolicy", "Peer", "Role", "current_peer"]
+__all__ = ["ACCESS", "AccessInterceptor", "AccessPolicy", "current_peer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class Role(StrEnum):
-    """What a certificate's URI can say."""
-
-    ADMIN = "admin"
-    VIEWER = "viewer"
-    SILO = "silo"
 
 
 _ADMINS: Final = frozenset({Role.ADMIN})
@@ -116,18 +108,6 @@ ACCESS: Final = MappingProxyType(
         "/chorale.v1.RoundService/ListRecords": _SILOS,
     }
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peer:
-    """An authenticated caller."""
-
-    role: Role
-    name: str
-    """Silo id, or the admin's name."""
-    certificate_sha256: bytes
-    version: Version = UNANNOUNCED
-    """Of a silo: what it says that it runs."""
 
 
 _PEER: ContextVar[Peer] = ContextVar("chorale_peer")

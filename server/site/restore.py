@@ -40,7 +40,8 @@ from server.site.backup import DATABASE
 from server.site.backup_file import BackupReader, Manifest, Member
 from server.store import Store
 from server.store.blobs.directory import BlobStore
-from server.store.blobs.storage import BlobStorage, open_blobs
+from server.store.blobs.opening import open_blobs
+from server.store.blobs.storage import BlobStorage
 from server.store.copying import copy_rows, require_unused
 from server.store.database import Database
 from server.store.records import named_blobs

@@ -13,8 +13,9 @@ import obstore
 import pytest
 
 from server.errors import BlobError, BlobUnavailableError
-from server.store.blobs.directory import CHUNK_BYTES, BlobStore
+from server.store.blobs.directory import BlobStore
 from server.store.blobs.objects import ObjectBlobs
+from server.store.blobs.storage import CHUNK_BYTES
 
 PREFIX = "oncology/adapters"
 

@@ -21,7 +21,8 @@ from server.rpc.catalogue import describe
 from server.store.blobs import bucket as blob_bucket
 from server.store.blobs import objects as blob_objects
 from server.store.blobs.objects import ObjectBlobs
-from server.store.blobs.storage import in_threads, open_blobs
+from server.store.blobs.opening import open_blobs
+from server.store.blobs.storage import in_threads
 from tests import s3_server
 from tests.integration import constant_federation as cf
 

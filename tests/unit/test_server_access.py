@@ -22,8 +22,9 @@ from server.errors import (
     SuspendedSiloError,
     UnauthenticatedError,
 )
+from server.members.peer import Role
 from server.pki.authority import CertificateAuthority, certificate_sha256, not_after_unix_s
-from server.rpc.access import ACCESS, AccessPolicy, Role, current_peer
+from server.rpc.access import ACCESS, AccessPolicy, current_peer
 from server.store.federation import FederationRow
 from server.store.silos import SiloRow
 

@@ -7,7 +7,8 @@ import pytest
 
 from federation.errors import UpdateError
 from server.errors import BlobError
-from server.store.blobs.directory import CHUNK_BYTES, BlobStore
+from server.store.blobs.directory import BlobStore
+from server.store.blobs.storage import CHUNK_BYTES
 
 
 def test_put_get_and_put_again(tmp_path):

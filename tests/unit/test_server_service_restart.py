@@ -9,8 +9,8 @@ from chorale.v1 import round_pb2 as pb
 from secagg.descriptor import AggregationId
 from secagg.messages import UnmaskingShares
 from server.errors import WrongRoundError
+from server.members.peer import Peer, Role
 from server.rpc import access
-from server.rpc.access import Peer, Role
 from server.rpc.rounds import RoundService
 from tests.unit import server_world as sw
 from tests.unit.secagg_samples import silo_names

@@ -18,9 +18,9 @@ from server.conductor.status import run_summary, watch_response
 from server.context import SILENT_AFTER_S, Liveness, Signal
 from server.errors import ForeignMessageError, UploadError, WrongRoundError
 from server.figures import Phase
+from server.members.peer import Peer, Role
 from server.metrics import CoordinatorMetrics
 from server.rpc import access
-from server.rpc.access import Peer, Role
 from server.rpc.rounds import RoundService
 from server.run.budget import shown_epsilon
 from server.store.rounds import Charged

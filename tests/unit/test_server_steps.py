@@ -20,8 +20,8 @@ from server import context
 from server.conductor.status import watch_response
 from server.errors import WrongRoundError
 from server.figures import STEPS, Phase, RoundFigures
+from server.members.peer import Peer, Role
 from server.rpc import access
-from server.rpc.access import Peer, Role
 from server.rpc.rounds import RoundService
 from server.store.runs import RunState
 from tests.unit import server_world as sw

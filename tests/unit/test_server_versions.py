@@ -13,7 +13,8 @@ from federation.errors import VersionMismatchError
 from federation.plan.read import read_plan
 from federation.version import NEWEST_PROTOCOL, UNANNOUNCED, Version, this_version
 from server.errors import WrongRoundError
-from server.rpc.access import _PEER, Peer, Role
+from server.members.peer import Peer, Role
+from server.rpc.access import _PEER
 from server.rpc.rounds import RoundService
 from server.rpc.versions import TOO_OLD, SiloVersions, plan_protocol, require_protocol
 from tests.integration.constant_federation import plan_toml

@@ -2,10 +2,8 @@
 
 Invariants, beside those of ``server/store/blobs/storage.py``:
 
-1. A blob's name is its digest; what is read is checked against it.
-2. ``put`` returns after the bytes are on disk; writing the same bytes again changes nothing. A blob
-   appears complete or not at all.
-3. No blob is ever copied into memory: what is written is streamed, what is read is a memory map or
+1. ``put`` returns after the bytes and their entry in the directory are on disk.
+2. No blob is ever copied into memory: what is written is streamed, what is read is a memory map or
    a stream of chunks.
 
 Covered: blobs larger than memory, concurrent writers, a crash while writing, bytes altered at rest.
@@ -25,12 +23,10 @@ from pathlib import Path
 from federation.adapter.encoding import Buffer
 from ops.files import private_directory, sync_directory
 from server.errors import BlobError
-from server.store.blobs.storage import BlobStorage
+from server.store.blobs.storage import CHUNK_BYTES, DIGEST_BYTES, BlobStorage
 
 __all__ = ["BlobStore"]
 
-DIGEST_BYTES = 32
-CHUNK_BYTES = 1 << 20
 _MODE = 0o600
 _PARTIAL = ".partial"
 

@@ -28,8 +28,8 @@ from obstore.exceptions import BaseError, NotFoundError
 from federation.adapter.encoding import Buffer
 from server.errors import BlobError, BlobUnavailableError
 from server.store.blobs.bucket import connect, parse_url
-from server.store.blobs.directory import CHUNK_BYTES, DIGEST_BYTES, BlobStore
-from server.store.blobs.storage import BlobStorage
+from server.store.blobs.directory import BlobStore
+from server.store.blobs.storage import CHUNK_BYTES, DIGEST_BYTES, BlobStorage
 
 __all__ = ["ObjectBlobs"]
 

@@ -1,4 +1,4 @@
-"""Where published bytes are kept: what every kind of storage promises, and which one is in force.
+"""Where published bytes are kept: what every kind of storage promises.
 
 Invariants:
 
@@ -20,15 +20,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Final
 
 from federation.adapter.encoding import Buffer
-from server.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from server.config import CoordinatorConfig
+__all__ = ["CHUNK_BYTES", "DIGEST_BYTES", "BlobStorage", "in_threads"]
 
-__all__ = ["BlobStorage", "in_threads", "open_blobs"]
+DIGEST_BYTES: Final = 32
+CHUNK_BYTES: Final = 1 << 20
 
 
 class BlobStorage(ABC):
@@ -44,7 +43,7 @@ class BlobStorage(ABC):
 
     @abstractmethod
     def chunks(self, sha256: bytes, offset_bytes: int = 0) -> Iterator[bytes]:
-        """Stream bytes from an offset on, in pieces of a MiB.
+        """Stream bytes from an offset on, in pieces of ``CHUNK_BYTES``.
 
         A stream from 0 is checked against the digest before its last chunk; one from elsewhere is
         for the reader to check as a whole.
@@ -53,31 +52,6 @@ class BlobStorage(ABC):
     @abstractmethod
     def size_bytes(self, sha256: bytes) -> int:
         """Return how long a blob is, without reading it; BlobError if there is none."""
-
-
-def open_blobs(config: CoordinatorConfig) -> BlobStorage:
-    """Open the storage that a configuration names.
-
-    Args:
-        config: The coordinator's.
-
-    Returns:
-        The storage; nothing was fetched.
-
-    Raises:
-        ConfigurationError: The URL, the endpoint or the credentials cannot be used.
-    """
-    from server.store.blobs.directory import BlobStore
-
-    if config.adapters_url is None:
-        return BlobStore(config.adapters)
-    try:
-        from server.store.blobs.objects import ObjectBlobs
-    except ImportError as error:
-        raise ConfigurationError(
-            "adapters_url needs one more package: pip install 'chorale[s3]'"
-        ) from error
-    return ObjectBlobs(config.adapters_url, cache=config.paths.adapters_cache)
 
 
 async def in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
