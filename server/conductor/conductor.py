@@ -42,7 +42,7 @@ from server.conductor.unfinished import clear, clear_if_possible, reopen
 from server.context import RunContext
 from server.errors import CoordinatorError, RunError, UnknownRunError
 from server.figures import RoundFigures
-from server.members.ledger_rollbacks import LedgerRollbacks
+from server.members.ledger_heads import LedgerRollbacks
 from server.run.driver import RunDriver
 from server.store.runs import ACTIVE, OVER, RunRow, RunState
 

@@ -33,7 +33,7 @@ from server.audit import AuditEvent, AuditLog
 from server.members.terms import require_federation
 from server.metrics import CoordinatorMetrics
 from server.store import Store
-from server.store.audit_heads import AuditHeadRow
+from server.store.heads import AuditHeadRow
 
 __all__ = ["AuditHeadExchange", "head_of_row"]
 

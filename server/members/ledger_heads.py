@@ -7,7 +7,8 @@ Invariants:
 
 1. Of each silo the newest head is durable in the transaction that accepts its bundle.
 2. A bundle whose head is behind it, or forks it, is refused before it counts; no later attempt,
-   run or restart makes the coordinator forget.
+   run or restart makes the coordinator forget. It is refused at each try, and counted and audited
+   once an aggregation: a silo that asks again adds nothing to the audit log.
 3. The newest bundle goes back to its silo beside every task, so that the silo notices by itself.
 4. A head belongs to the key that signed it: a silo that the root put on the roster with a new key
    begins a new ledger.
@@ -19,19 +20,23 @@ remember each other's heads.
 
 from __future__ import annotations
 
+from typing import Final
+
 import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2
 from secagg.descriptor import AggregationId
 from secagg.messages import KeyBundle
 from secagg.roster import Roster
 from secagg.suite import verify
+from server.audit import AuditEvent
+from server.context import RunContext
 from server.errors import LedgerBehindError, LedgerForkedError
 from server.store import Store
 from server.store.heads import HeadRow
 
-__all__ = ["ledger_echo", "require_newer_head"]
+__all__ = ["LedgerRollbacks", "ledger_echo", "require_newer_head"]
 
-REMEDY = "restore the newer ledger or remove the silo"
+_REMEDY: Final = "restore the newer ledger or remove the silo"
 
 
 def require_newer_head(store: Store, roster: Roster, bundle: KeyBundle) -> None:
@@ -53,13 +58,54 @@ def require_newer_head(store: Store, roster: Roster, bundle: KeyBundle) -> None:
     if bundle.ledger_seq < newest.ledger_seq:
         raise LedgerBehindError(
             f"the ledger head of {bundle.silo_id} is behind: entry {bundle.ledger_seq}, and entry "
-            f"{newest.ledger_seq} was signed in {_place(row.identity)}: {REMEDY}"
+            f"{newest.ledger_seq} was signed in {_place(row.identity)}: {_REMEDY}"
         )
     same_height = bundle.ledger_seq == newest.ledger_seq
     if same_height and bundle.ledger_sha256 != newest.ledger_sha256:
         raise LedgerForkedError(
             f"the ledger head of {bundle.silo_id} forks: entry {bundle.ledger_seq} is not the one "
-            f"that was signed in {_place(row.identity)}: {REMEDY}"
+            f"that was signed in {_place(row.identity)}: {_REMEDY}"
+        )
+
+
+class LedgerRollbacks:
+    """Whose old ledger was noted in which aggregation."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._noted: set[tuple[AggregationId, str]] = set()
+
+    def require_none(self, identity: AggregationId, roster: Roster, bundle: KeyBundle) -> None:
+        """Refuse a bundle whose silo's ledger went back.
+
+        Args:
+            identity: The aggregation that is open.
+            roster: The run's.
+            bundle: What the silo sent.
+
+        Raises:
+            LedgerBehindError: The ledger's head is behind the newest one that the silo signed.
+            LedgerForkedError: It has that one's height and is another.
+        """
+        try:
+            require_newer_head(self._context.store, roster, bundle)
+        except (LedgerBehindError, LedgerForkedError) as error:
+            self._note(identity, bundle.silo_id, str(error))
+            raise
+
+    def _note(self, identity: AggregationId, silo_id: str, reason: str) -> None:
+        if (identity, silo_id) in self._noted:
+            return
+        self._noted.add((identity, silo_id))
+        self._context.metrics.ledger_rollbacks.inc()
+        self._context.audit.append(
+            AuditEvent.LEDGER_ROLLED_BACK,
+            run=identity.run_id,
+            round=identity.round,
+            step=identity.step,
+            attempt=identity.attempt,
+            silo=silo_id,
+            reason=reason,
         )
 
 

@@ -15,7 +15,8 @@ Invariants:
 Each answer says which version this is; one to a silo also carries the digest of the trusted CAs, so
 that it learns of a rotation.
 
-Covered: unary and streaming methods of the coordinator's services. Not covered: rate limits.
+Covered: unary and streaming methods of the coordinator's services; certificates that are malformed,
+nameless, or name several. Not covered: rate limits.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -45,7 +47,6 @@ from server.members.peer import Peer, Role
 from server.metrics import CoordinatorMetrics
 from server.pki.authority import OPERATOR_DOMAIN, certificate_sha256
 from server.rpc.answers import answer_errors
-from server.rpc.client_certificate import parse_certificate, spiffe_name
 from server.rpc.decode import Decoded, guarded, require_decoded
 from server.rpc.spans import traced, traced_stream
 from server.rpc.versions import SiloVersions
@@ -55,6 +56,7 @@ from server.store.silos import SiloRow
 __all__ = ["ACCESS", "AccessInterceptor", "AccessPolicy", "current_peer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_CERTIFICATES_CACHED: Final = 1024
 
 
 _ADMINS: Final = frozenset({Role.ADMIN})
@@ -185,7 +187,7 @@ class AccessPolicy:
             return None
         if not certificate_pem:
             raise UnauthenticatedError("this method needs a client certificate")
-        certificate = parse_certificate(certificate_pem)
+        certificate = _parse_certificate(certificate_pem)
         peer = self._identify(certificate)
         if peer.role not in roles:
             raise RoleDeniedError(f"the role {peer.role.value} may not call {method}")
@@ -228,7 +230,7 @@ class AccessPolicy:
             raise ExpiredCertificateError(
                 f"the certificate was valid until {certificate.not_valid_after_utc.isoformat()}"
             )
-        domain, role, name = spiffe_name(certificate)
+        domain, role, name = _spiffe_name(certificate)
         try:
             known = Role(role)
         except ValueError as error:
@@ -242,6 +244,32 @@ class AccessPolicy:
                 f"the certificate is of {domain[:64]!r}, for a {known.value} this is {ours!r}"
             )
         return Peer(role=known, name=name, certificate_sha256=certificate_sha256(certificate))
+
+
+@lru_cache(maxsize=_CERTIFICATES_CACHED)
+def _parse_certificate(pem: bytes) -> x509.Certificate:
+    """Read what TLS verified; UnauthenticatedError if it is malformed."""
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise UnauthenticatedError("the client certificate is malformed") from error
+
+
+def _spiffe_name(certificate: x509.Certificate) -> tuple[str, str, str]:
+    """Trust domain, role and name, without judging them.
+
+    Raises:
+        UnauthenticatedError: It does not carry exactly one SPIFFE URI.
+    """
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError) as error:
+        raise UnauthenticatedError("the certificate carries no name") from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    parts = uris[0].removeprefix("spiffe://").split("/") if len(uris) == 1 else []
+    if len(parts) != 3 or not uris[0].startswith("spiffe://") or not all(parts):
+        raise UnauthenticatedError("the certificate does not carry exactly one SPIFFE URI")
+    return parts[0], parts[1], parts[2]
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only

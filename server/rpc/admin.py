@@ -1,9 +1,15 @@
 """AdminService: what the admin CLI asks of the coordinator.
 
-Invariant: every change is in the audit log, with the admin's name; the record is written in the
-transaction of its change, so that a full disk or a crash leaves no change without one.
+Invariants:
 
-Covered: invites, silos, adapters, budgets, audit. Not covered: rosters, runs (the conductor's).
+1. Every change is in the audit log, with the admin's name; the record is written in the transaction
+   of its change, so that a full disk or a crash leaves no change without one.
+2. The adapter that a run starts from is as long as its opening says, and the opening is bounded
+   before a byte of it is taken.
+
+Covered: invites, silos, adapters, budgets, audit; streams of a start that are empty, out of order,
+short, long or stuffed with empty chunks. Not covered: rosters, runs (the conductor's), the plan and
+the adapter themselves (``server/conductor/queue.py``).
 """
 
 # ruff: noqa: N802 - method names are the RPCs' names in admin.proto
@@ -24,6 +30,7 @@ from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
 from federation.plan.read import read_plan
 from federation.transcript.file import transcript_to_proto
+from secagg.errors import MalformedMessageError
 from server.attempt.transcripts import build_transcript
 from server.audit import AuditEvent, AuditLog
 from server.conductor.queue import places_behind
@@ -39,7 +46,6 @@ from server.members.terms import checked_terms, described, require_federation, r
 from server.pki.trust import Trust
 from server.pki.upkeep import Upkeep
 from server.rpc.access import current_peer
-from server.rpc.start_request import read_start
 from server.run.budget import budget_response
 from server.run.dropouts import sitting_out_now
 from server.store import Store
@@ -53,6 +59,7 @@ MAX_TAIL: Final = 1000
 MAX_TAIL_BYTES: Final = 3 << 20
 """Of an answer that the admin's client takes; a record has at most one mebibyte."""
 CHUNK_BYTES: Final = 1 << 20
+_MAX_ADAPTER_BYTES: Final = 1 << 30
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -265,12 +272,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.StartRunResponse:
         """Start a run, once a token; the adapter comes in chunks."""
         _ = context
-        asked = await read_start(request_iterator)
+        asked, adapter = await _read_start(request_iterator)
         federation = require_federation(self._context.store, asked.federation)
         require_plan_within(federation, read_plan(asked.plan))
         run_id = await self._context.conductor.start_run(
             asked.plan,
-            asked.adapter,
+            adapter,
             asked.submit_token or secrets.token_hex(16),
             admin=current_peer().name,
         )
@@ -394,3 +401,31 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def _audit(self, event: AuditEvent, **details: str | int | tuple[str, ...]) -> None:
         self._context.audit.append(event, admin=current_peer().name, **details)
+
+
+async def _read_start(
+    stream: AsyncIterator[pb.StartRunRequest],
+) -> tuple[pb.StartRunOpening, bytes]:
+    """What a start asks for, and the bytes of the adapter that it starts from.
+
+    Args:
+        stream: The opening, then chunks of the adapter.
+
+    Raises:
+        MalformedMessageError: It is not what its opening says, or says too much.
+    """
+    parts = aiter(stream)
+    first = await anext(parts, None)
+    if first is None or first.WhichOneof("part") != "opening":
+        raise MalformedMessageError("a start begins with its opening")
+    opening = first.opening
+    if opening.adapter_bytes > _MAX_ADAPTER_BYTES:
+        raise MalformedMessageError(f"an adapter has at most {_MAX_ADAPTER_BYTES} bytes")
+    adapter = bytearray()
+    async for part in parts:
+        adapter += part.adapter_chunk
+        if len(adapter) > opening.adapter_bytes or not part.adapter_chunk:
+            raise MalformedMessageError("the adapter is not as long as its opening says")
+    if len(adapter) != opening.adapter_bytes:
+        raise MalformedMessageError("the adapter is not as long as its opening says")
+    return opening, bytes(adapter)

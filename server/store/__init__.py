@@ -15,17 +15,15 @@ from sqlalchemy import Connection
 
 from server.errors import StoreError
 from server.store.aggregations import Aggregations
-from server.store.audit_heads import AuditHeads
 from server.store.database import Database
 from server.store.dropouts import Dropouts
 from server.store.federation import Federations
-from server.store.heads import Heads
+from server.store.heads import AuditHeads, Heads
 from server.store.invites import Invites
 from server.store.messages import Messages
-from server.store.proposals import Proposals
 from server.store.records import Records
 from server.store.rollbacks import Rollbacks
-from server.store.rosters import Rosters
+from server.store.rosters import Proposals, Rosters
 from server.store.rounds import Rounds
 from server.store.runs import Runs
 from server.store.silos import Silos

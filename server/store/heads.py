@@ -1,8 +1,9 @@
-"""Ledger heads: of each silo the newest one that it signed, as the key bundle that carries it.
+"""Heads that silos signed: of each silo the newest of its ledger and the newest of its audit log.
 
-Covered: one row a silo, over all runs. Not covered: which bundle may replace another
-(``server/members/ledger_heads.py``), and checking the signature, which the round did and the silo
-repeats.
+A ledger's head is kept as the key bundle that carries it.
+
+Covered: one row a silo, over all runs. Not covered: which head may replace another, and checking
+the signature (``server/members/ledger_heads.py``, ``server/members/audit_heads.py``).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from chorale.v1 import secagg_pb2
 from secagg.descriptor import AggregationId
 from secagg.messages import KeyBundle
 from server.store.database import Database
-from server.store.schema import IDENTITY, heads
+from server.store.schema import IDENTITY, audit_heads, heads
 
-__all__ = ["HeadRow", "Heads"]
+__all__ = ["AuditHeadRow", "AuditHeads", "HeadRow", "Heads"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,3 +88,66 @@ def _head(row: Any) -> HeadRow:
         bundle=secagg_wire.key_bundle_from_proto(secagg_pb2.KeyBundle.FromString(row.bundle)),
         descriptor_sha256=row.descriptor_sha256,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditHeadRow:
+    """The newest head of one silo's audit log."""
+
+    silo_id: str
+    """Whose."""
+    index: int
+    """Of its newest record."""
+    sha256: bytes
+    """Of that record."""
+    at_unix_s: int
+    """When the silo signed it."""
+    signature: bytes
+    """By the silo's Ed25519 key."""
+
+
+class AuditHeads:
+    """The table of audit heads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, row: AuditHeadRow) -> None:
+        """Make a head its silo's newest.
+
+        Args:
+            row: The head.
+        """
+        with self._database.transaction() as connection:
+            connection.execute(delete(audit_heads).where(audit_heads.c.silo_id == row.silo_id))
+            connection.execute(
+                insert(audit_heads).values(
+                    silo_id=row.silo_id,
+                    index=row.index,
+                    sha256=row.sha256,
+                    at_unix_s=row.at_unix_s,
+                    signature=row.signature,
+                )
+            )
+
+    def get(self, silo_id: str) -> AuditHeadRow | None:
+        """Find a silo's newest head.
+
+        Args:
+            silo_id: The silo.
+
+        Returns:
+            The head; None if it never left one.
+        """
+        return next((row for row in self.list() if row.silo_id == silo_id), None)
+
+    def list(self) -> tuple[AuditHeadRow, ...]:
+        """Return every silo's newest head.
+
+        Returns:
+            By silo.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(select(audit_heads).order_by(audit_heads.c.silo_id))
+            # As mappings: a row is a tuple, whose ``index`` is a method.
+            return tuple(AuditHeadRow(**row) for row in rows.mappings())

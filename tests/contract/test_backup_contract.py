@@ -20,10 +20,9 @@ from server.site.founding import Founding, found
 from server.site.restore import restore
 from server.store import Store
 from server.store.aggregations import AggregationOutcome
-from server.store.audit_heads import AuditHeadRow
 from server.store.blobs.directory import BlobStore
 from server.store.database import Database, _migrations
-from server.store.heads import HeadRow
+from server.store.heads import AuditHeadRow, HeadRow
 from server.store.runs import RunState
 from server.store.schema import METADATA
 from server.store.served import database_in_force

@@ -26,10 +26,9 @@ from server.errors import (
 )
 from server.rpc.catalogue import describe
 from server.store import Store
-from server.store.audit_heads import AuditHeadRow
 from server.store.database import BUSY_TIMEOUT_S
 from server.store.federation import FederationRow
-from server.store.heads import HeadRow
+from server.store.heads import AuditHeadRow, HeadRow
 from server.store.runs import RunState
 from server.store.schema import METADATA, runs, silos
 from tests.unit.server_world_bundle import make_bundle
