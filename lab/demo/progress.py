@@ -18,7 +18,7 @@ from rich.text import Text
 
 from federation.noisy_figures import mean_success, readable_ratio, success_words
 from lab.demo.outcome import explored
-from server.cli.run_view import bars
+from ops.cli.bars import bars
 
 __all__ = ["Progress"]
 

@@ -13,8 +13,10 @@ from server.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
     from dp.noise.metrics_block import Estimate
+    from federation.adapter.card import FamilySuccess, ModelCard
     from federation.chain.record import AdapterRecord
     from federation.plan.plan import Plan
+    from server.store.rounds import RoundRow
 
 __all__ = ["app"]
 
@@ -145,7 +147,6 @@ def export(
             write_peft_adapter,
         )
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
-        from server.cli.card import model_card
         from server.cli.client import connect
 
         number, best = _round(which), None
@@ -183,7 +184,7 @@ def export(
                 "base_model_sha256": record.base_model_sha256.hex(),
                 "survivors": ", ".join(record.survivors),
             },
-            card=render_card(model_card(data, plan, chain, record)),
+            card=render_card(_model_card(data, plan, chain, record)),
         )
         if which == BEST:
             _say_choice(best, record.round)
@@ -310,6 +311,64 @@ def _chosen(
         else f"{run_id} has rounds 0 to {head.round}"
     )
     raise CommandError(has, code="arguments", exit_code=Exit.ARGUMENTS)
+
+
+def _model_card(
+    data: Path, plan: Plan, chain: tuple[AdapterRecord, ...], record: AdapterRecord
+) -> ModelCard:
+    """What the coordinator knows of one record of a verified chain, of the run and its sums."""
+    from federation.adapter.card import ModelCard
+    from federation.aggregate.registry import INCOMPLETE_ADAPTERS
+    from server.config import CoordinatorConfig
+    from server.members.terms import require_federation
+    from server.run.budget import epsilon_spent
+    from server.store import Store
+    from server.store.served import database_in_force
+
+    config = CoordinatorConfig.load(data)
+    store = Store(database_in_force(config))
+    try:
+        charged = store.rounds.charged(record.run_id)
+        finished = store.rounds.finished(record.run_id)
+        federation = require_federation(store)
+    finally:
+        store.close()
+    return ModelCard(
+        federation=federation.name,
+        run_id=record.run_id,
+        run_name=plan.name,
+        round=record.round,
+        step=record.step,
+        silos=len(record.survivors),
+        base=plan.model.base,
+        base_sha256=record.base_model_sha256.hex(),
+        adapter_sha256=record.adapter_sha256.hex(),
+        plan_sha256=record.plan_sha256.hex(),
+        record_sha256=record.sha256.hex(),
+        head_sha256=chain[-1].sha256.hex(),
+        rank=plan.model.lora_rank,
+        alpha=plan.model.lora_alpha,
+        privacy=plan.spec,
+        releases=charged.releases,
+        epsilon=epsilon_spent(plan, charged),
+        success=_success_until(finished, record.round + 1),
+        incomplete=INCOMPLETE_ADAPTERS.get(plan.aggregation.method, ""),
+    )
+
+
+def _success_until(rows: tuple[RoundRow, ...], until: int) -> tuple[FamilySuccess, ...]:
+    """The figures of rounds up to the one that explored with the exported adapter."""
+    from federation.adapter.card import FamilySuccess
+    from server.figures import RoundFigures
+
+    return tuple(
+        FamilySuccess(
+            round=row.round, family=family, ratio=ratio.mean, standard_error=ratio.standard_error
+        )
+        for row in rows
+        if row.round <= until and row.figures_json
+        for family, ratio in RoundFigures.from_json(row.figures_json).estimates.items()
+    )
 
 
 def _records(stub: Any, run_id: str) -> list[Any]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from ops.cli.envelope import (
+    CommandError,
+    Exit,
+    Format,
+    Output,
+    say,
+    show_result,
+    succeed,
+)
+from server.cli.moment import duration_s, shown
 from server.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["federation_app", "init", "invite", "roster_app"]
@@ -21,9 +28,6 @@ roster_app = typer.Typer(
     help="Who may take part in rounds: proposed here, signed by the root, published here.",
     no_args_is_help=True,
 )
-
-_TTL: Final = re.compile(r"([0-9]{1,6})([smhd])")
-_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def init(
@@ -163,7 +167,7 @@ def show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
 
         with connect(data) as stub:
             found = stub.GetFederation(admin_pb2.GetFederationRequest(), timeout=CALL_TIMEOUT_S)
-        show_result(output, f"{found.name}, since {_when(found.created_unix_s)}")
+        show_result(output, f"{found.name}, since {shown(found.created_unix_s)}")
         show_result(
             output, f"rosters: at least {found.min_silos} silos, c of at least {found.colluding}"
         )
@@ -189,17 +193,10 @@ def invite(
     Send it over a channel you trust: it holds the secret, and pins the CA and the root.
     """
     with answering(output):
-        matched = _TTL.fullmatch(ttl)
-        if matched is None:
-            raise CommandError(
-                f"--ttl {ttl!r} is not a duration like 30m, 24h or 7d",
-                code="arguments",
-                exit_code=Exit.ARGUMENTS,
-            )
+        ttl_s = duration_s(ttl, "--ttl")
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect
 
-        ttl_s = int(matched[1]) * _UNIT_S[matched[2]]
         with connect(data) as stub:
             line = stub.CreateInvite(
                 admin_pb2.CreateInviteRequest(silo_id=silo, ttl_s=ttl_s, federation=federation),
@@ -330,9 +327,3 @@ def export(
         show_result(output, *describe_roster(signed.roster).splitlines())
         show_result(output, f"wrote {out}")
         succeed(output, {"roster": str(out), "epoch": signed.roster.epoch})
-
-
-def _when(unix_s: int) -> str:
-    if unix_s == 0:
-        return "never"
-    return dt.datetime.fromtimestamp(unix_s, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -19,7 +19,7 @@ from server.cli import (
     audit,
     backup,
     budget,
-    ca,
+    certificates,
     deploy,
     doctor,
     federation,
@@ -27,9 +27,6 @@ from server.cli import (
     run,
     silo,
     transcript,
-)
-from server.cli import (
-    certificates as admin,
 )
 
 __all__ = ["app", "main"]
@@ -51,7 +48,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(federation.federation_app, name="federation")
 app.command("invite")(federation.invite)
 app.add_typer(silo.app, name="silo")
-app.add_typer(ca.app, name="ca")
+app.add_typer(certificates.ca_app, name="ca")
 app.add_typer(federation.roster_app, name="roster")
 app.add_typer(run.app, name="run")
 app.add_typer(adapter.app, name="adapter")
@@ -61,7 +58,7 @@ app.command("restore")(backup.restore)
 app.add_typer(audit.app, name="audit")
 app.add_typer(transcript.app, name="transcript")
 app.command("verify-transcript")(transcript.verify)
-app.add_typer(admin.app, name="admin")
+app.add_typer(certificates.admin_app, name="admin")
 app.add_typer(deploy.app, name="deploy")
 
 

@@ -85,8 +85,7 @@ def plan(
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
         from federation.forecast.alternatives import alternatives
         from federation.forecast.forecast import forecast_plan
-        from server.cli.base_model import base_shape
-        from server.cli.memory import describe_memory, memory_figures
+        from server.cli.base_model import base_shape, describe_memory, memory_figures
 
         parsed = parse_plan(path)
         terms = _beyond_terms(data, federation, parsed) if federation else ()

@@ -140,7 +140,7 @@ def list_runs(
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect, plain
-        from server.cli.run_view import place_of
+        from server.cli.watch import place_of
 
         with connect(data) as stub:
             if federation:

@@ -8,6 +8,7 @@ Covered: join, run, status, budget. The other commands are in files of their own
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 

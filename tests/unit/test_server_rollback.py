@@ -10,8 +10,7 @@ from chorale.v1 import admin_pb2
 from federation.adapter.encoding import decode_adapter
 from federation.chain.record import verify_chain
 from secagg.suite import verification_key
-from server.cli.run_view import view
-from server.cli.watch import Panel
+from server.cli.watch import Panel, view
 from server.conductor.rollback import request_rollback
 from server.conductor.status import watch_response
 from server.errors import RollbackError, SubmitTokenError, UnknownRunError

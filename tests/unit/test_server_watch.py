@@ -13,9 +13,9 @@ from rich.console import Console
 
 from chorale.v1 import admin_pb2 as pb
 from dp.noise.metrics_block import Estimate
+from ops.cli.bars import bars
 from server.cli import watch
-from server.cli.run_view import bars, place_of, span, view
-from server.cli.watch import Panel, status_json
+from server.cli.watch import Panel, place_of, span, status_json, view
 
 NOW = 1_800_000_000
 
