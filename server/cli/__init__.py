@@ -1,1 +1,1 @@
-"""The admin's and the coordinator's command lines. Nothing heavy is imported at start."""
+"""The command lines ``chorale`` and ``chorale-coordinator``; nothing heavy is imported at start."""

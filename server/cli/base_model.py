@@ -62,10 +62,6 @@ def _is_directory(base: str) -> bool:
 def first_adapter(plan: Plan, base_config: Path | None) -> tuple[bytes, str]:
     """The adapter that a run starts from when none is given, and where its shape is known from.
 
-    Args:
-        plan: Decides rank and seed.
-        base_config: As for :func:`base_shape`.
-
     Raises:
         CommandError: The base model's shape is not known.
         FederationError: There is no such adapter.
@@ -91,12 +87,7 @@ def first_adapter(plan: Plan, base_config: Path | None) -> tuple[bytes, str]:
 
 
 def memory_figures(plan: Plan, shape: ModelShape | None) -> dict[str, Any] | None:
-    """For the envelope; None if the base model is not known.
-
-    Args:
-        plan: Whose base, rank, dtype and longest sequence count.
-        shape: Of the base model.
-    """
+    """What training and rollouts take, for the envelope; None if the base model is not known."""
     if shape is None:
         return None
     A, B = shape.lora_parameters(plan.model.lora_rank)
@@ -113,13 +104,7 @@ def memory_figures(plan: Plan, shape: ModelShape | None) -> dict[str, Any] | Non
 
 
 def describe_memory(output: Format, plan: Plan, shape: ModelShape | None) -> None:
-    """Say the same to people.
-
-    Args:
-        output: What stdout carries.
-        plan: As for :func:`memory_figures`.
-        shape: Of the base model.
-    """
+    """Say to people what :func:`memory_figures` tells programs."""
     if shape is None:
         show_result(
             output,

@@ -46,9 +46,6 @@ def start_parts(
         adapter: The initial adapter's bytes.
         submit_token: The same token starts the same run once.
         federation: Whose run it is; empty stands for the coordinator's only one.
-
-    Returns:
-        The messages in order.
     """
     # Made now, not when gRPC asks: an argument that is no text is refused where it was given.
     opening = admin_pb2.StartRunOpening(
@@ -67,12 +64,6 @@ def start_parts(
 @contextmanager
 def connect(data_dir: Path) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
     """Open the admin's channel.
-
-    Args:
-        data_dir: The coordinator's data directory.
-
-    Yields:
-        The stub.
 
     Raises:
         CommandError: There is no valid admin certificate.
@@ -116,12 +107,6 @@ def connect(data_dir: Path) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
 
 def call_once(data_dir: Path) -> Called:
     """Make one authenticated call, for the doctor.
-
-    Args:
-        data_dir: The coordinator's data directory.
-
-    Returns:
-        What was answered.
 
     Raises:
         VersionError: The answer's version is malformed.

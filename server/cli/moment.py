@@ -21,9 +21,6 @@ def duration_s(text: str, option: str) -> int:
         text: What was typed.
         option: Named in the refusal.
 
-    Returns:
-        Seconds.
-
     Raises:
         CommandError: It is not one.
     """
@@ -38,11 +35,7 @@ def duration_s(text: str, option: str) -> int:
 
 
 def shown(unix_s: int) -> str:
-    """Write a moment, or ``never`` for 0.
-
-    Args:
-        unix_s: Unix time.
-    """
+    """Write a moment, or ``never`` for 0."""
     if unix_s == 0:
         return "never"
     return dt.datetime.fromtimestamp(unix_s, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

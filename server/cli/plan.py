@@ -160,10 +160,6 @@ def read_plan_file(path: Path) -> tuple[bytes, Plan]:
 def require_federation(stub: Any, asked: str) -> None:
     """Refuse to go on with another federation's coordinator.
 
-    Args:
-        stub: The coordinator's.
-        asked: Whose it must be.
-
     Raises:
         CommandError: It is not.
         grpc.RpcError: It has none yet.

@@ -99,9 +99,6 @@ def follow(
 def sitting_out(data_dir: Path) -> tuple[str, ...]:
     """Ask who sits out of the run that is driven; a status has no place for it.
 
-    Args:
-        data_dir: The coordinator's data directory.
-
     Raises:
         grpc.RpcError: The coordinator refused or is away.
     """
@@ -174,11 +171,7 @@ class Panel:
         return self._curves or ({"": self._means} if self._means else {})
 
     def wait(self, until_unix_s: float) -> None:
-        """Say that the coordinator is away, and until when it is waited for.
-
-        Args:
-            until_unix_s: From :func:`follow`.
-        """
+        """Say that the coordinator is away, and until when it is waited for."""
         until = time.strftime("%H:%M:%S", time.localtime(until_unix_s))
         self._print(f"the coordinator does not answer; waiting for it until {until}")
 
@@ -246,11 +239,7 @@ def place_of(run: admin_pb2.RunSummary, round_number: int, step: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration for people; nothing is negative.
-
-    Args:
-        seconds: How long.
-    """
+    """A duration for people; nothing is negative."""
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)
     if hours:
@@ -378,11 +367,7 @@ def _budget(status: admin_pb2.WatchRunResponse) -> str:
 
 
 def status_json(status: admin_pb2.WatchRunResponse) -> dict[str, Any]:
-    """A status as JSON's types: each figure as it was summed, its error, whether noise hides it.
-
-    Args:
-        status: From :func:`follow`.
-    """
+    """A status as JSON's types: each figure as it was summed, its error, whether noise hides it."""
     content = plain(status)
     shown = list(zip(status.finished, content["finished"], strict=True))
     if status.HasField("current"):

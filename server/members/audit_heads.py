@@ -67,9 +67,6 @@ class AuditHeadExchange:
             silo_id: Of the client certificate.
             theirs: As received.
 
-        Returns:
-            The coordinator's signed head.
-
         Raises:
             AuditHeadError: The head is malformed, or not signed by this silo.
             AuditHeadConflictError: The silo's log went back, or was written anew.
@@ -133,15 +130,7 @@ class AuditHeadExchange:
 
 
 def head_of_row(row: AuditHeadRow, federation: str) -> AuditHead:
-    """Return a kept head as the silo signed it.
-
-    Args:
-        row: From the database.
-        federation: This coordinator's.
-
-    Returns:
-        The head.
-    """
+    """Return a kept head as the silo signed it."""
     return AuditHead(
         federation=federation,
         writer=silo_writer(row.silo_id),

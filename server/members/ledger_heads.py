@@ -42,11 +42,6 @@ _REMEDY: Final = "restore the newer ledger or remove the silo"
 def require_newer_head(store: Store, roster: Roster, bundle: KeyBundle) -> None:
     """Refuse a bundle whose ledger head is not the newest one's or after it.
 
-    Args:
-        store: Holds the newest heads.
-        roster: In force.
-        bundle: As received.
-
     Raises:
         LedgerBehindError: Its head is behind the newest.
         LedgerForkedError: It has the newest one's height and another digest.
@@ -78,11 +73,6 @@ class LedgerRollbacks:
     def require_none(self, identity: AggregationId, roster: Roster, bundle: KeyBundle) -> None:
         """Refuse a bundle whose silo's ledger went back.
 
-        Args:
-            identity: The aggregation that is open.
-            roster: The run's.
-            bundle: What the silo sent.
-
         Raises:
             LedgerBehindError: The ledger's head is behind the newest one that the silo signed.
             LedgerForkedError: It has that one's height and is another.
@@ -111,11 +101,6 @@ class LedgerRollbacks:
 
 def ledger_echo(store: Store, roster: Roster, silo_id: str) -> round_pb2.LedgerEcho | None:
     """What a silo is shown of itself beside a task.
-
-    Args:
-        store: Holds the newest heads.
-        roster: In force.
-        silo_id: The silo.
 
     Returns:
         Its newest bundle, with what its signature covers; None if it never took part.

@@ -50,12 +50,7 @@ class Member:
 
 
 def members_of(roster: SignedRoster, silos: Iterable[SiloRow]) -> tuple[Member, ...]:
-    """The roster's silos as the store knows them.
-
-    Args:
-        roster: In force.
-        silos: Everyone enrolled.
-    """
+    """The roster's silos as the store knows them."""
     named = frozenset(roster.roster.silo_ids)
     known = {silo.silo_id: silo for silo in silos}
     return tuple(
@@ -110,11 +105,6 @@ def silence(members: Sequence[Member], quorum: int, now_unix_s: float) -> str:
 
 def require_members(plan: Plan, roster: SignedRoster, silos: Iterable[SiloRow]) -> None:
     """Refuse a run that no member of the roster can ever fill.
-
-    Args:
-        plan: What is to be run.
-        roster: In force.
-        silos: Everyone enrolled.
 
     Raises:
         RosterError: The text names who may not take part.

@@ -77,9 +77,6 @@ class Renewals:
             csr_der: PKCS#10; only its key is used.
             signature: By the silo's Ed25519 key.
 
-        Returns:
-            The certificate, and the CAs to trust.
-
         Raises:
             CertificateRequestError: Too large, malformed, unsigned, or not for a P-256 key.
             StandingError: The silo left, and the roster in force is without it.

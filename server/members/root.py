@@ -81,9 +81,6 @@ def sign(
             is asked.
         passphrase: Called if the key is encrypted.
 
-    Returns:
-        The signed roster.
-
     Raises:
         RootKeyError: A fingerprint or c is another one, the answer was no, or the key cannot be
             used.

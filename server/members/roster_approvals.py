@@ -57,20 +57,12 @@ class RosterApprovals:
         self._clock = clock
 
     def propose(self, roster: Roster) -> None:
-        """Make a roster the proposed one.
-
-        Args:
-            roster: Unsigned.
-        """
+        """Make a roster the proposed one."""
         if self._store.proposals.current() != roster:
             self._store.proposals.put(roster, at_unix_s=int(self._clock()))
 
     def current(self) -> Proposal | None:
-        """Return the proposal.
-
-        Returns:
-            What is proposed; None if nothing is.
-        """
+        """Return the proposal."""
         roster = self._store.proposals.current()
         if roster is None:
             return None
@@ -135,13 +127,6 @@ class RosterApprovals:
 
     def verified(self, signed: SignedRoster, root_key: bytes) -> Roster:
         """Check what is about to be published, as every silo will.
-
-        Args:
-            signed: By the root, or approved.
-            root_key: The root's public key.
-
-        Returns:
-            The roster.
 
         Raises:
             RosterError: It does not follow from the roster in force.

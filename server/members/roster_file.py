@@ -29,9 +29,6 @@ _UNSIGNED: Final = bytes(64)
 def propose(roster: Roster) -> SignedRoster:
     """Give a roster the form of a signed one, with an empty place for the signature.
 
-    Args:
-        roster: The roster.
-
     Returns:
         A proposal; no verification accepts it.
     """
@@ -39,14 +36,7 @@ def propose(roster: Roster) -> SignedRoster:
 
 
 def roster_message(signed: SignedRoster) -> secagg_pb2.Roster:
-    """Return the message of a roster; a proposal's signature stays empty.
-
-    Args:
-        signed: The roster.
-
-    Returns:
-        What goes over the wire and into the file.
-    """
+    """Return the message of a roster; a proposal's signature stays empty."""
     message = secagg_wire.roster_to_proto(signed)
     if message.signature == _UNSIGNED:
         message.signature = b""
@@ -54,21 +44,13 @@ def roster_message(signed: SignedRoster) -> secagg_pb2.Roster:
 
 
 def write_roster(path: Path, message: secagg_pb2.Roster) -> None:
-    """Write a roster as JSON.
-
-    Args:
-        path: The file.
-        message: Signed or proposed.
-    """
+    """Write a roster as JSON."""
     text = json_format.MessageToJson(message, preserving_proto_field_name=True)
     replace_file(path, ((text + "\n").encode(),), mode=0o644)
 
 
 def read_roster(path: Path) -> SignedRoster:
     """Read a roster file, signed or proposed.
-
-    Args:
-        path: The file.
 
     Returns:
         The roster, not verified.
@@ -89,9 +71,6 @@ def read_roster(path: Path) -> SignedRoster:
 
 def describe_roster(roster: Roster) -> str:
     """Say what a signature would mean.
-
-    Args:
-        roster: The roster to sign.
 
     Returns:
         A text of several lines, with a digest of every key.

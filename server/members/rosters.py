@@ -112,9 +112,6 @@ class Rosters:
             signed: By the root; None for the proposal with the approvals that it has.
             admin: Who asks.
 
-        Returns:
-            The roster.
-
         Raises:
             RosterError: It does not follow from the one in force, or is not this coordinator's.
             FederationTermsError: It passes the terms of the federation.

@@ -40,12 +40,6 @@ RESERVED_NAME: Final = OPERATOR_DOMAIN
 def checked_terms(row: FederationRow) -> FederationRow:
     """Refuse terms that make no sense.
 
-    Args:
-        row: What is asked for.
-
-    Returns:
-        The same.
-
     Raises:
         FederationTermsError: The text names the value.
     """
@@ -68,11 +62,7 @@ def checked_terms(row: FederationRow) -> FederationRow:
 
 
 def described(row: FederationRow) -> dict[str, str | int]:
-    """The terms as the audit log has them, without floating-point numbers.
-
-    Args:
-        row: The terms.
-    """
+    """The terms as the audit log has them, without floating-point numbers."""
     return {
         "federation": row.name,
         "min_silos": row.min_silos,
@@ -89,9 +79,6 @@ def require_federation(store: Store, asked: str = "") -> FederationRow:
         store: The coordinator's.
         asked: Its name; empty stands for the only one.
 
-    Returns:
-        Its terms.
-
     Raises:
         NoFederationError: There is none, or it has another name.
     """
@@ -107,10 +94,6 @@ def require_federation(store: Store, asked: str = "") -> FederationRow:
 
 def require_roster_within(row: FederationRow, roster: Roster) -> None:
     """Refuse a roster that passes the terms.
-
-    Args:
-        row: The terms.
-        roster: Proposed or signed.
 
     Raises:
         FederationTermsError: The text says which term.
@@ -129,10 +112,6 @@ def require_roster_within(row: FederationRow, roster: Roster) -> None:
 
 def require_plan_within(row: FederationRow, plan: Plan) -> None:
     """Refuse a plan that passes the terms.
-
-    Args:
-        row: The terms.
-        plan: What is to be run.
 
     Raises:
         FederationTermsError: The text says which term.

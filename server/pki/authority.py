@@ -62,9 +62,6 @@ MAX_NAME_CHARS: Final = 40
 def certificate_sha256(certificate: x509.Certificate) -> bytes:
     """Return the digest by which invites pin and the store names a certificate.
 
-    Args:
-        certificate: The certificate.
-
     Returns:
         SHA-256 of its DER form.
     """
@@ -77,14 +74,7 @@ def der(certificate: x509.Certificate) -> bytes:
 
 
 def not_after_unix_s(certificate: x509.Certificate) -> int:
-    """Return when a certificate expires.
-
-    Args:
-        certificate: The certificate.
-
-    Returns:
-        Unix time.
-    """
+    """Return when a certificate expires."""
     return int(certificate.not_valid_after_utc.timestamp())
 
 
@@ -172,9 +162,6 @@ class CertificateAuthority:
             directory: Where :meth:`save` put it.
             passphrase: Of its key, if that is encrypted; otherwise it is not looked at.
 
-        Returns:
-            The CA.
-
         Raises:
             PkiError: A file is absent, unreadable, encrypted with another passphrase, or key and
                 certificate do not belong together.
@@ -224,9 +211,6 @@ class CertificateAuthority:
         Args:
             host_names: DNS names and IP addresses.
 
-        Returns:
-            Certificate and key.
-
         Raises:
             PkiError: A name is neither.
         """
@@ -247,9 +231,6 @@ class CertificateAuthority:
         Args:
             name: Who it is for.
             role: ``admin``, or ``viewer`` for reading only.
-
-        Returns:
-            Certificate and key.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(
@@ -268,9 +249,6 @@ class CertificateAuthority:
             csr_der: PKCS#10; only its key is used.
             silo_id: Whose certificate it becomes.
             federation: The silo's trust domain.
-
-        Returns:
-            The certificate.
 
         Raises:
             CertificateRequestError: Malformed, not signed by its key, or not a P-256 key.

@@ -35,9 +35,6 @@ def create_signing_key(path: Path, *, passphrase: bytes | None = None) -> Ed2551
         path: The file.
         passphrase: Encrypts the file; nothing does if None.
 
-    Returns:
-        The key.
-
     Raises:
         PkiError: The file exists.
     """
@@ -85,9 +82,6 @@ def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> Ed25519P
         path: The file.
         passphrase: Of the file, if it is encrypted; otherwise it is not looked at.
 
-    Returns:
-        The key.
-
     Raises:
         PkiError: Absent, open to other users, encrypted with another passphrase, or not an
             Ed25519 key.
@@ -113,9 +107,6 @@ def public_key_pem(public_key: bytes) -> bytes:
 
     Args:
         public_key: 32 bytes.
-
-    Returns:
-        PEM.
     """
     return Ed25519PublicKey.from_public_bytes(public_key).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

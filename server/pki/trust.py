@@ -91,9 +91,6 @@ class Trust:
             passphrase: Opens keys that are encrypted, and encrypts new ones.
             clock: Decides when an overlap is over.
 
-        Returns:
-            The CAs.
-
         Raises:
             PkiError: A file is absent or unreadable, or does not say what it must.
         """

@@ -118,9 +118,6 @@ _PEER: ContextVar[Peer] = ContextVar("chorale_peer")
 def current_peer() -> Peer:
     """Return who is calling.
 
-    Returns:
-        The caller of the RPC that this code runs in.
-
     Raises:
         UnauthenticatedError: The method needs no certificate, so there is no caller to name.
     """
@@ -286,10 +283,6 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wrap the handler of a call.
-
-        Args:
-            continuation: Finds the handler.
-            handler_call_details: Names the method.
 
         Returns:
             The wrapped handler, or None for a method that nobody serves.

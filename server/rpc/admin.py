@@ -33,7 +33,7 @@ from federation.transcript.file import transcript_to_proto
 from secagg.errors import MalformedMessageError
 from server.attempt.transcripts import build_transcript
 from server.audit import AuditEvent, AuditLog
-from server.conductor.queue import places_behind
+from server.conductor.queue import MAX_ADAPTER_BYTES, places_behind
 from server.conductor.rollback import request_rollback
 from server.conductor.status import run_summary
 from server.config import CoordinatorConfig
@@ -59,7 +59,6 @@ MAX_TAIL: Final = 1000
 MAX_TAIL_BYTES: Final = 3 << 20
 """Of an answer that the admin's client takes; a record has at most one mebibyte."""
 CHUNK_BYTES: Final = 1 << 20
-_MAX_ADAPTER_BYTES: Final = 1 << 30
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -419,8 +418,8 @@ async def _read_start(
     if first is None or first.WhichOneof("part") != "opening":
         raise MalformedMessageError("a start begins with its opening")
     opening = first.opening
-    if opening.adapter_bytes > _MAX_ADAPTER_BYTES:
-        raise MalformedMessageError(f"an adapter has at most {_MAX_ADAPTER_BYTES} bytes")
+    if opening.adapter_bytes > MAX_ADAPTER_BYTES:
+        raise MalformedMessageError(f"an adapter has at most {MAX_ADAPTER_BYTES} bytes")
     adapter = bytearray()
     async for part in parts:
         adapter += part.adapter_chunk

@@ -31,28 +31,14 @@ class RefusalMetrics(Protocol):
 
 
 async def abort(context: Context, error: Exception) -> NoReturn:
-    """End the RPC with the catalogue's answer to an error.
-
-    Args:
-        context: The RPC's servicer context.
-        error: What the handler raised.
-    """
+    """End the RPC with the catalogue's answer to an error."""
     await _send(context, describe(error), error)
 
 
 async def answer_errors(
     context: Context, metrics: RefusalMetrics, answer: Callable[[], Awaitable[T]]
 ) -> T:
-    """Run a handler's body; count and answer whatever it refuses.
-
-    Args:
-        context: The RPC's servicer context.
-        metrics: Counts refusals by reason.
-        answer: The body.
-
-    Returns:
-        What the body returned.
-    """
+    """Run a handler's body; count and answer whatever it refuses."""
     try:
         return await answer()
     except grpc.aio.AbortError:

@@ -308,14 +308,7 @@ CATALOGUE: Final = MappingProxyType(
 
 
 def describe(error: BaseException) -> Answer:
-    """Look an error up, by its nearest catalogued type.
-
-    Args:
-        error: What was raised.
-
-    Returns:
-        What the caller is told.
-    """
+    """Look an error up, by its nearest catalogued type."""
     entry = next((CATALOGUE[kind] for kind in type(error).__mro__ if kind in CATALOGUE), _INTERNAL)
     text = str(error)[:MAX_TEXT_CHARS] if entry.public_text else "internal error"
     return Answer(

@@ -25,9 +25,6 @@ _UNDECODABLE: Final = object()
 def guarded(deserialise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Let a deserialiser mark what it cannot read.
 
-    Args:
-        deserialise: A message type's own.
-
     Returns:
         The same, which never raises for what a caller sent.
     """
@@ -46,9 +43,6 @@ def require_decoded(request: Any) -> Any:
 
     Args:
         request: What a guarded deserialiser returned.
-
-    Returns:
-        The message.
 
     Raises:
         MalformedMessageError: It is no message of its type.

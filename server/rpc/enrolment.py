@@ -84,10 +84,6 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServiceServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         """Redeem an invite.
 
-        Args:
-            request: Invite secret, CSR, verification key and the proof that it is held.
-            context: The RPC's context.
-
         Returns:
             The certificate, its CA and the consortium root's key.
         """

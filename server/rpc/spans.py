@@ -26,15 +26,7 @@ _OK: Final = 0
 def traced(
     method: str, call: Callable[[Any, Context], Awaitable[Any]]
 ) -> Callable[[Any, Context], Awaitable[Any]]:
-    """Measure a handler that answers once.
-
-    Args:
-        method: Its full name.
-        call: The handler.
-
-    Returns:
-        The handler to serve.
-    """
+    """Measure a handler that answers once."""
     if not is_on():
         return call
 
@@ -53,15 +45,7 @@ def traced(
 def traced_stream(
     method: str, call: Callable[[Any, Context], AsyncIterator[Any]]
 ) -> Callable[[Any, Context], AsyncIterator[Any]]:
-    """Measure a handler that answers with a stream.
-
-    Args:
-        method: Its full name.
-        call: The handler.
-
-    Returns:
-        The handler to serve.
-    """
+    """Measure a handler that answers with a stream."""
     if not is_on():
         return call
 

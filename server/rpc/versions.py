@@ -56,9 +56,6 @@ class SiloVersions:
             silo_id: Who calls, authenticated; empty for somebody who joins.
             words: The call's metadata.
 
-        Returns:
-            The caller's version.
-
         Raises:
             VersionError: It is malformed.
             VersionMismatchError: There is no protocol that both speak.

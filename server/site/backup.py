@@ -56,9 +56,6 @@ def backup_to(path: Path, config: CoordinatorConfig) -> Manifest:
         path: Must not exist.
         config: The coordinator's.
 
-    Returns:
-        What it holds.
-
     Raises:
         BackupError: The file exists, or the coordinator is not in a state to be backed up.
         AuditChainError: The audit log is broken.
@@ -92,9 +89,6 @@ def backup(sink: BinaryIO, config: CoordinatorConfig) -> Manifest:
     Args:
         sink: Need not be seekable.
         config: The coordinator's.
-
-    Returns:
-        What it holds.
 
     Raises:
         BackupError: The coordinator is not in a state to be backed up.

@@ -59,9 +59,6 @@ def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
         data_dir: Created with mode 0700; left-overs of an interrupted founding are refused.
         founding: What to make.
 
-    Returns:
-        The configuration.
-
     Raises:
         ConfigurationError: There is a coordinator already, or a value is refused.
         PkiError: The root's public key cannot be read, or a host name is malformed.
@@ -111,11 +108,6 @@ def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
 
 def create_configured(config: CoordinatorConfig, store: Store, audit: AuditLog) -> None:
     """Create the federation that ``coordinator.toml`` names, unless there is one.
-
-    Args:
-        config: The coordinator's configuration.
-        store: Its database.
-        audit: Its log.
 
     Raises:
         FederationExistsError: There is one of another name.

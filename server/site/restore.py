@@ -74,9 +74,6 @@ def restore(source: BinaryIO, data_dir: Path) -> Restored:
         source: The file; read once, from the beginning to the end.
         data_dir: New or empty.
 
-    Returns:
-        What was restored.
-
     Raises:
         BackupError: The directory or the database is in use, or the file is refused.
         AuditChainError: The log in it is broken.

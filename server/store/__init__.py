@@ -66,11 +66,7 @@ class Store:
         self.proposals = Proposals(self._database)
 
     def transaction(self) -> AbstractContextManager[Connection]:
-        """Make everything inside the ``with`` block one durable change.
-
-        Returns:
-            The context manager.
-        """
+        """Make everything inside the ``with`` block one durable change."""
         return self._database.transaction()
 
     def snapshot(self) -> AbstractContextManager[Connection]:

@@ -83,9 +83,6 @@ def matches(table: Table, identity: AggregationId) -> ColumnElement[bool]:
     Args:
         table: A table with the five columns of an identity.
         identity: The aggregation.
-
-    Returns:
-        The condition.
     """
     return and_(*(table.c[name] == getattr(identity, name) for name in IDENTITY))
 
@@ -152,9 +149,6 @@ class Aggregations:
     def folded(self, identity: AggregationId) -> tuple[str, ...]:
         """Return whose upload is in the sum.
 
-        Args:
-            identity: The aggregation.
-
         Returns:
             In the order of the folds.
         """
@@ -193,10 +187,6 @@ class Aggregations:
     def end(self, identity: AggregationId, outcome: AggregationOutcome) -> bool:
         """Note how an aggregation ended; the same again changes nothing.
 
-        Args:
-            identity: The aggregation.
-            outcome: How.
-
         Returns:
             Whether it ended now, and not before.
 
@@ -214,9 +204,6 @@ class Aggregations:
     def list(self, run_id: str) -> tuple[AggregationRow, ...]:
         """Return every aggregation of a run.
 
-        Args:
-            run_id: The run.
-
         Returns:
             By round, step, part and attempt.
         """
@@ -233,10 +220,6 @@ class Aggregations:
     def released(self, run_id: str, round_number: int) -> tuple[AggregationRow, ...]:
         """Return the aggregations whose sums made a round.
 
-        Args:
-            run_id: The run.
-            round_number: The round.
-
         Returns:
             By step and part; without the steps that were skipped or are not closed.
         """
@@ -249,16 +232,7 @@ class Aggregations:
         )
 
     def newest(self, run_id: str, round_number: int, step: int) -> AggregationRow | None:
-        """Return the last attempt at a step.
-
-        Args:
-            run_id: The run.
-            round_number: The round.
-            step: The step.
-
-        Returns:
-            The attempt; None if there was none.
-        """
+        """Return the last attempt at a step."""
         rows = self._list(
             and_(
                 aggregations.c.run_id == run_id,
@@ -273,11 +247,6 @@ class Aggregations:
 
         A version before this table kept its attempts in ``rounds`` alone. An attempt there counts
         from its first step on: while silos train, none is open.
-
-        Args:
-            run_id: The run.
-            round_number: The round.
-            step: The step.
 
         Returns:
             Its number; 0 before the first.

@@ -79,9 +79,6 @@ def engine_for(url: str, *, create: bool = False) -> Engine:
         url: SQLAlchemy's or libpq's form.
         create: Make a SQLite file that is not there.
 
-    Returns:
-        The engine.
-
     Raises:
         StoreError: The URL is no database's, or its driver is not installed.
     """
@@ -166,9 +163,6 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Open a transaction, or join the one this thread is in.
-
-        Yields:
-            The connection.
 
         Raises:
             StoreError: The database failed; nothing of the transaction is kept.

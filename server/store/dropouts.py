@@ -43,9 +43,6 @@ class Dropouts:
     def list(self, run_id: str) -> tuple[DropoutRow, ...]:
         """Return who was ever lost from a run.
 
-        Args:
-            run_id: The run.
-
         Returns:
             By silo.
         """
@@ -66,11 +63,6 @@ class Dropouts:
 
     def add(self, run_id: str, silo_id: str, round_number: int) -> int:
         """Count one more.
-
-        Args:
-            run_id: The run.
-            silo_id: Who was lost.
-            round_number: In which round.
 
         Returns:
             How many it is in a row.
@@ -96,13 +88,7 @@ class Dropouts:
         return in_a_row
 
     def took_part(self, run_id: str, silo_ids: Collection[str], round_number: int) -> None:
-        """Begin to count anew for those who were in a round to its end and never lost in it.
-
-        Args:
-            run_id: The run.
-            silo_ids: Who was in its last sum.
-            round_number: The round.
-        """
+        """Begin to count anew for those who were in a round to its end and never lost in it."""
         with self._database.transaction() as connection:
             connection.execute(
                 update(dropouts)
@@ -145,19 +131,11 @@ class Dropouts:
             )
 
     def sitting_out(self, run_id: str) -> frozenset[str]:
-        """Return who is not asked.
-
-        Args:
-            run_id: The run.
-        """
+        """Return who is not asked."""
         return frozenset(row.silo_id for row in self.list(run_id) if row.out_until_round)
 
     def forget(self, silo_id: str) -> None:
-        """Let a silo take part in every run as if it had never been lost.
-
-        Args:
-            silo_id: The silo.
-        """
+        """Let a silo take part in every run as if it had never been lost."""
         with self._database.transaction() as connection:
             connection.execute(
                 update(dropouts)

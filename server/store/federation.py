@@ -44,9 +44,6 @@ class Federations:
     def create(self, row: FederationRow) -> None:
         """Create the federation; creating it again with the same terms changes nothing.
 
-        Args:
-            row: Its terms.
-
         Raises:
             FederationExistsError: There is one already, of another name or other terms.
         """
@@ -71,11 +68,7 @@ class Federations:
             )
 
     def current(self) -> FederationRow | None:
-        """Return the federation.
-
-        Returns:
-            Its terms, or None before it was created.
-        """
+        """Return the federation."""
         with self._database.transaction() as connection:
             row = connection.execute(select(federation)).first()
         if row is None:

@@ -42,11 +42,7 @@ class Heads:
         self._database = database
 
     def put(self, row: HeadRow) -> None:
-        """Make a head its silo's newest.
-
-        Args:
-            row: The head.
-        """
+        """Make a head its silo's newest."""
         with self._database.transaction() as connection:
             connection.execute(delete(heads).where(heads.c.silo_id == row.bundle.silo_id))
             connection.execute(
@@ -60,9 +56,6 @@ class Heads:
 
     def get(self, silo_id: str) -> HeadRow | None:
         """Find a silo's newest head.
-
-        Args:
-            silo_id: The silo.
 
         Returns:
             The head; None if it never took part.
@@ -113,11 +106,7 @@ class AuditHeads:
         self._database = database
 
     def put(self, row: AuditHeadRow) -> None:
-        """Make a head its silo's newest.
-
-        Args:
-            row: The head.
-        """
+        """Make a head its silo's newest."""
         with self._database.transaction() as connection:
             connection.execute(delete(audit_heads).where(audit_heads.c.silo_id == row.silo_id))
             connection.execute(
@@ -132,9 +121,6 @@ class AuditHeads:
 
     def get(self, silo_id: str) -> AuditHeadRow | None:
         """Find a silo's newest head.
-
-        Args:
-            silo_id: The silo.
 
         Returns:
             The head; None if it never left one.

@@ -62,11 +62,7 @@ class Invites:
             )
 
     def withdraw(self, silo_id: str) -> None:
-        """Forget a silo's unspent invites.
-
-        Args:
-            silo_id: Whose.
-        """
+        """Forget a silo's unspent invites."""
         with self._database.transaction() as connection:
             connection.execute(
                 delete(invites).where(
@@ -76,10 +72,6 @@ class Invites:
 
     def find(self, *, secret: bytes, silo_id: str) -> InviteRow | None:
         """Find a silo's invite by its secret.
-
-        Args:
-            secret: What the caller presented.
-            silo_id: Who the caller says it is.
 
         Returns:
             The invite, spent or not; None if the secret matches none of this silo's.
@@ -101,10 +93,6 @@ class Invites:
     def spend(self, invite: InviteRow, *, at_unix_s: int) -> bool:
         """Mark an invite as used.
 
-        Args:
-            invite: What :meth:`find` returned.
-            at_unix_s: Now.
-
         Returns:
             False if somebody else was first.
         """
@@ -120,11 +108,7 @@ class Invites:
             return changed.rowcount == 1
 
     def redeemable(self, *, at_unix_s: int) -> bool:
-        """Say whether any invite can be redeemed.
-
-        Args:
-            at_unix_s: Now.
-        """
+        """Say whether any invite can be redeemed."""
         with self._database.transaction() as connection:
             found = connection.execute(
                 select(invites.c.silo_id)

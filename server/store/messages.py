@@ -46,10 +46,6 @@ class Messages:
     def put(self, identity: AggregationId, message: StoredMessage) -> None:
         """Keep an accepted message; the same again changes nothing.
 
-        Args:
-            identity: Its aggregation.
-            message: The message.
-
         Raises:
             StoreError: This silo has another one in this phase.
         """
@@ -83,9 +79,6 @@ class Messages:
     def list(self, identity: AggregationId) -> tuple[StoredMessage, ...]:
         """Return what is public of an aggregation.
 
-        Args:
-            identity: The aggregation.
-
         Returns:
             In the order in which the messages were accepted.
         """
@@ -99,9 +92,6 @@ class Messages:
     def with_secrets(self, identity: AggregationId) -> tuple[StoredMessage, ...]:
         """Return everything of an open aggregation, for a coordinator that continues it.
 
-        Args:
-            identity: The aggregation.
-
         Returns:
             In the order in which the messages were accepted.
         """
@@ -113,10 +103,6 @@ class Messages:
     def senders(self, identity: AggregationId, phase: str) -> tuple[str, ...]:
         """Return whose messages of a phase are kept.
 
-        Args:
-            identity: The aggregation.
-            phase: The phase.
-
         Returns:
             Their ids, in the order in which the messages were accepted.
         """
@@ -124,11 +110,7 @@ class Messages:
         return tuple(row.silo_id for row in rows if row.phase == phase)
 
     def forget_secrets(self, identity: AggregationId) -> None:
-        """Delete the sealed parts, and the messages that have no other.
-
-        Args:
-            identity: The aggregation.
-        """
+        """Delete the sealed parts, and the messages that have no other."""
         key = matches(messages, identity)
         with self._database.transaction() as connection:
             connection.execute(delete(messages).where(key, messages.c.body == b""))

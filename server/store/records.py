@@ -30,9 +30,6 @@ class Records:
     def append(self, record: AdapterRecord) -> None:
         """Add the next link of a run's chain.
 
-        Args:
-            record: The signed record.
-
         Raises:
             StoreError: It is neither of the head's next step nor of the next round's first one.
         """
@@ -87,10 +84,6 @@ class Records:
     def newest(self, run_id: str, limit: int) -> tuple[AdapterRecord, ...]:
         """Return the end of a run's chain.
 
-        Args:
-            run_id: The run.
-            limit: The most records.
-
         Returns:
             In the order of the chain; empty for an unknown run.
         """
@@ -105,9 +98,6 @@ class Records:
 
     def list(self, run_id: str) -> tuple[AdapterRecord, ...]:
         """Return a run's chain.
-
-        Args:
-            run_id: The run.
 
         Returns:
             From record 0 on; empty for an unknown run.

@@ -68,25 +68,11 @@ class Rollbacks:
             )
 
     def by_submit_token(self, submit_token: str) -> RollbackRow | None:
-        """Find a request by its token.
-
-        Args:
-            submit_token: The token.
-
-        Returns:
-            The request, or None.
-        """
+        """Find a request by its token."""
         return self._first(rollbacks.c.submit_token == submit_token)
 
     def waiting(self, run_id: str) -> RollbackRow | None:
-        """Find the request of a run that is not done.
-
-        Args:
-            run_id: The run.
-
-        Returns:
-            The request, or None.
-        """
+        """Find the request of a run that is not done."""
         return self._first(and_(rollbacks.c.run_id == run_id, rollbacks.c.round.is_(None)))
 
     def done(self, run_id: str, round_number: int) -> None:

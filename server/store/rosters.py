@@ -31,10 +31,6 @@ class Rosters:
     def publish(self, signed: SignedRoster, *, at_unix_s: int) -> None:
         """Store a verified roster; publishing the current one again changes nothing.
 
-        Args:
-            signed: The roster.
-            at_unix_s: Now.
-
         Raises:
             RosterError: Its epoch is not newer than the current one.
         """
@@ -57,11 +53,7 @@ class Rosters:
             )
 
     def current(self) -> SignedRoster | None:
-        """Return the newest roster.
-
-        Returns:
-            The roster, or None before the first.
-        """
+        """Return the newest roster."""
         with self._database.transaction() as connection:
             content = connection.execute(
                 select(rosters.c.roster).order_by(rosters.c.epoch.desc()).limit(1)
@@ -99,9 +91,6 @@ class Rosters:
     def get(self, sha256: bytes) -> SignedRoster | None:
         """Return a roster by its digest.
 
-        Args:
-            sha256: The digest.
-
         Returns:
             The roster, published at any time; None if there was none.
         """
@@ -119,12 +108,7 @@ class Proposals:
         self._database = database
 
     def put(self, roster: Roster, *, at_unix_s: int) -> None:
-        """Make a roster the proposed one; approvals of any other are forgotten.
-
-        Args:
-            roster: The roster.
-            at_unix_s: Now.
-        """
+        """Make a roster the proposed one; approvals of any other are forgotten."""
         with self._database.transaction() as connection:
             connection.execute(delete(proposals))
             connection.execute(delete(approvals).where(approvals.c.sha256 != roster.sha256))
@@ -145,12 +129,7 @@ class Proposals:
         return None if content is None else _read(content).roster
 
     def approve(self, roster: Roster, approval: RosterApproval) -> None:
-        """Keep a verified approval; the same silo's earlier one is replaced.
-
-        Args:
-            roster: The proposed one.
-            approval: Of it.
-        """
+        """Keep a verified approval; the same silo's earlier one is replaced."""
         with self._database.transaction() as connection:
             connection.execute(
                 delete(approvals).where(

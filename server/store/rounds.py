@@ -77,13 +77,7 @@ class Rounds:
         self._database = database
 
     def set_phase(self, place: AttemptPlace, phase: str, at_unix_s: float) -> None:
-        """Note that an attempt entered a phase.
-
-        Args:
-            place: Which attempt.
-            phase: The phase.
-            at_unix_s: When.
-        """
+        """Note that an attempt entered a phase."""
         with self._database.transaction() as connection:
             row = self._row(connection, place)
             times = {time.phase: time.at_unix_s for time in row.phases}
@@ -91,13 +85,7 @@ class Rounds:
             self._update(connection, row, phase=phase, phases_unix_s=json.dumps(times))
 
     def finish(self, place: AttemptPlace, outcome: str, figures_json: str) -> None:
-        """Close a step with this attempt.
-
-        Args:
-            place: Which attempt.
-            outcome: How it ended.
-            figures_json: Its public figures.
-        """
+        """Close a step with this attempt."""
         with self._database.transaction() as connection:
             row = self._row(connection, place)
             self._update(
@@ -106,9 +94,6 @@ class Rounds:
 
     def list(self, run_id: str) -> tuple[RoundRow, ...]:
         """Return every attempt of a run.
-
-        Args:
-            run_id: The run.
 
         Returns:
             By round, step and attempt.
@@ -123,10 +108,6 @@ class Rounds:
 
     def newest(self, run_id: str, limit: int) -> tuple[RoundRow, ...]:
         """Return a run's last attempts, however many there were before.
-
-        Args:
-            run_id: The run.
-            limit: The most attempts.
 
         Returns:
             By round, step and attempt; the last of them is the run's newest.
@@ -143,23 +124,13 @@ class Rounds:
     def finished(self, run_id: str) -> tuple[RoundRow, ...]:
         """Return the attempts that closed a step of a round.
 
-        Args:
-            run_id: The run.
-
         Returns:
             By round and step.
         """
         return tuple(row for row in self.list(run_id) if row.outcome)
 
     def charged(self, run_id: str) -> Charged:
-        """Count the attempts in which uploads were invited, and the rounds that were begun.
-
-        Args:
-            run_id: The run.
-
-        Returns:
-            How many.
-        """
+        """Count the attempts in which uploads were invited, and the rounds that were begun."""
         # Without the figures, which are most of a long run's rows: whoever shows ε asks often.
         with self._database.transaction() as connection:
             found = connection.execute(

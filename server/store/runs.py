@@ -119,12 +119,6 @@ class Runs:
     def get(self, run_id: str) -> RunRow:
         """Find a run.
 
-        Args:
-            run_id: Its id.
-
-        Returns:
-            The run.
-
         Raises:
             UnknownRunError: There is none.
         """
@@ -134,21 +128,11 @@ class Runs:
         return row
 
     def by_submit_token(self, submit_token: str) -> RunRow | None:
-        """Find the run that a token started.
-
-        Args:
-            submit_token: The token.
-
-        Returns:
-            The run, or None.
-        """
+        """Find the run that a token started."""
         return self._first(runs.c.submit_token == submit_token)
 
     def by_plan(self, plan_sha256: bytes) -> RunRow | None:
         """Find a run by the digest of its plan.
-
-        Args:
-            plan_sha256: The digest.
 
         Returns:
             The newest such run, or None.
@@ -156,11 +140,7 @@ class Runs:
         return self._first(runs.c.plan_sha256 == plan_sha256)
 
     def active(self) -> RunRow | None:
-        """Find the run that is driven.
-
-        Returns:
-            The run, or None.
-        """
+        """Find the run that is driven."""
         return self._first(runs.c.state.in_([state.value for state in ACTIVE]))
 
     def queued(self) -> tuple[RunRow, ...]:

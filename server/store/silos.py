@@ -101,11 +101,7 @@ class Silos:
         self._database = database
 
     def enrol(self, silo: SiloRow) -> None:
-        """Add a silo, or replace it with its new keys; it stays suspended if it was.
-
-        Args:
-            silo: The silo.
-        """
+        """Add a silo, or replace it with its new keys; it stays suspended if it was."""
         with self._database.transaction() as connection:
             known = self.get(silo.silo_id)
             connection.execute(delete(silos).where(silos.c.silo_id == silo.silo_id))
@@ -128,14 +124,7 @@ class Silos:
             )
 
     def get(self, silo_id: str) -> SiloRow | None:
-        """Find a silo.
-
-        Args:
-            silo_id: Its id.
-
-        Returns:
-            The silo, or None for a stranger.
-        """
+        """Find a silo."""
         with self._database.transaction() as connection:
             row = connection.execute(select(silos).where(silos.c.silo_id == silo_id)).first()
         return None if row is None else _silo(row)
@@ -165,12 +154,7 @@ class Silos:
             )
 
     def set_families(self, silo_id: str, families: tuple[str, ...]) -> None:
-        """Note which environment families a silo declares.
-
-        Args:
-            silo_id: Its id.
-            families: Their names.
-        """
+        """Note which environment families a silo declares."""
         current = self.get(silo_id)
         if current is not None and current.families != families:
             self._update(silo_id, families=json.dumps(families))
@@ -190,12 +174,7 @@ class Silos:
         )
 
     def use_next(self, silo_id: str, certificate_sha256: bytes) -> None:
-        """Let the next certificate take the place of the one before, at its first use.
-
-        Args:
-            silo_id: Its id.
-            certificate_sha256: Digest of the certificate that was used.
-        """
+        """Let the next certificate take the place of the one before, at its first use."""
         with self._database.transaction() as connection:
             connection.execute(
                 update(silos)
@@ -212,28 +191,15 @@ class Silos:
             )
 
     def suspend(self, silo_id: str, *, suspended: bool) -> None:
-        """Refuse a silo for now, or let it in again.
-
-        Args:
-            silo_id: Its id.
-            suspended: Whether it is refused.
-        """
+        """Refuse a silo for now, or let it in again."""
         self._update(silo_id, suspended=suspended)
 
     def leave(self, silo_id: str) -> None:
-        """Note that a silo takes part in no further round.
-
-        Args:
-            silo_id: Its id.
-        """
+        """Note that a silo takes part in no further round."""
         self._update(silo_id, left=True)
 
     def revoke(self, silo_id: str) -> None:
-        """Refuse a silo's certificates from the next call on.
-
-        Args:
-            silo_id: Its id.
-        """
+        """Refuse a silo's certificates from the next call on."""
         self._update(silo_id, revoked=True)
 
     def _update(self, silo_id: str, **values: Any) -> None:

@@ -31,12 +31,7 @@ _RENEW_ADMIN: Final = "chorale admin renew"
 
 
 def judge_ca(config: CoordinatorConfig, now: dt.datetime) -> Verdict:
-    """The issuing CA, and the one it replaces while a rotation lasts.
-
-    Args:
-        config: The coordinator's.
-        now: This machine's clock.
-    """
+    """The issuing CA, and the one it replaces while a rotation lasts."""
     trust = Trust.load(config.paths.pki, passphrase=config.ca_passphrase())
     for ca in trust.certificates():
         try:
@@ -62,12 +57,7 @@ def judge_ca(config: CoordinatorConfig, now: dt.datetime) -> Verdict:
 
 
 def judge_server(config: CoordinatorConfig, now: dt.datetime) -> Verdict:
-    """The server certificate on disk: issuer, names, validity.
-
-    Args:
-        config: The coordinator's.
-        now: This machine's clock.
-    """
+    """The server certificate on disk: issuer, names, validity."""
     renew = "restart chorale-coordinator serve, which renews it"
     trusted = Trust.load(config.paths.pki, passphrase=config.ca_passphrase()).certificates()
     server = _read(config.paths.pki / "server.pem")
@@ -92,12 +82,7 @@ def judge_server(config: CoordinatorConfig, now: dt.datetime) -> Verdict:
 
 
 def judge_admin(config: CoordinatorConfig, now: dt.datetime) -> Verdict:
-    """The admin's client certificate. Expired, it shows only as UNAVAILABLE over gRPC.
-
-    Args:
-        config: The coordinator's.
-        now: This machine's clock.
-    """
+    """The admin's client certificate. Expired, it shows only as UNAVAILABLE over gRPC."""
     trusted = Trust.load(config.paths.pki, passphrase=config.ca_passphrase()).certificates()
     admin = _read(config.paths.admin / "admin.pem")
     foreign = _issuer_problem(admin, trusted, "admin/admin.pem", _RENEW_ADMIN)
@@ -115,12 +100,7 @@ def judge_admin(config: CoordinatorConfig, now: dt.datetime) -> Verdict:
 
 
 def judge_clock(config: CoordinatorConfig, now: dt.datetime) -> Verdict:
-    """The clock against what this host wrote itself.
-
-    Args:
-        config: The coordinator's.
-        now: This machine's clock.
-    """
+    """The clock against what this host wrote itself."""
     written = {
         path: dt.datetime.fromtimestamp(path.stat().st_mtime, dt.UTC)
         for path in (config.paths.audit, config.paths.config, config.paths.admin / "admin.pem")

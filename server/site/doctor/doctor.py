@@ -31,9 +31,6 @@ def examine_coordinator(
         data_dir: The coordinator's data directory.
         call: One authenticated call.
         told: Is given each finding as it is made.
-
-    Returns:
-        All findings.
     """
     return examine(_Coordinator(data_dir, call).checks(), told=told)
 

@@ -36,11 +36,7 @@ _PEM_KEY: Final = re.compile(
 
 
 def judge_directory(data_dir: Path) -> Verdict:
-    """The data directory itself.
-
-    Args:
-        data_dir: The coordinator's.
-    """
+    """The data directory itself."""
     try:
         found = data_dir.stat()
     except OSError as error:
@@ -66,11 +62,7 @@ def judge_directory(data_dir: Path) -> Verdict:
 
 
 def judge_keys(config: CoordinatorConfig) -> Verdict:
-    """Every private key of the coordinator: closed to others, readable, beside its certificate.
-
-    Args:
-        config: The coordinator's.
-    """
+    """Every private key of the coordinator: closed to others, readable, beside its certificate."""
     paths = config.paths
     for path in (*sorted(paths.pki.rglob("*.key")), paths.admin / "admin.key"):
         mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0
@@ -103,11 +95,7 @@ def judge_keys(config: CoordinatorConfig) -> Verdict:
 
 
 def judge_root_key(paths: DataPaths) -> Verdict:
-    """Search the data directory for the consortium root's private key.
-
-    Args:
-        paths: The data directory's.
-    """
+    """Search the data directory for the consortium root's private key."""
     root = read_public_key(paths.root_public_key)
     searched, large, locked = 0, 0, []
     cas = frozenset(paths.pki.rglob("ca.key"))

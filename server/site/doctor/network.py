@@ -46,11 +46,7 @@ TIMEOUT_S: Final = 5.0
 
 
 def judge_ports(config: CoordinatorConfig) -> Verdict:
-    """Whether the ports are served or free; that for joining may be free beside the others.
-
-    Args:
-        config: The coordinator's.
-    """
+    """Whether the ports are served or free; that for joining may be free beside the others."""
     served, free = [], []
     for address in (config.listen, config.enrol_listen, config.probes_listen):
         if _is_served(address):
@@ -80,11 +76,7 @@ def judge_ports(config: CoordinatorConfig) -> Verdict:
 
 
 def judge_names(config: CoordinatorConfig) -> Verdict:
-    """Whether what silos are told to dial has an address.
-
-    Args:
-        config: The coordinator's.
-    """
+    """Whether what silos are told to dial has an address."""
     hosts = dict.fromkeys(
         split_host_port(address)[0] for address in (config.dial_coordinator, config.dial_enrolment)
     )
@@ -102,11 +94,7 @@ def judge_names(config: CoordinatorConfig) -> Verdict:
 
 
 def judge_tcp(config: CoordinatorConfig) -> Verdict:
-    """Whether the advertised addresses are reached from here.
-
-    Args:
-        config: The coordinator's.
-    """
+    """Whether the advertised addresses are reached from here."""
     addresses = [config.dial_coordinator]
     if _is_served(config.enrol_listen):
         addresses.append(config.dial_enrolment)
@@ -123,11 +111,7 @@ def judge_tcp(config: CoordinatorConfig) -> Verdict:
 
 
 def judge_tls(config: CoordinatorConfig) -> Verdict:
-    """Shake hands with the open ports as a client: chain, name, and the admin certificate.
-
-    Args:
-        config: The coordinator's.
-    """
+    """Shake hands with the open ports as a client: chain, name, and the admin certificate."""
     admin = config.paths.admin
     trusted = Trust.load(config.paths.pki, passphrase=config.ca_passphrase()).certificates()
     pair = ClientPair(certificate=admin / "admin.pem", key=admin / "admin.key")
@@ -180,9 +164,6 @@ class Called:
 
 def judge_call(call: Callable[[], Called]) -> tuple[Verdict, Version | None]:
     """One authenticated call.
-
-    Args:
-        call: Lists the silos.
 
     Returns:
         The verdict, and what the coordinator says that it runs if it answered.

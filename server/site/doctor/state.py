@@ -42,11 +42,7 @@ _MIB: Final = 1 << 20
 
 
 def judge_database(config: CoordinatorConfig) -> Verdict:
-    """Reachable, of this program, up to date and writable.
-
-    Args:
-        config: The coordinator's.
-    """
+    """Reachable, of this program, up to date and writable."""
     named = ""
     try:
         named = named_by(config)
@@ -73,11 +69,7 @@ def judge_database(config: CoordinatorConfig) -> Verdict:
 
 
 def judge_disk(config: CoordinatorConfig) -> Verdict:
-    """Free space for adapters, and a file that can really be written.
-
-    Args:
-        config: The coordinator's.
-    """
+    """Free space for adapters, and a file that can really be written."""
     places = tuple(dict.fromkeys((config.data_dir, _existing(config.adapters))))
     needed = max(LEAST_FREE_BYTES, ADAPTERS_A_ROUND * _largest_bytes(config.adapters))
     for place in places:
@@ -100,11 +92,7 @@ def judge_disk(config: CoordinatorConfig) -> Verdict:
 
 
 def judge_audit(config: CoordinatorConfig) -> Verdict:
-    """The audit log's whole chain.
-
-    Args:
-        config: The coordinator's.
-    """
+    """The audit log's whole chain."""
     keep = "keep the file as it is: it is evidence. chorale audit verify names the first bad record"
     try:
         records = verify_log(config.paths.audit)

@@ -1,1 +1,1 @@
-"""Adapters and masked inputs by digest, in a directory or a bucket."""
+"""Adapters and published sums by digest, in a directory or a bucket."""

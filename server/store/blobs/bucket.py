@@ -50,9 +50,6 @@ _CREDENTIALS: Final = {
 def parse_url(url: str) -> tuple[str, str]:
     """Split ``s3://bucket/prefix``.
 
-    Args:
-        url: The text.
-
     Returns:
         Bucket and prefix; the latter may be empty.
 
@@ -73,14 +70,6 @@ def parse_url(url: str) -> tuple[str, str]:
 
 def connect(bucket: str, prefix: str, *, retries: int) -> S3Store:
     """Make a client; nothing is sent yet.
-
-    Args:
-        bucket: From :func:`parse_url`.
-        prefix: From the same.
-        retries: How often a request is tried again.
-
-    Returns:
-        The client.
 
     Raises:
         ConfigurationError: The environment's endpoint or credentials cannot be used.

@@ -41,14 +41,7 @@ class BlobStore(BlobStorage):
             left_over.unlink(missing_ok=True)
 
     def put(self, content: Buffer | Iterable[Buffer]) -> bytes:
-        """Store bytes.
-
-        Args:
-            content: The bytes, in one piece or in parts that follow each other.
-
-        Returns:
-            Their SHA-256.
-        """
+        """Store bytes; returns their SHA-256."""
         parts = (content,) if isinstance(content, bytes | bytearray | memoryview) else content
         digest = hashlib.sha256()
         partial = self._directory / f"{secrets.token_hex(8)}{_PARTIAL}"
@@ -73,9 +66,6 @@ class BlobStore(BlobStorage):
     def get(self, sha256: bytes) -> memoryview:
         """Map bytes, after checking them.
 
-        Args:
-            sha256: Their digest.
-
         Returns:
             A read-only view of the file, valid for as long as it is referred to.
 
@@ -98,11 +88,6 @@ class BlobStore(BlobStorage):
 
     def chunks(self, sha256: bytes, offset_bytes: int = 0) -> Iterator[bytes]:
         """Stream bytes from an offset on; an altered blob never arrives whole.
-
-        Args:
-            sha256: Their digest.
-            offset_bytes: Where to begin. A stream from 0 is checked against the digest before its
-                last chunk; one from elsewhere is for the reader to check as a whole.
 
         Raises:
             BlobError: There is no such blob, or its bytes changed on disk.
@@ -128,12 +113,6 @@ class BlobStore(BlobStorage):
     def size_bytes(self, sha256: bytes) -> int:
         """Return how long a blob is, without reading it.
 
-        Args:
-            sha256: Its digest.
-
-        Returns:
-            Its length.
-
         Raises:
             BlobError: There is no such blob.
         """
@@ -144,9 +123,6 @@ class BlobStore(BlobStorage):
 
     def path(self, sha256: bytes) -> Path:
         """Return where a blob is, or would be.
-
-        Args:
-            sha256: Its digest.
 
         Returns:
             The path; nothing is checked on disk.

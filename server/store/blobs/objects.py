@@ -55,13 +55,7 @@ class ObjectBlobs(BlobStorage):
         self._objects = connect(bucket, prefix, retries=retries)
 
     def put(self, content: Buffer | Iterable[Buffer]) -> bytes:
-        """Store bytes.
-
-        Args:
-            content: The bytes, in one piece or in parts that follow each other.
-
-        Returns:
-            Their SHA-256.
+        """Store bytes; returns their SHA-256.
 
         Raises:
             BlobUnavailableError: The storage did not take them; the same call may be repeated.
@@ -86,9 +80,6 @@ class ObjectBlobs(BlobStorage):
     def get(self, sha256: bytes) -> memoryview:
         """Map bytes, after checking them.
 
-        Args:
-            sha256: Their digest.
-
         Returns:
             A read-only view of the cached file, valid for as long as it is referred to.
 
@@ -111,10 +102,6 @@ class ObjectBlobs(BlobStorage):
     def chunks(self, sha256: bytes, offset_bytes: int = 0) -> Iterator[bytes]:
         """Stream bytes from an offset on.
 
-        Args:
-            sha256: Their digest.
-            offset_bytes: Where to begin.
-
         Raises:
             BlobError: There is no such blob, or its bytes changed in the storage.
             BlobUnavailableError: The storage cannot be reached.
@@ -125,9 +112,6 @@ class ObjectBlobs(BlobStorage):
 
     def size_bytes(self, sha256: bytes) -> int:
         """Return how long the object is, without fetching it.
-
-        Args:
-            sha256: Its digest.
 
         Returns:
             Its length, as the storage says.

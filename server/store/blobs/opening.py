@@ -21,9 +21,6 @@ __all__ = ["open_blobs"]
 def open_blobs(config: CoordinatorConfig) -> BlobStorage:
     """Open the storage that a configuration names.
 
-    Args:
-        config: The coordinator's.
-
     Returns:
         The storage; nothing was fetched.
 

@@ -55,14 +55,7 @@ class BlobStorage(ABC):
 
 
 async def in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Iterate without blocking the event loop.
-
-    Args:
-        chunks: From :meth:`BlobStorage.chunks`.
-
-    Yields:
-        Its items.
-    """
+    """Iterate without blocking the event loop."""
     while True:
         # A thread cannot hand StopIteration to a coroutine.
         chunk = await asyncio.to_thread(next, chunks, None)
