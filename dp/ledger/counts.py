@@ -1,27 +1,45 @@
-"""What was spent, unit kind by unit kind, against the silo's own caps.
+"""What the records of a ledger add up to, and the ceilings that a new debit has to stay under.
 
-    ε of a kind = min over α of the conversion of ΣR(α) at δ − Σ failure probabilities
+    Totals      by unit kind: ε = min over α of the conversion of ΣR(α) at δ − Σ failure
+                probabilities, against the silo's own caps
+    RunCount    by run: attempts and trainings, against what the run's plan states ε for
+    DayCount    by UTC day: debits of either kind, against the site's ceiling. A day is counted in
+                whole days since 1970-01-01 00:00 UTC, but is never before the newest debited one
 
 Invariants:
     1. Kinds do not pay for each other: each has its own sum, its own failures and its own cap.
     2. A kind without a cap, or with a cap of 0, pays for nothing.
     3. All charges of a debit fit, or none is made.
+    4. Days never go back, so a clock that is set back neither empties the count of the day that it
+       left nor begins another count. A clock that stood ahead for a while keeps its day until the
+       right time has reached it: that errs on the side of fewer debits.
 
-Covered: sums and caps. Not covered: what is written (``dp.ledger.ledger``).
+A plan states ε for so many attempts and trainings. A coordinator that asks for more of them would
+charge a silo past that figure, although each one alone is a lawful attempt. The ceiling on
+trainings is asked for here, under the ledger's lock, because tasks may come faster than work;
+attempts come one at a time and are refused before a key is shown
+(``silo_agent/daemon/admission.py``).
+
+Covered: sums, caps, counts, and the ceilings that the caller gives. Not covered: what is written
+(``dp.ledger.ledger``), how many debits a plan states (``federation.plan.plan``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind, epsilon_after
 from dp.accounting.rdp import ORDERS, Divergences
-from dp.errors import BudgetExceededError, SpecError
+from dp.errors import BudgetExceededError, SpecError, TooManyDebitsError
 from dp.ledger.record import Debit, debits_of
+
+DAY_S: Final = 86_400
+_MAX_DAY: Final = (1 << 32) - 1
 
 
 class Totals:
@@ -92,3 +110,100 @@ class Totals:
                 raise BudgetExceededError(
                     unit=unit, projected_epsilon=projected[unit], epsilon_cap=self.caps[unit]
                 )
+
+
+class RunDebits(NamedTuple):
+    """Debits of one run."""
+
+    releases: int = 0
+    """Attempts that reached the upload, under every mode."""
+    first_steps: int = 0
+    """How many of them were of a round's step 0."""
+    trainings: int = 0
+    """Local trainings."""
+
+
+class RunCount:
+    """Debits of every run."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        """Begin with no debit."""
+        self._runs: dict[str, RunDebits] = {}
+
+    def of(self, run: str) -> RunDebits:
+        """What a run holds."""
+        return self._runs.get(run, RunDebits())
+
+    def require_room(self, run: str, *, most_trainings: int | None) -> None:
+        """Refuse another training of a run that holds as many as it may.
+
+        Raises:
+            TooManyDebitsError: If it does.
+        """
+        done = self.of(run).trainings
+        if most_trainings is not None and done >= most_trainings:
+            raise TooManyDebitsError(
+                f"run {run} was charged for {done} trainings, its plan states epsilon for "
+                f"{most_trainings}",
+                of_run=True,
+            )
+
+    def add_release(self, run: str, *, step: int) -> None:
+        """Count one attempt."""
+        before = self.of(run)
+        self._runs[run] = before._replace(
+            releases=before.releases + 1, first_steps=before.first_steps + (step == 0)
+        )
+
+    def add_training(self, run: str) -> None:
+        """Count one training."""
+        before = self.of(run)
+        self._runs[run] = before._replace(trainings=before.trainings + 1)
+
+
+class DayCount:
+    """Debits of the newest day."""
+
+    __slots__ = ("_clock", "_count", "_most", "_newest")
+
+    def __init__(self, clock: Callable[[], float], *, most: int | None = None) -> None:
+        """Begin with no debit; ``clock`` gives Unix seconds, ``most`` is a day's ceiling."""
+        self._clock = clock
+        self._most = most
+        self._newest = 0
+        self._count = 0
+
+    def today(self) -> int:
+        """The day that a debit of now belongs to."""
+        return max(self._newest, int(self._clock() // DAY_S))
+
+    def next_day(self) -> int:
+        """The day of a debit that is made now.
+
+        Raises:
+            TooManyDebitsError: If it holds as many as it may.
+        """
+        if self._most is not None and self.debits() >= self._most:
+            raise TooManyDebitsError(
+                f"this day already holds {self.debits()} debits, limits.max_attempts_per_day "
+                f"{self._most} allows no more (days are UTC; setting the clock back begins none)",
+                of_run=False,
+            )
+        return self.today()
+
+    def add(self, day: int) -> None:
+        """Count one debit.
+
+        Raises:
+            SpecError: If the day lies before one that was counted, or is none.
+        """
+        if not self._newest <= day <= _MAX_DAY:
+            raise SpecError(f"a debit of day {day} follows one of day {self._newest}")
+        self._count = self._count + 1 if day == self._newest else 1
+        self._newest = day
+
+    def debits(self) -> int:
+        """How many debits today holds."""
+        return self._count if self.today() == self._newest else 0

@@ -3,7 +3,7 @@
 One append-only file per (silo, dataset), with sums for each unit kind (silo, task, user); the
 caller names the file, the silo's own policy supplies δ and a cap for each kind.
 ``dp.ledger.journal`` keeps the bytes, ``dp.ledger.record`` their form, ``dp.ledger.counts`` the
-sums.
+sums and counts.
 
 Record kinds:
     genesis    a random id, so that two ledgers never share a head
@@ -52,13 +52,11 @@ from dp.accounting.charge import Charge, UnitKind, training_charges
 from dp.config import Mode, PrivacySpec
 from dp.errors import IdentityError, LedgerCorruptError, LedgerRolledBackError, SpecError
 from dp.ledger import record as form
-from dp.ledger.counts import Totals
-from dp.ledger.days import DayCount
+from dp.ledger.counts import DayCount, RunCount, RunDebits, Totals
 from dp.ledger.entry import DIGEST_BYTES, Identity, LedgerEntry, TrainingEntry
 from dp.ledger.journal import Journal
 from dp.ledger.receipt import ISSUER, Receipt, TrainingReceipt
 from dp.ledger.record import Debit, debits_of
-from dp.ledger.runs import RunCount, RunDebits
 
 __all__ = ["Identity", "Ledger", "LedgerEntry"]
 

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 CHARGE = "dp/accounting/charge.py"
 LEDGER = "dp/ledger/ledger.py"
-TOTALS = "dp/ledger/counts.py"
+COUNTS = "dp/ledger/counts.py"
 RECEIPT = "dp/ledger/receipt.py"
 RDP = "dp/accounting/rdp.py"
 RESERVATION = "silo_agent/local_work/reservation.py"
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         name="cap-of-another-unit",
         disables="a cap of its own for each unit kind: the largest one counts for all",
-        file=TOTALS,
+        file=COUNTS,
         old="            if not (projected[unit] <= self.caps[unit] and self.caps[unit] > 0):\n",
         new="            largest = max(self.caps.values())\n"
         "            if not projected[unit] <= largest:\n",

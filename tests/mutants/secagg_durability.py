@@ -6,8 +6,7 @@ from tests.mutants.mutant import Mutant
 
 LEDGER = "dp/ledger/ledger.py"
 JOURNAL = "dp/ledger/journal.py"
-DAYS = "dp/ledger/days.py"
-TOTALS = "dp/ledger/counts.py"
+COUNTS = "dp/ledger/counts.py"
 
 SILO_LEDGER = "silo_agent/books/ledger.py"
 SESSION = "silo_agent/attempt/session.py"
@@ -143,7 +142,7 @@ MUTANTS = (
     Mutant(
         name="budget-cap",
         disables="the cap on epsilon",
-        file=TOTALS,
+        file=COUNTS,
         old="if not (projected[unit] <= self.caps[unit] and self.caps[unit] > 0):",
         new="if projected[unit] < 0:",
         tests=(_LEDGER_TESTS + "test_over_budget_is_refused_before_anything_is_written",),
@@ -151,7 +150,7 @@ MUTANTS = (
     Mutant(
         name="day-goes-back",
         disables="the day of the newest debit where the clock was set back",
-        file=DAYS,
+        file=COUNTS,
         old="        return max(self._newest, int(self._clock() // DAY_S))\n",
         new="        return int(self._clock() // DAY_S)\n",
         tests=(_DAY_TESTS + "test_a_clock_that_is_set_back_empties_no_count_and_begins_none",),
@@ -179,7 +178,7 @@ MUTANTS = (
     Mutant(
         name="attempts-per-day-at-the-debit",
         disables="the cap on a day's debits where the debit is made",
-        file=DAYS,
+        file=COUNTS,
         old="        if self._most is not None and self.debits() >= self._most:\n",
         new="        if self._most is not None and self.debits() < 0:\n",
         tests=(_DAY_TESTS + "test_a_full_day_takes_no_debit_of_either_kind_and_the_next_one_does",),

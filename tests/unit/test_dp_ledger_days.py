@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp.errors import LedgerCorruptError, SpecError, TooManyDebitsError
-from dp.ledger.days import DAY_S, DayCount
+from dp.ledger.counts import DAY_S, DayCount
 from dp.ledger.journal import Journal
 from dp.ledger.ledger import Ledger
 from tests.unit.dp_ledger_samples import DELTA, entry, none_entry, record_at, trained

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from dp.accounting.charge import attempt_charges, epsilon_of, run_charges
+from dp.ledger.counts import RunDebits
 from dp.ledger.ledger import Identity, Ledger, LedgerEntry
-from dp.ledger.runs import RunDebits
 from federation.chain.record import Place
 from federation.chain.task import ATTEMPTS_USED_UP, PASSING_REASONS
 from federation.plan.charges import charges_of_run
