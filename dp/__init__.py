@@ -9,33 +9,3 @@ coordinator decodes the sum with ``Grid.decode`` and ``MetricsBlock.decode``.
 Arrays and bytes in, arrays and bytes out; only the ledger touches a disk, and only
 ``dp.steps.grads`` imports a learning framework.
 """
-
-from dp.accounting.charge import Charge
-from dp.config import Mode, PrivacySpec
-from dp.errors import PrivacyError
-from dp.ledger.ledger import Identity, Ledger, LedgerEntry
-from dp.ledger.receipt import Receipt, TrainingReceipt
-from dp.noise.grid import Grid
-from dp.noise.metrics_block import MetricsBlock
-from dp.noise.share import NoiseShare
-from dp.noise.source import NoiseSource
-from dp.noise.unit_sum import UnitSum
-from dp.steps.units import UnitId
-
-__all__ = [
-    "Charge",
-    "Grid",
-    "Identity",
-    "Ledger",
-    "LedgerEntry",
-    "MetricsBlock",
-    "Mode",
-    "NoiseShare",
-    "NoiseSource",
-    "PrivacyError",
-    "PrivacySpec",
-    "Receipt",
-    "TrainingReceipt",
-    "UnitId",
-    "UnitSum",
-]

@@ -24,7 +24,7 @@ from pydantic_settings import (
 
 from federation.errors import TomlError
 from federation.membership.invite import FEDERATION_NAME
-from federation.toml_text import parse_toml
+from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
 from server.errors import ConfigurationError

@@ -58,7 +58,7 @@ class RoundFigures:
     upload_bytes: int = 0
     success: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Family to success ratio and its standard error, from the masked sum; as summed, so what noise
-    hides is hidden where it is shown (``federation.noisy_figures``). Empty if none is reported."""
+    hides is hidden where it is shown (``dp.noise.figures``). Empty if none is reported."""
     update_norm: float = math.nan
     """‖Δ̄‖, noise included."""
     update_norm_error: float = math.nan

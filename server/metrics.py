@@ -7,7 +7,7 @@ Invariants:
    exceptions are ``silo`` (enrolled ids) and ``environment`` (families that a plan names).
 3. No figure is one silo's, beyond when it was heard of, when its certificate ends, and which phases
    waited for it, now or in vain.
-4. A ratio is inside 0 and 1, and not a number where noise hides it (``federation.noisy_figures``).
+4. A ratio is inside 0 and 1, and not a number where noise hides it (``dp.noise.figures``).
 
 Covered: the coordinator's names of the operations chapter that a round or an enrolment can feed.
 Not covered: silo figures, which stay on the silo's own port.
@@ -23,8 +23,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
+from dp.noise.figures import readable_ratio
 from dp.noise.metrics_block import Estimate
-from federation.noisy_figures import readable_ratio
 from federation.version import installed_version
 from ops.probes.process import ProcessMetrics
 from server.errors import Reason

@@ -76,7 +76,7 @@ from evolution.model.identity import base_sha256
 from evolution.rollout.engine import EngineSpec
 from evolution.train.trainer import TrainerSpec
 from federation.errors import TomlError
-from federation.toml_text import parse_toml
+from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
 from silo_agent.errors import ConfigError

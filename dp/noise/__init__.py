@@ -1,1 +1,1 @@
-"""The integer grid, the discrete Gaussian, and each silo's share of the noise in a sum."""
+"""The grid, the discrete Gaussian, each silo's share of a sum's noise, and figures that carry it."""

@@ -23,8 +23,8 @@ from typing import Final
 
 from dp.accounting.charge import UnitKind
 from dp.config import RECORD_MODES, Mode, PrivacySpec
+from dp.noise.figures import NOT_REPORTED, success_words
 from dp.noise.metrics_block import Estimate
-from federation.noisy_figures import NOT_REPORTED, success_words
 from federation.text import escaped
 
 __all__ = ["FamilySuccess", "ModelCard", "render_card"]

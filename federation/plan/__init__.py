@@ -1,1 +1,1 @@
-"""The run plan: its tables, what they ask of each other, and the wording of its problems."""
+"""The run plan: its tables, what they ask of each other, how it is read, what it charges."""

@@ -1,6 +1,6 @@
 """A plan that can be honoured, read from its document; or every problem of the document.
 
-Ordered checks: what a document may be at all (``federation.toml_text``); each table on its own
+Ordered checks: what a document may be at all (``federation.plan.toml``); each table on its own
 (``federation.plan.tables``); the tables together (``federation.plan.rules``); the privacy part as a
 ``dp.config.PrivacySpec``, and what the whole run asks of it. A check that fails tells all of its
 problems, and the later ones are not made.
@@ -18,8 +18,8 @@ from dp.errors import PrivacyError
 from federation.errors import PlanError, TomlError
 from federation.plan.plan import Plan
 from federation.plan.rules import problems_between_tables, problems_of_spec
+from federation.plan.toml import parse_toml, tuples_of
 from federation.plan.wording import explain
-from federation.toml_text import parse_toml, tuples_of
 
 MAX_PLAN_BYTES: Final = 64 * 1024
 """A plan is a page of settings; anything longer is not one."""

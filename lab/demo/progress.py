@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from federation.noisy_figures import mean_success, readable_ratio, success_words
+from dp.noise.figures import mean_success, readable_ratio, success_words
 from lab.demo.outcome import explored
 from ops.cli.bars import bars
 

@@ -20,8 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dp.noise.figures import NOT_REPORTED, readable_ratio, success_words
 from dp.noise.metrics_block import Estimate
-from federation.noisy_figures import NOT_REPORTED, readable_ratio, success_words
 from lab.demo.choices import Privacy, Scenario
 from lab.demo.outcome import Cell, Outcome, explored
 from lab.demo.privacy import meaning, print_budgets, rows_of_budgets, summary

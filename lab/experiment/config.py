@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from federation.errors import TomlError
-from federation.toml_text import parse_toml
+from federation.plan.toml import parse_toml
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
 from lab.experiment.tables import (

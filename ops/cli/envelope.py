@@ -215,7 +215,7 @@ def say(*lines: str) -> None:
     Each argument is one line, whatever is in it and wherever it came from.
     """
     # Imported only when something is said: --help must not wait for the package behind it.
-    from federation.printable import print_lines
+    from federation.text import print_lines
 
     print_lines(sys.stderr, *lines)
 
@@ -223,7 +223,7 @@ def say(*lines: str) -> None:
 def show_result(output: Format, *lines: str) -> None:
     """Print what was asked for, line by line, unless an envelope was asked for, which holds it."""
     if output is Format.TEXT:
-        from federation.printable import print_lines
+        from federation.text import print_lines
 
         print_lines(sys.stdout, *lines)
 
@@ -269,7 +269,7 @@ def _envelope(error: CommandError, next_step: str) -> dict[str, Any]:
 
 
 def _print(envelope: Mapping[str, Any]) -> None:
-    from federation.printable import write
+    from federation.text import write
 
     write(sys.stdout, json.dumps(_plain(envelope), allow_nan=False) + "\n")
 

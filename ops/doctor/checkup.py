@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from federation.printable import printable
+from federation.text import printable
 
 __all__ = [
     "Check",

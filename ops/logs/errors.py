@@ -27,7 +27,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Final
 
-from federation.printable import printable
+from federation.text import printable
 
 __all__ = ["is_ours", "told", "traceback_of"]
 

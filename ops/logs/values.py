@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from federation.printable import printable
+from federation.text import printable
 from ops.logs.errors import told
 from ops.logs.events import Kind
 

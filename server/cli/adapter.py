@@ -240,7 +240,7 @@ def _best_round(data: Path, run_id: str) -> _Best | None:
     Rounds are compared in the environments of which each of them has a figure above its noise: the
     mean over other environments would be of other tasks.
     """
-    from federation.noisy_figures import mean_success, newest_of_the_best, readable_ratio
+    from dp.noise.figures import mean_success, newest_of_the_best, readable_ratio
     from server.config import CoordinatorConfig
     from server.figures import RoundFigures
     from server.store import Store
@@ -280,7 +280,7 @@ def _best_round(data: Path, run_id: str) -> _Best | None:
 
 def _say_choice(best: _Best | None, chosen: int) -> None:
     """Say on what the choice of the best round rests."""
-    from federation.noisy_figures import success_words
+    from dp.noise.figures import success_words
 
     if best is None:
         say(

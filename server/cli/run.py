@@ -251,7 +251,7 @@ def _watch(data: Path, run_id: str, output: Stream) -> dict[str, Any]:
     """Follow a run to its end; return its last status."""
     import grpc
 
-    from federation.printable import write
+    from federation.text import write
     from server.cli.watch import Panel, follow, sitting_out, status_json
 
     last: dict[str, Any] = {}

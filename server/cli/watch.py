@@ -3,7 +3,7 @@
 Invariants:
 
 1. A figure of a sum is told with its standard error, or as below noise or not reported
-   (``federation.noisy_figures``); a round without a sum has none, not that of the round before.
+   (``dp.noise.figures``); a round without a sum has none, not that of the round before.
 2. Whatever the state, a view answers what is waited for, since when and until when. What has no end
    says so.
 
@@ -29,14 +29,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from chorale.v1 import admin_pb2
-from dp.noise.metrics_block import Estimate
-from federation.noisy_figures import (
+from dp.noise.figures import (
     mean_success,
     ratio_below_noise,
     readable_ratio,
     success_words,
 )
-from federation.printable import printable
+from dp.noise.metrics_block import Estimate
+from federation.text import printable
 from ops.cli.bars import bars
 from server.cli.client import CALL_TIMEOUT_S, connect, plain
 from server.store.silos import SiloState

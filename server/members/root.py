@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from federation.membership.roster_change import fingerprint
-from federation.printable import printable
+from federation.text import printable
 from ops.files import private_directory, replace_file
 from secagg.roster import Roster, SignedRoster, sign_roster
 from server.errors import PkiError, RootKeyError

@@ -23,7 +23,7 @@ import re
 import ssl
 from typing import Final
 
-from federation.printable import printable
+from federation.text import printable
 from ops.probes.server import PageRequest
 from server.errors import AccessError, RoleDeniedError
 from server.rpc.access import AccessPolicy

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from dp.config import Mode
+from dp.noise.figures import NOT_REPORTED, percent_parts, why_hidden
 from dp.noise.metrics_block import Estimate
-from federation.noisy_figures import NOT_REPORTED, percent_parts, why_hidden
 from server.status_page import words
 from server.status_page.curve import Column, Point, columns, curve
 from server.status_page.markup import Child, Html, brief, element

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from federation.printable import printable
+from federation.text import printable
 from server.status_page import words
 
 __all__ = [

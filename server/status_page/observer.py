@@ -23,10 +23,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from dp.noise.figures import readable_ratio
 from dp.noise.metrics_block import Estimate
 from federation.chain.record import AdapterRecord
 from federation.errors import AuditChainError, PlanError
-from federation.noisy_figures import readable_ratio
 from federation.plan.charges import own_unit
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan

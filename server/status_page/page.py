@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
-from federation.noisy_figures import NOT_REPORTED
+from dp.noise.figures import NOT_REPORTED
 from server.status_page import words
 from server.status_page.federation_section import facts, first_steps
 from server.status_page.figures import (

@@ -44,7 +44,7 @@ class Figure:
     """One figure of a sum."""
 
     value: float
-    """For display (``federation.noisy_figures``); NaN below noise and where none is reported."""
+    """For display (``dp.noise.figures``); NaN below noise and where none is reported."""
     error: float
     """Its standard error; NaN where no sum tells the figure."""
 

@@ -38,7 +38,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc
 from federation.membership.invite import Invite, InviteFormatError, join_statement, parse_invite
-from federation.printable import printable
+from federation.text import printable
 from federation.version import this_version
 from ops.doctor.reach import ReachError, presented_chain
 from secagg.suite import is_sound_key

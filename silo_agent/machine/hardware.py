@@ -45,7 +45,7 @@ from federation.adapter.memory import rollout_memory, training_memory
 from federation.adapter.shapes import ModelShape
 from federation.errors import TomlError
 from federation.plan.plan import Plan
-from federation.toml_text import parse_toml
+from federation.plan.toml import parse_toml
 from silo_agent.config import CONFIG_FILE, ENVIRONMENT_PREFIX, SiloConfig
 from silo_agent.machine.machine import Machine, in_gib, look, shape_in
 

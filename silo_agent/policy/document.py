@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from dp.accounting.charge import UNIT_KINDS, UnitKind
 from dp.config import Unit
 from federation.errors import TomlError
-from federation.toml_text import parse_toml, tuples_of
+from federation.plan.toml import parse_toml, tuples_of
 from secagg.bounds import MAX_DIMENSION
 from silo_agent.errors import PolicyFileError
 

@@ -31,7 +31,7 @@ def loaded_after(code: str) -> set[str]:
     [
         "import secagg, secagg.client, secagg.server, secagg.wire",
         "import dp, dp.ledger.ledger, dp.noise.share",
-        "import federation",
+        "import federation.forecast.forecast, federation.transcript.file, federation.wire",
         "import server.daemon, server.cli.main, server.cli.coordinator",
         "import silo_agent.daemon.daemon, silo_agent.cli.main, evolution.methods.constant",
         "import lab.cli.main, lab.demo.command",

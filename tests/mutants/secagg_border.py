@@ -8,7 +8,7 @@ PORTS = "server/rpc/ports.py"
 TRANSPORT = "silo_agent/line/transport.py"
 SUITE = "secagg/suite.py"
 ROSTER = "secagg/roster.py"
-TOML = "federation/toml_text.py"
+TOML = "federation/plan/toml.py"
 POLLING = "silo_agent/daemon/polling.py"
 
 _ED25519 = "tests/vectors/test_ed25519_keys.py::"

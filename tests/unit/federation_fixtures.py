@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from federation import Plan
+from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 
 RANK = 3

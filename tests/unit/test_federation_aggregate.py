@@ -10,13 +10,13 @@ from federation_fixtures import CLIP, GRID, RANK, SIDES, lora, plan_of, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation import FIRST_ROUND, Layout, LayoutError, UpdateError, make_aggregator
 from federation.adapter.encoding import TILE
-from federation.aggregate import AGGREGATORS
-from federation.aggregate.aggregator import Aggregator
+from federation.adapter.layout import Layout
+from federation.aggregate.aggregator import FIRST_ROUND, Aggregator
 from federation.aggregate.gauge import rademacher, regauge
-from federation.aggregate.registry import INCOMPLETE_ADAPTERS
+from federation.aggregate.registry import AGGREGATORS, INCOMPLETE_ADAPTERS, make_aggregator
 from federation.aggregate.server_step import MeanOfSum, mean_of_sum, step
+from federation.errors import LayoutError, UpdateError
 
 LAYOUT = Layout.from_tensors(lora(0))
 FORMS = ("a_orthonormal", "b_orthonormal", "balanced")

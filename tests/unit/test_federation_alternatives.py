@@ -10,9 +10,9 @@ import pytest
 from dp.accounting.charge import epsilon_of, run_charges
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import SpecError
-from federation import Plan
 from federation.forecast.alternatives import Alternative, alternatives
 from federation.plan.charges import epsilon_of_releases, units_of
+from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"

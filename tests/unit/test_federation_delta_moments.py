@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from federation_fixtures import lora, plan_of, record_plan
 
-from federation import AdapterRecord, Layout, Plan, UpdateError, encode_sum, sum_sha256
+from federation.adapter.layout import Layout
 from federation.aggregate.registry import OPTIMISERS, make_optimiser
+from federation.chain.record import AdapterRecord
 from federation.chain.replay import replay, replay_start
-from federation.chain.sums import least_noise_variance, mean_of_release
-from federation.errors import OptimiserStateError
+from federation.chain.sums import encode_sum, least_noise_variance, mean_of_release, sum_sha256
+from federation.errors import OptimiserStateError, UpdateError
+from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 
 NAMES = sorted(name for name, cls in OPTIMISERS.items() if cls.crosses_rounds)

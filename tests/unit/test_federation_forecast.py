@@ -11,16 +11,11 @@ from dp.accounting.charge import epsilon_of, run_charges
 from dp.accounting.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
 from dp.accounting.snr import predicted_cosine
 from dp.noise.share import per_silo_sigma
-from federation import (
-    Forecast,
-    Layout,
-    Plan,
-    PlanError,
-    TensorSpec,
-    forecast_plan,
-    shared_dimension,
-)
+from federation.adapter.layout import Layout, TensorSpec
+from federation.errors import PlanError
 from federation.forecast.alternatives import alternatives
+from federation.forecast.forecast import Forecast, forecast_plan, shared_dimension
+from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from federation_fixtures import lora, plan_of, record_plan
 
-from federation import AdapterRecord, Layout, UpdateError, encode_sum, sum_sha256
 from federation.adapter.encoding import TILE
+from federation.adapter.layout import Layout
 from federation.aggregate.adam import Adam
 from federation.aggregate.registry import GRADIENT_OPTIMISERS, OPTIMISERS, make_optimiser
+from federation.chain.record import AdapterRecord
 from federation.chain.replay import replay
-from federation.chain.sums import mean_of_release
-from federation.errors import OptimiserStateError
+from federation.chain.sums import encode_sum, mean_of_release, sum_sha256
+from federation.errors import OptimiserStateError, UpdateError
 
 PLAN = record_plan("record_distributed", steps=6)
 DIMENSION = PLAN.aggregator(Layout.from_tensors(lora(0))).shared_layout(1).dimension

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dp.config import Mode
-from federation import PlanError, plan_sha256
 from federation.adapter.layout import Layout, TensorSpec
-from federation.aggregate import AGGREGATORS, REFUSED_METHODS, make_aggregator
-from federation.aggregate.registry import OPTIMISERS
+from federation.aggregate.registry import AGGREGATORS, OPTIMISERS, REFUSED_METHODS, make_aggregator
+from federation.errors import PlanError
+from federation.plan.plan import plan_sha256
 from federation.plan.read import MAX_PLAN_BYTES, read_plan
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("plan-*.toml"))

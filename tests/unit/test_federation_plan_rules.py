@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from federation import PlanError
+from federation.errors import PlanError
 from federation.plan.read import read_plan
 from federation.plan.tables import REFUSED_SAMPLING
 

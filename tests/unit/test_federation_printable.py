@@ -2,7 +2,7 @@
 
 import pytest
 
-from federation.printable import printable
+from federation.text import printable
 
 
 @pytest.mark.parametrize(

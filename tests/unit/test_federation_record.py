@@ -8,8 +8,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorale.v1 import aggregation_pb2 as pb
-from federation import AdapterRecord, ChainError, RoundResult, RoundTask, verify_chain, wire
-from federation.chain.record import Place, next_place, place_at, position_of, require_link
+from federation import wire
+from federation.chain.record import (
+    AdapterRecord,
+    Place,
+    RoundResult,
+    next_place,
+    place_at,
+    position_of,
+    require_link,
+    verify_chain,
+)
+from federation.chain.task import RoundTask
+from federation.errors import ChainError
 from secagg import suite
 from secagg.descriptor import AggregationId
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from chorale.v1 import aggregation_pb2 as pb
-from federation import AdapterRecord, ChainError, verify_chain, wire
+from federation import wire
 from federation.adapter.layout import Layout
-from federation.chain.record import last_position_of, place_at
+from federation.chain.record import AdapterRecord, last_position_of, place_at, verify_chain
 from federation.chain.replay import replay, since_rollback
 from federation.chain.sums import mean_of_release
-from federation.errors import UpdateError
+from federation.errors import ChainError, UpdateError
 from tests.unit.federation_fixtures import lora, plan_of
 from tests.unit.test_federation_delta_moments import NAMES, history
 from tests.unit.test_federation_record import KEY, PUBLIC, STRANGER, after, initial, stepped

@@ -9,17 +9,16 @@ import pytest
 from federation_fixtures import CLIP, plan_of, record_plan
 
 from dp.noise.metrics_block import Estimate
-from federation import (
-    LayoutError,
-    Plan,
-    UpdateError,
+from federation.chain.sums import (
     agreement,
     encode_sum,
     heterogeneity,
     metrics_layout,
+    signed_sum,
     success_ratios,
 )
-from federation.chain.sums import signed_sum
+from federation.errors import LayoutError, UpdateError
+from federation.plan.plan import Plan
 
 
 def plan_with_episodes(count: int) -> Plan:

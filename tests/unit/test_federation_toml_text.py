@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation.errors import TomlError
-from federation.toml_text import (
+from federation.plan.toml import (
     MAX_ENTRIES,
     MAX_KEY_PARTS,
     MAX_NESTING,

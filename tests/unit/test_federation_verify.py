@@ -13,20 +13,14 @@ import numpy as np
 import pytest
 from federation_fixtures import CLIP, GRID, SIDES, lora, plan_of
 
-from federation import (
-    AdapterRecord,
-    Layout,
-    Plan,
-    UpdateError,
-    adapter_sha256,
-    decode_adapter,
-    encode_adapter,
-    encode_sum,
-    sum_sha256,
-    verify_update,
-)
-from federation.adapter.encoding import TILE
+from federation.adapter.encoding import TILE, adapter_sha256, decode_adapter, encode_adapter
+from federation.adapter.layout import Layout
 from federation.aggregate.server_step import mean_of_sum
+from federation.chain.record import AdapterRecord
+from federation.chain.sums import encode_sum, sum_sha256
+from federation.chain.verify import verify_update
+from federation.errors import UpdateError
+from federation.plan.plan import Plan
 
 SILOS = ("ant", "bee", "cat")
 CASES = [

@@ -8,21 +8,14 @@ import numpy as np
 import pytest
 from federation_fixtures import lora, plan_of, product, record_plan
 
-from federation import (
-    AdapterRecord,
-    Layout,
-    UpdateError,
-    adapter_sha256,
-    encode_adapter,
-    encode_sum,
-    make_aggregator,
-    sum_sha256,
-    verify_update,
-)
-from federation.aggregate.registry import NO_GAUGE
+from federation.adapter.encoding import adapter_sha256, encode_adapter
+from federation.adapter.layout import Layout
+from federation.aggregate.registry import NO_GAUGE, make_aggregator
+from federation.chain.record import AdapterRecord
 from federation.chain.replay import replay
-from federation.chain.sums import mean_of_release
-from federation.errors import LayoutError, OptimiserStateError
+from federation.chain.sums import encode_sum, mean_of_release, sum_sha256
+from federation.chain.verify import verify_update
+from federation.errors import LayoutError, OptimiserStateError, UpdateError
 
 SILOS = ("ant", "bee", "cat")
 STEPS = 3

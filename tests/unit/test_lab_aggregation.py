@@ -17,8 +17,7 @@ from lab_aggregation_samples import (
 )
 
 from federation.adapter.layout import Layout
-from federation.aggregate import AGGREGATORS, REFUSED_METHODS, make_aggregator
-from federation.aggregate.registry import OPTIMISERS
+from federation.aggregate.registry import AGGREGATORS, OPTIMISERS, REFUSED_METHODS, make_aggregator
 from federation.errors import LayoutError, UpdateError
 from lab.aggregation.aggregation import (
     METHODS,

@@ -9,16 +9,16 @@ import pytest
 from rich.console import Console
 
 from chorale.v1 import admin_pb2 as pb
-from dp.noise.metrics_block import Estimate
-from federation.adapter.card import FamilySuccess, render_card
-from federation.chain.sums import success_ratios
-from federation.noisy_figures import (
+from dp.noise.figures import (
     WIDEST_RATIO_ERROR,
     mean_success,
     newest_of_the_best,
     readable_ratio,
     success_words,
 )
+from dp.noise.metrics_block import Estimate
+from federation.adapter.card import FamilySuccess, render_card
+from federation.chain.sums import success_ratios
 from lab.demo.progress import Progress
 from lab.demo.report import write_html
 from lab.demo.scenario import DemoSettings
