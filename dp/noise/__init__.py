@@ -1,1 +1,1 @@
-"""The grid, the discrete Gaussian, each silo's share of a sum's noise, and figures that carry it."""
+"""The integer grid, the discrete Gaussian, shares of the noise in a sum, figures that carry it."""
