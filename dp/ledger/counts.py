@@ -18,7 +18,7 @@ A plan states ε for so many attempts and trainings. A coordinator that asks for
 charge a silo past that figure, although each one alone is a lawful attempt. The ceiling on
 trainings is asked for here, under the ledger's lock, because tasks may come faster than work;
 attempts come one at a time and are refused before a key is shown
-(``silo_agent/daemon/admission.py``).
+(``silo_agent/books/ledger.py``).
 
 Covered: sums, caps, counts, and the ceilings that the caller gives. Not covered: what is written
 (``dp.ledger.ledger``), how many debits a plan states (``federation.plan.plan``).

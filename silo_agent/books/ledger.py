@@ -26,11 +26,12 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dp.accounting.charge import Charge, attempt_charges, run_charges
+from dp.accounting.charge import Charge, attempt_charges
 from dp.config import Mode, PrivacySpec
 from dp.errors import BudgetExceededError, LedgerRolledBackError, PrivacyError
 from dp.ledger.ledger import Identity, Ledger, LedgerEntry
 from federation.chain.task import RoundTask
+from federation.plan.charges import charges_of_round
 from federation.plan.plan import Plan
 from secagg import suite
 from secagg.descriptor import AggregationId
@@ -186,10 +187,7 @@ def require_budget(ledger: Ledger, plan: Plan, limits: LimitsSection, task: Roun
     trains = local and step == 0 and not ledger.has_trained(task.run_id, task.round)
     _require_room_in_run(ledger, plan, task.run_id, step=step, trains=trains)
     _require_room_today(ledger, limits, 2 if trains else 1)
-    if step == 0:
-        charges = run_charges(spec, releases=spec.sums_per_round, first_steps=1)
-    else:
-        charges = attempt_charges(spec, step=step)
+    charges = charges_of_round(spec) if step == 0 else attempt_charges(spec, step=step)
     _require_affordable(ledger, charges)
 
 
