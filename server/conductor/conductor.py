@@ -8,7 +8,8 @@ Invariants:
    for that, what was charged stays charged, and its number is never used again; afterwards the
    attempt is first finished or skipped (``pausing``).
 3. After a restart the run that was active goes on from its last signed record, and in the attempt
-   that was open, before the first silo is answered; queue and paused runs are as before.
+   that was open, before the first silo is answered; queue and paused runs are as before. Of an
+   attempt that nobody drives any more, secrets and files are deleted.
 4. A change of an admin that cannot be noted has not happened: the run that was driven goes on. One
    that was noted has happened, even if the answer of the database or the admin's call was lost.
 
@@ -33,16 +34,15 @@ from secagg.errors import SecAggError
 from secagg.messages import KeyBundle
 from server.attempt.attempt import Attempt
 from server.audit import AuditEvent
-from server.conductor.handover import Handover
-from server.conductor.instructions import Instructions
+from server.conductor.instructions import Handover, Instructions
 from server.conductor.queue import RunQueue, places_behind
 from server.conductor.status import watch_run
 from server.conductor.storage_faults import STORAGE_FAULTS, over_defects, over_storage_faults
-from server.conductor.unfinished import clear, clear_if_possible, reopen
 from server.context import RunContext
 from server.errors import CoordinatorError, RunError, UnknownRunError
 from server.figures import RoundFigures
 from server.members.ledger_heads import LedgerRollbacks
+from server.run.attempts import end_unfinished
 from server.run.driver import RunDriver
 from server.store.runs import ACTIVE, OVER, RunRow, RunState
 
@@ -78,10 +78,10 @@ class Conductor:
             self.context.audit.append(AuditEvent.RUN_RESUMED, run=active.run_id)
             with self._queue.turning_away(active):
                 driver = self._load(active.run_id)
-                reopen(self.context, driver)
+                self._reopen(driver)
                 self._launch(driver)
                 return
-        clear(self.context, keep=None)
+        end_unfinished(self.context)
         rows = self.context.store.runs.list()
         finished = [row for row in rows if row.state is RunState.FINISHED]
         if finished:
@@ -203,7 +203,7 @@ class Conductor:
             # If it could not be noted, it is not so: the run goes on where it was.
             self._launch(driver)
             raise
-        clear_if_possible(self.context, driver.row.run_id)
+        self._clear_if_possible(driver.row.run_id)
 
     def _note(self, run_id: str, state: RunState, event: AuditEvent, admin: str) -> None:
         context = self.context
@@ -243,6 +243,26 @@ class Conductor:
             RoundFigures.from_json(done.figures_json) for done in store.rounds.finished(run_id)
         ]
         return driver
+
+    def _reopen(self, driver: RunDriver) -> None:
+        """Let a run go on with the attempt of its release that was open, and end all others."""
+        place = (driver.row.run_id, *driver.next_place)
+        mine = [
+            row
+            for row in self.context.store.aggregations.unfinished()
+            if (row.identity.run_id, row.identity.round, row.identity.step) == place
+        ]
+        keep = mine[-1] if mine else None
+        end_unfinished(self.context, keep=keep)
+        if keep is not None:
+            driver.reopen(keep)
+
+    def _clear_if_possible(self, run_id: str) -> None:
+        """End the attempts of a run that stopped; what fails is left to the next start."""
+        try:
+            end_unfinished(self.context)
+        except (CoordinatorError, FederationError, OSError) as error:
+            log.warning("attempt_not_cleared", run=run_id, reason=error)
 
     # Driving --------------------------------------------------------------------------------------
 
@@ -302,7 +322,7 @@ class Conductor:
             else:
                 # Its end was noted, and only the answer of the database was lost.
                 driver.halt()
-                clear_if_possible(self.context, run_id)
+                self._clear_if_possible(run_id)
 
         try:
             await over_storage_faults(go_on, run_id=run_id, metrics=self.context.metrics)
@@ -333,7 +353,7 @@ class Conductor:
                 context.audit.append(AuditEvent.RUN_FAILED, run=run_id, reason=reason)
 
         await over_storage_faults(note, run_id=run_id, metrics=self.context.metrics)
-        clear_if_possible(self.context, run_id)
+        self._clear_if_possible(run_id)
 
     # What a silo is told --------------------------------------------------------------------------
 

@@ -6,9 +6,13 @@ Invariants:
 2. An id costs a few look-ups and builds no message: one change wakes every poll that waits.
 3. What a phase tells every silo alike is serialised once, in a thread; a silo's own part is put
    before it. Protobuf merges the parts: fields of one message may come in several pieces.
+4. The pause between two runs ends when every silo of the roster that is alive has dealt with what
+   it was told last, and after ``HAND_OVER_S`` in any case.
 
 Covered: tasks with the silo's own ledger head, the messages of R0 to R4, drop-outs, closing
-records. Not covered: waiting (``server/conductor/conductor.py``).
+records; silos that are slow to ask for those. Not covered: polls that wait
+(``server/conductor/conductor.py``); silos that are away when a run is over: they adopt its last
+adapter when the coordinator shows the run again, or never.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import structlog
 
 import federation.wire as federation_wire
 import secagg.wire as secagg_wire
@@ -28,9 +34,12 @@ from server.context import RunContext
 from server.members.ledger_heads import ledger_echo
 from server.run.driver import RunDriver
 
-__all__ = ["Answer", "Instructions"]
+__all__ = ["Answer", "Handover", "Instructions"]
+
+log = structlog.get_logger(__name__)
 
 DROPPED = "dropped: this silo missed a phase of the attempt"
+HAND_OVER_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,15 +64,7 @@ class Instructions:
         self._shared: asyncio.Task[bytes] | None = None
 
     def current(self, driver: RunDriver | None, silo_id: str) -> Answer:
-        """What this silo is to do now.
-
-        Args:
-            driver: The run that is shown; None if there is none.
-            silo_id: The silo.
-
-        Returns:
-            The id, and how to make the rest.
-        """
+        """What this silo is to do now, in the run that is shown, if any."""
         if driver is None or silo_id not in driver.members:
             return Answer(instruction_id=f"{self._boot}:idle", own=_idle)
         run_id, figures = driver.row.run_id, driver.current
@@ -93,14 +94,7 @@ class Instructions:
         )
 
     async def serialised(self, answer: Answer) -> bytes:
-        """Build an answer.
-
-        Args:
-            answer: As :meth:`current` returned it.
-
-        Returns:
-            A serialised ``PollResponse``.
-        """
+        """Build an answer: a serialised ``PollResponse``."""
         response = answer.own()
         response.instruction_id = answer.instruction_id
         own = response.SerializeToString()
@@ -111,6 +105,41 @@ class Instructions:
             self._shared = asyncio.create_task(asyncio.to_thread(_serialise, answer.shared))
         # Shielded: the poll of one silo that hangs up must not cost all others their answer.
         return own + await asyncio.shield(self._shared)
+
+
+class Handover:
+    """The pause between two runs in which silos take the last record of the one that is over.
+
+    Once the next run is shown nobody is told of the one before, and a silo that had not asked in
+    time would never adopt its last adapter.
+    """
+
+    def __init__(self, context: RunContext, instructions: Instructions) -> None:
+        self._context = context
+        self._instructions = instructions
+        self._dealt_with: dict[str, str] = {}
+
+    def note(self, silo_id: str, instruction_id: str) -> None:
+        """Take down what a silo has dealt with: the last instruction that its poll names."""
+        self._dealt_with[silo_id] = instruction_id
+
+    async def wait(self, driver: RunDriver) -> None:
+        """Wait for the silos of the run that is shown, which is over or paused."""
+        clock = self._context.clock
+        give_up_at = clock() + HAND_OVER_S
+        while (late := self._late(driver)) and clock() < give_up_at:
+            await self._context.changed.wait(1.0)
+        if late:
+            log.warning("last_record_not_taken", run=driver.row.run_id, silos=len(late))
+
+    def _late(self, driver: RunDriver) -> list[str]:
+        told = self._instructions.current
+        return [
+            silo_id
+            for silo_id in driver.members
+            if self._context.liveness.alive(silo_id)
+            and self._dealt_with.get(silo_id) != told(driver, silo_id).instruction_id
+        ]
 
 
 def _serialise(build: Callable[[], round_pb2.PollResponse]) -> bytes:

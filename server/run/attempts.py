@@ -325,29 +325,31 @@ class Attempts:
         except UploadError as error:
             # The next start deletes them.
             log.warning("scratch_not_deleted", reason=error)
-        scrub(self._context.store)
+        _scrub(self._context.store)
 
 
-def end_unfinished(context: RunContext, keep: AggregationId | None) -> None:
-    """End every aggregation that nobody will continue: its run failed or was aborted.
+def end_unfinished(context: RunContext, *, keep: AggregationRow | None = None) -> None:
+    """End every attempt but the one that goes on, and delete its secrets and files.
 
-    Args:
-        context: What the coordinator works with.
-        keep: The one that goes on.
+    It is skipped where survivors had been declared, aborted otherwise. Files beside those of the
+    one that goes on are deleted when that is reopened.
     """
     store = context.store
-    left = [row for row in store.aggregations.unfinished() if row.identity != keep]
-    for row in left:
+    for row in store.aggregations.unfinished():
+        if keep is not None and row.identity == keep.identity:
+            continue
         _end(
             store,
             row.identity,
             AggregationOutcome.SKIPPED if row.survivors_declared else AggregationOutcome.ABORTED,
         )
     # Also what an earlier process deleted and had no time to overwrite.
-    scrub(store)
+    _scrub(store)
+    if keep is None:
+        clear_scratch(context.scratch, keep=None)
 
 
-def scrub(store: Store) -> None:
+def _scrub(store: Store) -> None:
     """Overwrite deleted secrets; what a busy database keeps goes at the next end or start.
 
     Until then they are in the write-ahead log: the warning says so.

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from chorale.v1 import round_pb2
-from server.conductor import handover
+from server.conductor import instructions
 from server.conductor.queue import places_behind
 from server.errors import StoreError
 from server.figures import Phase
@@ -200,7 +200,7 @@ def test_a_coordinator_that_stops_between_two_runs_goes_on_with_the_next(world):
 
 def test_before_the_next_run_is_shown_every_silo_has_the_last_record(world, monkeypatch):
     """Silos ask over the service; one of them is slow, and one never asks."""
-    monkeypatch.setattr(handover, "HAND_OVER_S", 30.0)
+    monkeypatch.setattr(instructions, "HAND_OVER_S", 30.0)
     names = tuple(world.silos)
 
     async def scenario():
