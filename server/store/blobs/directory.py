@@ -23,7 +23,7 @@ from pathlib import Path
 from federation.adapter.encoding import Buffer
 from ops.files import private_directory, sync_directory
 from server.errors import BlobError
-from server.store.blobs.storage import CHUNK_BYTES, DIGEST_BYTES, BlobStorage
+from server.store.blobs.storage import CHUNK_BYTES, BlobStorage, blob_key
 
 __all__ = ["BlobStore"]
 
@@ -130,10 +130,7 @@ class BlobStore(BlobStorage):
         Raises:
             BlobError: This is not a SHA-256.
         """
-        if len(sha256) != DIGEST_BYTES:
-            raise BlobError(f"a blob's digest has {DIGEST_BYTES} bytes, not {len(sha256)}")
-        name = sha256.hex()
-        return self._directory / name[:2] / name
+        return self._directory / blob_key(sha256)
 
 
 def _pieces(part: Buffer) -> Iterator[memoryview]:

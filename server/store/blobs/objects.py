@@ -29,7 +29,7 @@ from federation.adapter.encoding import Buffer
 from server.errors import BlobError, BlobUnavailableError
 from server.store.blobs.bucket import connect, parse_url
 from server.store.blobs.directory import BlobStore
-from server.store.blobs.storage import CHUNK_BYTES, DIGEST_BYTES, BlobStorage
+from server.store.blobs.storage import CHUNK_BYTES, BlobStorage, blob_key
 
 __all__ = ["ObjectBlobs"]
 
@@ -65,7 +65,7 @@ class ObjectBlobs(BlobStorage):
         try:
             with _answered("put", sha256):
                 # One request, or a multipart upload completed at its end: never half an object.
-                obstore.put(self._objects, _key(sha256), path, chunk_size=PART_BYTES)
+                obstore.put(self._objects, blob_key(sha256), path, chunk_size=PART_BYTES)
         except BlobUnavailableError:
             raise
         except BlobError as error:
@@ -121,7 +121,7 @@ class ObjectBlobs(BlobStorage):
             BlobUnavailableError: The storage cannot be reached.
         """
         with _answered("head", sha256):
-            return int(obstore.head(self._objects, _key(sha256))["size"])
+            return int(obstore.head(self._objects, blob_key(sha256))["size"])
 
     def _cached(self, sha256: bytes) -> memoryview | None:
         """What the cache holds of a blob; a damaged file is deleted."""
@@ -148,7 +148,7 @@ class ObjectBlobs(BlobStorage):
     def _stream(self, sha256: bytes) -> Iterator[Buffer]:
         # Around the network alone: what the local disk says is not the storage's answer.
         with _answered("get", sha256):
-            answer = obstore.get(self._objects, _key(sha256))
+            answer = obstore.get(self._objects, blob_key(sha256))
             for part in answer.stream(min_chunk_size=1 << 20):
                 yield memoryview(part)
 
@@ -162,12 +162,6 @@ class ObjectBlobs(BlobStorage):
             if total > self._cache_bytes:
                 # Whoever has it mapped or open keeps it.
                 path.unlink(missing_ok=True)
-
-
-def _key(sha256: bytes) -> str:
-    if len(sha256) != DIGEST_BYTES:
-        raise BlobError(f"a blob's digest has {DIGEST_BYTES} bytes, not {len(sha256)}")
-    return f"{sha256.hex()[:2]}/{sha256.hex()}"
 
 
 def _bounded(parts: Iterable[Buffer], sha256: bytes) -> Iterator[Buffer]:

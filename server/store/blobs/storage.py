@@ -23,11 +23,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final
 
 from federation.adapter.encoding import Buffer
+from server.errors import BlobError
 
-__all__ = ["CHUNK_BYTES", "DIGEST_BYTES", "BlobStorage", "in_threads"]
+__all__ = ["CHUNK_BYTES", "BlobStorage", "blob_key", "in_threads"]
 
-DIGEST_BYTES: Final = 32
 CHUNK_BYTES: Final = 1 << 20
+_DIGEST_BYTES: Final = 32
 
 
 class BlobStorage(ABC):
@@ -52,6 +53,17 @@ class BlobStorage(ABC):
     @abstractmethod
     def size_bytes(self, sha256: bytes) -> int:
         """Return how long a blob is, without reading it; BlobError if there is none."""
+
+
+def blob_key(sha256: bytes) -> str:
+    """Where every kind of storage keeps a blob: ``<two digits>/<SHA-256>``, in hex.
+
+    Raises:
+        BlobError: This is not a SHA-256.
+    """
+    if len(sha256) != _DIGEST_BYTES:
+        raise BlobError(f"a blob's digest has {_DIGEST_BYTES} bytes, not {len(sha256)}")
+    return f"{sha256.hex()[:2]}/{sha256.hex()}"
 
 
 async def in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
