@@ -286,7 +286,7 @@ class LoopbackFederation:
             address = f"127.0.0.1:{self.probes_port}"
         else:
             address = (self.silo_dir(name) / "probes.address").read_text().strip()
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:  # loopback
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:  # loopback
             text = answer.read().decode()
         samples: dict[str, float] = {}
         for line in text.splitlines():

@@ -147,10 +147,14 @@ def written(selector):
 
 @pytest.mark.long
 def test_every_target_is_up(scene):
-    targets = scene.prometheus.ask("targets")
-    assert {target["health"] for target in targets["activeTargets"]} == {"up"}
-    assert {target["lastError"] for target in targets["activeTargets"]} == {""}
-    jobs = [target["labels"]["job"] for target in targets["activeTargets"]]
+    def well():
+        found = scene.prometheus.ask("targets")["activeTargets"]
+        return found if {target["health"] for target in found} == {"up"} else None
+
+    # A scrape that took too long on a busy machine is followed by the next.
+    targets = until(well)
+    assert {target["lastError"] for target in targets} == {""}
+    jobs = [target["labels"]["job"] for target in targets]
     assert sorted(jobs) == ["chorale-coordinator"] + ["chorale-silo"] * len(cf.SILOS)
 
 
@@ -305,7 +309,7 @@ def test_the_probe_port_is_scraped_over_tls(tmp_path):
         shutil.copytree(files.DIRECTORY / "rules", tmp_path / "rules")
         with Prometheus(config, data_dir=tmp_path / "data") as prometheus:
             until(lambda: prometheus.query('chorale_build_info{job="chorale-coordinator"}'))
-            assert prometheus.query("up")[0]["value"][1] == "1"
+            until(lambda: prometheus.query("up == 1"))
             with pytest.raises(PrometheusError, match="parse error"):
                 prometheus.query("sum(")
         assert prometheus.url == ""

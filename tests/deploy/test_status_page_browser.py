@@ -130,11 +130,15 @@ def test_a_page_of_somebody_else_cannot_read_it_through_this_browser(loopback, c
 
 
 def test_it_begins_again_by_itself_and_stays_when_it_is_held(loopback, chromium):
-    def reloads(path):
+    def reloads(path, *, looks):
         chromium.open(url(loopback, path))
         made = chromium.evaluate("performance.timeOrigin")
-        time.sleep(12)
-        return chromium.evaluate("performance.timeOrigin") != made
+        for _ in range(looks):
+            time.sleep(12)
+            if chromium.evaluate("performance.timeOrigin") != made:
+                return True
+        return False
 
-    assert reloads("/")
-    assert not reloads("/?hold")
+    # A busy machine may be late with the first.
+    assert reloads("/", looks=5)
+    assert not reloads("/?hold", looks=1)

@@ -31,7 +31,7 @@ def port():
         yield int(process.stdout.readline())
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         process.stdout.close()
 
 

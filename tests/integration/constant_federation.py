@@ -63,8 +63,13 @@ def plan_toml(
     gauge: bool = False,
     optimiser: str = "fedavg",
     exact_figures: bool = True,
+    ready_after_s: int = 0,
 ) -> str:
-    """A plan; without noise its figures are exact, so that a test can tell them to the last bit."""
+    """A plan; without noise its figures are exact, so that a test can tell them to the last bit.
+
+    No round is shorter than ``ready_after_s``: for a test that does something in the middle of a
+    run, which on a fast machine would be over.
+    """
     exact = f"exact_figures = {str(exact_figures).lower()}" if mode == "none" else ""
     return f"""\
 name = "protocol"
@@ -95,6 +100,7 @@ n_min = 3
 [rounds]
 count = {rounds}
 ready_deadline_s = 60
+ready_after_s = {ready_after_s}
 phase_deadline_s = {phase_deadline_s}
 quorum = 3
 [evaluate]

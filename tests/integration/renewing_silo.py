@@ -125,7 +125,7 @@ class Silo:
 
 def poll(channel):
     stub = round_pb2_grpc.RoundServiceStub(channel)
-    return stub.Poll(round_pb2.PollRequest(), timeout=10).instruction_id
+    return stub.Poll(round_pb2.PollRequest(), timeout=60).instruction_id
 
 
 def reason(coordinator, identity):
@@ -156,5 +156,5 @@ def ask(channel, silo_id, identity, *, signer=None, key=None, certificate=None, 
         csr=csr, signature=(signer or identity.signing_key).sign(signed)
     )
     stub = membership_pb2_grpc.MembershipServiceStub(channel)
-    stub.RenewCertificate(request, timeout=10)
+    stub.RenewCertificate(request, timeout=60)
     return request

@@ -172,7 +172,7 @@ class Coordinator:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self.loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._start(), self.loop).result(60)
 
     async def _start(self) -> None:
         policy = AccessPolicy(
@@ -245,7 +245,7 @@ class Coordinator:
             for server in self.servers:
                 await server.stop(None)
 
-        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(20)
+        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
@@ -267,7 +267,7 @@ class Coordinator:
             return (
                 admin_pb2_grpc.AdminServiceStub(channel)
                 .CreateInvite(
-                    admin_pb2.CreateInviteRequest(silo_id=silo_id, ttl_s=ttl_s), timeout=10
+                    admin_pb2.CreateInviteRequest(silo_id=silo_id, ttl_s=ttl_s), timeout=60
                 )
                 .invite
             )

@@ -121,7 +121,7 @@ def signal_silos(loopback, number):
 @pytest.mark.long
 def test_coordinator_killed_between_rounds_goes_on_from_the_same_adapter(tmp_path):
     with cf.federation(tmp_path) as loopback:
-        plan_file, adapter = cf.write_run(loopback, cf.plan_toml(rounds=6))
+        plan_file, adapter = cf.write_run(loopback, cf.plan_toml(rounds=6, ready_after_s=1))
         run_id = loopback.start_run(plan_file, adapter, token="crash")
         # Only now, so that no round is over before it is watched.
         start_all(loopback)

@@ -38,7 +38,7 @@ def coordinator(tmp_path):
 def rotate(coordinator, overlap_s=HOUR):
     with coordinator.admin_channel() as channel:
         return admin_pb2_grpc.AdminServiceStub(channel).RotateCa(
-            admin_pb2.RotateCaRequest(overlap_s=overlap_s), timeout=10
+            admin_pb2.RotateCaRequest(overlap_s=overlap_s), timeout=60
         )
 
 
@@ -51,7 +51,7 @@ def end_overlap(coordinator):
 def poll_on(channel):
     stub = round_pb2_grpc.RoundServiceStub(channel)
     try:
-        return stub.Poll(round_pb2.PollRequest(), timeout=10).instruction_id
+        return stub.Poll(round_pb2.PollRequest(), timeout=60).instruction_id
     except grpc.RpcError as error:
         return dict(error.trailing_metadata() or ()).get("chorale-reason", error.code().name)
 
@@ -245,9 +245,9 @@ def test_a_viewers_certificate_reads_and_changes_nothing(coordinator, tmp_path):
         ),
     ) as channel:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
-        assert list(stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=10).silos) == []
+        assert list(stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=60).silos) == []
         with pytest.raises(grpc.RpcError) as caught:
-            stub.RotateCa(admin_pb2.RotateCaRequest(overlap_s=HOUR), timeout=10)
+            stub.RotateCa(admin_pb2.RotateCaRequest(overlap_s=HOUR), timeout=60)
     assert dict(caught.value.trailing_metadata())["chorale-reason"] == "role_denied"
     # The admin's own place is as it was.
     assert coordinator.invite("hospital-h")

@@ -128,7 +128,9 @@ def run_is_watched(types, loopback):
 
 def run_is_steered(types, loopback):
     at = f"--data {loopback.data_dir}"
-    plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=90, phase_deadline_s=40))
+    plan, adapter = cf.write_run(
+        loopback, cf.plan_toml(rounds=90, phase_deadline_s=40, ready_after_s=1)
+    )
     (started,) = types(f"chorale run start {plan} --adapter {adapter} {at}")
     run = started.removeprefix("run ")
     for status in loopback.watch(run):

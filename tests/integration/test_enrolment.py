@@ -42,7 +42,7 @@ def real_time(coordinator):
 def poll(coordinator, credentials):
     with grpc.secure_channel(coordinator.config.dial_coordinator, credentials) as channel:
         stub = round_pb2_grpc.RoundServiceStub(channel)
-        return stub.Poll(round_pb2.PollRequest(), timeout=10).instruction_id
+        return stub.Poll(round_pb2.PollRequest(), timeout=60).instruction_id
 
 
 def alive(coordinator, tmp_path) -> bool:
@@ -149,7 +149,7 @@ def raw_join(coordinator, invite, leaf_key, *, signing=None, signer=None, silo_i
     with grpc.secure_channel(
         invite.enrol_address, grpc.ssl_channel_credentials(root_certificates=ca)
     ) as channel:
-        return enrolment_pb2_grpc.EnrolmentServiceStub(channel).Join(request, timeout=10)
+        return enrolment_pb2_grpc.EnrolmentServiceStub(channel).Join(request, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -299,15 +299,15 @@ def test_an_expired_or_revoked_certificate_is_refused_on_a_live_connection(coord
         coordinator.config.dial_coordinator, identity.channel_credentials()
     ) as channel:
         stub = round_pb2_grpc.RoundServiceStub(channel)
-        assert stub.Poll(round_pb2.PollRequest(), timeout=10).instruction_id == "hospital-n"
+        assert stub.Poll(round_pb2.PollRequest(), timeout=60).instruction_id == "hospital-n"
         coordinator.clock.offset_s = 31 * 86400
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Poll(round_pb2.PollRequest(), timeout=10)
+            stub.Poll(round_pb2.PollRequest(), timeout=60)
         assert dict(caught.value.trailing_metadata())["chorale-reason"] == "certificate_expired"
         coordinator.clock.offset_s = 0
         coordinator.store.silos.revoke("hospital-n")
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Poll(round_pb2.PollRequest(), timeout=10)
+            stub.Poll(round_pb2.PollRequest(), timeout=60)
         assert dict(caught.value.trailing_metadata())["chorale-reason"] == "certificate_revoked"
 
 
@@ -318,10 +318,10 @@ def test_a_defect_says_nothing_and_the_coordinator_lives(coordinator, tmp_path):
     ) as channel:
         stub = round_pb2_grpc.RoundServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.GetRoster(round_pb2.GetRosterRequest(), timeout=10)
+            stub.GetRoster(round_pb2.GetRosterRequest(), timeout=60)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert "secret" not in str(caught.value.details())
-        assert stub.Poll(round_pb2.PollRequest(), timeout=10).instruction_id == "hospital-o"
+        assert stub.Poll(round_pb2.PollRequest(), timeout=60).instruction_id == "hospital-o"
 
 
 def test_no_secret_is_stored_or_logged(coordinator, tmp_path, capfd):

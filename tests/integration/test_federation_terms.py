@@ -35,7 +35,7 @@ def admin(coordinator):
 def create(admin, name="oncology", **terms):
     values = {"min_silos": 4, "colluding": 1, "epsilon_cap": 8.0, "delta": 1e-5, **terms}
     request = pb.CreateFederationRequest(name=name, **values)
-    return admin.CreateFederation(request, timeout=10)
+    return admin.CreateFederation(request, timeout=60)
 
 
 def reason_of(call):
@@ -46,21 +46,21 @@ def reason_of(call):
 
 def invite(admin, silo_id="hospital-a", federation=""):
     request = pb.CreateInviteRequest(silo_id=silo_id, ttl_s=600, federation=federation)
-    return admin.CreateInvite(request, timeout=10).invite
+    return admin.CreateInvite(request, timeout=60).invite
 
 
 def start(admin, plan, federation=""):
     parts = start_parts(plan=plan, adapter=b"a", submit_token="t", federation=federation)
-    return admin.StartRun(parts, timeout=10).run_id
+    return admin.StartRun(parts, timeout=60).run_id
 
 
 def test_nothing_is_joined_or_run_before_there_is_a_federation(coordinator, admin):
     plan = PLAN.read_bytes()
     for call in (
         lambda: invite(admin),
-        lambda: admin.ProposeRoster(pb.ProposeRosterRequest(), timeout=10),
+        lambda: admin.ProposeRoster(pb.ProposeRosterRequest(), timeout=60),
         lambda: start(admin, plan),
-        lambda: admin.GetFederation(pb.GetFederationRequest(), timeout=10),
+        lambda: admin.GetFederation(pb.GetFederationRequest(), timeout=60),
     ):
         assert reason_of(call) == "federation_unknown"
     assert coordinator.conductor.started == []
@@ -68,7 +68,7 @@ def test_nothing_is_joined_or_run_before_there_is_a_federation(coordinator, admi
 
 def test_it_is_created_once_and_its_terms_stay(coordinator, admin):
     create(admin)
-    found = admin.GetFederation(pb.GetFederationRequest(), timeout=10)
+    found = admin.GetFederation(pb.GetFederationRequest(), timeout=60)
     terms = (found.name, found.min_silos, found.colluding, found.epsilon_cap, found.delta)
     assert terms == ("oncology", 4, 1, 8.0, 1e-5)
     create(admin)
@@ -118,7 +118,7 @@ def test_silos_join_it_by_its_name_and_no_other(coordinator, admin, tmp_path):
     assert identity.federation == "oncology"
     address = coordinator.config.dial_coordinator
     with grpc.secure_channel(address, identity.channel_credentials()) as channel:
-        answer = round_pb2_grpc.RoundServiceStub(channel).Poll(round_pb2.PollRequest(), timeout=10)
+        answer = round_pb2_grpc.RoundServiceStub(channel).Poll(round_pb2.PollRequest(), timeout=60)
     assert answer.instruction_id == "hospital-a"
 
 
@@ -127,11 +127,11 @@ def test_a_roster_has_the_silos_and_the_c_that_were_agreed_on(coordinator, admin
     for index in range(4):
         join(invite(admin, f"hospital-{index}"), tmp_path / str(index))
     few = pb.ProposeRosterRequest(colluding=1)
-    assert reason_of(lambda: admin.ProposeRoster(few, timeout=10)) == "federation_terms"
+    assert reason_of(lambda: admin.ProposeRoster(few, timeout=60)) == "federation_terms"
     for index in range(4, 7):
         join(invite(admin, f"hospital-{index}"), tmp_path / str(index))
-    assert reason_of(lambda: admin.ProposeRoster(few, timeout=10)) == "federation_terms"
-    agreed = admin.ProposeRoster(pb.ProposeRosterRequest(), timeout=10).roster
+    assert reason_of(lambda: admin.ProposeRoster(few, timeout=60)) == "federation_terms"
+    agreed = admin.ProposeRoster(pb.ProposeRosterRequest(), timeout=60).roster
     assert (agreed.colluding, len(agreed.entries)) == (2, 7)
 
 

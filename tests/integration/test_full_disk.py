@@ -31,7 +31,7 @@ REFUSED = 'chorale_rejected_messages_total{reason="storage_full"}'
 def readiness(loopback):
     url = f"http://127.0.0.1:{loopback.probes_port}/readyz"
     try:
-        with urllib.request.urlopen(url, timeout=15) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read().decode()

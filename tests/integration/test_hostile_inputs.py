@@ -153,7 +153,7 @@ def assert_well(loopback, *names):
             if name == "coordinator"
             else (loopback.silo_dir(name) / "probes.address").read_text().strip()
         )
-        with urllib.request.urlopen(f"http://{address}/readyz", timeout=5) as answer:  # loopback
+        with urllib.request.urlopen(f"http://{address}/readyz", timeout=60) as answer:  # loopback
             assert answer.status == 200
 
 
@@ -392,4 +392,4 @@ def test_hostile_answers_to_a_silo(loopback, run_id, tmp_path):
     assert samples['chorale_silo_errors_total{kind="other"}'] == 0
     assert_well(loopback, "coordinator", *HONEST)
     with connect(loopback.data_dir) as stub:
-        stub.AbortRun(admin_pb2.AbortRunRequest(run_id=run_id), timeout=10)
+        stub.AbortRun(admin_pb2.AbortRunRequest(run_id=run_id), timeout=60)

@@ -15,7 +15,7 @@ SILOS = cf.SILOS[:3]
 
 def ask(address, path, context):
     host, _, port = address.rpartition(":")
-    connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=context)
+    connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=context)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

@@ -67,7 +67,7 @@ def refused(coordinator, identity, expected, call):
 def raw(csr, signature):
     request = membership_pb2.RenewCertificateRequest(csr=csr, signature=signature)
     return lambda channel: membership_pb2_grpc.MembershipServiceStub(channel).RenewCertificate(
-        request, timeout=10
+        request, timeout=60
     )
 
 
@@ -196,7 +196,7 @@ def test_a_silo_that_left_is_renewed_only_while_a_roster_names_it(coordinator, s
         coordinator.config.dial_coordinator, identity.channel_credentials()
     ) as channel:
         membership_pb2_grpc.MembershipServiceStub(channel).Leave(
-            membership_pb2.LeaveRequest(), timeout=10
+            membership_pb2.LeaveRequest(), timeout=60
         )
         refused(coordinator, identity, "silo_standing", renewal)
         mine = RosterEntry(

@@ -101,7 +101,7 @@ def outcome(channel, method):
     )
     request = iter(()) if method.client_streams else b""
     try:
-        answer = call(request, timeout=20)
+        answer = call(request, timeout=60)
         if method.server_streams:
             next(iter(answer), None)
             answer.cancel()
@@ -224,7 +224,7 @@ def table(world, held, expected, *, connected_first=False, offset_s=0.0):
     wanted = {method.path: expected(method) for method in METHODS}
     with world.channel(held) as channel:
         if connected_first:
-            grpc.channel_ready_future(channel).result(timeout=20)
+            grpc.channel_ready_future(channel).result(timeout=60)
         world.coordinator.clock.offset_s = offset_s
         seen = {method.path: outcome(channel, method) for method in METHODS}
     assert seen == wanted

@@ -59,14 +59,14 @@ class Silo:
         """The reason of a refusal; empty if the call was admitted."""
         stub = round_pb2_grpc.RoundServiceStub(self.channel)
         try:
-            assert stub.Poll(round_pb2.PollRequest(), timeout=10).instruction_id == self.name
+            assert stub.Poll(round_pb2.PollRequest(), timeout=60).instruction_id == self.name
         except grpc.RpcError as error:
             return dict(error.trailing_metadata()).get("chorale-reason", error.code().name)
         return ""
 
     def leave(self, *, revoke):
         membership_pb2_grpc.MembershipServiceStub(self.channel).Leave(
-            membership_pb2.LeaveRequest(revoke=revoke), timeout=10
+            membership_pb2.LeaveRequest(revoke=revoke), timeout=60
         )
 
     @property
@@ -82,7 +82,7 @@ def silo(coordinator, tmp_path):
 
 
 def states(admin):
-    answer = admin.ListSilos(admin_pb2.ListSilosRequest(), timeout=10)
+    answer = admin.ListSilos(admin_pb2.ListSilosRequest(), timeout=60)
     return {one.silo_id: one.state for one in answer.silos}
 
 
@@ -98,15 +98,15 @@ def refused(call, reason):
 
 
 def suspend(admin, silo_id, reason=""):
-    admin.SuspendSilo(admin_pb2.SuspendSiloRequest(silo_id=silo_id, reason=reason), timeout=10)
+    admin.SuspendSilo(admin_pb2.SuspendSiloRequest(silo_id=silo_id, reason=reason), timeout=60)
 
 
 def reinstate(admin, silo_id):
-    admin.ReinstateSilo(admin_pb2.ReinstateSiloRequest(silo_id=silo_id), timeout=10)
+    admin.ReinstateSilo(admin_pb2.ReinstateSiloRequest(silo_id=silo_id), timeout=60)
 
 
 def revoke(admin, silo_id, reason=""):
-    admin.RevokeSilo(admin_pb2.RevokeSiloRequest(silo_id=silo_id, reason=reason), timeout=10)
+    admin.RevokeSilo(admin_pb2.RevokeSiloRequest(silo_id=silo_id, reason=reason), timeout=60)
 
 
 def test_suspension_and_its_end_bite_on_the_next_call(coordinator, admin, silo):
@@ -155,7 +155,7 @@ def test_only_an_invite_from_after_the_revocation_brings_a_silo_back(
         coordinator.config.dial_coordinator, again.channel_credentials()
     ) as channel:
         stub = round_pb2_grpc.RoundServiceStub(channel)
-        assert stub.Poll(round_pb2.PollRequest(), timeout=10).instruction_id == silo.name
+        assert stub.Poll(round_pb2.PollRequest(), timeout=60).instruction_id == silo.name
 
 
 def test_joining_again_is_no_way_around_a_suspension(coordinator, admin, silo):
@@ -167,7 +167,7 @@ def test_joining_again_is_no_way_around_a_suspension(coordinator, admin, silo):
     ) as channel:
         refused(
             lambda: round_pb2_grpc.RoundServiceStub(channel).Poll(
-                round_pb2.PollRequest(), timeout=10
+                round_pb2.PollRequest(), timeout=60
             ),
             "silo_suspended",
         )
@@ -179,7 +179,7 @@ def test_a_silo_that_leaves_is_not_counted_on_and_not_proposed(coordinator, admi
     leaver = silos[0]
 
     def proposed():
-        answer = admin.ProposeRoster(admin_pb2.ProposeRosterRequest(colluding=1), timeout=10)
+        answer = admin.ProposeRoster(admin_pb2.ProposeRosterRequest(colluding=1), timeout=60)
         return {entry.silo_id for entry in answer.roster.entries}
 
     assert leaver.name in proposed()

@@ -121,12 +121,12 @@ def test_a_stream_is_a_span_with_its_bytes(identity, coordinator, exported, line
         for n in (1000, 2000)
     ]
     with pytest.raises(grpc.RpcError):
-        stub.UploadMaskedInput(iter(parts), timeout=10.0)
+        stub.UploadMaskedInput(iter(parts), timeout=60)
     ((client, server),) = pairs(exported, "/UploadMaskedInput")
     assert client.attributes["chorale.request_bytes"] >= 3000
     assert server.attributes["error.type"] == "refused"
     with connect(coordinator.data_dir) as admin:
-        for _ in admin.WatchRun(admin_pb2.WatchRunRequest(run_id="run-1"), timeout=10):
+        for _ in admin.WatchRun(admin_pb2.WatchRunRequest(run_id="run-1"), timeout=60):
             pass
     ((client, server),) = pairs(exported, "/WatchRun")
     assert client.attributes["rpc.grpc.status_code"] == 0
@@ -149,7 +149,7 @@ def test_a_malformed_traceparent_is_as_none(coordinator, exported, words):
         use(backend)
         stub.ListSilos(
             admin_pb2.ListSilosRequest(),
-            timeout=10,
+            timeout=60,
             metadata=[*words, ("tracestate", "secret=1"), ("baggage", "secret=1")],
         )
     for _ in range(100):

@@ -267,7 +267,7 @@ def test_a_silo_killed_in_mid_stream_finishes_from_its_spool(served, coordinator
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"},
     )
-    assert rounds.arrived.wait(30)
+    assert rounds.arrived.wait(120)
     process.send_signal(signal.SIGKILL)
     assert process.wait(30) == -signal.SIGKILL
     # What was under way still arrives.

@@ -71,7 +71,7 @@ def poll(coordinator, identity, metadata):
     address = coordinator.config.dial_coordinator
     with grpc.secure_channel(address, identity.channel_credentials()) as channel:
         stub = round_pb2_grpc.RoundServiceStub(channel)
-        return stub.Poll.with_call(round_pb2.PollRequest(), timeout=10, metadata=metadata)
+        return stub.Poll.with_call(round_pb2.PollRequest(), timeout=60, metadata=metadata)
 
 
 def test_each_side_hears_the_other_and_says_so_once(line):

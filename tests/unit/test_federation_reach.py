@@ -57,7 +57,7 @@ def serving(authority, tmp_path):
     yield start
     for server, thread in listening:
         server.close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 def test_the_whole_chain_is_read_leaf_first(serving, authority):

@@ -124,7 +124,7 @@ def test_a_figure_that_cannot_be_reported_does_not_stop_the_ready(tmp_path):
     )
     head = Head(record=SimpleNamespace(), tensors=tensors)  # type: ignore[arg-type]
     work.start(task=make_task(), plan=make_plan(), head=head)
-    assert reported.wait(3)
+    assert reported.wait(60)
     work._jobs.put(None)
     work._thread.join(timeout=30)
 

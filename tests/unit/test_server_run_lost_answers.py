@@ -80,7 +80,7 @@ def test_a_start_whose_caller_goes_away_is_driven(tmp_path):
 
         def slow(content):
             entered.set()
-            assert go.wait(30)
+            assert go.wait(120)
             return real(content)
 
         async def scenario():

@@ -110,7 +110,7 @@ def test_processes_take_turns_and_lose_no_word(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=30)
+        process.join(timeout=120)
         assert process.exitcode == 0
     said = Approvals(tmp_path).words()
     assert len(said) == len({one.run_id for one in said}) == 60

@@ -95,7 +95,7 @@ class Reports:
         self.arrived.release()
 
     def wait(self):
-        assert self.arrived.acquire(timeout=10)
+        assert self.arrived.acquire(timeout=120)
         return self.calls[-1]
 
 
@@ -232,7 +232,7 @@ def test_a_silo_that_is_stopped_does_not_say_ready_too_soon(silo):
     text = sw.plan_toml(rounds=4).decode()
     plan = read_plan(text.replace("[rounds]", "[rounds]\nready_after_s = 30").encode())
     one.work.start(task=task_of(), plan=plan, head=head_of())
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + 120
     while not one.store.rounds():
         assert time.monotonic() < give_up_at
         time.sleep(0.01)

@@ -54,7 +54,7 @@ class RefusingSilo(WorkingSilo):
 
     def ask(self, plan=PLAN, round_number=1):
         self.work.start(task=task_of(round_number), plan=plan, head=head_of())
-        assert self.reports.arrived.acquire(timeout=10)
+        assert self.reports.arrived.acquire(timeout=120)
 
     def start_and_settle(self, plan=PLAN, **changes):
         self.work.start(task=replace(task_of(), **changes), plan=plan, head=head_of())
