@@ -119,10 +119,7 @@ def this_version() -> Version:
 
 
 def read_version(words: Iterable[tuple[Any, Any]] | None) -> Version:
-    """Read what a peer says of itself.
-
-    Args:
-        words: The metadata of its call or its answer, with whatever else is in it.
+    """Read what a peer says of itself in the metadata of its call or its answer.
 
     Returns:
         Its version; :data:`UNANNOUNCED` if it says nothing.

@@ -32,9 +32,6 @@ def encode(domain: str, *fields: Field) -> bytes:
         domain: What the encoding is for, e.g. ``chorale/v1/key-bundle``.
         fields: The values, in the order their purpose fixes.
 
-    Returns:
-        The canonical bytes.
-
     Raises:
         ParameterError: A value has no canonical encoding.
     """

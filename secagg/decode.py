@@ -44,10 +44,6 @@ def centred_lift(vector: Vector) -> SignedVector:
 def split_sum(vector: Vector, descriptor: Descriptor) -> DecodedSum:
     """Lift an unmasked sum and part it into delta and metrics.
 
-    Args:
-        vector: The unmasked accumulator.
-        descriptor: The descriptor it was summed under.
-
     Returns:
         Views into the vector.
 

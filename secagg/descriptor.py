@@ -236,10 +236,6 @@ def sign_descriptor(descriptor: Descriptor, coordinator_key: Ed25519PrivateKey) 
 def verify_descriptor(signed: SignedDescriptor, roster: Roster) -> Parameters:
     """Check the coordinator's signature and then the descriptor itself.
 
-    Args:
-        signed: The descriptor as received.
-        roster: A verified roster.
-
     Returns:
         The sizes of the aggregation.
 
@@ -256,10 +252,6 @@ def verify_descriptor(signed: SignedDescriptor, roster: Roster) -> Parameters:
 
 def check_descriptor(descriptor: Descriptor, roster: Roster) -> Parameters:
     """Check a descriptor against the roster and the rules of the protocol.
-
-    Args:
-        descriptor: The descriptor.
-        roster: A verified roster.
 
     Returns:
         The sizes of the aggregation.

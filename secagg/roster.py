@@ -239,9 +239,6 @@ def verify_roster(
             accepted again at the same epoch, so that a silo can restart.
         previous: The roster accepted at `last_epoch`, without which no approval counts.
 
-    Returns:
-        The roster.
-
     Raises:
         VerificationError: roster_signature, roster_epoch or roster_approvals.
     """

@@ -67,16 +67,13 @@ def lagrange_weights(
 
 
 def split(secret: Secret, n: int, t: int, entropy: Entropy) -> tuple[bytes, ...]:
-    """Split a 32-byte secret into n shares of which any t give it back.
+    """Split a 32-byte secret into n shares of 33 bytes of which any t give it back.
 
     Args:
         secret: 32 bytes.
         n: Number of shares; share k (from 0) belongs to x = k + 1.
         t: Shares needed.
         entropy: Source of the polynomial.
-
-    Returns:
-        The shares, 33 bytes each.
 
     Raises:
         ParameterError: Sizes that make no sense, or an entropy source that is stuck.
@@ -99,9 +96,6 @@ def combine(shares: Mapping[int, bytes], t: int) -> bytes:
     Args:
         shares: Share by x; at least t of them.
         t: Shares needed.
-
-    Returns:
-        The 32-byte secret.
 
     Raises:
         VerificationError: Too few shares, or values that cannot come from a 32-byte secret.

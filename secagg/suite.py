@@ -173,9 +173,6 @@ def derive_key(secret: Secret, purpose: str, ctx: bytes, *names: str) -> bytes:
         ctx: The 32-byte context of the aggregation.
         names: Silo ids, in the order the purpose fixes.
 
-    Returns:
-        The key.
-
     Raises:
         ParameterError: Unknown purpose, or a ctx of another length.
     """

@@ -89,12 +89,7 @@ def training_charges(spec: PrivacySpec) -> tuple[Charge, ...]:
 
 
 def attempt_charges(spec: PrivacySpec, *, step: int) -> tuple[Charge, ...]:
-    """What one attempt at an aggregation costs when it reaches the upload.
-
-    Args:
-        spec: The plan's.
-        step: Of the aggregation's identity, from 0.
-    """
+    """What one attempt at an aggregation costs when it reaches the upload; steps count from 0."""
     z_metrics = spec.metrics_noise_multiplier
     match spec.mode:
         case Mode.NONE:

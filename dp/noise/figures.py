@@ -86,11 +86,7 @@ def why_hidden(value: float, standard_error: float) -> str:
 
 
 def success_words(success: Mapping[str, Estimate]) -> str:
-    """Success over some environments in a few words: ``54.3 ± 2.1 %``, or why there is no figure.
-
-    Args:
-        success: Each environment's ratio.
-    """
+    """Success over environments in a few words: ``54.3 ± 2.1 %``, or why there is no figure."""
     mean = mean_success(success)
     value = readable_ratio(mean)
     hidden = why_hidden(value, mean.standard_error)
@@ -102,11 +98,7 @@ def success_words(success: Mapping[str, Estimate]) -> str:
 
 
 def percent_parts(ratio: Estimate) -> tuple[str, str, str]:
-    """Value, standard error and unit of a readable ratio, as they follow each other.
-
-    Args:
-        ratio: Neither below noise nor missing.
-    """
+    """Value, standard error and unit of a readable ratio, as they follow each other."""
     value, error = 100 * readable_ratio(ratio), 100 * ratio.standard_error
     if 0 < value < 100:
         # Less than all is not rounded to all, and more than none not to none.

@@ -134,10 +134,7 @@ class Grid:
         return self.steps - math.sqrt(self.dimension) / 2.0 - 1.0
 
     def encode(self, x: npt.NDArray[np.floating]) -> npt.NDArray[np.int32]:
-        """Clip, scale and round one vector.
-
-        Args:
-            x: Float vector of length d.
+        """Clip, scale and round one vector of length d.
 
         Raises:
             SpecError: If the shape or the type is wrong.

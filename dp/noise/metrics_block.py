@@ -91,9 +91,6 @@ class MetricsBlock:
     def encode(self, values: Mapping[str, float]) -> npt.NDArray[np.int32]:
         """Clip, normalise and round one silo's values.
 
-        Args:
-            values: Exactly the block's names.
-
         Raises:
             SpecError: If a name is missing or unknown.
             NonFiniteError: If a value is NaN or infinite.
@@ -124,9 +121,6 @@ class MetricsBlock:
         Two changes of at most k have a norm of at most √2·k, and √2·s ≤ Δ for two coordinates.
 
         A block with a coordinate of any other name is taken to depend on a task as a whole.
-
-        Args:
-            tries: Most episodes of one task.
 
         Returns:
             The sensitivity, at most ``grid``.

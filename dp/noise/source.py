@@ -69,10 +69,7 @@ class NoiseSource:
         return source
 
     def bind(self, release: bytes) -> None:
-        """Tie this source to one release.
-
-        Args:
-            release: Digest of the release's descriptor.
+        """Tie this source to one release, by its descriptor's digest.
 
         Raises:
             NoiseSourceError: If it is tied to a different release.

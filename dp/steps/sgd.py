@@ -67,10 +67,6 @@ class UnitGradients(Protocol[RowT_contra]):
 def require_exact(spec: PrivacySpec, dimension: int) -> None:
     """Check, without data, that the steps of a spec can be taken exactly.
 
-    Args:
-        spec: With record settings.
-        dimension: Coordinates of a gradient.
-
     Raises:
         SpecError: If the spec has no record settings or is too coarse for the dimension.
         RingOverflowError: If a step inside a silo could leave the 32-bit integers.

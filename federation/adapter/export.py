@@ -45,11 +45,8 @@ class ExportError(ValueError):
 def require_export_directory(out_dir: Path) -> None:
     """Refuse a directory in which an export could replace somebody else's files.
 
-    Args:
-        out_dir: New, empty, or written by an export before.
-
     Raises:
-        ExportError: It is none of these.
+        ExportError: It is neither new, nor empty, nor written by an export before.
     """
     if not out_dir.exists() or not any(out_dir.iterdir()):
         return
@@ -82,9 +79,6 @@ def write_peft_adapter(
         alpha: α.
         provenance: Where the adapter comes from.
         card: The model card (`federation.adapter.card`); None writes none.
-
-    Returns:
-        The directory.
 
     Raises:
         ExportError: A name is not a LoRA factor's, a factor lacks its partner, a shape does not

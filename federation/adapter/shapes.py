@@ -155,11 +155,7 @@ _VARIANTS: Final = ("-Instruct", "-Base")
 
 
 def shape_of(base: str) -> ModelShape | None:
-    """The shape of a plan's base model, or None if it is not known.
-
-    Args:
-        base: `model.base` of a plan.
-    """
+    """The shape of a plan's base model, or None if it is not known."""
     for variant in _VARIANTS:
         base = base.removesuffix(variant)
     return PRESETS.get(base)
@@ -167,9 +163,6 @@ def shape_of(base: str) -> ModelShape | None:
 
 def shape_from_config(content: bytes) -> ModelShape:
     """The shape that a model's own `config.json` states.
-
-    Args:
-        content: The file's bytes.
 
     Raises:
         ModelShapeError: If it is malformed, or of an architecture not known here.

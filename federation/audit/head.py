@@ -116,16 +116,6 @@ def sign_head(
 ) -> AuditHead:
     """Sign the head of a log.
 
-    Args:
-        head: From the log; it has at least one record.
-        federation: Its name.
-        writer: Whose log.
-        at_unix_s: Now.
-        key: The writer's.
-
-    Returns:
-        The signed head.
-
     Raises:
         AuditHeadError: The log is empty.
     """
@@ -141,11 +131,9 @@ def sign_head(
 
 
 def require_follows(newest: AuditHead | None, head: AuditHead) -> None:
-    """Go on only with a head that may come after the newest one seen.
+    """Go on only with a head that may come after the newest one seen, or None before the first.
 
-    Args:
-        newest: Of the same writer, signed by the same key; None before the first.
-        head: As received, verified.
+    Both are verified, of one writer and one key.
 
     Raises:
         AuditHeadConflictError: It is behind, or another one of the same index.

@@ -65,12 +65,6 @@ def make_line(
 ) -> tuple[bytes, ChainHead]:
     """Make the record after a head.
 
-    Args:
-        head: Of the log so far.
-        at_unix_s: Now.
-        event: What happened.
-        details: Facts about it.
-
     Returns:
         The line with its line feed, and the log's new head.
 
@@ -114,13 +108,7 @@ def read_record(line: bytes) -> dict[str, Any]:
 
 
 def head_of(content: bytes) -> ChainHead:
-    """Return the head that a log's last complete line states, without checking the chain.
-
-    Args:
-        content: The file.
-
-    Returns:
-        The head; ``EMPTY`` for a log without a complete line.
+    """The head that a log's last complete line states, unchecked; ``EMPTY`` without such a line.
 
     Raises:
         AuditChainError: That line is no record.
@@ -133,13 +121,7 @@ def head_of(content: bytes) -> ChainHead:
 
 
 def check_chain(content: bytes) -> ChainHead:
-    """Check a whole log.
-
-    Args:
-        content: The file.
-
-    Returns:
-        Its head.
+    """The head of a whole log, every line of which is checked.
 
     Raises:
         AuditChainError: Names the first bad record.
@@ -150,10 +132,6 @@ def check_chain(content: bytes) -> ChainHead:
 
 def check_contains(content: bytes, seen: Sequence[ChainHead]) -> None:
     """Check a whole log against heads of it that were seen before.
-
-    Args:
-        content: The file.
-        seen: In any order.
 
     Raises:
         AuditChainError: Names the first record that is bad, missing, or known to be another.

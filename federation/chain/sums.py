@@ -135,14 +135,10 @@ def mean_of_release(plan: Plan, delta: SignedVector, survivors: int) -> MeanOfSu
 def least_noise_variance(plan: Plan, survivors: int) -> float:
     """Variance that the masked sum's noise gives at least to a coordinate of the mean: (z·C/K)².
 
-    The shares of max(t, n_min) − c silos hold (z·Δ)² on the grid (``dp.noise.share``). More silos
-    in the sum add more; how much depends on the cohort, which a silo that was away does not know.
-    Of ``record_local`` it is the noise of mode ``silo`` on top, not that of the local steps. Sums
-    of gradients have it per unit, divided by B̄ as well.
-
-    Args:
-        plan: The run's plan.
-        survivors: Silos in the sum, K.
+    K silos are in the sum, and the shares of max(t, n_min) − c of them hold (z·Δ)² on the grid
+    (``dp.noise.share``). More silos in the sum add more; how much depends on the cohort, which a
+    silo that was away does not know. Of ``record_local`` it is the noise of mode ``silo`` on
+    top, not that of the local steps. Sums of gradients have it per unit, divided by B̄ as well.
 
     Raises:
         UpdateError: If K is not positive.

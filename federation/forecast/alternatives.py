@@ -70,14 +70,7 @@ class Alternative:
 def alternatives(
     plan: Plan, *, silos: int, colluding: int, dimension: int
 ) -> tuple[Alternative, ...]:
-    """The plan in each of the four modes, in the order of ``dp.config.Mode``.
-
-    Args:
-        plan: The run's plan.
-        silos: Cohort size n.
-        colluding: c of the roster.
-        dimension: Coordinates uploaded per release.
-    """
+    """The plan in each of the four modes, in the order of ``dp.config.Mode``."""
     found = []
     for mode in Mode:
         try:

@@ -120,13 +120,7 @@ class Invite:
 
 
 def parse_invite(line: str) -> Invite:
-    """Read an invite line.
-
-    Args:
-        line: What the operator pasted; surrounding white space is ignored.
-
-    Returns:
-        The invite.
+    """Read an invite line as it was pasted; white space around it is ignored.
 
     Raises:
         InviteFormatError: It is not an invite, was cut or altered, or a field is out of bounds.

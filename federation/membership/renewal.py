@@ -48,10 +48,6 @@ def renew_statement(
 
 
 def trust_sha256(cas_der: Sequence[bytes]) -> bytes:
-    """Return the digest of a set of CAs.
-
-    Args:
-        cas_der: Certificates in DER, the issuing one first.
-    """
+    """The digest of a set of CAs in DER, the issuing one first."""
     digests = (hashlib.sha256(der).digest() for der in cas_der)
     return hashlib.sha256(canonical.encode(_TRUST_DOMAIN, *digests)).digest()

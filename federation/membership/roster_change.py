@@ -55,15 +55,7 @@ class RosterChange:
 
 
 def change_between(before: Roster, after: Roster) -> RosterChange:
-    """Compare two rosters.
-
-    Args:
-        before: In force.
-        after: Proposed.
-
-    Returns:
-        What changes.
-    """
+    """What changes from the roster in force to the proposed one."""
     old, new = ({entry.silo_id: entry for entry in roster.entries} for roster in (before, after))
     added = tuple(sorted(new.keys() - old.keys()))
     removed = tuple(sorted(old.keys() - new.keys()))

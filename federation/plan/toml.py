@@ -49,14 +49,7 @@ _TOKEN: Final = re.compile(
 
 
 def parse_toml(content: bytes, *, max_bytes: int = MAX_TOML_BYTES) -> dict[str, Any]:
-    """Read a document.
-
-    Args:
-        content: As it came.
-        max_bytes: The longest that is read.
-
-    Returns:
-        The document.
+    """Read a document of at most so many bytes.
 
     Raises:
         TomlError: It is too long, too deep, too full, or no TOML.

@@ -24,9 +24,6 @@ from secagg.verification import check_bundle, check_families, check_ordered_subs
 def begin(setup: ClientSetup) -> tuple["AdvertiseKeys", KeyBundle]:
     """Check the setup, make the keys of this aggregation and advertise them.
 
-    Args:
-        setup: What the silo brings.
-
     Returns:
         The first state and the message of R0.
 

@@ -17,9 +17,6 @@ def open_aggregation(descriptor: SignedDescriptor, roster: SignedRoster) -> "Col
         descriptor: As signed by the coordinator; checked as the silos will check it.
         roster: Already accepted by `verify_roster`.
 
-    Returns:
-        The first state.
-
     Raises:
         VerificationError: The silos would refuse this descriptor.
     """
