@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
+from scipy.special import betaincinv
+
 from dp.errors import SpecError
 
 __all__ = [
     "CONFIDENCE",
     "STANDARD_NORMAL",
     "AuditResult",
-    "beta_cdf",
     "epsilon_lower_bound",
     "rate_lower_bound",
     "rate_upper_bound",
@@ -38,10 +39,6 @@ __all__ = [
 CONFIDENCE: Final = 0.95
 """Of every bound that an audit reports, where it does not say otherwise."""
 STANDARD_NORMAL: Final = NormalDist()
-
-_BISECTIONS: Final = 60
-_MAX_TERMS: Final = 100_000
-_TINY: Final = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,46 +72,13 @@ class AuditResult:
         )
 
 
-def beta_cdf(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b).
-
-    Continued fraction DLMF 8.17.22 evaluated by the modified Lentz method; where it converges
-    slowly, x > (a+1)/(a+b+2), the symmetry I_x(a, b) = 1 − I_{1−x}(b, a) is used (DLMF 8.17.4).
-
-    Returns:
-        A value in [0, 1]; NaN if the fraction does not converge.
-    """
-    if not (a > 0 and b > 0):
-        raise SpecError(f"the beta distribution needs positive parameters, got {a!r}, {b!r}")
-    if x <= 0.0 or x >= 1.0:
-        return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1.0) / (a + b + 2.0):
-        return 1.0 - beta_cdf(1.0 - x, b, a)
-    log_front = a * math.log(x) + b * math.log1p(-x)
-    log_front += math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
-    fraction = d
-    for m in range(1, _MAX_TERMS):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        step = 1.0
-        for term in (even, odd):
-            d = 1.0 / _away_from_zero(1.0 + term * d)
-            c = _away_from_zero(1.0 + term / c)
-            step = c * d
-            fraction *= step
-        if abs(step - 1.0) < 1e-15:
-            return min(1.0, math.exp(log_front) * fraction / a)
-    return math.nan
-
-
 def rate_lower_bound(hits: int, trials: int, *, confidence: float = CONFIDENCE) -> float:
     """One-sided lower bound on a rate: Clopper and Pearson, Biometrika 26 (1934).
 
     The p at which P[Binomial(n, p) ≥ k] = I_p(k, n−k+1) equals 1 − confidence.
     """
     _require_rate(hits, trials, confidence)
-    return 0.0 if hits == 0 else _quantile(1.0 - confidence, hits, trials - hits + 1)
+    return 0.0 if hits == 0 else float(betaincinv(hits, trials - hits + 1, 1.0 - confidence))
 
 
 def rate_upper_bound(hits: int, trials: int, *, confidence: float = CONFIDENCE) -> float:
@@ -147,25 +111,6 @@ def epsilon_lower_bound(
     if math.isnan(low) or math.isnan(high):
         return math.nan
     return max(0.0, math.log((low - delta) / high)) if low > delta else 0.0
-
-
-def _quantile(probability: float, a: float, b: float) -> float:
-    """Where I_x(a, b) reaches ``probability``, rounded down."""
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2.0
-        value = beta_cdf(middle, a, b)
-        if math.isnan(value):
-            return math.nan
-        if value < probability:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _away_from_zero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
 
 
 def _require_rate(hits: int, trials: int, confidence: float) -> None:

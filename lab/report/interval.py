@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Final
 
+from scipy.special import stdtrit
+
 from lab.wilson import Interval, wilson
 
-__all__ = ["LEAST_SEEDS", "SeedSpread", "Stratum", "combined", "over_seeds", "student_quantile"]
+__all__ = ["LEAST_SEEDS", "SeedSpread", "Stratum", "combined", "over_seeds"]
 
 LEAST_SEEDS: Final = 3
 _TAIL: Final = 0.975
@@ -98,52 +100,6 @@ def over_seeds(rates: Sequence[float]) -> SeedSpread:
         raise ValueError("no seed, no spread")
     low = high = math.nan
     if len(rates) >= LEAST_SEEDS:
-        half = student_quantile(len(rates) - 1) * stdev(rates) / math.sqrt(len(rates))
+        half = float(stdtrit(len(rates) - 1, _TAIL)) * stdev(rates) / math.sqrt(len(rates))
         low, high = mean(rates) - half, mean(rates) + half
     return SeedSpread(rates=tuple(rates), low=low, high=high)
-
-
-def student_quantile(freedom: int, probability: float = _TAIL) -> float:
-    """The quantile of Student's t, by bisection of its distribution function.
-
-    Args:
-        freedom: Degrees of freedom, at least 1.
-        probability: In [0.5, 1).
-
-    Raises:
-        ValueError: An argument out of range.
-    """
-    if freedom < 1 or not 0.5 <= probability < 1:
-        raise ValueError("the quantile takes degrees of freedom >= 1 and a probability in [0.5, 1)")
-    low, high = 0.0, 1.0
-    while _student_cdf(high, freedom) < probability:
-        low, high = high, 2 * high
-    for _ in range(200):
-        middle = (low + high) / 2
-        if _student_cdf(middle, freedom) < probability:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def _student_cdf(t: float, freedom: int) -> float:
-    """P(T ≤ t) for t ≥ 0 and whole degrees of freedom.
-
-    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 (odd) and 26.7.4 (even).
-    """
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine_sq = math.cos(angle) ** 2
-    if freedom % 2:
-        term, total = math.cos(angle), 0.0
-        for odd in range(1, freedom - 1, 2):
-            total += term
-            term *= cosine_sq * (odd + 1) / (odd + 2)
-        inside = 2 / math.pi * (angle + math.sin(angle) * total)
-    else:
-        term, total = 1.0, 0.0
-        for even in range(0, freedom - 1, 2):
-            total += term
-            term *= cosine_sq * (even + 1) / (even + 2)
-        inside = math.sin(angle) * total
-    return 0.5 + inside / 2

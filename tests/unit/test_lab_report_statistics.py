@@ -6,22 +6,9 @@ import random
 import pytest
 import scipy.stats
 
-from lab.report.interval import Stratum, combined, over_seeds, student_quantile
+from lab.report.interval import Stratum, combined, over_seeds
 from lab.report.paired import Discordance, holm, mcnemar, paired_difference
 from lab.wilson import wilson
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 8, 19, 30, 101])
-@pytest.mark.parametrize("probability", [0.5, 0.9, 0.975, 0.9995])
-def test_students_quantile_is_scipys(freedom, probability):
-    expected = scipy.stats.t.ppf(probability, freedom)
-    assert student_quantile(freedom, probability) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_students_quantile_refuses_what_it_cannot_say():
-    for freedom, probability in ((0, 0.9), (3, 0.4), (3, 1.0)):
-        with pytest.raises(ValueError):
-            student_quantile(freedom, probability)
 
 
 def test_the_seed_interval_is_scipys():
