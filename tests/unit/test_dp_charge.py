@@ -226,7 +226,3 @@ def test_failures_of_many_steps_stay_a_probability():
 def test_impossible_charges(change):
     with pytest.raises(SpecError):
         dataclasses.replace(Charge(unit="task", q=0.1, z=1.0, steps=1), **change)
-
-
-def test_unit_kinds():
-    assert UNIT_KINDS == ("silo", "task", "user")

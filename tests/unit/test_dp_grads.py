@@ -206,8 +206,3 @@ def test_other_trainable_weights_are_left_alone():
         assert close(vector, tiny.naive(model, UNITS[0]))
         assert model.head.weight.grad is None
         assert model.head.weight.requires_grad
-
-
-def test_the_table_names_the_classes():
-    expected = {"loop": LoopBackend, "hooks": HooksBackend, "functorch": FunctorchBackend}
-    assert dict(BACKENDS) == expected

@@ -152,9 +152,6 @@ def test_what_is_not_known_to_be_bounded_counts_whole():
             families(10).unit_steps(tries=tries)
 
 
-def test_the_names_are_those_that_plans_use():
-    assert metrics_block.UNIT_COUNTS == (EPISODES, SUCCESSES)
-    assert set(metrics_block.UNIT_FREE) == {UPDATE_NORM_SQ}
 
 
 def test_below_noise_is_nan():

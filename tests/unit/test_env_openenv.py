@@ -290,8 +290,3 @@ def test_after_a_pause_one_failure_is_enough_to_be_left_alone_again():
     breaker.note(answered=True)
     breaker.note(answered=False)
     breaker.require_closed()
-
-
-def test_every_error_of_a_foreign_environment_has_one_base():
-    kinds = (ForeignRefusalError, ForeignReplyError, ForeignTimeoutError, ForeignUnreachableError)
-    assert all(issubclass(kind, ForeignEnvironmentError) for kind in kinds)

@@ -43,8 +43,6 @@ def built(shape, name):
         )  # fmt: skip
 
 
-def test_every_preset_has_its_sizes():
-    assert set(SIZES) == set(PRESETS)
 
 
 @pytest.mark.parametrize("name", PRESETS)
