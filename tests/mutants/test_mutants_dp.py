@@ -10,7 +10,7 @@ import ast
 
 import pytest
 
-from tests.mutants.dp_mutants import MUTANTS, table
+from tests.mutants.dp_mutants import MUTANTS
 from tests.mutants.runner import ROOT, function_of
 
 AUDITS = "tests/audit/"

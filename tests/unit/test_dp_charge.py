@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from dp.accounting import rdp
 from dp.accounting.charge import (
-    UNIT_KINDS,
     Charge,
     attempt_charges,
     epsilon_after,

@@ -12,7 +12,7 @@ from opacus.grad_sample import GradSampleModule
 
 from dp.errors import SpecError
 from dp.steps import grads
-from dp.steps.grads import BACKENDS, FunctorchBackend, HooksBackend, LoopBackend
+from dp.steps.grads import BACKENDS
 
 UNITS = (
     (tiny.row(1, 7),),

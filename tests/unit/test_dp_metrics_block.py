@@ -10,10 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp.errors import NonFiniteError, SpecError
-from dp.noise import metrics_block
 from dp.noise.metrics_block import Estimate, MetricsBlock
-from federation.chain.sums import UPDATE_NORM_SQ
-from secagg.descriptor import EPISODES, SUCCESSES
 
 BLOCK = MetricsBlock(("episodes", "successes", "delta_sq"), (64.0, 64.0, 1.0))
 
@@ -150,8 +147,6 @@ def test_what_is_not_known_to_be_bounded_counts_whole():
     for tries in (0, -1, True, 1.0):
         with pytest.raises(SpecError):
             families(10).unit_steps(tries=tries)
-
-
 
 
 def test_below_noise_is_nan():

@@ -14,7 +14,6 @@ from evolution.envs.foreign.foreign import Breaker
 from evolution.envs.tasks import Split
 from evolution.errors import (
     EpisodeStateError,
-    ForeignEnvironmentError,
     ForeignRefusalError,
     ForeignReplyError,
     ForeignTimeoutError,

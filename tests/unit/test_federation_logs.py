@@ -16,7 +16,7 @@ from evolution.errors import EnvironmentFailureError, RolloutWorkerError, Traini
 from federation.errors import LogSettingError
 from ops.cli.envelope import Answered, Format
 from ops.logs.errors import told, traceback_of
-from ops.logs.events import EVENTS, FIELDS, Kind
+from ops.logs.events import Kind
 from ops.logs.setup import REDACTED, daemon_logs, failed_writes, logs_on_stderr
 from ops.logs.values import Unfit, shown
 from ops.tracing.spans import tracing
@@ -141,10 +141,6 @@ def test_no_form_takes_bytes(kind):
     for value in (b"raw", [b"raw"], {"a": b"raw"}, bytearray(b"raw")):
         with pytest.raises(Unfit):
             shown(kind, value)
-
-
-def test_every_field_has_a_form():
-    assert set().union(*EVENTS.values()) == set(FIELDS)
 
 
 # Errors -----------------------------------------------------------------------------------------

@@ -43,8 +43,6 @@ def built(shape, name):
         )  # fmt: skip
 
 
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_sizes_are_the_published_ones(name):
     shape = PRESETS[name]
