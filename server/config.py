@@ -159,12 +159,6 @@ class CoordinatorConfig(BaseSettings):
     def load(cls, data_dir: Path) -> CoordinatorConfig:
         """Read the configuration of a data directory.
 
-        Args:
-            data_dir: The directory ``chorale init`` made.
-
-        Returns:
-            The configuration.
-
         Raises:
             ConfigurationError: The file is absent or is refused; the text names each key.
         """

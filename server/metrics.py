@@ -261,30 +261,17 @@ class CoordinatorMetrics:
             self.enrolments.labels(outcome=str(name))
 
     def count_refusal(self, reason: str) -> None:
-        """Count one refused call.
-
-        Args:
-            reason: A reason of the catalogue.
-        """
+        """Count one refused call by its reason, which is one of :class:`Reason`."""
         self.rejected.labels(reason=Reason(reason).value).inc()
 
     def set_phase(self, phase: str) -> None:
-        """Show which phase the round is in.
-
-        Args:
-            phase: The phase's name.
-        """
+        """Show which phase the round is in."""
         current = Phase(phase)
         for known in Phase:
             self.phase.labels(phase=known.value).set(1 if known is current else 0)
 
     def set_place(self, round_number: int, step: int) -> None:
-        """Show where the active run is.
-
-        Args:
-            round_number: From 1.
-            step: From 0.
-        """
+        """Show where the active run is: its round, from 1, and its step, from 0."""
         self.round.set(round_number)
         self.round_step.set(step)
 
@@ -299,19 +286,11 @@ class CoordinatorMetrics:
         self.epsilon_cap.set(cap)
 
     def observe_round(self, outcome: str) -> None:
-        """Count a closed round.
-
-        Args:
-            outcome: Aggregated if a sum of any step was applied, else how the last step ended.
-        """
+        """Count a closed round: aggregated if any step was, else the outcome of the last."""
         self.rounds.labels(outcome=RoundOutcome(outcome).value).inc()
 
     def observe_step(self, figures: RoundFigures) -> None:
-        """Take over the public figures of a closed step.
-
-        Args:
-            figures: The figures.
-        """
+        """Take over the public figures of a closed step."""
         self.releases.labels(outcome=RoundOutcome(figures.outcome).value).inc()
         if figures.outcome != RoundOutcome.AGGREGATED:
             return
@@ -378,11 +357,7 @@ class CoordinatorMetrics:
             self.silos.labels(state=state.value).set(count)
 
     def observe_runs(self, states: Sequence[RunState]) -> None:
-        """Show how many runs are where.
-
-        Args:
-            states: Of every run.
-        """
+        """Show how many runs are where."""
         for state in RunState:
             self.runs.labels(state=state.value).set(states.count(state))
 

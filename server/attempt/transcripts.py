@@ -35,14 +35,7 @@ _OUTCOMES = {
 def build_transcript(
     store: Store, run_id: str, round_number: int, *, step: int = 0, attempt: int = 0
 ) -> Transcript:
-    """Put the public part of an attempt together.
-
-    Args:
-        store: The coordinator's store.
-        run_id: The run.
-        round_number: The round.
-        step: Its step.
-        attempt: Which attempt; 0 for the last.
+    """Put the public part of an attempt together; attempt 0 is the last one.
 
     Raises:
         NotPublishedError: there is no such attempt.

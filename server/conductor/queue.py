@@ -233,11 +233,7 @@ class RunQueue:
 
 
 def places_behind(store: Store) -> dict[str, str]:
-    """Each queued run with the one that it waits behind; empty text for one that is next.
-
-    Args:
-        store: The coordinator's.
-    """
+    """Each queued run with the one that it waits behind; empty text for one that is next."""
     active = store.runs.active()
     before = "" if active is None else active.run_id
     places = {}
@@ -249,11 +245,6 @@ def places_behind(store: Store) -> dict[str, str]:
 
 def require_feasible(plan: Plan, adapter: bytes | memoryview, roster: SignedRoster) -> None:
     """Refuse what ``chorale run plan`` refuses: a start must not be a way around the gate.
-
-    Args:
-        plan: What is to be run.
-        adapter: What it starts from.
-        roster: Who is there.
 
     Raises:
         FederationError: The text names every reason.

@@ -42,14 +42,6 @@ async def watch_run(
 
     What finished before the stream began comes in several statuses, without a pause.
 
-    Args:
-        context: What the coordinator works with.
-        run_id: The run.
-        shown: The run that silos are told of now.
-
-    Yields:
-        Statuses.
-
     Raises:
         UnknownRunError: There is no such run.
     """
@@ -79,14 +71,7 @@ async def watch_run(
 def run_summary(
     row: RunRow, plan: Plan, *, head: AdapterRecord | None, behind: str = ""
 ) -> pb.RunSummary:
-    """One line of `chorale run list`.
-
-    Args:
-        row: The run.
-        plan: Its plan.
-        head: Its newest record; None if it has none.
-        behind: Of a queued run: the one that it waits behind.
-    """
+    """One line of `chorale run list`; ``behind`` is the run that a queued one waits behind."""
     return pb.RunSummary(
         run_id=row.run_id,
         name=row.name,

@@ -40,16 +40,7 @@ HINT: Final = "free disk space, or bring database or object storage back: the ru
 async def over_storage_faults(
     step: Callable[[], Awaitable[T]], *, run_id: str, metrics: CoordinatorMetrics
 ) -> T:
-    """Run a repeatable step until storage does not fail it.
-
-    Args:
-        step: May be run again after it failed.
-        run_id: For the log.
-        metrics: Counts the pauses.
-
-    Returns:
-        What the step returned.
-    """
+    """Run a repeatable step until storage does not fail it; returns what it returned."""
     pause_s = FIRST_PAUSE_S
     while True:
         began = time.monotonic()
@@ -66,15 +57,7 @@ async def over_storage_faults(
 
 
 async def over_defects(turn: Callable[[], Awaitable[T]], metrics: CoordinatorMetrics) -> T:
-    """Take a turn at driving again until it comes to its end.
-
-    Args:
-        turn: May be taken again after it failed.
-        metrics: Counts the failures.
-
-    Returns:
-        What the turn returned.
-    """
+    """Take a repeatable turn at driving until it comes to its end; returns what it returned."""
     pause_s = FIRST_PAUSE_S
     while True:
         try:

@@ -57,12 +57,9 @@ class Dropouts:
         self._table = context.store.dropouts
 
     def count(self, place: Place, attempt: int, lost: Mapping[str, Phase]) -> None:
-        """Count an attempt's losses; the caller's transaction makes it durable.
+        """Count an attempt's losses, each with the phase that waited for it in vain.
 
-        Args:
-            place: Which step of which round.
-            attempt: Which attempt at it.
-            lost: Silo to the phase that waited for it in vain.
+        The caller's transaction makes it durable.
         """
         for silo_id, phase in sorted(lost.items()):
             in_a_row = self._table.add(self._run_id, silo_id, place.round)
@@ -131,11 +128,7 @@ class Dropouts:
 
 
 def dropouts_of_now(store: Store) -> Mapping[str, DropoutRow]:
-    """How each silo stands in the run that is driven; those who were never lost are left out.
-
-    Args:
-        store: The coordinator's.
-    """
+    """How each silo stands in the run that is driven; those who were never lost are left out."""
     active = store.runs.active()
     return (
         {} if active is None else {row.silo_id: row for row in store.dropouts.list(active.run_id)}
@@ -143,9 +136,5 @@ def dropouts_of_now(store: Store) -> Mapping[str, DropoutRow]:
 
 
 def sitting_out_now(store: Store) -> frozenset[str]:
-    """Who sits out of the run that is driven.
-
-    Args:
-        store: The coordinator's.
-    """
+    """Who sits out of the run that is driven."""
     return frozenset(s for s, row in dropouts_of_now(store).items() if row.out_until_round)

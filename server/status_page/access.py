@@ -58,14 +58,7 @@ class PageAccess:
         self._policy = policy
 
     def refusal(self, request: PageRequest) -> str:
-        """Decide a request.
-
-        Args:
-            request: What is asked for, and by whom.
-
-        Returns:
-            Empty if it is let in; else why it is not, and what to do.
-        """
+        """Empty if a request is let in; else why it is not, and what to do."""
         problem = self._certificate_problem(request)
         if problem is None or _is_local(request):
             return ""

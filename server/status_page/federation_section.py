@@ -25,11 +25,7 @@ class _Step:
 
 
 def facts(picture: Picture) -> Html:
-    """Terms, roster, audit log, versions, certificates.
-
-    Args:
-        picture: The picture.
-    """
+    """Terms, roster, audit log, versions, certificates."""
     now = picture.at_unix_s
     pairs: list[tuple[str, Child]] = []
     terms = picture.federation
@@ -82,11 +78,7 @@ def facts(picture: Picture) -> Html:
 
 
 def first_steps(picture: Picture) -> Html | None:
-    """What is done on the way to the first run, and what comes next; None once there was a run.
-
-    Args:
-        picture: The picture.
-    """
+    """What is done on the way to the first run, and what comes next; None once there was a run."""
     if picture.run is not None:
         return None
     terms = picture.federation

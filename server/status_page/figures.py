@@ -31,22 +31,12 @@ FAMILIES: Final = 16
 
 
 def place(release: Release, steps: int) -> str:
-    """Where a release stands, for people: steps count from 1 and are named where there are several.
-
-    Args:
-        release: The release.
-        steps: How many a round has.
-    """
+    """Where a release stands, for people: steps count from 1, named where there are several."""
     return f"{release.round}, step {release.step + 1}" if steps > 1 else str(release.round)
 
 
 def figure_words(figure: Figure, *, ratio: bool) -> str:
-    """A figure and its standard error, or why there is none.
-
-    Args:
-        figure: The figure.
-        ratio: Whether it is shown in per cent.
-    """
+    """A figure and its standard error, a ratio in per cent, or why there is none."""
     hidden = why_hidden(figure.value, figure.error)
     if hidden:
         return f"{words.UNKNOWN} {hidden}"
@@ -55,11 +45,7 @@ def figure_words(figure: Figure, *, ratio: bool) -> str:
 
 
 def success_charts(run: RunView) -> tuple[Html, ...]:
-    """A curve for each environment family.
-
-    Args:
-        run: The run.
-    """
+    """A curve for each environment family."""
     families = sorted({family for release in run.releases for family in release.success})
     charts = [
         _chart(
@@ -78,11 +64,7 @@ def success_charts(run: RunView) -> tuple[Html, ...]:
 
 
 def update_charts(run: RunView) -> tuple[Html, ...]:
-    """κ and ζ̂² over the rounds.
-
-    Args:
-        run: The run.
-    """
+    """κ and ζ̂² over the rounds."""
     if run.mode == Mode.RECORD_DISTRIBUTED.value:
         return (
             element(
@@ -114,11 +96,7 @@ def update_charts(run: RunView) -> tuple[Html, ...]:
 
 
 def cohort_chart(run: RunView) -> Html | None:
-    """Who began and who stayed, round by round; None before the first sum.
-
-    Args:
-        run: The run.
-    """
+    """Who began and who stayed, round by round; None before the first sum."""
     closed = [release for release in run.releases if release.cohort]
     if not closed:
         return None

@@ -58,11 +58,7 @@ def adapters(run: RunView, *, most: int) -> Html:
 
 
 def runs(picture: Picture) -> Html:
-    """The queue: what is driven, what waits, what is over.
-
-    Args:
-        picture: The picture.
-    """
+    """The queue: what is driven, what waits, what is over."""
     if not picture.runs:
         name = picture.federation.name if picture.federation is not None else "FEDERATION"
         return element(
@@ -91,11 +87,7 @@ def runs(picture: Picture) -> Html:
 
 
 def silos(picture: Picture) -> Html:
-    """Who is there, those that need a look first.
-
-    Args:
-        picture: The picture.
-    """
+    """Who is there, those that need a look first."""
     if not picture.silos and not picture.invitations:
         name = picture.federation.name if picture.federation is not None else "FEDERATION"
         return element(

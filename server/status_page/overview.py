@@ -39,20 +39,12 @@ _SYMBOLS: Final = {
 
 
 def headline(level: Level) -> str:
-    """The verdict in a few words.
-
-    Args:
-        level: How bad it is.
-    """
+    """The verdict in a few words."""
     return _HEADLINES[level]
 
 
 def _symbol(level: Level) -> Html:
-    """A sign whose shape says as much as its colour.
-
-    Args:
-        level: How bad it is.
-    """
+    """A sign whose shape says as much as its colour."""
     outline, sign = _SYMBOLS[level]
     return element(
         "svg",
@@ -65,12 +57,7 @@ def _symbol(level: Level) -> Html:
 
 
 def banner(picture: Picture, verdict: Verdict) -> Html:
-    """Whether it is well, and what is going on.
-
-    Args:
-        picture: The picture.
-        verdict: What was judged of it.
-    """
+    """Whether it is well, and what is going on."""
     concerns = [_concern(concern) for concern in verdict.concerns]
     return element(
         "section",
@@ -87,12 +74,7 @@ def banner(picture: Picture, verdict: Verdict) -> Html:
 
 
 def run_banner(picture: Picture, run: RunView) -> Html:
-    """Which run this is, and what it does or did.
-
-    Args:
-        picture: The picture.
-        run: Its run.
-    """
+    """Which run this is, and what it does or did."""
     error = run.line.error
     return element(
         "section",
@@ -109,11 +91,7 @@ def run_banner(picture: Picture, run: RunView) -> Html:
 
 
 def tiles(picture: Picture) -> Html:
-    """Who is waited for, how far it is, what is spent, who is there.
-
-    Args:
-        picture: The picture.
-    """
+    """Who is waited for, how far it is, what is spent, who is there."""
     run = picture.run
     return element(
         "section",

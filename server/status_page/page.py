@@ -68,12 +68,7 @@ _DOT: Final = {
 
 
 def main_page(picture: Picture, *, held: bool) -> bytes:
-    """The coordinator at a glance.
-
-    Args:
-        picture: The picture.
-        held: Whether it stays as it is.
-    """
+    """The coordinator at a glance."""
     verdict = judge(picture)
     run = picture.run
     body: list[Child] = [banner(picture, verdict), first_steps(picture)]
@@ -89,13 +84,7 @@ def main_page(picture: Picture, *, held: bool) -> bytes:
 
 
 def run_page(picture: Picture, run: RunView, *, held: bool) -> bytes:
-    """One run in full.
-
-    Args:
-        picture: The picture.
-        run: Its run.
-        held: Whether it stays as it is.
-    """
+    """One run in full."""
     body: list[Child] = [run_banner(picture, run), tiles(picture)]
     body += _run_sections(picture, run, rows=RUN_ROWS, whole=True)
     title = f"{brief(run.line.run_id)} {run.line.state.value}"

@@ -74,14 +74,7 @@ class Verdict:
 
 
 def judge(picture: Picture) -> Verdict:
-    """Look over a picture.
-
-    Args:
-        picture: The picture.
-
-    Returns:
-        What to look at.
-    """
+    """Look over a picture."""
     found = [
         *_records(picture),
         *_run(picture),

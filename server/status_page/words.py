@@ -35,11 +35,7 @@ _LAST_S: Final = 253_402_300_799
 
 
 def span(seconds: float) -> str:
-    """A duration in its two largest units; nothing is negative.
-
-    Args:
-        seconds: How long.
-    """
+    """A duration in its two largest units; nothing is negative."""
     whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
     days, rest = divmod(whole, _DAY_S)
     hours, rest = divmod(rest, 3600)
@@ -54,21 +50,12 @@ def span(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """A duration that may be short: tenths of a second below ten.
-
-    Args:
-        seconds: How long.
-    """
+    """A duration that may be short: tenths of a second below ten."""
     return f"{seconds:.1f} s" if 0 <= seconds < 9.95 else span(seconds)
 
 
 def ago(unix_s: float, now_unix_s: float) -> str:
-    """How long ago, or until when.
-
-    Args:
-        unix_s: The moment; 0 for never.
-        now_unix_s: Now.
-    """
+    """How long ago, or until when; 0 is never."""
     if unix_s <= 0:
         return "never"
     if unix_s > now_unix_s + 1:
@@ -77,12 +64,7 @@ def ago(unix_s: float, now_unix_s: float) -> str:
 
 
 def clock(unix_s: float, now_unix_s: float) -> str:
-    """A moment in UTC: the time alone if it is of the same day.
-
-    Args:
-        unix_s: The moment; 0 for never.
-        now_unix_s: Now.
-    """
+    """A moment in UTC: the time alone if it is of the same day; 0 is never."""
     if unix_s <= 0:
         return UNKNOWN
     moment, now = _moment(unix_s), _moment(now_unix_s)
@@ -92,11 +74,7 @@ def clock(unix_s: float, now_unix_s: float) -> str:
 
 
 def stamp(unix_s: float) -> str:
-    """A moment for machines, as RFC 3339 writes it.
-
-    Args:
-        unix_s: The moment.
-    """
+    """A moment for machines, as RFC 3339 writes it."""
     return f"{_moment(unix_s):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -106,12 +84,7 @@ def _moment(unix_s: float) -> dt.datetime:
 
 
 def percent(ratio: float, *, digits: int = 0) -> str:
-    """A ratio in per cent; less than one is never shown as all, more than none never as none.
-
-    Args:
-        ratio: The ratio; NaN for unknown.
-        digits: Behind the point.
-    """
+    """A ratio in per cent: less than one is never shown as all, more than none never as none."""
     if math.isnan(ratio):
         return UNKNOWN
     if math.isinf(ratio):
@@ -124,12 +97,7 @@ def percent(ratio: float, *, digits: int = 0) -> str:
 
 
 def number(value: float, *, digits: int = 3) -> str:
-    """A number with so many significant digits; NaN is unknown.
-
-    Args:
-        value: The number.
-        digits: Significant ones.
-    """
+    """A number with so many significant digits; NaN is unknown."""
     if math.isnan(value):
         return UNKNOWN
     if math.isinf(value):
@@ -141,11 +109,7 @@ def number(value: float, *, digits: int = 3) -> str:
 
 
 def short(value: float) -> str:
-    """A round number of a scale, in at most a few characters.
-
-    Args:
-        value: 1, 2 or 5 times a power of ten.
-    """
+    """1, 2 or 5 times a power of ten, on a scale, in at most a few characters."""
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:g}"
     digit, _, power = f"{value:.0e}".partition("e")
@@ -153,11 +117,7 @@ def short(value: float) -> str:
 
 
 def byte_count(count: int) -> str:
-    """Bytes in the largest unit that leaves a number above one.
-
-    Args:
-        count: How many.
-    """
+    """Bytes in the largest unit that leaves a number above one."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -167,12 +127,7 @@ def byte_count(count: int) -> str:
 
 
 def named(names: Sequence[str], *, most: int = NAMES) -> str:
-    """Names in one line, the rest as a number.
-
-    Args:
-        names: The names.
-        most: How many are spelled out.
-    """
+    """Names in one line, the rest as a number."""
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"
