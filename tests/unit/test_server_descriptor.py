@@ -82,7 +82,9 @@ def test_a_descriptor_is_of_its_step_and_of_its_rounds_factor():
 def test_more_units_than_the_ring_holds_are_refused_by_the_protocol():
     plan = sw.parsed(sw.plan_toml(**DISTRIBUTED))
     # The plan would be refused; this is the second net.
-    object.__setattr__(plan.privacy.record, "expected_units", 300)
+    record = plan.privacy.record.model_copy(update={"expected_units": 300})
+    privacy = plan.privacy.model_copy(update={"record": record})
+    plan = plan.model_copy(update={"privacy": privacy})
     with pytest.raises(VerificationError) as caught:
         check_descriptor(described(plan), ROSTER.roster)
     assert caught.value.check is Check.NO_WRAP
