@@ -17,7 +17,7 @@ Covered: any layout. Not covered: learning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -94,7 +94,6 @@ class ConstantEvolver(Evolver):
             raise EvolverSetupError(f"there cannot be {units} units")
         self._units = tuple(UnitId(self.name, str(index)) for index in range(units))
         self._family = str(setup.options.get("family", "constant"))
-        self._rounds = 0
 
     def evolve(self, work: Work) -> Evolution:
         """Return the pattern; zeros in ``record_distributed``, whose steps come one by one.
@@ -117,7 +116,6 @@ class ConstantEvolver(Evolver):
             shape, size = work.adapter[name].shape, work.adapter[name].size
             delta[name] = flat[start : start + size].reshape(shape)
             start += size
-        self._rounds += 1
         return Evolution(
             delta=delta,
             episodes={self._family: self._episodes},
@@ -164,30 +162,6 @@ class ConstantEvolver(Evolver):
             )
             for temperature in work.temperatures
         ]
-
-    def state_dict(self) -> dict[str, int]:
-        """Rounds so far.
-
-        Returns:
-            One counter.
-        """
-        return {"rounds": self._rounds}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue counting.
-
-        Args:
-            state: What ``state_dict`` returned.
-        """
-        self._rounds = int(state["rounds"])
-
-    def metrics(self) -> dict[str, float]:
-        """Rounds so far.
-
-        Returns:
-            One gauge.
-        """
-        return {"rounds": float(self._rounds)}
 
     def close(self) -> None:
         """Release nothing."""

@@ -296,17 +296,5 @@ class Evolver(ABC):
         """Judge an adapter on held-out tasks; learns nothing and stores nothing."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, int]:
-        """Counters since the silo joined, ready for JSON."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from what ``state_dict`` returned before a restart."""
-
-    @abstractmethod
-    def metrics(self) -> dict[str, float]:
-        """Local gauges for the silo's own ``/metrics``."""
-
-    @abstractmethod
     def close(self) -> None:
         """Release models and stores."""

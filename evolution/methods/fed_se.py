@@ -94,7 +94,6 @@ __all__ = ["FedSeEvolver"]
 _NOTHING_PLAYED = EpisodeBatch(trajectories=(), dropped=0, environment_steps=0)
 _NOBODY = Population(units=(), rows_of={})
 _log = structlog.get_logger(__name__)
-_COUNTERS = ("rounds", "episodes", "successes", "dropped")
 
 
 class FedSeEvolver(Evolver):
@@ -142,7 +141,6 @@ class FedSeEvolver(Evolver):
             state_dir=setup.state_dir,
             spec=setup.trainer,
         )
-        self._counters = dict.fromkeys(_COUNTERS, 0)
 
     def evolve(self, work: Work) -> Evolution:
         """Run one local round.
@@ -293,30 +291,6 @@ class FedSeEvolver(Evolver):
             make_environment=self._setup.catalogue.make,
         )
 
-    def state_dict(self) -> dict[str, int]:
-        """Counters since the silo joined; the buffer is on disk.
-
-        Returns:
-            Counters by name.
-        """
-        return dict(self._counters)
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue counting.
-
-        Args:
-            state: What ``state_dict`` returned.
-        """
-        self._counters = {name: int(state[name]) for name in _COUNTERS}
-
-    def metrics(self) -> dict[str, float]:
-        """Counters and the size of the buffer.
-
-        Returns:
-            Gauges by name.
-        """
-        return {**{k: float(v) for k, v in self._counters.items()}, "buffer": len(self._buffer)}
-
     def close(self) -> None:
         """Release the models and close the buffer."""
         self._engine.close()
@@ -402,8 +376,4 @@ class FedSeEvolver(Evolver):
             family = self._environments[trajectory.task.environment].family
             episodes[family] += 1
             successes[family] += trajectory.success
-        self._counters["rounds"] += 1
-        self._counters["episodes"] += episodes.total()
-        self._counters["successes"] += successes.total()
-        self._counters["dropped"] += played.dropped
         return dict(episodes), dict(successes)

@@ -217,8 +217,8 @@ MUTANTS = (
         name="figures-in-every-step",
         disables="zeros in place of figures after step 0",
         file="silo_agent/local_work/result.py",
-        old="            if step == 0\n",
-        new="            if step >= 0\n",
+        old=" if step == 0 else dict.fromkeys(",
+        new=" if step >= 0 else dict.fromkeys(",
         tests=(_WORK_STEPS + "test_only_step_0_carries_figures",),
     ),
     Mutant(
