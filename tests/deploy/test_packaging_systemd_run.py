@@ -20,7 +20,7 @@ from tests.deploy.packaged import REPOSITORY, build_wheel, system_python
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("packaging_systemd")]
 
 COORDINATOR, SILO = "chorale-coordinator", "chorale-silo"
-STEPS_S = 60.0
+STEPS_S = 120.0
 
 
 @pytest.fixture(scope="module")

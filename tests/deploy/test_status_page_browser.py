@@ -94,7 +94,8 @@ def test_a_federation_from_its_roster_to_its_last_round(loopback, chromium, tmp_
     for silo in cf.SILOS:
         loopback.start_silo(silo)
     plan, adapter = cf.write_run(
-        loopback, cf.plan_toml(rounds=ROUNDS, mode="silo", noise=1.0, epsilon_cap=2000)
+        loopback,
+        cf.plan_toml(rounds=ROUNDS, mode="silo", noise=1.0, epsilon_cap=2000, ready_after_s=1),
     )
     run_id = loopback.start_run(plan, adapter, token="seen")
     until(lambda: re.search(r"Round ([5-9]|\d\d) of 40:", text(loopback)))

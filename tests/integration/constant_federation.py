@@ -227,11 +227,19 @@ def _copy(template: LoopbackFederation, loopback: LoopbackFederation) -> None:
         path.write_text(text)
 
 
-def await_heard(loopback: LoopbackFederation, silos: tuple[str, ...] = SILOS) -> None:
-    """Wait until the coordinator heard all: it counts on nobody who is not there at the start."""
+def await_heard(
+    loopback: LoopbackFederation, silos: tuple[str, ...] = SILOS, *, since: int = 0
+) -> None:
+    """Wait until the coordinator heard all: it counts on nobody who is not there at the start.
+
+    Args:
+        loopback: The federation.
+        silos: All.
+        since: How long the coordinator's log was before; for one that was started again.
+    """
     waiting = {f'"silo": "{silo_id}", "version"' for silo_id in silos}
     give_up_at = time.monotonic() + 120
-    while any(line not in loopback.log("coordinator") for line in waiting):
+    while any(line not in loopback.log("coordinator")[since:] for line in waiting):
         assert time.monotonic() < give_up_at, loopback.log("coordinator")
         time.sleep(0.1)
 

@@ -12,7 +12,7 @@ from silo_agent.books.audit import AUDIT_FILE
 from tests.integration import constant_federation as cf
 
 STALLS, DIES = cf.SILOS[3], cf.SILOS[0]
-PHASE_S = 3
+PHASE_S = 8
 
 
 def until(condition, what):
@@ -50,8 +50,15 @@ def test_a_silo_that_stalls_in_every_round_is_left_out_and_named(tmp_path):
                 states |= {s["state"] for s in listed["silos"] if s["silo_id"] == STALLS}
         assert status["run"]["state"] == "finished", status
         assert [STALLS in one["cohort"] for one in rounds] == [True, True, False, False, False]
-        took_s = [sum(timing["duration_s"] for timing in one["timings"]) for one in rounds]
-        assert min(took_s[:2]) >= PHASE_S > max(took_s[2:])
+        # The phase in which it stalls; a busy machine may take long for all of them together.
+        waited_s = [
+            timing["duration_s"]
+            for one in rounds
+            for timing in one["timings"]
+            if timing["phase"] == "share_keys"
+        ]
+        assert len(waited_s) == len(rounds)
+        assert min(waited_s[:2]) >= PHASE_S > max(waited_s[2:])
         assert "sitting_out" in states
         name = f'chorale_silo_dropouts_total{{silo="{STALLS}"}}'
         assert loopback.metrics("coordinator")[name] == 2

@@ -61,6 +61,19 @@ def adopted(loopback):
     return heads
 
 
+def when_quiet(loopback):
+    """All ledgers and heads, once silos have dealt with what they were told before."""
+
+    def now():
+        return {silo_id: ledger(loopback, silo_id) for silo_id in cf.SILOS}, adopted(loopback)
+
+    last, found = None, now()
+    while last != found:
+        time.sleep(2)
+        last, found = found, now()
+    return found
+
+
 def test_a_run_goes_on_from_a_backup_on_another_machine(tmp_path):
     with cf.federation(tmp_path) as loopback:
         # It dies in the second round, with the attempt open: shares are in its database.
@@ -123,8 +136,7 @@ def test_a_backup_that_silos_have_left_behind_makes_nothing_happen_twice(tmp_pat
         at_backup = closed_rounds(loopback)
         wait_for(loopback, lambda: closed_rounds(loopback) >= at_backup + 2, "two more rounds")
         loopback.kill("coordinator")
-        before = {silo_id: ledger(loopback, silo_id) for silo_id in cf.SILOS}
-        heads = adopted(loopback)
+        before, heads = when_quiet(loopback)
         lost, restored = replace_coordinator(loopback, file)
         assert restored["held_runs"] == [run_id]
         loopback.start_coordinator()

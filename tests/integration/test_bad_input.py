@@ -22,6 +22,7 @@ def start_all(loopback, faulty=None, environment=None):
 
 def run(loopback, plan, token="bad"):
     plan_file, adapter = cf.write_run(loopback, plan)
+    cf.await_heard(loopback)
     return cf.watch_to_end(loopback, loopback.start_run(plan_file, adapter, token=token))
 
 

@@ -40,6 +40,7 @@ def run_through_deaths(loopback, deaths, plan, adapter, environment=None):
     loopback.start_coordinator(module=MODULE)
     for silo_id in cf.SILOS:
         loopback.start_silo(silo_id)
+    cf.await_heard(loopback)
     run_id = loopback.start_run(plan, adapter, token="restart")
     for _ in deaths:
         give_up_at = time.monotonic() + 120

@@ -96,6 +96,7 @@ def test_two_kernels_stay_on_one_chain_that_an_auditor_can_check(tmp_path):
         for silo_id, kernel in KERNEL_OF.items():
             loopback.environment = {"OPENBLAS_CORETYPE": kernel}
             loopback.start_silo(silo_id)
+        cf.await_heard(loopback)
         plan, adapter = cf.write_run(
             loopback, cf.plan_toml(rounds=ROUNDS, method="rolora", gauge=True)
         )

@@ -115,6 +115,7 @@ def federation(tmp_path_factory):
         cf.configure(loopback, POOR, policy=cf.policy_toml(epsilon_cap=cap))
         for silo_id in cf.SILOS:
             loopback.start_silo(silo_id)
+        cf.await_heard(loopback)
         back = loopback.silo_dir(BACK)
         await_ledger(back)
         shutil.copyfile(back / LEDGER_FILE, back / OLD)

@@ -59,7 +59,7 @@ def test_a_run_goes_back_and_on(tmp_path):
         def chorale(*arguments):
             return loopback.chorale(*arguments, "--data", str(loopback.data_dir))
 
-        plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=ROUNDS))
+        plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=ROUNDS, ready_after_s=1))
         run_id = loopback.start_run(plan, adapter, token="run")
         # Only now, so that no round is over before it is watched.
         for silo in cf.SILOS:

@@ -40,6 +40,7 @@ def test_a_run_goes_on_through_a_rotation_and_a_suspension(tmp_path):
         before = {silo_id: leaf(loopback, silo_id) for silo_id in cf.SILOS}
         for silo_id in cf.SILOS:
             loopback.start_silo(silo_id)
+        cf.await_heard(loopback)
         plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=ROUNDS))
         run_id = loopback.start_run(plan, adapter, token="rotation")
         rotated = loopback.chorale("ca", "rotate", "--overlap", "1h", "--data", data)

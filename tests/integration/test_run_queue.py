@@ -36,7 +36,7 @@ def chorale(loopback, *arguments):
 
 def runs(loopback):
     with connect(loopback.data_dir) as stub:
-        found = stub.ListRuns(admin_pb2.ListRunsRequest(), timeout=10).runs
+        found = stub.ListRuns(admin_pb2.ListRunsRequest(), timeout=60).runs
     return {run.run_id: plain(run) for run in found}
 
 
@@ -73,7 +73,7 @@ def require_rounds(loopback, adapter_sha256, rounds):
 def test_runs_wait_rest_and_go_on_over_a_coordinators_death(loopback):
     plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=3))
     endless = loopback.directory / "endless.toml"
-    endless.write_text(cf.plan_toml(rounds=100))
+    endless.write_text(cf.plan_toml(rounds=100, ready_after_s=2))
     holder = loopback.start_run(endless, adapter, token="holder")
     second, third, fourth = [loopback.start_run(plan, adapter, token=t) for t in ("2", "3", "4")]
     # The same request finds the same run; another one under its token is refused.
@@ -120,10 +120,10 @@ def audit(loopback):
 
 def test_a_run_is_paused_in_the_middle_and_loses_nothing(loopback):
     rounds = 6
-    plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=rounds))
+    plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=rounds, ready_after_s=2))
     run_id = loopback.start_run(plan, adapter, token="middle")
     with connect(loopback.data_dir) as stub:
-        state = stub.PauseRun(admin_pb2.PauseRunRequest(run_id=run_id), timeout=10).state
+        state = stub.PauseRun(admin_pb2.PauseRunRequest(run_id=run_id), timeout=60).state
     assert state in {"paused", "pausing"}
     until(lambda: runs(loopback)[run_id]["state"] == "paused")
     at = runs(loopback)[run_id]["round"]
@@ -141,7 +141,7 @@ def test_a_run_is_paused_in_the_middle_and_loses_nothing(loopback):
 
 
 def test_aborting_and_watching_from_the_command_line(loopback):
-    plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=50))
+    plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=50, ready_after_s=2))
     first = loopback.start_run(plan, adapter, token="long")
     second = loopback.start_run(plan, adapter, token="never")
     with subprocess.Popen(
@@ -159,7 +159,7 @@ def test_aborting_and_watching_from_the_command_line(loopback):
             line = watching.stderr.readline()
         assert line == f"{second} running\n"
         chorale(loopback, "run", "abort", second)
-        assert watching.wait(timeout=30) == 1
+        assert watching.wait(timeout=120) == 1
         assert f"run {second} ended as aborted" in watching.stderr.read()
         # How it ended is the result, though the command failed.
         assert watching.stdout.read().splitlines()[0].startswith(f"{second}  aborted  ")

@@ -125,7 +125,7 @@ def require_exact(
     return before
 
 
-def until(condition, what: str, timeout_s: float = 60.0) -> None:
+def until(condition, what: str, timeout_s: float = 120.0) -> None:
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at, what
