@@ -55,7 +55,10 @@ def test_a_signed_wrong_update_stops_every_silo_until_the_coordinator_is_honest(
             assert "byte for byte" in refused_updates(loopback, silo_id)[0]["detail"]
         # The same silos take part in the next run of an honest coordinator.
         loopback.kill("coordinator")
+        since = len(loopback.log("coordinator"))
         loopback.start_coordinator()
+        # A silo pauses for long after so many failures.
+        cf.await_heard(loopback, since=since)
         plan.write_text(cf.plan_toml(rounds=1).replace('"protocol"', '"again"'))
         again = loopback.start_run(plan, adapter, token="honest")
         last, rounds = cf.watch_to_end(loopback, again)
