@@ -1,4 +1,4 @@
-"""What an agent did: ``Task`` → ``Step`` → ``Trajectory`` → ``Group``.
+"""What an agent did: ``Task`` → ``Step`` → ``Trajectory``.
 
 Invariants:
 
@@ -14,10 +14,9 @@ Covered: single-agent episodes with text turns. Not covered: several agents in o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Group", "Step", "Task", "Trajectory", "group_by_task"]
+__all__ = ["Step", "Task", "Trajectory"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,28 +99,3 @@ class Trajectory:
                 digest.update(len(tokens).to_bytes(8, "little"))
                 digest.update(b"".join(t.to_bytes(8, "little") for t in tokens))
         return digest.hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """All tries at one task: the unit that task-level privacy protects."""
-
-    task: Task
-    """The task."""
-    trajectories: tuple[Trajectory, ...]
-    """The tries, in the order they were played."""
-
-
-def group_by_task(trajectories: Iterable[Trajectory]) -> list[Group]:
-    """Collect the tries at each task.
-
-    Args:
-        trajectories: Episodes in any order.
-
-    Returns:
-        One group per task, in the order in which tasks first appear.
-    """
-    groups: dict[Task, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        groups.setdefault(trajectory.task, []).append(trajectory)
-    return [Group(task=task, trajectories=tuple(tries)) for task, tries in groups.items()]

@@ -24,14 +24,11 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evolution.errors import AdapterMismatchError
-from evolution.model.identity import base_sha256
-from federation.adapter.export import write_peft_adapter
 from federation.adapter.initial import first_factor
 
 __all__ = [
     "adapted_linears",
     "attach_lora",
-    "export_peft",
     "initial_adapter",
     "lora_parameters",
     "read_adapter",
@@ -187,34 +184,3 @@ def read_adapter(model: PeftModel) -> dict[str, np.ndarray]:
         name: parameter.detach().float().cpu().numpy().copy()
         for name, parameter in lora_parameters(model).items()
     }
-
-
-def export_peft(  # noqa: PLR0917  # the order is that of the sentence: these, there, on that
-    tensors: Mapping[str, np.ndarray],
-    out_dir: str | Path,
-    base: str | Path,
-    rank: int,
-    alpha: float,
-    provenance: Mapping[str, str],
-) -> Path:
-    """Write an adapter that ``peft.PeftModel.from_pretrained(base, out_dir)`` loads.
-
-    Args:
-        tensors: All factors by name.
-        out_dir: Directory to write; created if absent.
-        base: The base model's directory. Its digest is added to the provenance.
-        rank: r.
-        alpha: α.
-        provenance: Where the adapter comes from; kept beside the weights.
-
-    Returns:
-        The directory.
-    """
-    return write_peft_adapter(
-        tensors,
-        out_dir,
-        base=str(base),
-        rank=rank,
-        alpha=alpha,
-        provenance={**provenance, "base_sha256": base_sha256(base)},
-    )

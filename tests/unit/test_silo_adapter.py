@@ -18,7 +18,6 @@ from evolution.model.causal_lm import load_base
 from evolution.model.identity import base_sha256
 from evolution.model.lora import (
     attach_lora,
-    export_peft,
     initial_adapter,
     lora_parameters,
     read_adapter,
@@ -88,7 +87,14 @@ def test_foreign_tensors_are_refused(base):
 
 def test_exported_adapter_loads_in_peft_and_gives_our_logits(base, tmp_path):
     tensors = trained(base)
-    out = export_peft(tensors, tmp_path / "out", base, RANK, ALPHA, {"run": "r1"})
+    out = write_peft_adapter(
+        tensors,
+        tmp_path / "out",
+        base=str(base),
+        rank=RANK,
+        alpha=ALPHA,
+        provenance={"run": "r1", "base_sha256": base_sha256(base)},
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
         model = PeftModel.from_pretrained(load_base(base), out).eval()

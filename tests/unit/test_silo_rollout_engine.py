@@ -16,7 +16,7 @@ from evolution.rollout.engine import Prompt, Sampling
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.sampling import draw, uniforms
-from evolution.trajectory import Task, group_by_task
+from evolution.trajectory import Task
 
 RANK, ALPHA = 4, 8.0
 TASKS = [Task(environment="craft", task_id=1_008_000 + i) for i in range(10)]
@@ -175,12 +175,11 @@ def test_episode_that_outgrows_the_context_ends_unsolved(engine):
     assert play(engine, 0.0, 10).dropped == len(TASKS)
 
 
-def test_groups_keep_the_order_of_tasks_and_tries(engine):
+def test_tries_at_a_task_keep_their_order_and_differ(engine):
     tasks = [TASKS[1], TASKS[1], TASKS[0], TASKS[1]]
     played = run_episodes(engine, tasks, temperature=1.0, seed=1, max_new_tokens=4)
-    groups = group_by_task(played.trajectories)
-    assert [(g.task, len(g.trajectories)) for g in groups] == [(TASKS[1], 3), (TASKS[0], 1)]
-    tries = {t.token_ids for t in groups[0].trajectories}
+    assert [t.task for t in played.trajectories] == tasks
+    tries = {t.token_ids for t in played.trajectories if t.task == TASKS[1]}
     assert len(tries) == 3
 
 
