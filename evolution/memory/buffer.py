@@ -328,9 +328,6 @@ class SuccessBuffer:
     def delete_task(self, task: Task) -> int:
         """Forget everything about one task.
 
-        Args:
-            task: The task.
-
         Returns:
             How many trajectories went.
         """

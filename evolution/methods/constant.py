@@ -100,9 +100,6 @@ class ConstantEvolver(Evolver):
 
         Args:
             work: Only the trainable tensors' names and shapes matter, and the privacy mode.
-
-        Returns:
-            The same evolution every round.
         """
         names = sorted(work.trainable)
         mode = None if work.privacy is None else work.privacy.spec.mode
@@ -129,9 +126,6 @@ class ConstantEvolver(Evolver):
 
         Args:
             work: Only the names, the shapes and the spec matter.
-
-        Returns:
-            The sum, without noise.
         """
         dimension = sum(work.adapter[name].size for name in work.names)
         return unit_sum(
@@ -147,9 +141,6 @@ class ConstantEvolver(Evolver):
 
         Args:
             work: Only the temperatures matter.
-
-        Returns:
-            One row per temperature.
         """
         return [
             EvaluationRow(

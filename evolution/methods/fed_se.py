@@ -143,14 +143,7 @@ class FedSeEvolver(Evolver):
         )
 
     def evolve(self, work: Work) -> Evolution:
-        """Run one local round.
-
-        Args:
-            work: The round.
-
-        Returns:
-            The delta and the counts.
-        """
+        """Run one local round."""
         spec = self._spec_of(work)
         started_s = time.perf_counter()
         start = self._personal.start_of(work)

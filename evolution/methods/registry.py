@@ -50,9 +50,6 @@ def make_evolver(name: str, setup: EvolverSetup) -> Evolver:
         name: A key of ``EVOLVERS``.
         setup: What the silo gives it.
 
-    Returns:
-        The method, ready for work.
-
     Raises:
         UnknownEvolverError: The name is not registered.
         EvolverSetupError: The method cannot run with this setup.

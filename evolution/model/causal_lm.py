@@ -21,9 +21,6 @@ def load_base(base_dir: str | Path, *, dtype: str = "float32") -> Any:
     Args:
         base_dir: A Hugging Face model directory, or an id that is already in the local cache.
         dtype: Name of a torch floating-point type.
-
-    Returns:
-        The model.
     """
     disable_progress_bar()  # a daemon's log is no place for one
     model = AutoModelForCausalLM.from_pretrained(
@@ -42,8 +39,5 @@ def load_tokenizer(base_dir: str | Path) -> Any:
 
     Args:
         base_dir: A Hugging Face model directory, or an id that is already in the local cache.
-
-    Returns:
-        The tokenizer.
     """
     return AutoTokenizer.from_pretrained(base_dir, local_files_only=True)

@@ -100,9 +100,6 @@ class ChatFormat:
         Args:
             tokenizer: Any Hugging Face tokenizer with a chat template.
 
-        Returns:
-            The format.
-
         Raises:
             ChatTemplateError: The template is missing or has no shape we can append to.
         """

@@ -107,9 +107,6 @@ class Loop:
             processes: Who shares the batches.
             anchor: See ``Trainer.train``.
             correction: See ``Trainer.train``.
-
-        Returns:
-            What was done, by all processes together.
         """
         plan, parameters = self.settings, list(chosen.values())
         optimiser = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=0.0)

@@ -299,9 +299,6 @@ def adapted_base(base_dir: str | Path, *, rank: int, alpha: float, dtype: str) -
         rank: LoRA r.
         alpha: LoRA α.
         dtype: Of the base weights.
-
-    Returns:
-        The peft model.
     """
     model = attach_lora(load_base(base_dir, dtype=dtype), rank=rank, alpha=alpha).eval()
     # The adapter is always trained in float32: it is what is averaged, clipped and noised.

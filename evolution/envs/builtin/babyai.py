@@ -96,14 +96,7 @@ class BabyAI(ScriptedEnvironment):
         return f"do the mission . actions : {listed} ."
 
     def reset(self, task_id: int) -> tuple[str, Info]:
-        """Start the episode of a task.
-
-        Args:
-            task_id: The task.
-
-        Returns:
-            The first observation and its info.
-        """
+        """Start the episode of a task."""
         label = self.task_label(task_id)
         if label not in self._worlds:
             level, settings = _LEVELS[label]
@@ -124,9 +117,6 @@ class BabyAI(ScriptedEnvironment):
 
         Args:
             action: One of the actions that the instruction lists.
-
-        Returns:
-            Observation, reward, terminated, truncated, info.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -153,9 +143,6 @@ class BabyAI(ScriptedEnvironment):
 
         Args:
             info: The last step's info.
-
-        Returns:
-            True if it does.
         """
         return bool(info["solved"])
 
@@ -164,9 +151,6 @@ class BabyAI(ScriptedEnvironment):
 
         Args:
             rng: Unused; the bot has no taste.
-
-        Returns:
-            An action.
 
         Raises:
             NoAnswerError: The bot has no answer here.
@@ -194,9 +178,6 @@ class BabyAI(ScriptedEnvironment):
 
         Args:
             rng: Decides which.
-
-        Returns:
-            An action.
         """
         return str(rng.choice(_ACTIONS, p=(0.2, 0.2, 0.3, 0.1, 0.1, 0.1)))
 

@@ -85,14 +85,7 @@ class Craft(ScriptedEnvironment):
         return "craft the goal . actions : get 2 log . craft plank ."
 
     def reset(self, task_id: int) -> tuple[str, Info]:
-        """Start the episode of a task.
-
-        Args:
-            task_id: The task.
-
-        Returns:
-            The first observation and its info.
-        """
+        """Start the episode of a task."""
         self._goal = self.task_label(task_id)
         rng = task_rng(self.name, task_id)
         needs: dict[str, int] = {}
@@ -120,9 +113,6 @@ class Craft(ScriptedEnvironment):
         Args:
             action: ``get <count> <item>`` or ``craft <item>``.
 
-        Returns:
-            Observation, reward, terminated, truncated, info.
-
         Raises:
             EpisodeStateError: The episode has not begun or is over.
         """
@@ -141,9 +131,6 @@ class Craft(ScriptedEnvironment):
 
         Args:
             info: The last step's info.
-
-        Returns:
-            True if it was.
         """
         return bool(info["goal_held"])
 
@@ -152,9 +139,6 @@ class Craft(ScriptedEnvironment):
 
         Args:
             rng: Unused; this player has no taste.
-
-        Returns:
-            An action.
         """
         del rng
         missing: dict[str, int] = {}
@@ -170,9 +154,6 @@ class Craft(ScriptedEnvironment):
 
         Args:
             rng: Decides which.
-
-        Returns:
-            An action.
         """
         sources = [item for item, count in self._here.items() if count]
         if not sources or rng.random() < 0.5:

@@ -57,14 +57,7 @@ class Maze(ScriptedEnvironment):
         return "find the goal . actions : move up . move down . move left . move right ."
 
     def reset(self, task_id: int) -> tuple[str, Info]:
-        """Start the episode of a task.
-
-        Args:
-            task_id: The task.
-
-        Returns:
-            The first observation and its info.
-        """
+        """Start the episode of a task."""
         vertical, horizontal = self.task_label(task_id).split()
         rng = task_rng(self.name, task_id)
         while True:
@@ -94,9 +87,6 @@ class Maze(ScriptedEnvironment):
         Args:
             action: ``move up``, ``move down``, ``move left`` or ``move right``.
 
-        Returns:
-            Observation, reward, terminated, truncated, info.
-
         Raises:
             EpisodeStateError: The episode has not begun or is over.
         """
@@ -119,9 +109,6 @@ class Maze(ScriptedEnvironment):
 
         Args:
             info: The last step's info.
-
-        Returns:
-            True if it was.
         """
         return bool(info["moves_to_goal"] == 0)
 
@@ -130,9 +117,6 @@ class Maze(ScriptedEnvironment):
 
         Args:
             rng: Chooses between equally good moves.
-
-        Returns:
-            An action.
         """
         here = self._distance[self._at]
         good = [
@@ -147,9 +131,6 @@ class Maze(ScriptedEnvironment):
 
         Args:
             rng: Decides which.
-
-        Returns:
-            An action.
         """
         return f"move {rng.choice([way for way in _MOVES if self._leads(way)])}"
 

@@ -87,14 +87,7 @@ class Wordle(ScriptedEnvironment):
         return "guess the word . actions : c r a n e ."
 
     def reset(self, task_id: int) -> tuple[str, Info]:
-        """Start the episode of a task.
-
-        Args:
-            task_id: The task.
-
-        Returns:
-            The first observation and its info.
-        """
+        """Start the episode of a task."""
         self.task_label(task_id)  # refuses an id that belongs to no split
         secret, opening = task_rng(self.name, task_id).choice(len(words()), size=2, replace=False)
         self._secret = words()[secret]
@@ -109,9 +102,6 @@ class Wordle(ScriptedEnvironment):
 
         Args:
             action: The letters of a word, with or without spaces.
-
-        Returns:
-            Observation, reward, terminated, truncated, info.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -134,9 +124,6 @@ class Wordle(ScriptedEnvironment):
 
         Args:
             info: The last step's info.
-
-        Returns:
-            True if it was.
         """
         return bool(info["found"])
 
@@ -145,9 +132,6 @@ class Wordle(ScriptedEnvironment):
 
         Args:
             rng: Chooses between the words that fit.
-
-        Returns:
-            An action.
         """
         fits = [w for w in words() if all(mark(w, guess) == marks for guess, marks in self._board)]
         return " ".join(str(rng.choice(fits)))
@@ -157,9 +141,6 @@ class Wordle(ScriptedEnvironment):
 
         Args:
             rng: Decides which.
-
-        Returns:
-            An action.
         """
         return " ".join(str(rng.choice(words())))
 

@@ -133,9 +133,6 @@ class ForeignEnvironment(Environment, Generic[SpecT]):
         Args:
             task_id: In one of the splits.
 
-        Returns:
-            The first observation, and no info.
-
         Raises:
             TaskIdError: The environment has no such task.
             ForeignEnvironmentError: It could not start the episode.

@@ -90,9 +90,6 @@ class PersonalAdapter:
     def start_of(self, work: Work) -> Tensors:
         """What the round starts from.
 
-        Args:
-            work: The round.
-
         Returns:
             The global adapter; with ``fedsa`` its factors B are the silo's own, where it has some.
 
@@ -112,11 +109,7 @@ class PersonalAdapter:
         return {**work.adapter, **(self._store.before(work.round) or {})}
 
     def trained_names(self, work: Work) -> frozenset[str]:
-        """The factors that the round's own work trains; those of the delta, and B with ``fedsa``.
-
-        Args:
-            work: The round.
-        """
+        """The factors that the round's own work trains: those of the delta, and B under fedsa."""
         if not self.shares_a_only:
             return work.trainable
         return work.trainable | {name for name in work.adapter if factor(name) == "B"}

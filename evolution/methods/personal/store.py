@@ -43,9 +43,6 @@ class PersonalStore:
     def before(self, round_index: int) -> dict[str, np.ndarray] | None:
         """The adapter that a round starts from.
 
-        Args:
-            round_index: The round.
-
         Returns:
             That of the newest earlier round; None if there is none.
 

@@ -104,12 +104,6 @@ class ServerClient:
     def ask(self, request: Request) -> bytes:
         """Send one request.
 
-        Args:
-            request: What to send.
-
-        Returns:
-            The answer's content.
-
         Raises:
             EngineServerError: There is no answer of status 200 within the limits.
         """
@@ -117,9 +111,6 @@ class ServerClient:
 
     def ask_all(self, requests: Sequence[Request]) -> list[bytes]:
         """Send requests together.
-
-        Args:
-            requests: What to send.
 
         Returns:
             The answers' contents, in order.
@@ -223,9 +214,6 @@ class _HungUpError(EngineUnreachableError):
 def require_private(url: str) -> str:
     """The server's address without a trailing slash.
 
-    Args:
-        url: From ``silo.toml``.
-
     Returns:
         Scheme, host, port and path.
 
@@ -253,9 +241,6 @@ def api_key(path: Path | None) -> str:
 
     Args:
         path: The file; white space around the key is dropped.
-
-    Returns:
-        The key.
 
     Raises:
         EngineSetupError: There is no file, it cannot be read, is open to other users, or holds

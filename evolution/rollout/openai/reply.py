@@ -49,9 +49,6 @@ def models_of(content: bytes) -> list[ServedModel]:
     Args:
         content: Of the answer.
 
-    Returns:
-        What the server has.
-
     Raises:
         EngineReplyError: It is something else.
     """
@@ -77,9 +74,6 @@ def generation_of(
         max_new_tokens: What was asked for.
         vocabulary: Number of token ids.
         end_ids: Tokens that end an answer.
-
-    Returns:
-        The answer.
 
     Raises:
         EngineReplyError: It cannot be what was asked for.

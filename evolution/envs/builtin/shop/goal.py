@@ -60,14 +60,7 @@ class Goal:
         return (*self.attributes, self.category)
 
     def fits_title(self, product: Product) -> bool:
-        """Whether a product is right by what a results page shows: title and price.
-
-        Args:
-            product: The product.
-
-        Returns:
-            True if it is.
-        """
+        """Whether a product is right by what a results page shows: title and price."""
         return (
             product.category == self.category
             and set(self.attributes) <= set(product.attributes)
@@ -75,14 +68,7 @@ class Goal:
         )
 
     def fits(self, product: Product) -> bool:
-        """Whether buying a product in the right options gives the full reward.
-
-        Args:
-            product: The product.
-
-        Returns:
-            True if it does.
-        """
+        """Whether buying a product in the right options gives the full reward."""
         return self.fits_title(product) and product.offers(self.colour, self.size)
 
 
@@ -116,9 +102,6 @@ def draw_goal(catalogue: Catalogue, category: str, *, rng: np.random.Generator) 
         catalogue: What is on sale.
         category: What kind of product.
         rng: Decides the wish.
-
-    Returns:
-        The wish.
 
     Raises:
         NoGoalError: No product of that category can be found in ``CAREFUL_STEPS`` actions.

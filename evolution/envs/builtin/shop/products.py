@@ -85,9 +85,6 @@ class Product:
         Args:
             colour: One of ``COLOURS``.
             size: One of ``SIZES``.
-
-        Returns:
-            True if both are on offer.
         """
         return colour in self.colours and size in self.sizes
 

@@ -90,12 +90,6 @@ class Shop(ScriptedEnvironment):
     def reset(self, task_id: int) -> tuple[str, Info]:
         """Start the episode of a task.
 
-        Args:
-            task_id: The task.
-
-        Returns:
-            The first observation and its info.
-
         Raises:
             NoGoalError: The catalogue has nothing to wish for.
         """
@@ -114,9 +108,6 @@ class Shop(ScriptedEnvironment):
 
         Args:
             action: One of the actions that the module lists.
-
-        Returns:
-            Observation, reward, terminated, truncated, info.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -140,9 +131,6 @@ class Shop(ScriptedEnvironment):
 
         Args:
             info: The last step's info.
-
-        Returns:
-            True if it does.
         """
         return bool(info["score"] == 1.0)
 
@@ -151,9 +139,6 @@ class Shop(ScriptedEnvironment):
 
         Args:
             rng: Unused; this player has no taste.
-
-        Returns:
-            An action.
         """
         del rng
         if self._item is not None:
@@ -178,9 +163,6 @@ class Shop(ScriptedEnvironment):
 
         Args:
             rng: Decides which.
-
-        Returns:
-            An action.
         """
         if self._item is not None:
             options = (*self._item.colours, *self._item.sizes)
