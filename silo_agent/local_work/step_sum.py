@@ -9,7 +9,7 @@ Invariants:
    That depends on configuration and machine, and outside it looks like any sum: full noise goes up.
 3. A sample of more units than may be summed is told as such; it ends the attempt.
 
-Covered: ``record_distributed``. Not covered: noise, masks and the attempt (``silo_agent/session``).
+Covered: ``record_distributed``. Not covered: noise, masks and the attempt (``silo_agent/attempt``).
 """
 
 from __future__ import annotations
