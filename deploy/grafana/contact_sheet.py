@@ -24,7 +24,7 @@ from deploy.grafana.errors import GrafanaError, PanelError
 from deploy.grafana.generate import DASHBOARDS
 from deploy.grafana.prometheus_api import PrometheusApi
 from deploy.grafana.reading import DashboardReading, Window, read
-from deploy.grafana.sheet import draw
+from deploy.grafana.sheet.draw import draw
 
 __all__ = ["contact_sheet", "main"]
 

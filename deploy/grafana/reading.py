@@ -7,7 +7,7 @@ Invariants:
 2. Every panel gets a reading. A query that Prometheus refuses makes the panel failed; one without
    an answer makes it empty. The two are never the same.
 
-Covered: panels, repeated panels, annotations. Not covered: drawing (``sheet.py``).
+Covered: panels, repeated panels, annotations. Not covered: drawing (``sheet/``).
 """
 
 from __future__ import annotations

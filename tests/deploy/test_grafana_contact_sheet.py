@@ -13,8 +13,8 @@ from deploy.grafana import contact_sheet, generate
 from deploy.grafana.errors import PanelError, PrometheusError
 from deploy.grafana.prometheus_api import PrometheusApi
 from deploy.grafana.reading import Window, read
-from deploy.grafana.sheet_time import tick_step
-from deploy.grafana.units import shown
+from deploy.grafana.sheet.time_axis import tick_step
+from deploy.grafana.sheet.units import shown
 from deploy.prometheus_server import Prometheus
 
 NAMES = ("federation", "silo")

@@ -20,10 +20,10 @@ from deploy.grafana.errors import (
     UnknownLabelError,
     UnknownMetricError,
 )
-from deploy.grafana.federation import federation
+from deploy.grafana.federation.overview import federation
 from deploy.grafana.panel import Kind, Panel, Query
 from deploy.grafana.reading import Window
-from deploy.grafana.silo import silo
+from deploy.grafana.silo.overview import silo
 from server.cli.main import app as admin_app
 from silo_agent.cli.main import app as silo_app
 

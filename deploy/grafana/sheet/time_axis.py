@@ -17,15 +17,15 @@ from typing import Any, Final
 
 from deploy.grafana.errors import PanelError
 from deploy.grafana.reading import DashboardReading, Line, PanelReading
-from deploy.grafana.sheet_card import GREY, INK, Card, colour_of
-from deploy.grafana.sheet_legend import (
+from deploy.grafana.sheet.card import GREY, INK, Card, colour_of
+from deploy.grafana.sheet.legend import (
     Entry,
     below_height,
     draw_below,
     draw_beside,
     entry_text,
 )
-from deploy.grafana.units import shown
+from deploy.grafana.sheet.units import shown
 
 __all__ = ["draw_lines", "draw_timeline"]
 

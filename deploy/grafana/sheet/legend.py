@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 from deploy.grafana.errors import PanelError
-from deploy.grafana.sheet_card import GREY, Card
-from deploy.grafana.units import shown
+from deploy.grafana.sheet.card import GREY, Card
+from deploy.grafana.sheet.units import shown
 
 __all__ = ["Entry", "below_height", "change", "draw_below", "draw_beside", "entry_text"]
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from deploy.grafana.errors import PanelError
 from deploy.grafana.reading import DashboardReading, PanelReading
-from deploy.grafana.sheet_card import GREY, INK, Card, colour_of
-from deploy.grafana.sheet_time import draw_lines, draw_timeline
-from deploy.grafana.sheet_values import draw_bars, draw_stat, draw_table
+from deploy.grafana.sheet.card import GREY, INK, Card, colour_of
+from deploy.grafana.sheet.time_axis import draw_lines, draw_timeline
+from deploy.grafana.sheet.values import draw_bars, draw_stat, draw_table
 
 __all__ = ["draw"]
 

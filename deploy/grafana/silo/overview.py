@@ -16,8 +16,8 @@ from deploy.grafana.dashboard import Dashboard, Row, Variable
 from deploy.grafana.glance import alert_panels, up_panel
 from deploy.grafana.panel import Kind, Panel, Query
 from deploy.grafana.presets import DAYS, ENDLESS, SILO
-from deploy.grafana.silo_site import budget_row, integrity_row, machine_row, network_row
-from deploy.grafana.silo_work import learning_row, rounds_row
+from deploy.grafana.silo.site import budget_row, integrity_row, machine_row, network_row
+from deploy.grafana.silo.work import learning_row, rounds_row
 
 __all__ = ["RULE_FILE", "silo"]
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from deploy.grafana.reading import PanelReading
-from deploy.grafana.sheet_card import GREY, INK, Card, colour_of
-from deploy.grafana.units import shown
+from deploy.grafana.sheet.card import GREY, INK, Card, colour_of
+from deploy.grafana.sheet.units import shown
 
 __all__ = ["draw_bars", "draw_stat", "draw_table"]
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from deploy.grafana.dashboard import Dashboard, Row, Variable
-from deploy.grafana.federation_host import host_rows
-from deploy.grafana.federation_rounds import driven, rounds_row
-from deploy.grafana.federation_silos import silos_row
-from deploy.grafana.federation_sums import aggregation_row, learning_row
+from deploy.grafana.federation.host import host_rows
+from deploy.grafana.federation.rounds import driven, rounds_row
+from deploy.grafana.federation.silos import silos_row
+from deploy.grafana.federation.sums import aggregation_row, learning_row
 from deploy.grafana.glance import alert_panels, up_panel
 from deploy.grafana.panel import FULL_WIDTH, Kind, Override, Panel, Query
 from deploy.grafana.presets import COORDINATOR, DASHED, ENDLESS
