@@ -151,7 +151,7 @@ class OpsDemo:
                 ("status-phone", 360, False),
             ):
                 opened.open(f"http://127.0.0.1:{loopback.probes_port}/", width=width, dark=dark)
-                pictures.append(opened.capture(self.out / f"{name}.png", width=width))
+                pictures.append(opened.capture(self.out / f"{name}.png"))
         return pictures
 
 

@@ -79,7 +79,7 @@ def require_good(chromium, loopback, directory, name, path="/"):
         tables = [node for node in loaded.tree if node["role"] == "table"]
         assert all(node["name"] for node in tables)
         scheme = "dark" if dark else "light"
-        out = chromium.capture(directory / f"{name}-{device}-{scheme}.png", width=width)
+        out = chromium.capture(directory / f"{name}-{device}-{scheme}.png")
         brightness = matplotlib.image.imread(out)[:, :, :3].mean()
         assert (brightness < 0.3) if dark else (brightness > 0.8)
 
@@ -89,7 +89,7 @@ def test_a_federation_from_its_roster_to_its_last_round(loopback, chromium, tmp_
     assert "Nothing runs yet" in first
     assert "chorale run start plan.toml -f demo" in first
     chromium.open(url(loopback), width=1280)
-    chromium.capture(tmp_path / "before-desk-light.png", width=1280)
+    chromium.capture(tmp_path / "before-desk-light.png")
 
     for silo in cf.SILOS:
         loopback.start_silo(silo)
