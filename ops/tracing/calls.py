@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
-from ops.tracing.spans import TRACEPARENT, Span, Traceparent, begin, is_on, read_traceparent
+from ops.tracing.model import TRACEPARENT, Span, Traceparent, read_traceparent
+from ops.tracing.spans import begin, is_on
 
 __all__ = ["named_call", "size_of", "with_spans"]
 

@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from federation.version import installed_version
 from ops.logs.values import Unfit, shown
-from ops.tracing.spans import ATTRIBUTES, Span, Traceparent
+from ops.tracing.model import ATTRIBUTES, Span, Traceparent
 
 __all__ = ["OtelBackend", "open_backend"]
 

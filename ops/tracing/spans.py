@@ -6,13 +6,12 @@ nothing is measured, and every function here returns at once.
 
 Invariants:
 
-1. A span holds metadata: its name, its times, how it ended, and attributes of ``ATTRIBUTES``, each
-   of a declared form. No payload, no id, no text, no error's words.
+1. A span holds metadata: its name, its times, how it ended, and the attributes that ``model.py``
+   allows.
 2. A process's spans go to that process's own collector. What crosses between processes is one W3C
    ``traceparent`` beside a call: two random numbers and a flag. There is no ``tracestate`` and no
    baggage.
-3. A ``traceparent`` from a peer is read strictly; another form, or two of them, count as none. It
-   decides which trace a span belongs to, and nothing else.
+3. A ``traceparent`` from a peer decides which trace a span belongs to, and nothing else.
 4. Ids come from the operating system: a silo's generators are seeded from a secret, and what a peer
    sees of an id must say nothing about them, nor may tracing change what they draw next.
 5. A collector that is slow or away costs spans, never a call.
@@ -25,29 +24,20 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from federation.errors import TracingError
-from ops.logs.events import Kind
+from ops.tracing.model import NO_SPAN, Span, Traceparent
 
 __all__ = [
-    "ATTRIBUTES",
-    "NO_SPAN",
-    "TRACEPARENT",
     "Backend",
-    "Span",
-    "Traceparent",
     "begin",
     "carry",
     "follow",
     "is_on",
-    "read_traceparent",
     "spanned",
     "tracing",
     "use",
@@ -56,63 +46,8 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TRACEPARENT: Final = "traceparent"
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-ATTRIBUTES: Final = MappingProxyType(
-    {
-        "attempt": ("chorale.attempt", Kind.NUMBER),
-        "bytes": ("chorale.bytes", Kind.NUMBER),
-        "code": ("rpc.grpc.status_code", Kind.NUMBER),
-        "error": ("error.type", Kind.NAME),
-        "method": ("rpc.method", Kind.NAME),
-        "outcome": ("chorale.outcome", Kind.NAME),
-        "request_bytes": ("chorale.request_bytes", Kind.NUMBER),
-        "response_bytes": ("chorale.response_bytes", Kind.NUMBER),
-        "round": ("chorale.round", Kind.NUMBER),
-        "service": ("rpc.service", Kind.NAME),
-        "step": ("chorale.step", Kind.NUMBER),
-        "system": ("rpc.system", Kind.NAME),
-    }
-)
-"""What a span may say of itself: our word, OpenTelemetry's key, and the form of its values."""
-_FORM: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_SAMPLED: Final = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traceparent:
-    """Where a span of another process is."""
-
-    trace_id: int
-    span_id: int
-    sampled: bool
-
-    def __str__(self) -> str:
-        """As W3C Trace Context, version 00, writes it."""
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
-
-
-class Span:
-    """A span that is not measured; those that are derive from it."""
-
-    @property
-    def traceparent(self) -> str:
-        """What a peer is told of it; empty if there is nothing to tell."""
-        return ""
-
-    def note(self, **attributes: int | str) -> None:
-        """Add attributes; those that ``ATTRIBUTES`` does not allow are left out."""
-
-    def end(self, error: str = "") -> None:
-        """End it; only the first time counts.
-
-        Args:
-            error: The type of what went wrong; empty if nothing did.
-        """
-
-
-NO_SPAN: Final = Span()
 
 
 class Backend(Protocol):
@@ -250,27 +185,6 @@ def carry(job: Callable[[], R]) -> Callable[[], R]:
 def follow(traceparent: Traceparent | None) -> None:
     """Let what this context begins belong to a peer's span; to none with None."""
     _FOLLOWED.set(traceparent)
-
-
-def read_traceparent(words: Iterable[tuple[Any, Any]] | None) -> Traceparent | None:
-    """Read the metadata of a peer's call or answer.
-
-    Args:
-        words: All of it.
-
-    Returns:
-        Its span; None if it names none, two, or one in another form than version 00's.
-    """
-    said = [value for key, value in words or () if key == TRACEPARENT]
-    if len(said) != 1 or not isinstance(said[0], str):
-        return None
-    found = _FORM.fullmatch(said[0])
-    if found is None:
-        return None
-    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
-    if not trace_id or not span_id:
-        return None
-    return Traceparent(trace_id=trace_id, span_id=span_id, sampled=bool(flags & _SAMPLED))
 
 
 def _endpoint(environment: Mapping[str, str]) -> str:

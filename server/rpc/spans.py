@@ -15,7 +15,8 @@ from typing import Any, Final
 import grpc
 
 from ops.tracing.calls import named_call, size_of
-from ops.tracing.spans import TRACEPARENT, Span, begin, is_on, read_traceparent
+from ops.tracing.model import TRACEPARENT, Span, read_traceparent
+from ops.tracing.spans import begin, is_on
 
 __all__ = ["tell_round", "traced", "traced_stream"]
 

@@ -18,7 +18,8 @@ which is two traces.
 from __future__ import annotations
 
 from federation.chain.record import Place
-from ops.tracing.spans import NO_SPAN, Span, begin
+from ops.tracing.model import NO_SPAN, Span
+from ops.tracing.spans import begin
 from server.context import RunContext
 from server.figures import STEPS, Phase, RoundFigures
 from server.store.rounds import AttemptPlace

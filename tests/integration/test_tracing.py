@@ -14,8 +14,9 @@ from server_harness import Coordinator
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc, round_pb2, round_pb2_grpc
 from lab.loopback import LoopbackFederation
+from ops.tracing.model import ATTRIBUTES, read_traceparent
 from ops.tracing.otel import OtelBackend
-from ops.tracing.spans import ATTRIBUTES, follow, read_traceparent, use
+from ops.tracing.spans import follow, use
 from server.cli.client import connect
 from silo_agent.errors import TransportError
 from silo_agent.identity.join import join
