@@ -28,19 +28,19 @@ test: setup
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not long" $(TEST_ARGS)
 
 test-long: setup
-	$(BIN)/pytest -n 2 --dist loadgroup -m long --timeout 900 --ignore tests/upgrade $(TEST_ARGS)
+	$(BIN)/pytest -n 2 --dist loadgroup -m long --timeout 900 --ignore tests/system/upgrade $(TEST_ARGS)
 
 # Switches off each verification of secure aggregation in turn; every mutant must be caught.
 mutants-secagg: setup
-	@$(BIN)/python -m tests.mutants.secagg_mutants $(MUTANTS)
+	@$(BIN)/python -m tests.adversary.mutants.secagg_mutants $(MUTANTS)
 
 # Breaks privacy on purpose, one way at a time; every mutant must be caught.
 mutants-dp: setup
-	@$(BIN)/python -m tests.mutants.dp_mutants $(MUTANTS)
+	@$(BIN)/python -m tests.adversary.mutants.dp_mutants $(MUTANTS)
 
 # Attacks the real mechanisms at length, then breaks each of their parts in turn.
 audit: setup
-	@$(BIN)/python -m tests.audit.report $(AUDIT_ARGS)
+	@$(BIN)/python -m tests.adversary.audit.report $(AUDIT_ARGS)
 
 # Who was trained on? Without privacy, at epsilon 8 and at epsilon 1; draws docs/img/membership.png.
 membership: setup
@@ -157,25 +157,25 @@ experiments-aggregation: setup
 .PHONY: test-vllm test-environments
 # Against a real vLLM server on the CPU, and real environment packages, in environments of their own.
 test-vllm: setup
-	tests/vllm/run.sh .venv-vllm
+	tests/foreign/vllm/run.sh .venv-vllm
 
 test-environments:
-	tests/foreign/run.sh .venv-environments --model
+	tests/foreign/environments/run.sh .venv-environments --model
 
 .PHONY: test-journey
 # The operators' handbook, typed command by command on an installed wheel.
 test-journey: setup
-	$(BIN)/pytest tests/integration/test_journey.py --timeout 900 $(TEST_ARGS)
+	$(BIN)/pytest tests/system/integration/commands/test_journey.py --timeout 900 $(TEST_ARGS)
 
 .PHONY: test-chaos
 # kill -9 at every phase, on SQLite and PostgreSQL: about 8 minutes on two cores; prints the matrix.
 test-chaos: setup
-	@$(BIN)/python -m tests.chaos.matrix $(CHAOS_ARGS)
+	@$(BIN)/python -m tests.system.chaos.matrix $(CHAOS_ARGS)
 
 .PHONY: test-upgrade
 # Federations of this version and of the previous release, deploy/previous-release; needs its commit.
 test-upgrade: setup
-	$(BIN)/pytest tests/upgrade -m long -s --timeout 900 $(TEST_ARGS)
+	$(BIN)/pytest tests/system/upgrade -m long -s --timeout 900 $(TEST_ARGS)
 
 .PHONY: release
 # Wheel, source archive, bills of materials and digests of the commit that is checked out, in dist/.

@@ -6,7 +6,9 @@ import pytest
 
 from server.store import Store
 from server.store.schema import METADATA
-from tests import postgresql_server, s3_server
+
+pytest.register_assert_rewrite("tests.kit")
+from tests.kit import postgresql_server, s3_server  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ Invariants:
     3. Arrays in, figures out: the mechanism under audit is a parameter, never a copy of its code.
 
 Covered: results, binomial confidence bounds, ε from a pair of rates.
-Not covered: which mechanism is audited (``tests/audit``), the accountant (``dp.accounting.rdp``).
+Not covered: which mechanism is audited (``tests/adversary/audit``), the accountant
+(``dp.accounting.rdp``).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ Invariants:
     3. Keys and masks come from the operating system: two runs never share one. They cancel exactly,
        so results do not depend on them.
 
-Covered: nobody drops out. Not covered: protobuf, transport, disk, ledger (``tests/simulation``).
+Covered: nobody drops out. Not covered: protobuf, transport, disk, ledger
+(``tests/adversary/simulation``).
 """
 
 from __future__ import annotations

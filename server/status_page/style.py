@@ -3,7 +3,7 @@
 Invariants:
 
 1. Text has a contrast of at least 4.5 on whatever it stands on, in both schemes
-   (``tests/unit/test_status_page_style.py`` computes it).
+   (``tests/server/status_page/test_style.py`` computes it).
 2. No colour says anything alone: a sign's shape, a word or a place says it too.
 3. Nothing is wider than the screen, down to 360 pixels; nothing moves.
 

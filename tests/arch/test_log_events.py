@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ops.logs.events import EVENTS, FIELDS, Kind
+from tests.kit.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted(
     path
     for package in ("server", "silo_agent", "federation", "ops", "evolution")

@@ -7,11 +7,12 @@ The floors inside the rooms, and that no file stands beside them, are import-lin
 import re
 import subprocess
 from collections import Counter
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import grimp
 
-ROOT = Path(__file__).parents[2]
+from tests.kit.paths import ROOT
+
 ROOMS = ("secagg", "dp", "federation", "ops", "evolution", "server", "silo_agent", "lab")
 BESIDE = ("benchmarks", "deploy", "proto", "tests")
 """Folders with Python that are no room: nothing of them is in the wheel but the generated code."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.kit.paths import ROOT
+
 PACKAGES = ("secagg", "dp", "federation", "ops", "evolution", "server", "silo_agent", "lab")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 MAX_LINES = 600

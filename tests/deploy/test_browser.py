@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from deploy.browser import Browser, executable
-from tests.deploy.tools import require
+from tests.kit.deploy.tools import require
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 QUIET = b"""<!doctype html><html lang=en><title>t</title><link rel=icon href='data:,'>

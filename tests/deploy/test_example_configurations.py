@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,9 @@ from server.store.served import database_in_force
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError, PolicyFileError
 from silo_agent.policy.document import Policy
+from tests.kit.paths import ROOT
 
-EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
+EXAMPLES = ROOT / "deploy" / "examples"
 
 
 def test_coordinator(tmp_path):

@@ -8,11 +8,6 @@ from deploy.grafana.catalogue import Catalogue
 from deploy.grafana.errors import PanelError, UnknownLabelError, UnknownMetricError
 
 
-@pytest.fixture(scope="module")
-def catalogue():
-    return Catalogue.live()
-
-
 @pytest.mark.parametrize(
     ("expr", "error", "said"),
     [

@@ -7,7 +7,6 @@ import socket
 import time
 
 import pytest
-from recorded_history import SCRAPE_S, SPAN_S, record_history
 
 from deploy.grafana import contact_sheet, generate
 from deploy.grafana.errors import PanelError, PrometheusError
@@ -16,6 +15,7 @@ from deploy.grafana.reading import Window, read
 from deploy.grafana.sheet.time_axis import tick_step
 from deploy.grafana.sheet.units import shown
 from deploy.prometheus_server import Prometheus
+from tests.deploy.recorded_history import SCRAPE_S, SPAN_S, record_history
 
 NAMES = ("federation", "silo")
 GROUP = pytest.mark.xdist_group("grafana")

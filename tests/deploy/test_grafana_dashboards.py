@@ -12,7 +12,6 @@ import typer
 import yaml
 
 from deploy.grafana import generate
-from deploy.grafana.catalogue import Catalogue
 from deploy.grafana.dashboard import SCHEMA_VERSION
 from deploy.grafana.errors import (
     PanelError,
@@ -26,14 +25,10 @@ from deploy.grafana.reading import Window
 from deploy.grafana.silo.overview import silo
 from server.cli.main import app as admin_app
 from silo_agent.cli.main import app as silo_app
+from tests.kit.paths import ROOT
 
-GRAFANA = Path(__file__).parent.parent.parent / "deploy" / "grafana"
+GRAFANA = ROOT / "deploy" / "grafana"
 NAMES = ("federation", "silo")
-
-
-@pytest.fixture(scope="module")
-def catalogue():
-    return Catalogue.live()
 
 
 @pytest.fixture(scope="module")

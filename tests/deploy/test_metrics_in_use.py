@@ -8,17 +8,17 @@ rules, the list in docs/monitoring.md. Not covered: whether a query ever has dat
 import json
 import re
 
-import prometheus_files as files
-import real_expositions
-
 from deploy.grafana.generate import DASHBOARDS
 from deploy.promql import metric_names
+from tests.kit.deploy import prometheus_files as files
+from tests.kit.deploy import real_expositions
+from tests.kit.paths import ROOT
 
 OWN = {"up", "ALERTS"}
 """What Prometheus itself adds."""
 DOCUMENTED = {"process_virtual_memory_bytes"}
 """On no panel and in no rule: it says nothing that resident memory does not say."""
-MONITORING = files.REPOSITORY / "docs" / "monitoring.md"
+MONITORING = ROOT / "docs" / "monitoring.md"
 
 
 def family(series):

@@ -21,13 +21,13 @@ from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.policy.document import Policy
 from silo_agent.policy.proposal import write_for_plan
-from tests.deploy import dockerfile
-from tests.deploy.commands import PROGRAMS, require_command
-from tests.deploy.packaged import REPOSITORY
-from tests.deploy.tools import require
+from tests.kit.deploy import dockerfile
+from tests.kit.deploy.commands import PROGRAMS, require_command
+from tests.kit.deploy.tools import require
+from tests.kit.paths import ROOT
 
-DIRECTORY = REPOSITORY / "deploy" / "compose"
-VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+DIRECTORY = ROOT / "deploy" / "compose"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
 DAEMONS = {"coordinator", *SILOS, "prometheus", "grafana"}
 ROOT_HOLDERS = {"root-key", "sign-roster"}
@@ -63,8 +63,8 @@ def test_compose_takes_the_file_with_and_without_builds():
              if "build" in s}  # fmt: skip
     assert set(built) == {"root-key", "join-a"}
     for build in built.values():
-        assert Path(build["context"]) == REPOSITORY
-        found = dockerfile.read(REPOSITORY / build["dockerfile"])
+        assert Path(build["context"]) == ROOT
+        found = dockerfile.read(ROOT / build["dockerfile"])
         assert set(build.get("args") or ()) <= set(found.arguments)
 
 
@@ -236,7 +236,7 @@ def test_scripts_pass_shellcheck(script):
 
 def test_the_silos_settings_are_read_by_the_silo(services, tmp_path, monkeypatch):
     (tmp_path / "silo.toml").write_text("")
-    image = dockerfile.read(REPOSITORY / "deploy" / "images" / "silo.Dockerfile").environment()
+    image = dockerfile.read(ROOT / "deploy" / "images" / "silo.Dockerfile").environment()
     shards, seeds = set(), set()
     for silo in SILOS:
         for key, value in {**image, **services[silo]["environment"]}.items():
@@ -251,7 +251,7 @@ def test_the_silos_settings_are_read_by_the_silo(services, tmp_path, monkeypatch
 
 
 def test_prometheus_is_told_to_scrape_what_is_here(services):
-    targets = REPOSITORY / "deploy" / "prometheus" / "targets"
+    targets = ROOT / "deploy" / "prometheus" / "targets"
     named = {
         target
         for path in targets.glob("*.yml")
@@ -299,12 +299,10 @@ def test_grafana_finds_what_is_provisioned(services):
 def test_the_plan_fits_the_base_model_of_the_images():
     plan = read_plan((DIRECTORY / "plan.toml").read_bytes())
     assert plan.model.base == IN_IMAGE
-    base = REPOSITORY / "lab" / "base_model"
+    base = ROOT / "lab" / "base_model"
     assert plan.model.base_sha256 == base_sha256(base)
     copies = {
-        name: dockerfile.read(REPOSITORY / "deploy" / "images" / f"{name}.Dockerfile").final.of(
-            "COPY"
-        )
+        name: dockerfile.read(ROOT / "deploy" / "images" / f"{name}.Dockerfile").final.of("COPY")
         for name in ("coordinator", "silo")
     }
     assert f"lab/base_model {IN_IMAGE}" in copies["silo"]

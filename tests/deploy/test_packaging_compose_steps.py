@@ -23,11 +23,11 @@ from lab.loopback import free_port
 from ops.probes.metrics import MetricsAccess
 from ops.probes.server import Probes
 from ops.probes.tls import ProbeTls
-from tests.deploy.packaged import REPOSITORY
+from tests.kit.paths import ROOT
 
 pytestmark = pytest.mark.long
 
-COMPOSE = REPOSITORY / "deploy" / "compose"
+COMPOSE = ROOT / "deploy" / "compose"
 BIN = Path(sys.executable).parent
 LIMIT_S = 120
 
@@ -49,7 +49,7 @@ class Machine:
 
     def places(self, service):
         """Container path to path here, the longest first."""
-        found = {"/opt/chorale/share/base-model": REPOSITORY / "lab" / "base_model"}
+        found = {"/opt/chorale/share/base-model": ROOT / "lab" / "base_model"}
         for mounted in self.services[service].get("volumes", ()):
             source, target = mounted.split(":")[:2]
             found[target] = COMPOSE / source if source[0] == "." else self.volume(source)
@@ -101,7 +101,7 @@ class Machine:
                 [BIN / self.services["coordinator"]["command"][0], "serve"],
                 env=self.environment("coordinator"), stdout=log, stderr=log,
             )  # fmt: skip
-        health = REPOSITORY / "deploy" / "images" / "health.py"
+        health = ROOT / "deploy" / "images" / "health.py"
         url = f"http://127.0.0.1:{self.ports[2]}/readyz"
         end = time.monotonic() + 60
         while subprocess.run(

@@ -18,7 +18,7 @@ from federation.errors import DeploymentError
 from ops.deploy import files as deployment
 from ops.deploy.files import PARTS, DeploymentFile, shipped, write_files
 from server.pki.keys import read_public_key
-from tests.deploy.packaged import REPOSITORY
+from tests.kit.paths import ROOT
 
 PROGRAMS = {"chorale": "server.cli.main", "chorale-silo": "silo_agent.cli.main"}
 KINDS = [
@@ -108,7 +108,7 @@ def test_an_installation_without_the_files_says_so(tmp_path, monkeypatch):
 
 def test_a_unit_that_was_changed_is_not_filled_in(tmp_path, monkeypatch, types):
     """Half of it would stand for another place than the other half."""
-    shutil.copytree(REPOSITORY / "deploy" / "systemd", tmp_path / "systemd")
+    shutil.copytree(ROOT / "deploy" / "systemd", tmp_path / "systemd")
     unit = tmp_path / "systemd" / "chorale-coordinator.service"
     unit.write_text(unit.read_text().replace("User=chorale\n", "User=other\n"))
     monkeypatch.setattr(deployment, "_PLACES", (tmp_path,))
@@ -195,7 +195,7 @@ def test_an_executable_that_the_sandbox_hides_is_told(program, executable, types
 
 
 def test_every_printed_command_exists(types, tmp_path):
-    from tests.deploy.commands import require_command
+    from tests.kit.deploy.commands import require_command
 
     for number, (program, kind) in enumerate(KINDS):
         _, answer, _ = types(program, "deploy", kind, "--out", tmp_path / str(number))
@@ -251,7 +251,7 @@ def test_the_chart_is_written_with_what_is_known(types, tmp_path):
     for rules in ("coordinator.yml", "silo.yml"):
         written = tmp_path / "out" / "chorale" / "rules" / rules
         assert not written.is_symlink()
-        shown = REPOSITORY / "deploy" / "prometheus" / "rules" / rules
+        shown = ROOT / "deploy" / "prometheus" / "rules" / rules
         assert written.read_bytes() == shown.read_bytes()
 
 
@@ -269,7 +269,7 @@ def test_the_roots_private_key_is_not_put_into_values(types, tmp_path):
 
 
 def test_the_wheel_is_told_to_carry_every_part():
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     carried = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert carried == {f"deploy/{part}": f"ops/deploy/deployment_files/{part}" for part in PARTS}
 
@@ -278,5 +278,5 @@ def test_no_part_can_carry_a_secret_of_a_checkout():
     """Parts are named one by one where somebody's own files may lie beside them."""
     assert "compose" not in PARTS
     assert not any(part.startswith("compose/secrets") for part in PARTS)
-    assert "secrets/" in (REPOSITORY / "deploy" / "compose" / ".gitignore").read_text().split()
-    assert "deploy/compose/secrets" in (REPOSITORY / ".dockerignore").read_text().split()
+    assert "secrets/" in (ROOT / "deploy" / "compose" / ".gitignore").read_text().split()
+    assert "deploy/compose/secrets" in (ROOT / ".dockerignore").read_text().split()

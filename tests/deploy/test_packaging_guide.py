@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from tests.deploy.commands import PROGRAMS, require_command
-from tests.deploy.packaged import REPOSITORY
+from tests.kit.deploy.commands import PROGRAMS, require_command
+from tests.kit.paths import ROOT
 
-GUIDE = REPOSITORY / "docs" / "deployment.md"
+GUIDE = ROOT / "docs" / "deployment.md"
 OTHERS = ("helm ", "docker build", "python3 ", "kubectl create", "sudo systemctl", "--build-arg")
 """Lines in which our name is somebody else's argument."""
 
@@ -47,4 +47,4 @@ def test_links_lead_somewhere(target):
 def test_what_it_names_is_there():
     text = GUIDE.read_text()
     for path in re.findall(r"`((?:deploy|tests)/[\w./*-]+)`", text):
-        assert list(REPOSITORY.glob(path.rstrip("/"))), path
+        assert list(ROOT.glob(path.rstrip("/"))), path

@@ -18,22 +18,16 @@ import yaml
 from server.config import CoordinatorConfig
 from silo_agent.config import SiloConfig
 from silo_agent.policy.document import Policy
-from tests.deploy.commands import require_command
-from tests.deploy.helm_sdk import NAMESPACE, RELEASE, helm
-from tests.deploy.packaged import REPOSITORY
-from tests.deploy.prometheus_files import promtool
+from tests.kit.deploy.chart import CHART, FOUNDED
+from tests.kit.deploy.commands import require_command
+from tests.kit.deploy.helm_sdk import NAMESPACE, RELEASE, helm
+from tests.kit.deploy.prometheus_files import promtool
+from tests.kit.paths import ROOT
 
 pytestmark = pytest.mark.xdist_group("packaging_helm")
 
-CHART = REPOSITORY / "deploy" / "helm" / "chorale"
-VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-ROOT_KEY = (
-    "-----BEGIN PUBLIC KEY-----\n"
-    "MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n"
-    "-----END PUBLIC KEY-----\n"
-)
-POLICY = (REPOSITORY / "deploy" / "examples" / "policy.toml").read_text()
-FOUNDED = {"hosts": ["coord.example.org", "10.0.0.1"], "rootPublicKey": {"value": ROOT_KEY}}
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+POLICY = (ROOT / "deploy" / "examples" / "policy.toml").read_text()
 EVERYTHING = {
     "enabled": True,
     "serviceMonitor": {"enabled": True, "labels": {"release": "monitoring"}},
@@ -279,7 +273,7 @@ def test_the_silos_settings_are_read_by_the_silo(case, objects, tmp_path, monkey
         for key, value in settings(container).items():
             monkeypatch.setenv(key, value)
         # The model is in the image or on a claim, and not here.
-        monkeypatch.setenv("CHORALE_SILO_BASE_MODEL", str(REPOSITORY / "lab" / "base_model"))
+        monkeypatch.setenv("CHORALE_SILO_BASE_MODEL", str(ROOT / "lab" / "base_model"))
         config = SiloConfig.load(tmp_path)
         assert config.probes_listen == "10.1.2.3:7446"
         assert config.families() == ("craft",)
@@ -364,7 +358,7 @@ def test_the_rules_are_those_of_deploy_prometheus(objects, tmp_path):
     assert len(found) == 2
     for name, rule in found.items():
         part = name.rpartition("-")[2]
-        shipped = REPOSITORY / "deploy" / "prometheus" / "rules" / f"{part}.yml"
+        shipped = ROOT / "deploy" / "prometheus" / "rules" / f"{part}.yml"
         assert rule["spec"] == yaml.safe_load(shipped.read_text())
         assert rule["metadata"]["labels"]["release"] == "monitoring"
         path = tmp_path / f"{part}.yml"

@@ -6,13 +6,13 @@ import tomllib
 import pytest
 import yaml
 
-from tests.deploy.helm_sdk import helm
-from tests.deploy.packaged import REPOSITORY
-from tests.deploy.test_packaging_helm import CHART, FOUNDED
+from tests.kit.deploy.chart import CHART, FOUNDED
+from tests.kit.deploy.helm_sdk import helm
+from tests.kit.paths import ROOT
 
 pytestmark = pytest.mark.xdist_group("packaging_helm")
 
-VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def changed(**coordinator):

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from ops.deploy.files import PARTS, shipped
-from tests.deploy import dockerfile
-from tests.deploy.packaged import REPOSITORY
+from tests.kit.deploy import dockerfile
+from tests.kit.paths import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("packaging_image")]
 
-FILE = REPOSITORY / "deploy" / "images" / "coordinator.Dockerfile"
+FILE = ROOT / "deploy" / "images" / "coordinator.Dockerfile"
 MOST_BYTES = 250_000_000
 """Of the whole installation."""
 FORBIDDEN = {
@@ -57,10 +57,10 @@ class Build:
     def copies(self, source, target, at):
         into = self.path(target, at)
         if source != ".":
-            shutil.copy(REPOSITORY / source, into)
+            shutil.copy(ROOT / source, into)
             return
         for path in context():
-            place = into / path.relative_to(REPOSITORY)
+            place = into / path.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
 
@@ -82,14 +82,14 @@ class Build:
 
 def context():
     """The files that .dockerignore lets through."""
-    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
     lines = [line for line in lines if line and not line.startswith("#")]
     named = [line.removeprefix("!") for line in lines if line.startswith("!")]
     left_out = [line for line in lines[1:] if not line.startswith("!")]
     for name in named:
-        top = REPOSITORY / name
+        top = ROOT / name
         for path in [top] if top.is_file() else sorted(top.rglob("*")):
-            relative = path.relative_to(REPOSITORY).as_posix()
+            relative = path.relative_to(ROOT).as_posix()
             hidden = any(
                 fnmatch.fnmatch(relative, pattern.replace("**/", "*"))
                 or relative.startswith(f"{pattern}/")

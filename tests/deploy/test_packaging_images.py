@@ -17,14 +17,14 @@ import trustme
 
 from server.config import CoordinatorConfig
 from silo_agent.config import SiloConfig
-from tests.deploy import dockerfile
-from tests.deploy.commands import require_command
-from tests.deploy.packaged import REPOSITORY
+from tests.kit.deploy import dockerfile
+from tests.kit.deploy.commands import require_command
+from tests.kit.paths import ROOT
 
-IMAGES = REPOSITORY / "deploy" / "images"
+IMAGES = ROOT / "deploy" / "images"
 NAMES = ("coordinator", "silo")
 FILES = {name: dockerfile.read(IMAGES / f"{name}.Dockerfile") for name in NAMES}
-VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 HEALTH = IMAGES / "health.py"
 
 
@@ -86,7 +86,7 @@ def test_everything_is_installed_with_the_tested_versions(name):
 
 def test_versions_are_those_of_this_tree():
     assert {found.arguments["CHORALE_VERSION"] for found in FILES.values()} == {VERSION}
-    pins = (REPOSITORY / "constraints.txt").read_text()
+    pins = (ROOT / "constraints.txt").read_text()
     assert f"\ntorch=={FILES['silo'].arguments['TORCH_VERSION']}\n" in pins
 
 
@@ -131,15 +131,15 @@ def test_the_silos_settings_are_read_by_the_silo(tmp_path, monkeypatch):
 def test_only_what_is_named_reaches_a_builder():
     lines = [
         line
-        for line in (REPOSITORY / ".dockerignore").read_text().splitlines()
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line and not line.startswith("#")
     ]
     assert lines[0] == "*"
     named = {line.removeprefix("!") for line in lines if line.startswith("!")}
     for name in named:
-        assert (REPOSITORY / name).exists(), name
+        assert (ROOT / name).exists(), name
     # What a wheel is built from: the build's own files, its packages, what it carries of deploy.
-    wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     packages = {path.partition("/")[0] for path in wheel["targets"]["wheel"]["packages"]}
     assert named == packages | {"pyproject.toml", "README.md", "constraints.txt", "deploy"}
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from ops.deploy.systemd import Service, ServiceInstallation, filled_files
-from tests.deploy.commands import require_command
-from tests.deploy.packaged import REPOSITORY
-from tests.deploy.tools import require
+from tests.kit.deploy.commands import require_command
+from tests.kit.deploy.tools import require
+from tests.kit.paths import ROOT
 
-DIRECTORY = REPOSITORY / "deploy" / "systemd"
+DIRECTORY = ROOT / "deploy" / "systemd"
 SERVICES = {
     "chorale-coordinator": Service(
         name="chorale-coordinator", executable="/opt/chorale/bin/chorale-coordinator",
@@ -28,7 +28,7 @@ SERVICES = {
         data_dir="/var/lib/chorale-silo", account="chorale-silo",
     ),
 }  # fmt: skip
-GUIDE = REPOSITORY / "docs" / "deployment.md"
+GUIDE = ROOT / "docs" / "deployment.md"
 MOST_EXPOSED = {"chorale-coordinator": 3.0, "chorale-silo": 4.5}
 DROP_INS = {
     "coordinator-postgresql.conf": "chorale-coordinator",

@@ -15,7 +15,8 @@ import time
 import pytest
 
 from tests.deploy import systemd_machine
-from tests.deploy.packaged import REPOSITORY, build_wheel, system_python
+from tests.kit.deploy.packaged import build_wheel, system_python
+from tests.kit.paths import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("packaging_systemd")]
 
@@ -34,7 +35,7 @@ def machine(tmp_path_factory):
     directory = tmp_path_factory.mktemp("machine")
     given = tmp_path_factory.mktemp("given")
     wheel = build_wheel(given)
-    shutil.copytree(REPOSITORY / "lab" / "base_model", given / "base")
+    shutil.copytree(ROOT / "lab" / "base_model", given / "base")
     given.chmod(0o755)
     started = systemd_machine.SystemdMachine(directory, given=given)
     try:
@@ -179,7 +180,7 @@ def in_the_sandbox_of(machine, unit, command, *, name):
 
 
 def test_local_training_works_in_the_silos_sandbox(silo):
-    plan = (REPOSITORY / "deploy" / "compose" / "plan.toml").read_text()
+    plan = (ROOT / "deploy" / "compose" / "plan.toml").read_text()
     plan = plan.replace("episodes_per_round = 600", "episodes_per_round = 8")
     plan = plan.replace("/opt/chorale/share/base-model", "/srv/base")
     silo.runs("tee", "/srv/plan.toml", text=plan)
@@ -276,7 +277,7 @@ def test_a_credential_is_for_its_service_alone(silo):
     silo.runs("install", "-m", "600", "/dev/stdin", "/etc/chorale/pgpass", text="a:5432:*:b:c\n")
     place = f"/etc/systemd/system/shown-{COORDINATOR}.service.d"
     silo.runs("mkdir", "-p", place)
-    drop_in = REPOSITORY / "deploy" / "systemd" / "drop-ins" / "coordinator-postgresql.conf"
+    drop_in = ROOT / "deploy" / "systemd" / "drop-ins" / "coordinator-postgresql.conf"
     silo.runs("tee", f"{place}/postgresql.conf", text=drop_in.read_text())
     code, said, complaint = in_the_sandbox_of(
         silo, COORDINATOR, "/bin/sh -c 'cat $PGPASSFILE && stat -Lc \"%%a %%U\" $PGPASSFILE'",
@@ -295,7 +296,7 @@ def test_groups_of_devices_reach_through_the_drop_in(silo):
     silo.runs("sh", "-c", "install -m 640 -g render /dev/null /srv/of-a-group")
     for name, drop_in, verdict in (("plain", "", 1), ("grouped", "silo-amd-gpu.conf", 0)):
         if drop_in:
-            text = (REPOSITORY / "deploy" / "systemd" / "drop-ins" / drop_in).read_text()
+            text = (ROOT / "deploy" / "systemd" / "drop-ins" / drop_in).read_text()
             silo.runs("mkdir", "-p", f"/etc/systemd/system/{name}.service.d")
             silo.runs("tee", f"/etc/systemd/system/{name}.service.d/gpu.conf", text=text)
         code, _, complaint = in_the_sandbox_of(silo, SILO, "/bin/cat /srv/of-a-group", name=name)

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import prometheus_files as files
 import pytest
 import trustme
 
@@ -23,8 +22,9 @@ from deploy.promql import selectors
 from ops.probes.server import Probes
 from ops.probes.tls import ProbeTls
 from server.metrics import CoordinatorMetrics
-from tests.deploy.tools import require
-from tests.integration import constant_federation as cf
+from tests.kit.deploy import prometheus_files as files
+from tests.kit.deploy.tools import require
+from tests.kit.processes import constant_federation as cf
 
 pytestmark = pytest.mark.xdist_group("prometheus")
 

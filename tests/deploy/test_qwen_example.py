@@ -1,7 +1,5 @@
 """The configuration of Qwen2.5-7B for one and for eight GPUs: parsed, and fitting its plan."""
 
-from pathlib import Path
-
 import pytest
 
 from federation.adapter.memory import rollout_memory, training_memory
@@ -9,8 +7,9 @@ from federation.adapter.shapes import shape_of
 from federation.forecast.forecast import forecast_plan, shared_dimension
 from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
+from tests.kit.paths import ROOT
 
-EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "qwen2.5-7b"
+EXAMPLE = ROOT / "deploy" / "examples" / "qwen2.5-7b"
 PLAN = read_plan((EXAMPLE / "plan.toml").read_bytes())
 CARD_BYTES = 80 * 10**9
 FULL = 0.8

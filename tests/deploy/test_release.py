@@ -1,9 +1,10 @@
 """What ``deploy/release.sh`` removes before it builds: its own files of the time before."""
 
 import subprocess
-from pathlib import Path
 
-RELEASE = Path(__file__).parents[2] / "deploy" / "release.sh"
+from tests.kit.paths import ROOT
+
+RELEASE = ROOT / "deploy" / "release.sh"
 
 
 def test_only_files_of_an_earlier_release_are_removed(tmp_path):

@@ -8,10 +8,8 @@ import re
 import shlex
 from importlib import import_module
 
-import prometheus_files as files
 import pytest
 import typer
-from test_prometheus_rules import ALERTS, RULES, known_series, wrong_names
 
 from dp.accounting.charge import UNIT_KINDS
 from dp.config import Mode
@@ -26,6 +24,8 @@ from server.store.silos import SiloState
 from silo_agent.books.audit import SiloEvent
 from silo_agent.metrics import ERROR_KINDS
 from silo_agent.policy.refusal import DAEMON_RULES
+from tests.kit.deploy import prometheus_files as files
+from tests.kit.deploy.alerts import ALERTS, RULES, known_series, wrong_names
 
 PROGRAMS = {
     "chorale": "server.cli.main",

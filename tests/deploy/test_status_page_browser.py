@@ -13,7 +13,7 @@ import matplotlib.image
 import pytest
 
 from deploy.browser import Browser, executable
-from tests.integration import constant_federation as cf
+from tests.kit.processes import constant_federation as cf
 
 pytestmark = [
     pytest.mark.long,

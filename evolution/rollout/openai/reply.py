@@ -9,7 +9,7 @@ Invariants:
    truncates or re-tokenises is found out.
 
 Covered: ``/v1/models`` and ``/v1/completions`` of vLLM 0.32. Not covered: whether the numbers are
-the model's, which the tests against a real server establish (``tests/vllm``).
+the model's, which the tests against a real server establish (``tests/foreign/vllm``).
 """
 
 from __future__ import annotations

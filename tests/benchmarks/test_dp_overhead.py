@@ -1,0 +1,30 @@
+"""The benchmark of private steps runs from end to end, at sizes that say nothing about speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.kit.paths import ROOT
+
+
+def test_every_arm_runs_and_the_last_line_is_the_figures():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto")])}
+    finished = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "dp_overhead.py"), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment,
+    )
+    assert finished.returncode == 0, finished.stderr
+    figures = json.loads(finished.stdout.splitlines()[-1])
+    assert figures["vs_opacus"]["64"] > 0
+    assert set(figures["vs_nondp"]) == {"loop", "hooks", "functorch"}
+    assert figures["fastest_opacus"]["64"].startswith("opacus/")
+    assert figures["noise_s"] > 0
+    for arm in ("plain", "opacus/hooks", "opacus/ghost"):
+        assert arm in finished.stdout

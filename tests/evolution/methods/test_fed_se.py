@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from evolution.envs import catalogue
+from evolution.envs.environment import Environment
+from evolution.envs.tasks import Shard, Split
+from evolution.errors import EvolverSetupError
+from evolution.methods.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
+from evolution.methods.explore import draw_tasks
+from evolution.methods.fed_se import FedSeEvolver
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import initial_adapter
+from evolution.train.sft import SftTrainer, TrajectoryLoss
+from evolution.train.trainer import SftSettings
+from evolution.trajectory import Step, Task, Trajectory
+
+LOSS = TrajectoryLoss()
+RANK, ALPHA = 4, 8.0
+SETTINGS = EvolveSettings(
+    episodes=24, tries_per_task=2, max_new_tokens=3, window=2, batch_size=4, learning_rate=1e-2
+)
+
+
+class Early(Environment):
+    """Solved by an answer whose first word stands in the first half of the alphabet."""
+
+    name = family = "early"
+    max_steps = 2
+    labels = ("even", "odd")
+
+    def __init__(self) -> None:
+        self.step_count = 0
+
+    @property
+    def instruction(self):
+        return "craft the goal item ."
+
+    def reset(self, task_id):
+        self.step_count = 0
+        return f"goal plank . have {task_id % 10} log .", {}
+
+    def step(self, action):
+        self.step_count += 1
+        solved = bool(action) and action[0].isalpha() and action[0] <= "e"
+        return "not possible .", 0.0, solved, self.step_count == 2, {"solved": solved}
+
+    def success(self, info):
+        return info["solved"]
+
+
+@pytest.fixture(autouse=True)
+def environments(monkeypatch):
+    known = {**catalogue.ENVIRONMENTS, "early": f"{__name__}:Early"}
+    monkeypatch.setattr(catalogue, "ENVIRONMENTS", known)
+
+
+@pytest.fixture
+def make_silo(base, tmp_path):
+    made = []
+
+    def make(name="silo", **changes):
+        setup = EvolverSetup(
+            assignments=(Assignment(environment="early"),),
+            base_dir=base,
+            state_dir=tmp_path / name,
+            rank=RANK,
+            alpha=ALPHA,
+        )
+        made.append(FedSeEvolver(dataclasses.replace(setup, **changes)))
+        return made[-1]
+
+    yield make
+    for silo in made:
+        silo.close()
+
+
+def first(base):
+    return initial_adapter(base, RANK, ALPHA, 0)
+
+
+def work(adapter, round_index=0, trainable=None, seed=0, **settings) -> Work:
+    return Work(
+        round=round_index,
+        adapter=adapter,
+        adapter_sha256=f"{round_index}",
+        trainable=frozenset(adapter) if trainable is None else trainable,
+        settings=dataclasses.replace(SETTINGS, **settings),
+        seed=seed,
+    )
+
+
+def same(one, two) -> bool:
+    return one.keys() == two.keys() and all(one[k].tobytes() == two[k].tobytes() for k in one)
+
+
+def is_zero(delta) -> bool:
+    return not any(d.any() for d in delta.values())
+
+
+def solved(rows) -> float:
+    return sum(r.successes for r in rows) / sum(r.episodes for r in rows)
+
+
+def test_a_silo_gets_better_at_what_it_explores(base, make_silo):
+    silo, adapter = make_silo(), first(base)
+    judge = {"episodes": 60, "temperatures": (1.0,), "max_new_tokens": 3}
+    before = silo.evaluate(Evaluation(round=0, adapter={}, adapter_sha256="base", **judge))
+    for index in range(4):
+        evolution = silo.evolve(work(adapter, index))
+        assert evolution.episodes == {"early": 24}
+        assert 0 < evolution.successes["early"] <= 24
+        adapter = {k: v + evolution.delta[k] for k, v in adapter.items()}
+    after = silo.evaluate(Evaluation(round=4, adapter=adapter, adapter_sha256="x", **judge))
+    assert solved(before) < 0.7
+    assert solved(after) > solved(before) + 0.2
+    assert [(r.label, r.episodes) for r in after] == [("even", 30), ("odd", 30)]
+
+
+def test_equal_work_gives_equal_deltas_and_other_seeds_do_not(base, make_silo):
+    adapter = first(base)
+    one = make_silo("one").evolve(work(adapter))
+    two = make_silo("two").evolve(work(adapter))
+    other = make_silo("three").evolve(work(adapter, seed=1))
+    assert not is_zero(one.delta)
+    assert same(one.delta, two.delta)
+    assert not same(one.delta, other.delta)
+    assert all(d.dtype == np.float32 for d in one.delta.values())
+
+
+def test_each_round_starts_from_the_global_adapter_bit_for_bit(base, make_silo):
+    silo, adapter = make_silo(), first(base)
+    silo.evolve(work(adapter))
+    rng = np.random.default_rng(0)
+    broadcast = {k: v + rng.normal(0, 0.01, v.shape).astype("f4") for k, v in adapter.items()}
+    idle = silo.evolve(work(broadcast, 1, learn=False))
+    assert is_zero(idle.delta)
+    assert same(silo._trainer.adapter(), broadcast)
+    assert idle.episodes == {"early": 24}
+
+
+def test_nothing_learned_survives_but_the_buffer(base, make_silo, tmp_path):
+    adapter = first(base)
+    restarted = make_silo("a")
+    restarted.evolve(work(adapter))
+    restarted.close()
+    again = make_silo("a")
+    straight = make_silo("b")
+    straight.evolve(work(adapter))
+    assert same(again.evolve(work(adapter, 1)).delta, straight.evolve(work(adapter, 1)).delta)
+
+
+def test_only_the_trainable_factor_moves(base, make_silo):
+    adapter = first(base)
+    only_b = frozenset(name for name in adapter if "lora_B" in name)
+    silo = make_silo()
+    delta = silo.evolve(work(adapter, trainable=only_b)).delta
+    assert delta.keys() == only_b
+    assert not is_zero(delta)
+    after = silo._trainer.adapter()
+    assert all(after[k].tobytes() == adapter[k].tobytes() for k in adapter if k not in only_b)
+
+
+def test_without_exploration_and_without_history_the_delta_is_zero(base, make_silo):
+    silo, adapter = make_silo(), first(base)
+    evolution = silo.evolve(work(adapter, explore=False))
+    assert is_zero(evolution.delta)
+    assert evolution.delta.keys() == adapter.keys()
+    assert evolution.episodes == {"early": 0}
+    silo.evolve(work(adapter, 1))
+    assert not is_zero(silo.evolve(work(adapter, 2, explore=False)).delta)
+    assert is_zero(silo.evolve(work(adapter, 9, explore=False)).delta)
+
+
+def test_failures_teach_nothing(base, make_silo, monkeypatch):
+    monkeypatch.setattr(Early, "success", lambda _self, _info: False)
+    evolution = make_silo().evolve(work(first(base)))
+    assert is_zero(evolution.delta)
+    assert evolution.successes == {"early": 0}
+
+
+def test_a_silo_explores_only_its_shard_and_train_tasks(base):
+    def drawn(round_index=0, seed=0):
+        assignments = [Assignment(environment="early", shard=Shard(index=1, count=2))]
+        return draw_tasks(
+            work(first(base), round_index, seed=seed), assignments, {"early": Early()}
+        )
+
+    tasks = drawn()
+    assert len(tasks) == 24
+    assert len(set(tasks)) == 12
+    assert {t.task_id % 2 for t in tasks} == {1}
+    assert all(t.task_id in Early().task_ids(Split.TRAIN) for t in tasks)
+    assert drawn() == tasks
+    assert not set(tasks) & set(drawn(round_index=1))
+    assert not set(tasks) & set(drawn(seed=1))
+
+
+def test_counts_and_setup(base, make_silo):
+    evolution = make_silo("a").evolve(work(first(base)))
+    assert (sum(evolution.episodes.values()), evolution.metrics["dropped"]) == (24, 0)
+    with pytest.raises(EvolverSetupError, match="option"):
+        make_silo("c", options={"capacity": 1})
+    with pytest.raises(EvolverSetupError, match="needs"):
+        make_silo("d", base_dir=None)
+
+
+def episode(seed: int, turns: int) -> Trajectory:
+    rng = np.random.default_rng(seed)
+
+    def words(count: int) -> tuple[int, ...]:
+        return tuple(int(t) for t in rng.integers(6, 40, count))
+
+    return Trajectory(
+        task=Task(environment="early", task_id=seed),
+        steps=tuple(
+            Step(
+                observation="o",
+                action="a",
+                context_ids=words(5 + turn),
+                action_ids=words(3),
+                action_logprobs=(-1.0,) * 3,
+            )
+            for turn in range(turns)
+        ),
+        final_observation="",
+        success=True,
+        adapter_sha256="",
+        round=0,
+    )
+
+
+def test_observation_tokens_carry_no_loss_and_no_gradient(base):
+    model = load_base(base)
+    batch = [episode(1, 1), episode(2, 3)]
+    captured = []
+    model.lm_head.register_forward_hook(lambda _m, _i, out: captured.append(out))
+    model.requires_grad_(requires_grad=True)
+    sums, counts = LOSS.nll(model, *LOSS.collate(batch))
+    captured[0].retain_grad()
+    sums.sum().backward()
+    gradient = captured[0].grad.abs().sum(-1)
+    for row, trajectory in enumerate(batch):
+        predicts_agent = torch.zeros(gradient.shape[1], dtype=torch.bool)
+        mask = torch.tensor(trajectory.agent_mask)[1:]
+        predicts_agent[: len(mask)] = mask
+        assert (gradient[row][predicts_agent] > 0).all()
+        assert (gradient[row][~predicts_agent] == 0).all()
+    assert counts.tolist() == [3, 9]
+
+
+def test_unit_losses_stand_alone(base):
+    """Padding and neighbours do not change a trajectory's loss."""
+    model = load_base(base)
+    batch = [episode(1, 1), episode(2, 3), episode(3, 2)]
+    with torch.no_grad():
+        together, _ = LOSS.nll(model, *LOSS.collate(batch))
+        apart = torch.cat([LOSS.nll(model, *LOSS.collate([t]))[0] for t in batch])
+        ids = torch.tensor([batch[1].token_ids])
+        logits = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
+        nll = -logits.gather(-1, ids[0, 1:, None])[:, 0]
+        expected = nll[torch.tensor(batch[1].agent_mask)[1:]].sum()
+    assert torch.allclose(together, apart, atol=1e-4)
+    assert abs(float(expected) - float(together[1])) < 1e-4
+
+
+def test_training_lowers_the_loss_and_depends_on_the_set_alone(base):
+    adapter = first(base)
+    trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype="float32")
+    episodes = [episode(seed, 1 + seed % 3) for seed in range(10)]
+    every = frozenset(adapter)
+    plan = SftSettings(
+        epochs=8, batch_size=4, learning_rate=1e-2, grad_clip_l2=1.0, max_sequence_tokens=64, seed=3
+    )
+    trainer.reset(adapter)
+    report = trainer.train(episodes, plan, trainable=every)
+    assert report.last_loss < 0.8 * report.first_loss
+    assert report.optimiser_steps == 8 * 3
+    once = trainer.adapter()
+    trainer.reset(adapter)
+    trainer.train(episodes[::-1], plan, trainable=every)
+    assert same(once, trainer.adapter())
+    trainer.reset(adapter)
+    short = trainer.train(
+        episodes, dataclasses.replace(plan, max_sequence_tokens=12), trainable=every
+    )
+    assert short.agent_tokens == 8 * 3 * sum(len(t.steps) == 1 for t in episodes)

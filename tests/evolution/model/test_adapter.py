@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+
+from evolution.errors import AdapterMismatchError, BaseModelError
+from evolution.model.causal_lm import load_base
+from evolution.model.identity import base_sha256
+from evolution.model.lora import (
+    attach_lora,
+    initial_adapter,
+    lora_parameters,
+    read_adapter,
+    write_adapter,
+)
+from evolution.rollout.engine import Prompt, Sampling
+from evolution.rollout.hf import HfEngine
+from federation.adapter.export import ExportError, write_peft_adapter
+from tests.kit.evolution import tiny_base
+
+RANK, ALPHA = 4, 8.0
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return tiny_base.build(tmp_path_factory.mktemp("base"))
+
+
+def trained(base: Path) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    first = initial_adapter(base, RANK, ALPHA, 0)
+    return {k: (v + rng.normal(0, 0.1, v.shape)).astype(np.float32) for k, v in first.items()}
+
+
+def test_initial_adapter_has_exactly_the_names_and_shapes_of_all_linear(base):
+    first = initial_adapter(base, RANK, ALPHA, 0)
+    model = attach_lora(load_base(base), rank=RANK, alpha=ALPHA)
+    assert {k: v.shape for k, v in first.items()} == {
+        k: tuple(v.shape) for k, v in lora_parameters(model).items()
+    }
+    assert not any("lm_head" in name or "embed" in name for name in first)
+
+
+def test_initial_adapter_is_a_function_of_the_seed(base):
+    one, again, other = (initial_adapter(base, RANK, ALPHA, seed) for seed in (5, 5, 6))
+    for name, tensor in one.items():
+        assert tensor.dtype == np.float32
+        assert tensor.tobytes() == again[name].tobytes()
+        if "lora_B" in name:
+            assert not tensor.any()
+        else:
+            assert (tensor != other[name]).all()
+            expected = 0.08 * np.sqrt(128 / tensor.shape[1])
+            assert 0.6 * expected < tensor.std() < 1.4 * expected
+    A = np.concatenate([t.ravel() for n, t in one.items() if "lora_A" in n and t.shape[1] == 32])
+    assert abs(A.std() / 0.16 - 1) < 0.1
+
+
+def test_write_then_read_is_bit_for_bit(base):
+    tensors = trained(base)
+    model = attach_lora(load_base(base), rank=RANK, alpha=ALPHA)
+    write_adapter(model, tensors)
+    back = read_adapter(model)
+    assert {k: v.tobytes() for k, v in back.items()} == {k: v.tobytes() for k, v in tensors.items()}
+
+
+def test_foreign_tensors_are_refused(base):
+    tensors = trained(base)
+    model = attach_lora(load_base(base), rank=RANK, alpha=ALPHA)
+    before = read_adapter(model)
+    name = next(iter(tensors))
+    with pytest.raises(AdapterMismatchError, match="1 names differ"):
+        write_adapter(model, {k: v for k, v in tensors.items() if k != name})
+    with pytest.raises(AdapterMismatchError, match="shape"):
+        write_adapter(model, {**tensors, name: tensors[name][:1]})
+    assert all((before[k] == v).all() for k, v in read_adapter(model).items())
+
+
+def test_exported_adapter_loads_in_peft_and_gives_our_logits(base, tmp_path):
+    tensors = trained(base)
+    out = write_peft_adapter(
+        tensors,
+        tmp_path / "out",
+        base=str(base),
+        rank=RANK,
+        alpha=ALPHA,
+        provenance={"run": "r1", "base_sha256": base_sha256(base)},
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        model = PeftModel.from_pretrained(load_base(base), out).eval()
+    engine = HfEngine(base, alpha=ALPHA)
+    engine.load_adapter("v", tensors)
+    prompt = engine.chat.opening("craft", "goal plank .")
+    with torch.no_grad():
+        theirs = torch.log_softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1], -1)
+        bare = torch.log_softmax(load_base(base)(torch.tensor([prompt])).logits[0, -1], -1)
+    sampling = Sampling(temperature=0.0, max_new_tokens=1, seed=0)
+    ours = engine.generate([Prompt(key=0, token_ids=prompt)], sampling)[0]
+    assert ours.token_ids[0] == int(theirs.argmax())
+    assert abs(ours.logprobs[0] - float(theirs.max())) < 1e-5
+    assert (bare - theirs).abs().max() > 0.1
+    back = read_adapter(model)
+    assert all(back[k].tobytes() == v.tobytes() for k, v in tensors.items())
+    provenance = json.loads((out / "provenance.json").read_text())
+    assert provenance == {"run": "r1", "base_sha256": base_sha256(base)}
+
+
+def test_export_is_reproducible_and_needs_no_torch(base, tmp_path):
+    tensors = trained(base)
+    arguments = {"base": "b", "rank": RANK, "alpha": ALPHA, "provenance": {}}
+    one = write_peft_adapter(tensors, tmp_path / "1", **arguments)
+    backwards = dict(reversed(list(tensors.items())))
+    two = write_peft_adapter(backwards, tmp_path / "2", **arguments)
+    for file in one.iterdir():
+        assert file.read_bytes() == (two / file.name).read_bytes()
+    code = (
+        "import sys, federation.adapter.export, evolution.model.identity, evolution.memory.buffer;"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'peft')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_incomplete_or_broken_adapters_are_not_exported(base, tmp_path):
+    tensors = trained(base)
+    name = next(iter(tensors))
+    bad = [
+        {},
+        {k: v for k, v in tensors.items() if k != name},
+        {**tensors, "base_model.model.lm_head.weight": tensors[name]},
+        {**tensors, name: np.full_like(tensors[name], np.nan)},
+        {**tensors, name: tensors[name][1:]},
+    ]
+    for index, broken in enumerate(bad):
+        with pytest.raises(ExportError):
+            write_peft_adapter(
+                broken, tmp_path / str(index), base="b", rank=RANK, alpha=ALPHA, provenance={}
+            )
+        assert not (tmp_path / str(index)).exists()
+
+
+def test_base_digest_sees_every_identifying_file_and_ignores_the_build_record(base, tmp_path):
+    copy = shutil.copytree(base, tmp_path / "copy")
+    digest = base_sha256(copy)
+    assert digest == base_sha256(base)
+    (copy / "build.json").write_text("{}")
+    (copy / "README.md").write_text("about")
+    assert base_sha256(copy) == digest
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert base_sha256(copy) != digest, name
+        (copy / name).write_bytes(content)
+    (copy / "config.json").rename(copy / "config2.json")
+    with pytest.raises(BaseModelError, match="no config"):
+        base_sha256(copy)
+
+
+def test_base_digest_follows_links_and_refuses_pickles(base, tmp_path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for file in base.iterdir():
+        (linked / file.name).symlink_to(file)
+    assert base_sha256(linked) == base_sha256(base)
+    (linked / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(BaseModelError, match="pickled"):
+        base_sha256(linked)
+    with pytest.raises(BaseModelError):
+        base_sha256(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BaseModelError, match="no safetensors"):
+        base_sha256(tmp_path / "empty")

@@ -1,0 +1,375 @@
+"""Workers under torchrun against the trainer in this process, on two real processes with gloo.
+
+Equal means: no entry of the adapter, of the mean gradient or of a loss is further apart than
+``ROUNDING``; entries move by more than 1e-3 in these runs, and what was measured is near 1e-7.
+
+A launch imports torch in three processes, so each test that starts workers asks them for all it
+can. ``long`` runs the other combinations of the memory options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from evolution.errors import (
+    EvolverSetupError,
+    LocalTimeError,
+    TrainingJobError,
+    TrainingWorkerError,
+)
+from evolution.local_time import local_time
+from evolution.model.lora import initial_adapter
+from evolution.train import launched, launched_job
+from evolution.train import worker as train_worker
+from evolution.train.launched import LaunchedTrainer
+from evolution.train.launched_job import Job, read_job, read_result, write_job
+from evolution.train.rows import rows_of
+from evolution.train.trainer import SftReport, TrainerSpec
+from evolution.train.trainers import make_trainer
+from tests.kit.evolution.sft import ALPHA, EPISODES, PLAN, RANK, ROUNDING, apart
+
+# The last of the batches of five holds one row: a process has none of it.
+ROWS = EPISODES[:11]
+
+
+@pytest.fixture(scope="module")
+def adapter(base) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    first = initial_adapter(base, RANK, ALPHA, 0)
+    return {k: (v + rng.normal(0, 0.02, v.shape)).astype("f4") for k, v in first.items()}
+
+
+def made(base, state_dir, **spec):
+    return make_trainer(
+        base,
+        rank=RANK,
+        alpha=ALPHA,
+        dtype="float32",
+        state_dir=state_dir,
+        spec=TrainerSpec(device="cpu", **spec),
+    )
+
+
+def trained(trainer, adapter, *, names=None, **changes):
+    rng = np.random.default_rng(2)
+    shift = {k: rng.normal(0, 0.01, v.shape).astype("f4") for k, v in adapter.items()}
+    anchor = {k: v + np.float32(0.01) for k, v in adapter.items()}
+    trainer.reset(adapter)
+    plan = replace(PLAN, **{"proximal_mu": 0.5, "schedule": "cosine", **changes})
+    names = frozenset(adapter) if names is None else names
+    report = trainer.train(ROWS, plan, trainable=names, anchor=anchor, correction=shift)
+    return trainer.adapter(), report
+
+
+def require_equal(base, tmp_path, adapter, **spec):
+    state_dir = tmp_path / "state"
+    only_b = frozenset(name for name in adapter if "lora_B" in name)
+    trainer = made(base, state_dir, processes=2, **spec)
+    assert isinstance(trainer, LaunchedTrainer)
+    here, expected = trained(made(base, state_dir), adapter, names=only_b)
+    there, report = trained(trainer, adapter, names=only_b)
+    assert apart(here, adapter) > 1e-3
+    assert apart(here, there) < ROUNDING
+    assert apart(expected.mean_gradient, report.mean_gradient) < ROUNDING
+    assert report.mean_gradient.keys() == only_b
+    assert all(there[k].tobytes() == adapter[k].tobytes() for k in adapter if k not in only_b)
+    assert (report.optimiser_steps, report.agent_tokens) == (
+        expected.optimiser_steps,
+        expected.agent_tokens,
+    )
+    assert abs(report.first_loss - expected.first_loss) < ROUNDING
+    assert abs(report.last_loss - expected.last_loss) < ROUNDING
+    assert list((state_dir / "training").iterdir()) == []
+
+
+def listening(root: int) -> tuple[set[str], int]:
+    """Addresses on which descendants of a process listen, as /proc has them; how many there are."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            status = (entry / "stat").read_text().rpartition(")")[2].split()
+            parents[int(entry.name)] = int(status[1])
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    inodes = set()
+    for pid in family - {root}:
+        with contextlib.suppress(OSError):
+            inodes |= {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found, len(family) - 1
+
+
+def test_workers_end_with_the_sites_time_and_change_nothing(base, tmp_path, adapter, monkeypatch):
+    started, begin = [], subprocess.Popen
+
+    def noted(*arguments, **options):
+        started.append(begin(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(launched.subprocess, "Popen", noted)
+    trainer = made(base, tmp_path, processes=2)
+    with local_time(0.0), pytest.raises(LocalTimeError):
+        trained(trainer, adapter)
+    # By the signal, or by its own answer to it if it had come so far.
+    assert len(started) == 1
+    assert started[0].poll() in {-signal.SIGTERM, 1}
+    assert all(np.array_equal(value, adapter[name]) for name, value in trainer.adapter().items())
+    assert list((tmp_path / "training").iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(base, tmp_path, adapter):
+    seen, most, done = set(), [0], threading.Event()
+
+    def look():
+        while not done.wait(0.1):
+            with contextlib.suppress(OSError):
+                addresses, processes = listening(os.getpid())
+                seen.update(addresses)
+                most[0] = max(most[0], processes)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        require_equal(base, tmp_path, adapter, micro_batch_tokens=48)
+    finally:
+        done.set()
+        watcher.join()
+    # 127.0.0.1 in the byte order of /proc; gloo listens there.
+    assert most[0] >= 3
+    assert seen <= {"0100007F"}
+
+
+def test_fsdp_equals_one_process(base, tmp_path, adapter):
+    require_equal(
+        base,
+        tmp_path,
+        adapter,
+        sharding="fsdp",
+        micro_batch_tokens=48,
+        gradient_checkpointing=True,
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"micro_batch_tokens": 24}, {"gradient_checkpointing": True}],
+    ids=str,
+)
+def test_each_option_equals_one_process(base, tmp_path, adapter, sharding, options):
+    require_equal(base, tmp_path, adapter, sharding=sharding, **options)
+
+
+def test_a_failing_worker_is_told_without_data_and_changes_nothing(base, tmp_path, adapter):
+    trainer = made(base, tmp_path, processes=2)
+    wrong = {name: value[:, :1].copy() for name, value in adapter.items()}
+    trainer.reset(wrong)
+    with pytest.raises(
+        TrainingWorkerError, match=r"process \d: AdapterMismatchError: .* shape"
+    ) as failure:
+        trainer.train(ROWS, PLAN, trainable=frozenset(wrong))
+    assert apart(trainer.adapter(), wrong) == 0.0
+    assert list((tmp_path / "training").iterdir()) == []
+    text = str(failure.value)
+    assert "evolution.train.worker FAILED" in text
+    assert len(text) < 5000
+    tokens = ", ".join(map(str, ROWS[0].token_ids[:3]))
+    assert tokens not in text
+
+
+def test_what_is_written_for_workers_is_private_and_holds_no_text(
+    base, tmp_path, adapter, monkeypatch
+):
+    seen = {}
+
+    def launch(directory, *, processes):
+        seen["modes"] = [p.stat().st_mode & 0o777 for p in (directory, directory.parent)]
+        seen["bytes"] = b"".join(p.read_bytes() for p in directory.iterdir())
+        seen["arrays"] = load_file(directory / "rows.safetensors")
+        seen["settings"] = json.loads((directory / "settings.json").read_text())
+        assert processes == 2
+        launched_job.write_result(directory, adapter, NO_STEPS)
+
+    monkeypatch.setattr(launched, "_launch", launch)
+    trainer = made(base, tmp_path, processes=2)
+    trainer.reset(adapter)
+    secret = "patient"
+    row = ROWS[0]
+    step = type(row.steps[0])
+    marked = [
+        type(row)(
+            task=type(row.task)(environment=secret, task_id=1, subject=secret),
+            steps=(
+                step(
+                    observation=secret,
+                    action=secret,
+                    context_ids=(7, 8),
+                    action_ids=(9,),
+                    action_logprobs=(-1.0,),
+                ),
+            ),
+            final_observation=secret,
+            success=True,
+            adapter_sha256="",
+            round=0,
+        )
+    ]
+    trainer.train(marked, PLAN, trainable=frozenset(adapter))
+    assert seen["modes"] == [0o700, 0o700]
+    assert secret.encode() not in seen["bytes"]
+    assert seen["arrays"]["token_ids"].tolist() == [7, 8, 9]
+    assert seen["settings"]["trainable"] == sorted(adapter)
+
+
+NO_STEPS = SftReport(optimiser_steps=0, agent_tokens=0, first_loss=0.0, last_loss=0.0)
+
+
+def test_a_result_of_another_shape_or_half_a_file_is_refused(base, tmp_path, adapter, monkeypatch):
+    def result(write):
+        monkeypatch.setattr(launched, "_launch", lambda directory, **_: write(directory))
+        trainer = made(base, tmp_path, processes=2)
+        trainer.reset(adapter)
+        with pytest.raises(TrainingJobError):
+            trainer.train(ROWS, PLAN, trainable=frozenset(adapter))
+        assert apart(trainer.adapter(), adapter) == 0.0
+
+    def half(directory):
+        launched_job.write_result(directory, adapter, NO_STEPS)
+        path = directory / "result.safetensors"
+        path.write_bytes(path.read_bytes()[:-10])
+
+    result(lambda _directory: None)
+    result(half)
+    result(lambda d: launched_job.write_result(d, {"x": np.zeros(1)}, NO_STEPS))
+    cropped = {name: value[:1] for name, value in adapter.items()}
+    result(lambda d: launched_job.write_result(d, cropped, NO_STEPS))
+
+
+def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapter):
+    rows = rows_of(ROWS, max_sequence_tokens=64)
+    job = Job(
+        base_dir="base",
+        rank=RANK,
+        alpha=ALPHA,
+        dtype="float32",
+        device="cpu",
+        micro_batch_tokens=3,
+        gradient_checkpointing=True,
+        sharding="fsdp",
+        trainable=tuple(sorted(adapter)),
+        settings=replace(PLAN, schedule="cosine", proximal_mu=0.5),
+    )
+    write_job(tmp_path, job, rows, adapter=adapter, anchor=None, correction=adapter)
+    found, found_rows, start, anchor, correction = read_job(tmp_path)
+    assert found == job
+    assert anchor is None
+    assert apart(start, adapter) == apart(correction, adapter) == 0.0
+    for one, two in zip(rows, found_rows, strict=True):
+        assert (one.token_ids == two.token_ids).all()
+        assert (one.agent == two.agent).all()
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    for wrong in ({"more": 1}, {"settings": {"more": 1}}, {"settings": 3}):
+        (tmp_path / "settings.json").write_text(json.dumps({**settings, **wrong}))
+        with pytest.raises(TrainingJobError):
+            read_job(tmp_path)
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    packed = load_file(tmp_path / "rows.safetensors")
+    launched_job.save_file(
+        {**packed, "lengths": packed["lengths"] + 1}, tmp_path / "rows.safetensors"
+    )
+    with pytest.raises(TrainingJobError):
+        read_job(tmp_path)
+    with pytest.raises(TrainingJobError):
+        read_result(tmp_path, adapter=adapter, gradients_of=None)
+
+
+def test_no_worker_starts_for_nothing(base, tmp_path, adapter, monkeypatch):
+    monkeypatch.setattr(launched, "_launch", lambda *_a, **_k: pytest.fail("a worker was started"))
+    trainer = made(base, tmp_path, processes=2)
+    after, report = trained(trainer, adapter, max_sequence_tokens=1)
+    assert apart(after, adapter) == 0.0
+    assert report.optimiser_steps == 0
+    assert not any(value.any() for value in report.mean_gradient.values())
+    assert report.mean_gradient.keys() == adapter.keys()
+
+
+def test_record_level_gradients_are_refused_with_what_to_do(base, tmp_path, adapter):
+    trainer = made(base, tmp_path, processes=2)
+    with pytest.raises(EvolverSetupError, match="processes to 1"):
+        trainer.gradients(sorted(adapter), backend="loop")
+    with pytest.raises(EvolverSetupError, match="processes to 1"):
+        trainer.descend(sorted(adapter), lambda: np.zeros(1), steps=1, learning_rate=0.1)
+
+
+def test_jobs_of_a_daemon_that_was_killed_are_removed(base, tmp_path):
+    left = tmp_path / "training" / "job-left"
+    left.mkdir(parents=True)
+    (left / "rows.safetensors").write_bytes(b"tokens")
+    made(base, tmp_path, processes=2)
+    assert not left.exists()
+
+
+def test_workers_are_ended_when_waiting_is_interrupted(tmp_path, monkeypatch):
+    """The real process group of a stand-in for torchrun."""
+    started = []
+
+    def popen(_command, **options):
+        sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+        process = real(sleeper, **options)
+        started.append(process)
+        wait, first = process.wait, threading.Event()
+
+        def interrupted(timeout=None):
+            if not first.is_set():
+                first.set()
+                raise KeyboardInterrupt
+            return wait(timeout)
+
+        process.wait = interrupted
+        return process
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launched._launch(tmp_path, processes=2)
+    assert started[0].poll() is not None
+    assert time.monotonic() - begun < 60
+
+
+def test_a_worker_ends_once_its_daemon_is_gone(monkeypatch):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+
+    def end(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(train_worker.os, "_exit", end)
+    monkeypatch.setattr(train_worker.time, "sleep", lambda _s: pytest.fail("it waits"))
+    with pytest.raises(SystemExit, match="1"):
+        train_worker._end_with(gone.pid, os.getppid())
+    with pytest.raises(SystemExit, match="1"):
+        train_worker._end_with(os.getpid(), gone.pid)
+    with pytest.raises(pytest.fail.Exception, match="waits"):
+        train_worker._end_with(os.getpid(), os.getppid())

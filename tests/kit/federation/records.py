@@ -1,0 +1,57 @@
+"""Signed records of a chain: the first, the next, one of a later step."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from federation.chain.record import (
+    AdapterRecord,
+)
+from secagg import suite
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+STRANGER = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
+PUBLIC = suite.verification_key(KEY)
+
+
+def initial() -> AdapterRecord:
+    return AdapterRecord(
+        run_id="run-1",
+        round=0,
+        kind="initial",
+        adapter_sha256=b"0" * 32,
+        plan_sha256=b"p" * 32,
+        base_model_sha256=b"b" * 32,
+    )
+
+
+def after(parent: AdapterRecord, kind: str = "aggregated", **changes: object) -> AdapterRecord:
+    made = {
+        "run_id": parent.run_id,
+        "round": parent.round + 1,
+        "kind": kind,
+        "adapter_sha256": parent.adapter_sha256,
+        "plan_sha256": parent.plan_sha256,
+        "base_model_sha256": parent.base_model_sha256,
+        "parent_sha256": parent.adapter_sha256,
+        "record_parent_sha256": parent.sha256,
+    }
+    if kind == "aggregated":
+        made |= {
+            "adapter_sha256": bytes([parent.round + 1]) * 32,
+            "descriptor_sha256": b"d" * 32,
+            "sum_sha256": b"s" * 32,
+            "survivors": ("ant", "bee", "cat"),
+        }
+    return AdapterRecord(**(made | changes))
+
+
+def stepped(rounds: int, sums: int) -> list[AdapterRecord]:
+    """A chain with ``sums`` releases a round, every third of them skipped."""
+    records = [initial().sign(KEY)]
+    for position in range(1, rounds * sums + 1):
+        kind = "skipped" if position % 3 == 0 else "aggregated"
+        number, step = divmod(position - 1, sums)
+        made = after(records[-1], kind, round=number + 1, step=step)
+        records.append(made.sign(KEY))
+    return records

@@ -1,0 +1,196 @@
+"""A whole aggregation in one process, step by step, with silos that drop wherever a test says.
+
+Silo k uploads 2^k in every coordinate of its delta, with the sign alternating by coordinate, so
+that a sum tells exactly which silos are in it. Every message goes through its protobuf bytes.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from chorale.v1 import secagg_pb2 as pb
+from secagg import client, server, wire
+from secagg.decode import split_sum
+from secagg.descriptor import AggregationId, MetricsLayout
+from tests.kit.secagg.secagg_samples import (
+    make_descriptor,
+    make_roster,
+    signed_descriptor,
+    signed_roster,
+    signing_key,
+)
+
+STEPS = ("advertise_keys", "share_keys", "masked_input", "consistency_check", "unmask")
+FAMILIES = ("craft", "maze")
+NO_DROPS: Mapping[str, Collection[str]] = {}
+
+
+def deterministic_entropy(seed: str) -> Callable[[int], bytes]:
+    """An entropy source that repeats itself from run to run, for tests alone."""
+    counter = 0
+
+    def draw(size: int) -> bytes:
+        nonlocal counter
+        counter += 1
+        return hashlib.shake_256(f"{seed}/{counter}".encode()).digest(size)
+
+    return draw
+
+
+def carried(message: Any, name: str, proto: Any) -> Any:
+    """Send a message through its protobuf bytes."""
+    sent = getattr(wire, f"{name}_to_proto")(message).SerializeToString()
+    return getattr(wire, f"{name}_from_proto")(proto.FromString(sent))
+
+
+@dataclass
+class Outcome:
+    survivors: tuple[str, ...]
+    delta: np.ndarray
+    metrics: np.ndarray
+    unmasking: server.Unmasking
+
+
+class Cohort:
+    """The clients and the coordinator of one aggregation."""
+
+    def __init__(
+        self,
+        n,
+        c=1,
+        *,
+        dimension=17,
+        seed="seed",
+        identity=None,
+        figures=("episodes/craft",),
+        families=None,
+        **changes,
+    ):
+        self.roster = signed_roster(make_roster(n, c))
+        # What each silo declares where it is not FAMILIES.
+        self.families: Mapping[str, tuple[str, ...]] = families or {}
+        layout = MetricsLayout(names=figures, bounds=(64.0,) * len(figures), grid=4096, sigma=0.0)
+        descriptor = make_descriptor(
+            self.roster.roster,
+            dimension=dimension,
+            metrics=layout,
+            noise_mechanism="none",
+            noise_sigma=0.0,
+            scale=2.0**20,
+            **changes,
+        )
+        if identity is not None:
+            descriptor = replace(descriptor, identity=AggregationId(**identity))
+        self.descriptor = carried(signed_descriptor(descriptor), "descriptor", pb.Descriptor)
+        self.seed = seed
+        self.names = descriptor.cohort
+        self.states: dict[str, Any] = {}
+        self.server: Any = server.open(self.descriptor, self.roster)
+        self.sent: dict[str, Any] = {}
+        self.vectors: dict[str, np.ndarray] = {}
+        self.accumulator = np.zeros(descriptor.words, dtype="<u4")
+
+    def setup(self, name: str) -> client.ClientSetup:
+        descriptor = self.descriptor.descriptor
+        return client.ClientSetup(
+            silo_id=name,
+            signing_key=signing_key(name),
+            roster=self.roster,
+            descriptor=self.descriptor,
+            ledger_head=client.LedgerHead(seq=7, sha256=bytes(32)),
+            newest_identity=None,
+            base_model_sha256=descriptor.base_model_sha256,
+            adapter_sha256=descriptor.adapter_sha256,
+            families=self.families.get(name, FAMILIES),
+            entropy=deterministic_entropy(f"{self.seed}/{name}"),
+        )
+
+    def plain(self, name: str) -> np.ndarray:
+        """The silo's vector as integers: its power of two, then one metric."""
+        words = self.descriptor.descriptor.words
+        vector = np.full(words, 2 ** self.names.index(name), dtype=np.int64)
+        vector[1:-1:2] *= -1
+        return vector
+
+    def advertise(self, dropped=()):
+        for name in self.names:
+            self.states[name], bundle = client.begin(self.setup(name))
+            if name not in dropped:
+                self.server.receive(carried(bundle, "key_bundle", pb.KeyBundle))
+        self.server, bundles = self.server.close()
+        return carried(bundles, "key_bundles", pb.KeyBundles)
+
+    def share(self, bundles, dropped=()):
+        for name in sorted(self.server.pending):
+            self.states[name], boxes = self.states[name].handle(bundles)
+            if name not in dropped:
+                self.server.receive(carried(boxes, "share_boxes", pb.ShareBoxes))
+        self.server, deliveries = self.server.close()
+        return {
+            name: carried(delivery, "box_delivery", pb.BoxDelivery)
+            for name, delivery in deliveries.items()
+        }
+
+    def upload(self, deliveries, dropped=()):
+        for name in sorted(self.server.pending):
+            self.states[name], _ = self.states[name].handle(deliveries[name])
+            vector = (self.plain(name) % 2**32).astype("<u4")
+            self.states[name], header = self.states[name].mask(vector)
+            self.vectors[name] = vector
+            if name not in dropped:
+                self.server.expect(carried(header, "masked_input_header", pb.MaskedInputHeader))
+                self.server.completed(name, hashlib.sha256(vector.tobytes()).digest())
+                self.accumulator += vector
+        self.server, survivors = self.server.close()
+        return carried(survivors, "survivors", pb.Survivors)
+
+    def agree(self, survivors, dropped=()):
+        for name in sorted(self.server.pending):
+            if name in dropped:
+                continue
+            self.states[name], signature = self.states[name].handle(survivors)
+            self.server.receive(
+                carried(signature, "consistency_signature", pb.ConsistencySignature)
+            )
+        self.server, signatures = self.server.close()
+        return carried(signatures, "consistency_signatures", pb.ConsistencySignatures)
+
+    def unmask(self, signatures, dropped=()):
+        for name in sorted(self.server.pending):
+            # A silo that dropped before it signed survivors has nothing to release.
+            if name in dropped or not isinstance(self.states[name], client.Unmask):
+                continue
+            self.states[name], shares = self.states[name].handle(signatures)
+            self.sent[name] = carried(shares, "unmasking_shares", pb.UnmaskingShares)
+            self.server.receive(self.sent[name])
+        return self.server.finish()
+
+    def until(self, step: str, drops=NO_DROPS):
+        """Run up to the message that opens a step for the silos, and return that message."""
+        message = self.advertise(drops.get("advertise_keys", ()))
+        for name, act in (
+            ("share_keys", self.share),
+            ("masked_input", self.upload),
+            ("consistency_check", self.agree),
+        ):
+            if step == name:
+                return message
+            message = act(message, drops.get(name, ()))
+        return message
+
+    def run(self, drops=NO_DROPS) -> Outcome:
+        unmasking = self.unmask(self.until("unmask", drops), drops.get("unmask", ()))
+        unmasking.apply(self.accumulator)
+        decoded = split_sum(self.accumulator, self.descriptor.descriptor)
+        return Outcome(
+            survivors=unmasking.survivors,
+            delta=decoded.delta.astype(np.int64),
+            metrics=decoded.metrics.astype(np.int64),
+            unmasking=unmasking,
+        )
+
+    def expected(self, survivors) -> np.ndarray:
+        return sum(self.plain(name) for name in survivors)

@@ -1,0 +1,279 @@
+"""Pooling the silos' own files, the verdict, and what the report makes of hostile text."""
+
+import html
+import io
+import json
+import math
+import re
+
+import pytest
+import typer
+from rich.console import Console
+
+from lab.demo.choices import Privacy
+from lab.demo.command import MARKER, _empty, report
+from lab.demo.errors import NotJudgedError
+from lab.demo.outcome import Cell, Outcome, await_judged, judged_rows, pooled
+from lab.demo.progress import Progress
+from lab.demo.report import load_outcome, print_tables, save_outcome, write_html
+from lab.demo.scenario import SILOS, DemoSettings
+from lab.wilson import wilson
+from tests.kit.lab.outcomes import finished_round, outcome_of, row
+
+HOSTILE = "<script>alert('x')</script> & \"quoted\""
+
+
+def test_rows_pool_by_shard_and_over_all_shards():
+    rates = pooled([row(0, 1, 4), row(0, 3, 4), row(1, 2, 8), row(1, 5, 5, temperature=0.0)])
+    assert rates[Cell(environment="craft", shard=0, temperature=1.0)] == wilson(4, 8)
+    assert rates[Cell(environment="craft", shard=1, temperature=1.0)] == wilson(2, 8)
+    assert rates[Cell(environment="craft", shard=-1, temperature=1.0)] == wilson(6, 16)
+    assert rates[Cell(environment="craft", shard=-1, temperature=0.0)] == wilson(5, 5)
+    assert len(rates) == 5
+
+
+def test_shards_without_episodes_have_no_rate():
+    assert pooled([row(0, 0, 0)]) == {}
+    assert pooled([]) == {}
+
+
+def test_only_the_adapter_that_was_asked_for_is_read(tmp_path):
+    path = tmp_path / "evaluation.jsonl"
+    lines = [
+        row(0, 1, 4, run="a", round=0),
+        row(0, 2, 4, run="a", round=8),
+        row(0, 3, 4, run="b", round=8),
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert judged_rows(path, run_id="a", round_number=8) == [lines[1]]
+    assert judged_rows(path, run_id="c", round_number=8) == []
+
+
+def test_the_verdict_needs_intervals_that_lie_apart():
+    assert outcome_of(200, 300, 500).better(1.0)
+    assert not outcome_of(200, 480, 500).better(1.0)
+    assert not outcome_of(500, 300, 200).better(1.0)
+    assert not Outcome().better(1.0)
+    # Nothing was judged at this temperature.
+    assert not outcome_of(200, 300, 500).better(0.0)
+
+
+def test_the_headline_pools_over_environments_and_counts_no_episode_twice():
+    rows = [row(0, 10, 100), row(1, 30, 100), row(0, 50, 100, environment="maze")]
+    outcome = Outcome(rates={"base": pooled(rows)})
+    assert outcome.headline(1.0) == {"base": wilson(90, 300)}
+
+
+def test_what_was_saved_is_read_back(tmp_path):
+    outcome = outcome_of(200, 300, 500)
+    outcome.replay = {"label": HOSTILE}
+    settings = DemoSettings(rounds=5)
+    save_outcome(outcome, settings, tmp_path / "outcome.json")
+    again, same = load_outcome(tmp_path / "outcome.json")
+    assert again == outcome
+    assert same == settings
+
+
+def test_the_tables_show_rates_and_that_masking_protects():
+    sink = io.StringIO()
+    outcome = outcome_of(208, 416, 624)
+    outcome.rates[f"alone {SILOS[0]}"] = outcome.rates["alone"]
+    print_tables(outcome, DemoSettings(privacy=Privacy.SILO), Console(file=sink, width=200))
+    text = sink.getvalue()
+    assert "75.0 % [" in text
+    assert SILOS[0] in text
+    assert "epsilon spent for each silo = 1.23e+04 of a cap of 1e+09" in text
+    assert "masking is what protects" in text
+    # Three uploads of 2 KiB.
+    assert "releases: 1 in 1 rounds; upload per silo and release: 2 KiB" in text
+
+
+def test_the_ledgers_of_the_silos_are_shown_and_the_largest_counts():
+    sink = io.StringIO()
+    outcome = outcome_of(208, 416, 624)
+    outcome.epsilon, outcome.epsilon_unit, outcome.epsilon_cap = 7.9, "task", 8.0
+    for silo_id, spent in zip(SILOS, (6.1, 6.1, 6.1, 6.7), strict=True):
+        row = {"unit": "task", "epsilon_spent": spent, "epsilon_cap": 8.0}
+        outcome.budgets[silo_id] = [row]
+    print_tables(outcome, DemoSettings(), Console(file=sink, width=200))
+    text = sink.getvalue()
+    assert "mode record_local" in text
+    assert "epsilon spent for each task = 6.7 of a cap of 8 at delta = 1e-05" in text
+    assert text.count("6.1") == 3
+    assert "protected by its own silo" in text
+
+
+def test_several_releases_of_a_round_count_as_one_round(tmp_path):
+    """Bytes go by release, seconds by round."""
+    nothing = [{"family": "craft", "success_ratio": "NaN", "standard_error": "NaN"}]
+    outcome = outcome_of(208, 416, 624)
+    outcome.rounds = [finished_round(), *(finished_round(step=s, success=nothing) for s in (1, 2))]
+    sink = io.StringIO()
+    settings = DemoSettings(privacy=Privacy.RECORD_DISTRIBUTED)
+    print_tables(outcome, settings, Console(file=sink, width=200))
+    assert "releases: 3 in 1 rounds; upload per silo and release: 2 KiB" in sink.getvalue()
+    assert "seconds per round: training 9.0" in sink.getvalue()
+    write_html(outcome, settings, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert all(f"<td>1</td><td>{step}</td>" in text for step in (1, 2, 3))
+
+
+def test_a_control_with_noise_may_only_fail_to_improve():
+    assert outcome_of(208, 208, 100).unimproved(1.0)
+    assert not outcome_of(208, 208, 100).unmoved(1.0)
+    assert not outcome_of(208, 208, 500).unimproved(1.0)
+
+
+def test_learning_needs_the_base_alone():
+    outcome = outcome_of(200, 480, 500)
+    assert outcome.learned(1.0)
+    assert not outcome.better(1.0)
+    assert not outcome_of(200, 480, 210).learned(1.0)
+    assert not Outcome().learned(1.0)
+
+
+def test_a_fall_is_said_in_words():
+    outcome = outcome_of(200, 300, 500)
+    for who, successes in (("base", 636), ("together", 467)):
+        outcome.rates[who] |= pooled([row(0, successes, 832, temperature=0.0)])
+    assert outcome.fell(0.0)
+    assert not outcome.fell(1.0)
+    for judged, shown in ((outcome, True), (outcome_of(200, 300, 500), False)):
+        sink = io.StringIO()
+        print_tables(judged, DemoSettings(), Console(file=sink, width=400))
+        assert ("Greedy, together lies below the base" in sink.getvalue()) is shown
+
+
+def test_waiting_for_judgements_ends(tmp_path):
+    directories = {silo_id: tmp_path / silo_id for silo_id in SILOS[:2]}
+    for directory in directories.values():
+        directory.mkdir()
+        lines = [row(0, 1, 4, run="a", round=number) for number in (0, 3)]
+        (directory / "evaluation.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    found = await_judged(directories, run_id="a", rounds=(0, 3), timeout_s=5.0)
+    assert {number: len(rows) for number, rows in found.items()} == {0: 2, 3: 2}
+    with pytest.raises(NotJudgedError, match="silo-b"):
+        await_judged(directories, run_id="b", rounds=(0,), timeout_s=0.0)
+
+
+def test_a_page_without_results_is_still_a_page(tmp_path):
+    # Matplotlib warns where a plot has no bars; -W error would turn that into a failure here.
+    outcome = outcome_of(1, 2, 3)
+    outcome.rounds, outcome.replay, outcome.epsilon = [], None, math.inf
+    write_html(outcome, DemoSettings(), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "No held-out task" in text
+    assert "= unbounded of a cap" in text
+
+
+def test_hostile_text_is_escaped_everywhere_on_the_page(tmp_path):
+    outcome = outcome_of(200, 300, 500)
+    outcome.run_id = outcome.exported = outcome.killed = HOSTILE
+    for rates in outcome.rates.values():
+        cell = Cell(environment=HOSTILE, shard=-1, temperature=1.0)
+        rates[cell] = wilson(1, 2)
+    outcome.rounds = [
+        finished_round(
+            outcome=HOSTILE,
+            survivors=[HOSTILE],
+            adapter_sha256=HOSTILE,
+            timings=[{"phase": HOSTILE, "duration_s": 1.0}],
+            success=[{"family": HOSTILE, "success_ratio": 0.5, "standard_error": 0.1}],
+        )
+    ]
+    turn = {"observation": HOSTILE, "action": HOSTILE}
+    half = {"turns": [turn], "success": True, "final_observation": HOSTILE}
+    outcome.replay = {
+        "environment": HOSTILE,
+        "task_id": 3,
+        "label": HOSTILE,
+        "instruction": HOSTILE,
+        "before": half,
+        "after": half,
+    }
+    write_html(outcome, DemoSettings(), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "<script" not in text
+    assert text.count(html.escape(HOSTILE)) >= 10
+    # The page loads nothing.
+    assert not re.search(r"(src|href)\s*=\s*[\"']?https?:", text)
+
+
+def test_the_report_command_needs_a_finished_demo(tmp_path, capsys):
+    with pytest.raises(typer.BadParameter, match="does not exist"):
+        report(tmp_path)
+    save_outcome(outcome_of(200, 300, 500), DemoSettings(), tmp_path / "outcome.json")
+    report(tmp_path)
+    assert (tmp_path / "report.html").exists()
+    assert "together" in capsys.readouterr().out
+
+
+# Emptying the directory --------------------------------------------------------------------------
+
+
+def test_a_foreign_directory_is_never_emptied(tmp_path):
+    foreign = tmp_path / "work"
+    foreign.mkdir()
+    # A plan file is what every federation's own directory holds.
+    for name in ("thesis.tex", "plan.toml"):
+        (foreign / name).write_text("years of work")
+    with pytest.raises(typer.BadParameter, match="no demo made"):
+        _empty(foreign)
+    assert sorted(path.name for path in foreign.iterdir()) == ["plan.toml", "thesis.tex"]
+
+
+def test_a_demos_own_directory_is_emptied_and_marked_again(tmp_path):
+    out = tmp_path / "deep" / "demo-out"
+    _empty(out)
+    (out / "leftover").write_text("x")
+    _empty(out)
+    assert [path.name for path in out.iterdir()] == [MARKER]
+    # An empty directory is nobody's.
+    (tmp_path / "empty").mkdir()
+    _empty(tmp_path / "empty")
+    assert (tmp_path / "empty" / MARKER).exists()
+
+
+# Progress ----------------------------------------------------------------------------------------
+
+
+def test_a_status_becomes_one_line_for_each_finished_round(capsys):
+    progress = Progress()
+    with progress:
+        progress.status(
+            {
+                "run": {"run_id": "r", "round": 1, "rounds": 2},
+                "finished": [
+                    finished_round(),
+                    finished_round(
+                        round=2,
+                        success=[{"family": "craft", "success_ratio": "NaN"}],
+                        survivors=list(SILOS),
+                    ),
+                ],
+                "current": {"round": 2, "phase": "training", "waiting_for": [{"silo_id": "a"}]},
+            }
+        )
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "3 silos in the sum" in lines[0]
+    assert f"lost on the way: {SILOS[3]}" in lines[0]
+    assert "25.0 ± 1.0 %" in lines[0]
+    assert "lost" not in lines[1]
+
+
+def test_steps_of_a_round_are_told_apart_and_only_the_first_has_figures(capsys):
+    progress = Progress()
+    nothing = [{"family": "craft", "success_ratio": "NaN"}]
+    with progress:
+        progress.status(
+            {
+                "run": {"run_id": "r", "round": 1, "rounds": 3, "step": 1, "steps": 2},
+                "finished": [finished_round(), finished_round(step=1, success=nothing)],
+            }
+        )
+    first, second = capsys.readouterr().err.splitlines()
+    assert "step 1/2" in first
+    assert "success while exploring" in first
+    assert "step 2/2" in second
+    assert "success" not in second

@@ -1,0 +1,157 @@
+import pytest
+
+from lab.experiment.config import load_experiment, read_run
+from lab.experiment.errors import ExperimentFileError
+from lab.experiment.methods import METHODS, clusters
+from tests.kit.lab.experiment_samples import HEAD, SILOS, setting, silo, write
+from tests.kit.paths import ROOT
+
+SHIPPED = sorted((ROOT / "experiments").glob("*.toml"))
+SHA = "0" * 64
+
+
+def resolved(tmp_path, text):
+    loaded = load_experiment(write(tmp_path, text))
+    return loaded.runs(base_dir=tmp_path, base_sha256=SHA)
+
+
+def problems(tmp_path, text):
+    with pytest.raises(ExperimentFileError) as caught:
+        resolved(tmp_path, text)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_files_are_read_and_resolve(path):
+    loaded = load_experiment(path)
+    runs = loaded.runs(base_dir=path.parent, base_sha256=SHA)
+    assert len(runs) == len(loaded.setting) * len(loaded.seeds)
+    assert (path.parent / loaded.base / "config.json").exists()
+
+
+def test_the_files_that_are_announced_are_shipped():
+    names = [path.name for path in SHIPPED]
+    assert names == [
+        "aggregation-noise.toml",
+        "aggregation-seeds.toml",
+        "aggregation.toml",
+        "fedse-demonstrations.toml",
+        "fedse-own.toml",
+        "fedse-paper.toml",
+        "fedse-shards.toml",
+    ]
+
+
+def test_a_setting_overrides_what_it_names_and_nothing_else(tmp_path):
+    extra = "rank = 4\nalpha = 8.0\nevolve = { window = 0 }\naggregation = { gauge = true }"
+    text = HEAD + SILOS + setting("one", "fedse") + setting("two", "fedse", extra)
+    one, two = resolved(tmp_path, text)
+    assert (two.rank, two.alpha, two.evolve.window, two.aggregation.gauge) == (4, 8.0, 0, True)
+    assert two.evolve.model_copy(update={"window": 1}) == one.evolve
+    assert two.noise == one.noise
+    assert one.sha256 != two.sha256
+
+
+def test_every_seed_runs_every_setting_and_is_another_run(tmp_path):
+    text = HEAD.replace("seeds = [0]", "seeds = [3, 4]") + SILOS
+    found = resolved(tmp_path, text + setting("one", "fedse") + setting("two", "fedit"))
+    assert [(run.seed, run.setting) for run in found] == [
+        (3, "one"),
+        (3, "two"),
+        (4, "one"),
+        (4, "two"),
+    ]
+    assert len({run.sha256 for run in found}) == 4
+
+
+def test_where_the_base_lies_is_not_part_of_a_runs_identity(tmp_path):
+    (run,) = resolved(tmp_path, HEAD + SILOS + setting("one", "fedse"))
+    assert run.model_copy(update={"base": "/elsewhere"}).sha256 == run.sha256
+    assert run.model_copy(update={"base_sha256": "1" * 64}).sha256 != run.sha256
+
+
+def test_a_run_survives_its_file(tmp_path):
+    (run,) = resolved(tmp_path, HEAD + SILOS + setting("one", "fedse"))
+    (tmp_path / "run.json").write_text(run.model_dump_json())
+    assert read_run(tmp_path / "run.json") == run
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "path", "says"),
+    [
+        ("episodes = 8", "epsiodes = 8", "evolve.epsiodes", "'episodes'"),
+        ("rounds = 2", "round = 2", "round", "'rounds'"),
+        ("shard_index = 1", "shard_idx = 1", "silo.1.shard_idx", "'shard_index'"),
+        ("held_out = 16", "helt_out = 16", "judge.helt_out", "'held_out'"),
+    ],
+)
+def test_unknown_keys_are_named_with_their_path_and_the_nearest_key(
+    tmp_path, before, after, path, says
+):
+    text = (HEAD + SILOS + setting("one", "fedse")).replace(before, after)
+    (found,) = [p for p in problems(tmp_path, text) if "unknown key" in p]
+    assert found.startswith(f"{path}: ")
+    assert f"nearest valid key is {says}" in found
+
+
+def test_an_unknown_key_of_an_override_is_named_with_its_path(tmp_path):
+    text = HEAD + SILOS + setting("one", "fedse", "evolve = { windw = 3 }")
+    (found,) = problems(tmp_path, text)
+    assert found.startswith(
+        "setting.0.evolve.windw: unknown key; the nearest valid key is 'window'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (SILOS + setting("one", "fedsee"), "there is no method 'fedsee'; the nearest is 'fedse'"),
+        (SILOS + setting("a", "fedse") * 2, "the name 'a' appears twice"),
+        (SILOS + silo(0, environment="maze", count=1) + setting("a", "fedse"), "appears twice"),
+        (silo(0) + silo(1) + setting("a", "fedse"), "a sum needs at least 3 silos"),
+        (SILOS + silo(3, environment="mace") + setting("a", "fedse"), "no environment 'mace'"),
+        (SILOS + silo(4, count=5) + setting("a", "fedse"), "use one of 1, 2, 4, 8, 16"),
+        (SILOS + silo(4, count=4) + setting("a", "fedse"), "the last of 4 is 3, got 4"),
+        (
+            SILOS + silo(3, demonstrations=0) + setting("a", "fedit"),
+            "learns from demonstrations alone, and silo 'silo-3'",
+        ),
+        (SILOS + setting("a", "fedse", "rounds = 0"), "needs at least one round"),
+        (SILOS + setting("a", "fedse", "noise = { z = -1 }"), "setting.0.noise.z"),
+        (SILOS + setting("a", "fedse", "sums = 'secret'"), "setting.0.sums"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_does(tmp_path, text, says):
+    assert any(says in problem for problem in problems(tmp_path, HEAD + text))
+
+
+def test_a_file_that_is_no_toml_is_an_experiment_error(tmp_path):
+    with pytest.raises(ExperimentFileError):
+        load_experiment(write(tmp_path, "name = "))
+    with pytest.raises(ExperimentFileError):
+        load_experiment(tmp_path / "absent.toml")
+
+
+def test_the_base_model_is_judged_without_rounds(tmp_path):
+    (run,) = resolved(tmp_path, HEAD + SILOS + setting("one", "pretrained"))
+    assert run.rounds == 0
+
+
+def test_adapters_are_judged_when_the_file_says_and_after_the_last_round(tmp_path):
+    head = HEAD.replace("rounds = 2", "rounds = 7").replace("every = 1\nsilos", "every = 3\nsilos")
+    text = head.replace("silos_every = 1", "silos_every = 0")
+    (run,) = resolved(tmp_path, text + SILOS + setting("one", "fedse"))
+    judged = [[n for n in range(1, 8) if run.judged_after(n, shared=s)] for s in (True, False)]
+    assert judged == [[3, 6, 7], [7]]
+
+
+def test_families_of_three_are_clusters_and_the_rest_shares_one():
+    craft, maze, both = (frozenset(f) for f in ({"craft"}, {"maze"}, {"craft", "maze"}))
+    assert clusters([craft, maze, craft, craft, both]) == ((0, 2, 3), (1, 4))
+    assert clusters([maze, maze, maze]) == ((0, 1, 2),)
+
+
+def test_every_method_is_documented():
+    import lab.experiment.methods
+
+    assert all(name in (lab.experiment.methods.__doc__ or "") for name in METHODS)

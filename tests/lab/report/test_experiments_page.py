@@ -1,0 +1,45 @@
+"""docs/experiments says what its rows say: the generated tables and the one line of figures."""
+
+import json
+
+import pytest
+
+from lab.report.markdown import render
+from lab.report.pooled import pooled
+from lab.report.report import Choices, build_report
+from lab.report.results import load_results
+from lab.report.summary import summary
+from tests.kit.paths import ROOT
+
+PAGES = ROOT / "docs" / "experiments"
+CHOICES = {"fedse": Choices(), "aggregation": Choices(reference="rolora-gauge")}
+"""By what the names of a page's experiments begin with."""
+
+
+def reported(name):
+    """A page's generated text as its rows give it, and their line of figures."""
+    results = load_results(sorted((PAGES / "data").glob(f"{name}*")))
+    choices = CHOICES[name]
+    report = build_report(results, choices)
+    figures = summary(report, results, choices)
+    return render(report, figures, pooled(report, results), plots="plots"), figures
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_page_is_that_of_its_rows(name):
+    fresh, figures = reported(name)
+    assert without_pictures((PAGES / f"{name}-results.md").read_text()) == without_pictures(fresh)
+    if name == "fedse":
+        lines = (PAGES / f"{name}.md").read_text().splitlines()
+        assert [json.loads(line) for line in lines if line.startswith('{"methods":')] == [figures]
+        assert None not in [*figures["methods"].values(), *figures["federation2"].values()]
+
+
+def test_every_kept_row_belongs_to_a_page():
+    names = {path.name for path in (PAGES / "data").iterdir()}
+    assert all(name.startswith(tuple(CHOICES)) for name in names)
+
+
+def without_pictures(text):
+    """Which pictures there are is known only once they are drawn."""
+    return [line for line in text.splitlines() if not line.startswith("![") and line]

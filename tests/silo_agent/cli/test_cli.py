@@ -1,0 +1,438 @@
+"""chorale-silo: the contract of its answers, its start-up time, and its read-only commands."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from ops.cli.envelope import Exit
+from ops.probes.server import ADDRESS_FILE, Probes
+from silo_agent.books.local_store import ChainHead, LocalStore
+from silo_agent.config import SiloConfig
+from silo_agent.policy.document import NO_PRIVACY, Policy
+from tests.kit.paths import ROOT
+from tests.kit.silo_agent.command_line import call
+from tests.kit.silo_agent.policy_samples import MODES, PLAN, POLICY, edited
+
+NO_MODEL = ("ab" * 32, "00" * 32)
+DENY_ALL = b"""
+[limits]
+max_dimension = 0
+max_attempts_per_round = 0
+min_episodes_per_round = 100
+min_tasks_per_round = 25
+"""
+HEAVY = ("torch", "transformers", "peft", "minigrid", "gymnasium", "grpc", "numpy", "pydantic")
+
+
+@pytest.fixture
+def silo(tmp_path: Path) -> Path:
+    """A silo without a base model, whose policy allows the sample plan."""
+    (tmp_path / "silo.toml").write_text('environments = ["craft", "maze"]')
+    (tmp_path / "policy.toml").write_text(edited(POLICY, NO_MODEL))
+    (tmp_path / "plan.toml").write_text(edited(PLAN, NO_MODEL))
+    return tmp_path
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['chorale-silo', '--help']\n"
+        "from silo_agent.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "join" in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+def test_budget_and_policy_load_no_learning_framework(silo: Path):
+    code = (
+        f"import sys; sys.argv = ['chorale-silo', 'budget', '--data', {str(silo)!r}]\n"
+        "from silo_agent.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        f"plan = {str(silo / 'plan.toml')!r}\n"
+        f"sys.argv = ['', 'policy', 'check', plan, '--data', {str(silo)!r}]\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_an_accepted_plan(silo: Path, monkeypatch, capsys):
+    arguments = ("policy", "check", str(silo / "plan.toml"), "--data", str(silo))
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--format", "json")
+    assert code == Exit.OK
+    envelope = json.loads(out)
+    assert envelope["schema_version"] == 1
+    assert envelope["status"] == "ok"
+    assert envelope["data"]["rule"] == "accepted"
+    assert list(envelope["data"]["epsilons"]) == ["silo"]
+    cost = envelope["data"]["epsilons"]["silo"]
+    _, out, err = call(monkeypatch, capsys, *arguments)
+    assert out.startswith("accepted: ")
+    assert f"at most epsilon {cost:.4g} for each silo" in out
+    assert err == ""
+
+
+def test_a_refused_plan_names_its_rule(silo: Path, monkeypatch, capsys):
+    (silo / "policy.toml").write_text(
+        edited(POLICY, NO_MODEL, ("max_clip_l2 = 2.0", "max_clip_l2 = 1.0"))
+    )
+    arguments = ("policy", "check", str(silo / "plan.toml"), "--data", str(silo))
+    code, out, err = call(monkeypatch, capsys, *arguments, "--format", "json")
+    envelope = json.loads(out)
+    assert code == Exit.SERVER
+    assert set(envelope) >= {"schema_version", "status", "error_code", "message", "hint"}
+    assert (envelope["status"], envelope["error_code"]) == ("error", "policy_refusal")
+    assert envelope["data"]["rule"] == "clip"
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert (code, out) == (Exit.SERVER, "refused by rule clip\n")
+    assert err.startswith("error: refused by rule clip: ")
+
+
+def test_the_budget_is_a_table_on_stdout(silo: Path, monkeypatch, capsys):
+    code, out, err = call(monkeypatch, capsys, "budget", "--data", str(silo))
+    assert (code, err) == (Exit.OK, "")
+    assert "epsilon at delta 1e-05" in out
+    assert [line.split() for line in out.splitlines()[1:4]] == [
+        ["unit", "spent", "reserved", "left", "cap"],
+        ["silo", "0", "0", "50", "50"],
+        ["task", "0", "0", "40", "40"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "error_code"),
+    [
+        ("silo.toml", "config"),
+        ("policy.toml", "policy_file"),
+        ("plan.toml", "plan"),
+    ],
+)
+def test_unknown_keys_are_argument_errors(
+    silo: Path, monkeypatch, capsys, file: str, error_code: str
+):
+    (silo / file).write_text("nonsense = 1")
+    code, out, err = call(
+        monkeypatch, capsys,
+        "policy", "check", str(silo / "plan.toml"), "--data", str(silo), "--format", "json",
+    )  # fmt: skip
+    envelope = json.loads(out)
+    assert code == Exit.ARGUMENTS
+    assert envelope["error_code"] == error_code
+    assert "nonsense" in envelope["message"]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["budget", "--nonsense"], ["nonsense"], ["policy", "check"], ["approve"]]
+)
+def test_wrong_arguments_exit_with_their_own_code(monkeypatch, capsys, arguments: list[str]):
+    code, out, _ = call(monkeypatch, capsys, *arguments)
+    assert (code, out) == (Exit.ARGUMENTS, "")
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--format", "json")
+    assert code == Exit.ARGUMENTS
+    assert json.loads(out)["error_code"] == "arguments"
+
+
+def test_a_missing_plan_file_is_an_argument_error(silo: Path, monkeypatch, capsys):
+    code, _, err = call(monkeypatch, capsys, "policy", "check", "none.toml", "--data", str(silo))
+    assert code == Exit.ARGUMENTS
+    assert "cannot read none.toml" in err
+
+
+def test_a_bug_says_it_is_one(silo: Path, monkeypatch, capsys):
+    def bug(*_arguments, **_options):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("silo_agent.books.budget.read_budget", bug)
+    code, out, err = call(monkeypatch, capsys, "budget", "--data", str(silo), "--format", "json")
+    assert code == Exit.BUG
+    assert json.loads(out)["error_code"] == "bug"
+    assert "Traceback" in err
+
+
+def test_policy_init_writes_a_file_once(tmp_path: Path, monkeypatch, capsys):
+    code, out, _ = call(
+        monkeypatch, capsys, "policy", "init", "--data", str(tmp_path), "--format", "json"
+    )
+    assert code == Exit.OK
+    assert Path(json.loads(out)["data"]["policy_file"]) == tmp_path / "policy.toml"
+    code, _, err = call(monkeypatch, capsys, "policy", "init", "--data", str(tmp_path))
+    assert code == Exit.ARGUMENTS
+    assert "exists" in err
+
+
+def test_policy_init_from_a_plan_is_a_policy_that_accepts_it(silo: Path, monkeypatch, capsys):
+    (silo / "policy.toml").unlink()
+    plan = str(silo / "plan.toml")
+    assert call(monkeypatch, capsys, "policy", "init", "--plan", plan, "--data", str(silo))[0] == 0
+    assert call(monkeypatch, capsys, "policy", "check", plan, "--data", str(silo))[0] == 0
+
+
+def test_a_plan_without_noise_waits_for_the_operators_word_and_says_which(
+    silo: Path, monkeypatch, capsys
+):
+    plan = silo / "plan.toml"
+    plan.write_text(edited(PLAN, NO_MODEL, *MODES["none"]))
+    given = ("--data", str(silo))
+
+    def typed(*arguments: str) -> tuple[int, str]:
+        code, out, err = call(monkeypatch, capsys, "policy", *arguments, *given)
+        return code, out + err
+
+    def proposed(*options: str) -> str:
+        (silo / "policy.toml").unlink()
+        code, said = typed("init", "--plan", str(plan), *options)
+        assert code == Exit.OK
+        return said
+
+    assert "stays refused: see accept_no_privacy" in proposed()
+    code, said = typed("check", str(plan))
+    assert code == Exit.SERVER
+    assert f'accept_no_privacy = "{NO_PRIVACY}"' in said
+    assert "stays refused" not in proposed("--accept-no-privacy")
+    code, said = typed("check", str(plan))
+    assert code == Exit.OK
+    assert "episodes of a round: at least 128 (limits.min_episodes_per_round)" in said
+    assert "tasks of a round: at least 32 (limits.min_tasks_per_round)" in said
+
+
+def test_a_plan_that_this_silo_cannot_serve_is_about_silo_toml(silo: Path, monkeypatch, capsys):
+    (silo / "silo.toml").write_text('environments = ["babyai"]')
+    code, out, err = call(
+        monkeypatch, capsys,
+        "policy", "check", str(silo / "plan.toml"), "--data", str(silo), "--format", "json",
+    )  # fmt: skip
+    assert code == Exit.SERVER
+    assert json.loads(out)["data"]["rule"] == "environments_served"
+    assert "the plan is about craft, maze, silo.toml has babyai" in err
+    assert str(silo / "silo.toml") in json.loads(out)["next_step"]
+
+
+def test_what_a_command_logs_is_not_on_stdout(tmp_path: Path, monkeypatch, capsys):
+    """The hardware that a plan is fitted to is logged, here and in the daemon."""
+    base = ROOT / "lab" / "base_model"
+    (tmp_path / "silo.toml").write_text(f'base_model = "{base}"\nenvironments = ["craft"]\n')
+    plan = tmp_path / "plan.toml"
+    text = (ROOT / "deploy" / "examples" / "plan-record-local.toml").read_text()
+    plan.write_text(text.replace("0" * 64, SiloConfig.load(tmp_path).base_sha256().hex()))
+    before = structlog.is_configured()
+    given = ("--data", str(tmp_path), "--format", "json")
+    assert call(monkeypatch, capsys, "policy", "init", "--plan", str(plan), *given)[0] == 0
+    code, out, err = call(monkeypatch, capsys, "policy", "check", str(plan), *given)
+    assert code == Exit.OK, err
+    assert json.loads(out)["data"]["accepted"]
+    assert '"event": "hardware"' in err
+    assert structlog.is_configured() == before
+
+
+def test_status_of_a_silo_that_has_not_joined(silo: Path, monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    data = json.loads(out)["data"]
+    assert code == Exit.OK
+    assert (data["silo_id"], data["daemon"]) == (None, "not running")
+    assert data["base_sha256"] == "00" * 32
+    assert data["families"] == ["craft", "maze"]
+    assert [(row["unit"], row["epsilon_left"]) for row in data["budget"]] == [
+        ("silo", 50.0),
+        ("task", 40.0),
+    ]
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert "not joined yet" in out
+    assert "epsilon for each task: 0 spent, 40 left of 40" in out
+
+
+def test_status_shows_a_policy_or_a_ledger_that_cannot_be_used_as_a_problem(
+    silo: Path, monkeypatch, capsys
+):
+    (silo / "privacy.ledger").write_bytes(b"\0" * 64)
+    code, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert code == Exit.OK
+    assert "problem: a ledger header is damaged at byte 0" in out
+    (silo / "policy.toml").write_text("[privacy]\nepsilon_cap = 8.0")
+    code, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    assert code == Exit.OK
+    assert json.loads(out)["data"]["budget"] == []
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert "epsilon_caps = { task" in out
+
+
+def test_status_finds_a_running_daemon_and_notices_a_dead_one(silo: Path, monkeypatch, capsys):
+    store = LocalStore(silo)
+    store.set_newest_roster_epoch(7)
+    store.set_chain_head(
+        "run-1",
+        ChainHead(
+            round=2, step=0, position=2, adapter_sha256=bytes([1]) * 32, record_sha256=bytes(32)
+        ),
+    )
+    store.append_round({"run": "run-1", "round": 1})
+    probes = Probes(
+        listen="127.0.0.1:0",
+        registry=CollectorRegistry(),
+        checks={},
+        address_file=silo / ADDRESS_FILE,
+    )
+    probes.start()
+    address = probes.address
+    try:
+        _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+        _, text, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    finally:
+        probes.close()
+    data = json.loads(out)["data"]
+    assert (data["daemon"], data["probes"], data["roster_epoch"]) == ("ready", address, 7)
+    assert data["runs"] == [
+        {
+            "run": "run-1",
+            "round": 2,
+            "adapter_sha256": "01" * 32,
+            "local_rounds": 1,
+            "judged": [],
+        }
+    ]
+    assert "run-1: adopted round 2" in text
+    # A daemon that was killed leaves its address behind.
+    (silo / ADDRESS_FILE).write_text(address)
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    assert json.loads(out)["data"]["daemon"] == "not running"
+
+
+def judged_row(successes, episodes=8, label="plank", environment="craft", temperature=0.0):
+    return {
+        "environment": environment, "label": label, "shard": 0, "temperature": temperature,
+        "episodes": episodes, "successes": successes,
+    }  # fmt: skip
+
+
+def test_status_shows_the_personal_adapter_beside_the_global_one(silo: Path, monkeypatch, capsys):
+    store = LocalStore(silo)
+    head = ChainHead(
+        round=3, step=0, position=3, adapter_sha256=bytes([1]) * 32, record_sha256=bytes(32)
+    )
+    store.set_chain_head("run-1", head)
+    for number, solved, personal in ((2, 1, False), (3, 2, False), (3, 6, True)):
+        store.append_evaluation(
+            run_id="run-1",
+            round_number=number,
+            adapter_sha256="01" * 32,
+            rows=[judged_row(solved), judged_row(solved, label="stick")],
+            personal=personal,
+        )
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+    (run,) = json.loads(out)["data"]["runs"]
+    assert [(row["round"], row["personal"], row["successes"]) for row in run["judged"]] == [
+        (3, False, 4),
+        (3, True, 12),
+    ]
+    shown = "round 3, craft at temperature 0"
+    _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert f"run run-1: global, {shown}: 25.0 % of 16 held-out episodes solved" in out
+    assert f"run run-1: personal, {shown}: 75.0 % of 16 held-out episodes solved" in out
+    assert "round 2, craft" not in out
+    (silo / "evaluation.jsonl").write_text('{"run":"run-1","round":"x"}\n')
+    code, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+    assert code == Exit.OK
+    assert "problem: the evaluation of run run-1 is damaged" in out
+
+
+@pytest.mark.parametrize("method", ["fedsa", "fedavg"])
+def test_alone_shows_both_adapters_and_says_what_is_missing(
+    silo: Path, tmp_path: Path, monkeypatch, capsys, method
+):
+    out_dir, plan = tmp_path / "alone", tmp_path / "plan.toml"
+    plan.write_text(plan.read_text().replace('method = "fedavg"', f'method = "{method}"', 1))
+
+    def evolve(*, out_dir: Path, **_others) -> None:
+        out_dir.mkdir(exist_ok=True)
+        for personal in (False, True):
+            LocalStore(out_dir).append_evaluation(
+                run_id="alone",
+                round_number=3,
+                adapter_sha256="01" * 32,
+                rows=[judged_row(6 if personal else 2)],
+                personal=personal,
+            )
+
+    monkeypatch.setattr("silo_agent.local_work.alone.evolve_alone", evolve)
+    arguments = ("alone", str(plan), "--adapter", str(plan), "--out", str(out_dir))
+    code, out, err = call(monkeypatch, capsys, *arguments, "--data", str(silo), "--format", "json")
+    assert code == Exit.OK
+    data = json.loads(out)["data"]
+    assert [row["successes"] for row in data["judged"]] == [2, 6]
+    if method == "fedsa":
+        assert "B = 0" in data["adapter_note"]
+        assert f"this silo's B is under {out_dir / 'evolve' / 'personal'}" in err
+    else:
+        assert data["adapter_note"] is None
+        assert "note:" not in err
+    _, out, _ = call(monkeypatch, capsys, *arguments, "--data", str(silo))
+    assert "personal, round 3, craft" in out
+
+
+def test_an_invite_that_is_none_is_an_authentication_error(tmp_path: Path, monkeypatch, capsys):
+    code, out, _ = call(
+        monkeypatch, capsys, "join", "hello", "--data", str(tmp_path / "new"), "--format", "json"
+    )
+    assert code == Exit.CONNECT
+    assert json.loads(out)["error_code"] == "invite_malformed"
+    assert not (tmp_path / "new" / "silo.toml").exists()
+
+
+def test_joining_writes_starters_that_load_and_keeps_what_is_there(
+    tmp_path: Path, monkeypatch, capsys
+):
+    joined = SimpleNamespace(federation="oncology", silo_id="hospital-a")
+    calls = []
+
+    def join(invite: str, data_dir: Path) -> SimpleNamespace:
+        calls.append((invite, data_dir))
+        data_dir.mkdir(exist_ok=True)
+        return joined
+
+    monkeypatch.setattr("silo_agent.identity.join.join", join)
+    monkeypatch.chdir(tmp_path)
+    Path("base").mkdir()
+    data = tmp_path / "silo"
+    arguments = ("join", "chorale1.x", "--data", str(data))
+    code, out, err = call(monkeypatch, capsys, *arguments, "--base-model", "base")
+    assert code == Exit.OK
+    assert out.startswith("joined oncology as hospital-a")
+    assert f"wrote {data / 'policy.toml'}" in out
+    assert err.startswith("next: ")
+    assert SiloConfig.load(data).base_model == tmp_path / "base"
+    assert Policy.load(data / "policy.toml") == Policy.parse(DENY_ALL)
+    (data / "policy.toml").write_text("# mine")
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--format", "json")
+    assert json.loads(out)["data"]["wrote_policy_toml"] is False
+    assert (data / "policy.toml").read_text() == "# mine"
+    assert calls == [("chorale1.x", data)] * 2
+
+
+def test_run_hands_the_configuration_to_the_daemon(silo: Path, monkeypatch, capsys):
+    seen = []
+
+    def run(config: SiloConfig) -> None:
+        seen.append(config)
+        structlog.get_logger("test").info("silo_started", silo="silo-a")
+
+    monkeypatch.setattr("silo_agent.daemon.process.run", run)
+    try:
+        code, out, err = call(monkeypatch, capsys, "run", "--data", str(silo), "--format", "json")
+    finally:
+        structlog.reset_defaults()
+    assert code == Exit.OK
+    assert seen == [SiloConfig.load(silo)]
+    # The log is on stderr, so that stdout stays one envelope.
+    assert json.loads(out)["data"] == {"stopped": True}
+    assert json.loads(err.splitlines()[0])["event"] == "silo_started"

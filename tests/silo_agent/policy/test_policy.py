@@ -1,0 +1,373 @@
+"""The guardian: default deny, and each rule fires alone on an otherwise accepted request."""
+
+from dataclasses import replace
+
+import pytest
+
+from federation.adapter.layout import Layout, TensorSpec
+from federation.chain.task import PASSING_REASONS
+from secagg.descriptor import AggregationId
+from silo_agent.errors import PolicyFileError
+from silo_agent.policy.approvals import Standing
+from silo_agent.policy.document import Policy
+from silo_agent.policy.policy import (
+    ACCEPTED,
+    RULE_NAMES,
+    Decision,
+    check_descriptor,
+    check_plan,
+    check_task,
+)
+from tests.kit.silo_agent.policy_samples import (
+    BASE,
+    COHORT,
+    LAYOUT,
+    MODES,
+    NOW_UNIX_S,
+    POLICY,
+    SITE,
+    make_descriptor,
+    make_plan,
+    make_policy,
+    make_task,
+    mode_policy,
+)
+
+
+def judge_task(policy=None, task=None, plan=None, now=NOW_UNIX_S, site=SITE) -> Decision:
+    return check_task(
+        policy or make_policy(),
+        task=task or make_task(),
+        plan=plan or make_plan(),
+        site=site,
+        now_unix_s=now,
+    )
+
+
+def judge(*, policy=None, descriptor=None, plan=None, layout=LAYOUT, site=SITE):
+    plan = plan or make_plan()
+    return check_descriptor(
+        policy or make_policy(),
+        descriptor=descriptor or make_descriptor(plan),
+        silo_id="silo-a",
+        plan=plan,
+        site=site,
+        layout=layout,
+        now_unix_s=NOW_UNIX_S,
+    )
+
+
+def test_what_the_policy_allows_is_accepted():
+    expected = Decision(accepted=True, rule=ACCEPTED, public_reason="", detail="")
+    assert check_plan(make_policy(), plan=make_plan(), site=SITE) == expected
+    assert judge_task() == expected
+    assert judge() == expected
+
+
+def test_an_empty_policy_refuses_everything_for_many_reasons():
+    empty = Policy.parse(b"")
+    plan = make_plan()
+    assert not check_plan(empty, plan=plan, site=SITE).accepted
+    assert not judge_task(policy=empty).accepted
+    assert not judge(policy=empty).accepted
+    # Opening any one table is not enough.
+    for table in POLICY.strip().split("\n["):
+        opened = Policy.parse(("[" + table.removeprefix("[")).encode())
+        assert not check_plan(opened, plan=plan, site=SITE).accepted, table
+
+
+PLAN_RULES = {
+    "base_model_match": {"plan": [(BASE.hex(), "cd" * 32)]},
+    "base_model_allowed": {"policy": [(BASE.hex(), "cd" * 32)]},
+    "environments_allowed": {"policy": [('["craft", "maze"]', '["craft"]')]},
+    "environments_served": {"site": {"babyai": None}},
+    "evolver_allowed": {"policy": [('evolvers = ["fed-se"]', 'evolvers = ["constant"]')]},
+    "aggregation_allowed": {"policy": [('["fedavg"]', '["rolora"]')]},
+    "privacy_mode_allowed": {"policy": [('modes = ["silo"]', 'modes = ["none"]')]},
+    "noise_multiplier": {"policy": [("min_noise_multiplier = 4.0", "min_noise_multiplier = 4.1")]},
+    "clip": {"policy": [("max_clip_l2 = 2.0", "max_clip_l2 = 1.9")]},
+    "epsilon_per_run": {"policy": [("per_run = 6.0", "per_run = 4.0")]},
+    "run_above_cap": {"policy": [("silo = 50.0", "silo = 4.0")]},
+    "survivors": {"policy": [("min_survivors = 3", "min_survivors = 4")]},
+    "rounds": {"policy": [("max_rounds = 5", "max_rounds = 4")]},
+    "episodes": {"policy": [("max_episodes_per_round = 128", "max_episodes_per_round = 127")]},
+    "thin_round": {
+        "policy": [
+            ("max_episodes_per_round", "min_episodes_per_round = 129\nmax_episodes_per_round")
+        ]
+    },
+    "declared_tasks": {"site": {"maze": 31}},
+    "ready_after": {
+        "policy": [
+            ("max_episodes_per_round = 128", "max_episodes_per_round = 128\nmin_ready_after_s = 61")
+        ],
+        "plan": [("ready_deadline_s = 300", "ready_deadline_s = 300\nready_after_s = 60")],
+    },
+    "local_time": {
+        "policy": [("max_rounds = 5", "max_rounds = 5\nmax_local_hours_per_round = 0.083")]
+    },
+    "disk": {
+        "policy": [("max_rounds = 5", "max_rounds = 5\nmax_disk_bytes = 87000000")],
+        "plan": [('base = "small"', 'base = "Qwen/Qwen2.5-0.5B-Instruct"')],
+    },
+}
+
+
+def changed(rule):
+    changes = PLAN_RULES[rule]
+    site = replace(SITE, environments=changes.get("site", SITE.environments))
+    return make_plan(*changes.get("plan", ())), make_policy(*changes.get("policy", ())), site
+
+
+@pytest.mark.parametrize("rule", PLAN_RULES)
+def test_each_plan_rule_fires_alone_on_plans_tasks_and_descriptors(rule):
+    plan, policy, site = changed(rule)
+    assert check_plan(policy, plan=plan, site=site).rule == rule
+    assert judge_task(policy=policy, plan=plan, site=site).rule == rule
+    # The plan a descriptor names is judged again, whatever plan the task came with.
+    descriptor = make_descriptor(make_plan())
+    assert judge(policy=policy, plan=plan, descriptor=descriptor, site=site).rule == rule
+
+
+def test_metrics_noise_counts_as_noise():
+    plan = make_plan(("metrics_noise_multiplier = 4.0", "metrics_noise_multiplier = 3.9"))
+    assert judge_task(plan=plan).rule == "noise_multiplier"
+
+
+TASK_RULES = {
+    "task_base_model": {"task": make_task(base_model_sha256=bytes(32))},
+    "task_round": {"task": make_task(round=6)},
+    "schedule": {"now": NOW_UNIX_S + 1800, "task": make_task(ready_deadline_unix_s=1_800_001_900)},
+    "task_deadline": {"task": make_task(ready_deadline_unix_s=NOW_UNIX_S + 421)},
+}
+
+
+@pytest.mark.parametrize("rule", TASK_RULES)
+def test_each_task_rule_fires_alone(rule):
+    decision = judge_task(**TASK_RULES[rule])
+    assert (decision.accepted, decision.rule) == (False, rule)
+
+
+def test_a_task_for_a_step_that_its_plan_does_not_have_is_refused():
+    assert judge_task(task=make_task(step=1)).rule == "task_round"
+    plan, policy = make_plan(*MODES["record_distributed"]), mode_policy("record_distributed")
+    assert judge_task(policy=policy, plan=plan, task=make_task(step=2)).accepted
+    assert judge_task(policy=policy, plan=plan, task=make_task(step=3)).rule == "task_round"
+
+
+def test_a_task_long_past_its_deadline_is_refused():
+    late = make_task(ready_deadline_unix_s=NOW_UNIX_S - 120)
+    assert judge_task(task=late).rule == "task_deadline"
+    assert judge_task(task=make_task(ready_deadline_unix_s=NOW_UNIX_S - 119)).accepted
+
+
+def test_a_window_may_run_past_midnight():
+    policy = make_policy(("07:30-08:30", "22:00-08:01"))
+    assert judge_task(policy=policy).accepted
+    assert judge_task(policy=make_policy(("07:30-08:30", "22:00-08:00"))).rule == "schedule"
+
+
+def descriptor_changes() -> dict[str, dict[str, object]]:
+    honest = make_descriptor(make_plan())
+    identity, metrics = honest.identity, honest.metrics
+    wide = ("silo-a", "silo-b", "silo-c", "stranger")
+    return {
+        "descriptor_base_model": {"base_model_sha256": bytes(32)},
+        "descriptor_round": {"identity": replace(identity, round=6)},
+        "sums": {"identity": replace(identity, part=1)},
+        "attempts": {"identity": replace(identity, attempt=3)},
+        "membership": {"cohort": ("silo-b", "silo-c", "silo-d")},
+        "partners": {"cohort": wide},
+        "cohort_size": {"cohort": COHORT[:3]},
+        "colluding": {"colluding": 0},
+        "threshold": {"threshold": 2},
+        "descriptor_survivors": {"n_min": 2},
+        "layout": {"layout_sha256": bytes(32)},
+        "privacy_spec": {"privacy_spec_sha256": bytes(32)},
+        "descriptor_clip": {"vector_clip": 1.0},
+        "scale": {"scale": honest.scale / 2},
+        "noise": {"noise_sigma": honest.noise_sigma * (1 - 1e-12)},
+        "metrics_layout": {"metrics": replace(metrics, bounds=(4.0, 128.0, 127.0, 128.0, 128.0))},
+        "metrics_noise": {"metrics": replace(metrics, sigma=metrics.sigma * (1 - 1e-12))},
+        "deadlines": {"deadlines_unix_s": tuple(NOW_UNIX_S + 40 * k for k in range(1, 6))},
+    }
+
+
+@pytest.mark.parametrize("rule", descriptor_changes())
+def test_each_descriptor_rule_fires_alone(rule):
+    descriptor = make_descriptor(make_plan(), **descriptor_changes()[rule])
+    decision = judge(descriptor=descriptor)
+    assert (decision.accepted, decision.rule) == (False, rule)
+
+
+def test_the_dimension_ceiling_fires_on_an_honest_descriptor():
+    policy = make_policy(("max_dimension = 128", "max_dimension = 127"))
+    assert judge(policy=policy).rule == "dimension"
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("sums", {"identity": AggregationId(run_id="r", round=2, step=1, part=0, attempt=1)}),
+        ("layout", {"dimension": 127}),
+        ("descriptor_clip", {"unit_clip": 1.0}),
+        ("descriptor_clip", {"max_units": 2}),
+        ("noise", {"noise_mechanism": "none", "noise_sigma": 0.0}),
+        ("noise", {"noise_mechanism": "gaussian"}),
+        ("deadlines", {"deadlines_unix_s": tuple(NOW_UNIX_S - 120 + k for k in range(5))}),
+        ("deadlines", {"deadlines_unix_s": tuple(NOW_UNIX_S + 167 + k for k in range(5))}),
+    ],
+)
+def test_other_ways_to_break_a_descriptor(rule, change):
+    assert judge(descriptor=make_descriptor(make_plan(), **change)).rule == rule
+
+
+def metrics_changes():
+    metrics = make_descriptor(make_plan()).metrics
+    names = metrics.names
+    return {
+        "a coordinate of its own": {"names": (*names, "loss"), "bounds": (*metrics.bounds, 1.0)},
+        "another order": {"names": (names[0], *names[3:], *names[1:3])},
+        "no successes": {"names": names[:2], "bounds": metrics.bounds[:2]},
+        "no norm": {"names": names[1:], "bounds": metrics.bounds[1:]},
+        "a finer grid": {"grid": metrics.grid * 2},
+        "nothing": {"names": (), "bounds": (), "grid": 0},
+    }
+
+
+@pytest.mark.parametrize("change", metrics_changes())
+def test_a_metrics_block_that_is_not_the_plans_is_refused(change):
+    metrics = replace(make_descriptor(make_plan()).metrics, **metrics_changes()[change])
+    assert judge(descriptor=make_descriptor(make_plan(), metrics=metrics)).rule == "metrics_layout"
+
+
+def test_more_noise_than_needed_is_accepted():
+    honest = make_descriptor(make_plan())
+    assert judge(
+        descriptor=make_descriptor(make_plan(), noise_sigma=honest.noise_sigma * 1.5)
+    ).accepted
+
+
+def test_another_layout_than_the_trained_one_is_refused():
+    other = Layout((TensorSpec(name="layer.lora_B.weight", shape=(8, 16)),))
+    assert judge(layout=other).rule == "layout"
+
+
+def test_mode_none_is_accepted_only_by_name_and_then_has_no_noise_to_check():
+    plan = make_plan(*MODES["none"])
+    assert judge_task(plan=plan).rule == "privacy_mode_allowed"
+    # Nothing is charged, so no budget is asked for.
+    policy = mode_policy("none", ("{ silo = 50.0, task = 40.0 }", "{}"))
+    assert judge_task(policy=policy, plan=plan).accepted
+    assert judge(policy=policy, plan=plan).accepted
+    noisy = make_descriptor(plan, noise_sigma=100.0)
+    assert judge(policy=policy, plan=plan, descriptor=noisy).rule == "noise"
+
+
+def test_unlimited_epsilon_must_be_that_word():
+    change = ("max_epsilon_per_run = 6.0", 'max_epsilon_per_run = "unlimited"')
+    plan = make_plan(("count = 5", "count = 5000"))
+    most = (("max_rounds = 5", "max_rounds = 5000"), ("silo = 50.0", "silo = 1e6"))
+    assert judge_task(policy=make_policy(*most), plan=plan).rule == "epsilon_per_run"
+    assert judge_task(policy=make_policy(*most, change), plan=plan).accepted
+    with pytest.raises(PolicyFileError, match="max_epsilon_per_run"):
+        make_policy(("max_epsilon_per_run = 6.0", 'max_epsilon_per_run = "infinite"'))
+
+
+def test_without_a_partner_list_anyone_in_the_roster_may_join():
+    policy = make_policy(('partners = ["silo-b", "silo-c", "silo-d"]\n', ""))
+    wide = make_descriptor(make_plan(), cohort=("silo-a", "silo-b", "silo-c", "stranger"))
+    assert judge(policy=policy, descriptor=wide).accepted
+
+
+def test_public_reasons_are_fixed_texts_without_figures_or_names():
+    reasons = set()
+    for rule in PLAN_RULES:
+        plan, policy, site = changed(rule)
+        reasons.add(check_plan(policy, plan=plan, site=site).public_reason)
+    for change in descriptor_changes().values():
+        decision = judge(descriptor=make_descriptor(make_plan(), **change))
+        assert decision.detail
+        reasons.add(decision.public_reason)
+    for reason in reasons:
+        assert 0 < len(reason) <= 200
+        assert not any(character.isdigit() for character in reason)
+        assert not any(name in reason for name in (*COHORT, "stranger", "craft", "fed-se"))
+
+
+OPERATOR = {
+    "leaving": Standing.LEAVING,
+    "refused_by_operator": Standing.REFUSED,
+    "approval_pending": Standing.PENDING,
+}
+
+
+@pytest.mark.parametrize("rule", OPERATOR)
+def test_what_the_operator_said_holds_for_plans_tasks_and_descriptors(rule):
+    said = OPERATOR[rule]
+    assert check_plan(make_policy(), plan=make_plan(), site=SITE, standing=said).rule == rule
+    task = check_task(
+        make_policy(),
+        task=make_task(),
+        plan=make_plan(),
+        site=SITE,
+        now_unix_s=NOW_UNIX_S,
+        standing=said,
+    )
+    assert task.rule == rule
+    descriptor = check_descriptor(
+        make_policy(),
+        descriptor=make_descriptor(make_plan()),
+        silo_id="silo-a",
+        plan=make_plan(),
+        site=SITE,
+        layout=LAYOUT,
+        now_unix_s=NOW_UNIX_S,
+        standing=said,
+    )
+    assert descriptor.rule == rule
+
+
+def test_nobody_is_asked_about_what_the_policy_refuses_and_a_refusal_by_hand_comes_first():
+    narrow = make_policy(("max_rounds = 5", "max_rounds = 4"))
+    for said, rule in (
+        (Standing.PENDING, "rounds"),
+        (Standing.REFUSED, "refused_by_operator"),
+        (Standing.LEAVING, "leaving"),
+        (Standing.APPROVED, "rounds"),
+    ):
+        decision = check_plan(narrow, plan=make_plan(), site=SITE, standing=said)
+        assert decision.rule == rule
+    approved = check_plan(make_policy(), plan=make_plan(), site=SITE, standing=Standing.APPROVED)
+    assert approved.accepted
+
+
+def test_only_a_pending_approval_may_pass_before_the_deadline():
+    reasons = {
+        rule: check_plan(make_policy(), plan=make_plan(), site=SITE, standing=said).public_reason
+        for rule, said in OPERATOR.items()
+    }
+    assert reasons.pop("approval_pending") in PASSING_REASONS
+    assert not PASSING_REASONS.intersection(reasons.values())
+    assert not any(character.isdigit() for reason in reasons.values() for character in reason)
+
+
+def test_a_machine_that_cannot_hold_the_plan_refuses_it_in_fixed_words():
+    decision = check_plan(make_policy(), plan=make_plan(), site=SITE, unfit="it needs 40 GiB")
+    assert (decision.rule, decision.detail) == ("hardware", "it needs 40 GiB")
+    assert "40" not in decision.public_reason
+
+
+def test_a_base_of_unknown_shape_is_not_judged_by_its_disk():
+    tiny = make_policy(("max_rounds = 5", "max_rounds = 5\nmax_disk_bytes = 1"))
+    assert check_plan(tiny, plan=make_plan(), site=SITE).accepted
+
+
+def test_every_rule_has_a_test_that_makes_it_fire():
+    # Those of the record level, and of no noise, are in silo_agent/policy/test_policy_modes.py.
+    record = {"evolver_dp_compat", "record_units", "sampling_rate", "steps"}
+    noiseless = {"no_privacy_accepted", "exact_figures"}
+    # That of a rollback is in silo_agent/follow/test_rollback.py.
+    other = {"dimension", "hardware", "rollback_allowed", *OPERATOR}
+    tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record, *noiseless}
+    assert tested == set(RULE_NAMES)

@@ -1,0 +1,197 @@
+"""``chorale run`` against a coordinator's real ports: what it sends, what it refuses to send."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from federation.adapter.encoding import decode_adapter, encode_adapter
+from federation.adapter.initial import initial_adapter
+from federation.adapter.layout import Layout
+from federation.adapter.shapes import shape_from_config, shape_of
+from federation.plan.read import read_plan
+from ops.cli.envelope import run_app
+from server.cli.main import app
+from tests.kit.paths import ROOT
+from tests.kit.processes.server_harness import FEDERATION
+
+pytestmark = pytest.mark.xdist_group("server_cli_runs")
+
+EXAMPLES = ROOT / "deploy" / "examples"
+BASE = ROOT / "lab" / "base_model"
+PLAN = EXAMPLES / "plan-silo-dp.toml"
+RANK = read_plan(PLAN.read_bytes()).model.lora_rank
+
+
+@pytest.fixture
+def chorale(coordinator, monkeypatch, capsys):
+    """Run a command here; exit code, envelope or lines, and what is said besides."""
+
+    def call(*arguments, output="json"):
+        line = ["chorale", *map(str, arguments)]
+        line += ["--data", str(coordinator.data_dir), "--format", output]
+        monkeypatch.setattr("sys.argv", line)
+        code = 0
+        try:
+            run_app(app)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        captured = capsys.readouterr()
+        answer = json.loads(captured.out) if output == "json" else captured.out
+        return code, answer, captured.err
+
+    coordinator.conductor.started.clear()
+    return call
+
+
+def edited(tmp_path, *changes, base=PLAN):
+    text = base.read_text()
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    return path
+
+
+def started(coordinator):
+    (sent,) = coordinator.conductor.started
+    return sent
+
+
+def test_without_an_adapter_the_first_one_is_made_from_the_base(
+    coordinator, chorale, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(ROOT)
+    plan = edited(tmp_path, ("[evolve]", "[evolve]\nseed = 11"))
+    code, answer, prose = chorale("run", "start", plan, "--submit-token", "first")
+    assert code == 0, prose
+    assert answer["data"] == {"run_id": "run-1", "behind": ""}
+    assert "A drawn by seed 11, B = 0, from lab/base_model/config.json" in prose
+    sent_plan, adapter, token = started(coordinator)
+    assert (sent_plan, token) == (plan.read_bytes(), "first")
+    shape = shape_from_config((BASE / "config.json").read_bytes())
+    expected = initial_adapter(shape, rank=RANK, seed=11)
+    found = decode_adapter(adapter, max_bytes=1 << 26)
+    assert found.keys() == expected.keys()
+    for name, part in expected.items():
+        assert found[name].tobytes() == part.tobytes()
+    # Asked for again it is the same bytes, so a retry with the same token is the same request.
+    coordinator.conductor.started.clear()
+    chorale("run", "start", plan, "--submit-token", "first")
+    assert started(coordinator)[1] == adapter
+
+
+@pytest.mark.parametrize("given", [BASE, BASE / "config.json"])
+def test_the_base_may_be_named(coordinator, chorale, monkeypatch, tmp_path, given):
+    monkeypatch.chdir(tmp_path)
+    code, _, prose = chorale("run", "start", PLAN, "--base-config", given)
+    assert code == 0, prose
+    shape = shape_from_config((BASE / "config.json").read_bytes())
+    found = Layout.from_tensors(decode_adapter(started(coordinator)[1], max_bytes=1 << 26))
+    assert found.sha256 == shape.lora_layout(RANK).sha256
+
+
+def test_a_published_base_needs_no_file(coordinator, chorale, tmp_path):
+    plan = edited(
+        tmp_path,
+        ('"lab/base_model"', '"Qwen/Qwen2.5-0.5B-Instruct"'),
+        (f"lora_rank = {RANK}", "lora_rank = 1"),
+    )
+    code, _, prose = chorale("run", "start", plan)
+    assert code == 0, prose
+    assert "from the published shape of Qwen/Qwen2.5-0.5B-Instruct" in prose
+    found = Layout.from_tensors(decode_adapter(started(coordinator)[1], max_bytes=1 << 26))
+    assert found.sha256 == shape_of("Qwen/Qwen2.5-0.5B").lora_layout(1).sha256
+
+
+@pytest.mark.parametrize("base", ["none", "no/such/place", "x" * 512])
+def test_an_unknown_base_asks_for_what_is_missing(coordinator, chorale, tmp_path, base):
+    plan = edited(tmp_path, ('"lab/base_model"', f'"{base}"'))
+    code, answer, _ = chorale("run", "start", plan)
+    assert (code, answer["error_code"]) == (4, "adapter_needed")
+    for word in ("--base-config", "--adapter", "chorale-lab adapter init"):
+        assert word in answer["next_step"]
+    assert coordinator.conductor.started == []
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("{", "federation_refused"),
+        ('{"model_type": "mixtral"}', "federation_refused"),
+        (None, "file"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused(coordinator, chorale, tmp_path, content, error):
+    file = tmp_path / "config.json"
+    if content is not None:
+        file.write_text(content)
+    code, answer, _ = chorale("run", "start", PLAN, "--base-config", file)
+    assert (code, answer["error_code"]) == (4, error)
+    assert answer["hint"]
+    assert coordinator.conductor.started == []
+
+
+def test_a_run_is_of_the_federation_that_is_named(coordinator, chorale):
+    given = ("--base-config", BASE)
+    assert chorale("run", "start", PLAN, *given, "-f", FEDERATION)[0] == 0
+    coordinator.conductor.started.clear()
+    for command in (
+        ("run", "start", PLAN, *given, "--federation", "other"),
+        ("run", "list", "-f", "other"),
+        ("run", "plan", PLAN, "--silos", 10, "--colluding", 1, *given, "-f", "other"),
+    ):
+        code, answer, _ = chorale(*command)
+        assert (code, answer["error_code"]) == (4, "federation_unknown"), answer
+        assert FEDERATION in answer["message"]
+        assert "other" in answer["message"]
+    assert coordinator.conductor.started == []
+    code, answer, _ = chorale("run", "list", "-f", FEDERATION)
+    assert (code, answer["data"]) == (0, {"runs": []})
+
+
+def test_a_dry_run_takes_the_size_from_the_base(chorale, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = EXAMPLES / "plan-record-distributed.toml"
+    rank = read_plan(plan.read_bytes()).model.lora_rank
+    adapter = tmp_path / "initial.safetensors"
+    shape = shape_from_config((BASE / "config.json").read_bytes())
+    adapter.write_bytes(encode_adapter(initial_adapter(shape, rank=rank, seed=0)))
+    arguments = ("run", "plan", plan, "--silos", 10, "--colluding", 1)
+    code, answer, prose = chorale(*arguments, "--base-config", BASE, "-f", FEDERATION)
+    assert code == 0, prose
+    assert answer["data"]["memory"]["parameters"] == shape.parameters
+    by_adapter = chorale(*arguments, "--adapter", adapter)[1]["data"]
+    assert by_adapter.pop("memory") is None
+    assert by_adapter.items() <= answer["data"].items()
+
+
+def test_a_dry_run_asks_the_terms_of_the_federation(coordinator, chorale, monkeypatch):
+    table = type(coordinator.store.federation)
+    terms = replace(coordinator.store.federation.current(), epsilon_cap=1.0)
+    monkeypatch.setattr(table, "current", lambda _: terms)
+    plan = EXAMPLES / "plan-record-distributed.toml"
+    arguments = ("run", "plan", plan, "--silos", 10, "--colluding", 1, "--base-config", BASE)
+    assert chorale(*arguments)[0] == 0
+    code, answer, _ = chorale(*arguments, "-f", FEDERATION)
+    assert (code, answer["error_code"]) == (4, "plan_refused")
+    assert (
+        "privacy.epsilon_cap: the plan states 8, the federation agreed on at most 1"
+        in (answer["message"])
+    )
+
+
+def test_pausing_and_resuming_say_what_follows(coordinator, chorale):
+    code, answer, prose = chorale("run", "pause", "run-1")
+    assert (code, answer["data"]) == (0, {"run_id": "run-1", "state": "paused"})
+    assert "next: chorale run resume run-1" in prose
+    code, answer, prose = chorale("run", "resume", "run-1")
+    assert (code, answer["data"]) == (0, {"run_id": "run-1", "behind": "run-0"})
+    shown = chorale("run", "resume", "run-1", output="text")
+    said = "next: chorale run watch run-1\n"
+    assert shown == (0, "run-1 goes on when run-0 is over\n", said)
+    assert coordinator.conductor.paused == ["run-1"]
+    assert coordinator.conductor.resumed == ["run-1", "run-1"]
