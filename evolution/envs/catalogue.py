@@ -55,10 +55,8 @@ _OLD_PATH: Final = "silo_agent.envs"
 class Catalogue:
     """Environments by name.
 
-    Args:
-        plugins: Names of environments of installed packages.
-        foreign: What the operator says about foreign environments, by name.
-        patient: Whether a server that fails is asked again and again, see ``apart``.
+    They are built in, plugins of installed packages, or foreign, as the operator describes them.
+    Where ``patient``, a server that fails is asked again and again; see ``apart``.
 
     Raises:
         EnvironmentPluginError: No package has one of the plugins.

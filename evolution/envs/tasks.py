@@ -61,14 +61,6 @@ class Shard:
 def task_range(split: Split, *, labels: int, shard: Shard | None = None) -> range:
     """The task ids of a split, or of one shard of it.
 
-    Args:
-        split: What the tasks are for.
-        labels: How many labels the environment has.
-        shard: The part to keep; all labels when absent.
-
-    Returns:
-        A range; its length tells how many tasks there are.
-
     Raises:
         ShardError: The labels cannot be dealt out evenly over that many shards.
     """
@@ -82,14 +74,6 @@ def task_range(split: Split, *, labels: int, shard: Shard | None = None) -> rang
 def shard_index(task_id: int, *, labels: int, count: int) -> int:
     """Which of ``count`` shards owns the label of a task.
 
-    Args:
-        task_id: Any task id.
-        labels: How many labels the environment has.
-        count: How many shards there are.
-
-    Returns:
-        The index of the shard.
-
     Raises:
         ShardError: The labels cannot be dealt out evenly over that many shards.
     """
@@ -99,14 +83,7 @@ def shard_index(task_id: int, *, labels: int, count: int) -> int:
 
 
 def label_index(task_id: int, *, labels: int) -> int:
-    """The index of a task's label.
-
-    Args:
-        task_id: Any task id.
-        labels: How many labels the environment has.
-
-    Returns:
-        An index into the environment's labels.
+    """The index of a task's label among the environment's labels.
 
     Raises:
         TaskIdError: The id belongs to no split.
@@ -117,13 +94,8 @@ def label_index(task_id: int, *, labels: int) -> int:
 
 
 def task_rng(name: str, task_id: int) -> np.random.Generator:
-    """The generator that decides everything random about one task.
+    """A fresh generator that decides everything random about one task.
 
-    Args:
-        name: The environment's name, so that two environments never share a stream.
-        task_id: The task.
-
-    Returns:
-        A fresh generator, the same for the same arguments.
+    It is the same for the same arguments; two environments never share a stream.
     """
     return np.random.default_rng([task_id, *name.encode()])

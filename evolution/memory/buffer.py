@@ -76,11 +76,8 @@ class SuccessBuffer:
     ) -> None:
         """Open a buffer, creating it if absent.
 
-        Args:
-            path: The file.
-            capacity: Most trajectories kept; None for no limit.
-            capacity_per_task: Most trajectories kept of one task; None for no limit.
-            expert_capacity: Most demonstrations accepted.
+        The capacities are the most trajectories kept, in all and of one task (None for no limit),
+        and the most demonstrations accepted.
 
         Raises:
             BufferCorruptError: The file exists but is damaged or is something else.
@@ -116,13 +113,9 @@ class SuccessBuffer:
             raise BufferCorruptError(f"{self._path}: {verdict}")
 
     def add(self, trajectories: Iterable[Trajectory]) -> int:
-        """Store successes, then enforce the caps.
+        """Store successes, then enforce the caps; returns how many were new.
 
-        Args:
-            trajectories: Successes; duplicates are fine.
-
-        Returns:
-            How many were new.
+        Duplicates are fine.
 
         Raises:
             BufferContentError: One of them is no success or has no step. None is stored then.
@@ -138,13 +131,9 @@ class SuccessBuffer:
         return added
 
     def add_expert(self, trajectories: Iterable[Trajectory]) -> int:
-        """Store demonstrations.
+        """Store demonstrations; returns how many were new.
 
-        Args:
-            trajectories: Successes; duplicates are fine.
-
-        Returns:
-            How many were new.
+        Duplicates are fine.
 
         Raises:
             BufferContentError: One of them is no success or has no step, or there would be more
@@ -175,7 +164,7 @@ class SuccessBuffer:
         tasks_apart: bool = False,
         use_expert: bool = False,
     ) -> list[Trajectory]:
-        """The training set of a round.
+        """The training set of a round, by environment, task, steps, tokens and conversation.
 
         Args:
             round_index: The current round; later ones are left out.
@@ -185,9 +174,6 @@ class SuccessBuffer:
                 may not decide whether the others are found.
             use_expert: Add every demonstration, whatever the window and however short the agent's
                 own successes: the paper's union (algorithm 1).
-
-        Returns:
-            Trajectories ordered by environment, task, steps, tokens and conversation.
 
         Raises:
             BufferCorruptError: A stored trajectory cannot be read, and tasks are not kept apart.
@@ -259,13 +245,7 @@ class SuccessBuffer:
         ]
 
     def explore(self, tasks: Iterable[Task], *, round_index: int, adapter_sha256: str) -> None:
-        """Write down what a released adapter is about to play; again changes nothing.
-
-        Args:
-            tasks: What is played.
-            round_index: When.
-            adapter_sha256: The adapter's identity.
-        """
+        """Write down what a released adapter is about to play; again changes nothing."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany(
@@ -277,14 +257,10 @@ class SuccessBuffer:
             )
 
     def explored(self, *, round_index: int, window: int = 0) -> list[Explored]:
-        """What was played in a window, successful or not.
+        """What was played in a window, successful or not, by environment, task, round and adapter.
 
-        Args:
-            round_index: The current round; later ones are left out.
-            window: How many rounds count, the current one included; 0 means all.
-
-        Returns:
-            Entries ordered by environment, task, round and adapter.
+        The window counts rounds up to the current one, which is included; 0 means all. Later rounds
+        are left out.
 
         Raises:
             BufferCorruptError: The file cannot be read.
@@ -307,13 +283,7 @@ class SuccessBuffer:
         ]
 
     def delete_subject(self, subject: str) -> int:
-        """Forget everything made of one subject's data.
-
-        Args:
-            subject: As recorded in the tasks; not empty.
-
-        Returns:
-            How many trajectories went.
+        """Forget everything made of one subject's data; returns how many trajectories went.
 
         Raises:
             BufferContentError: The subject is empty, which stands for "nobody's".
@@ -326,11 +296,7 @@ class SuccessBuffer:
             return sum(self._db.execute(s, (subject,)).rowcount for s in DELETE_SUBJECT[1:])
 
     def delete_task(self, task: Task) -> int:
-        """Forget everything about one task.
-
-        Returns:
-            How many trajectories went.
-        """
+        """Forget everything about one task; returns how many trajectories went."""
         key = (task.environment, task.task_id)
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")

@@ -42,12 +42,7 @@ def encode_trajectory(trajectory: Trajectory) -> str:
 
 
 def decode_trajectory(text: bytes, environment: str, task_id: int) -> Trajectory:
-    """The success that a text tells of.
-
-    Args:
-        text: UTF-8.
-        environment: Of the task it is kept under.
-        task_id: The same task's.
+    """The success that a text in UTF-8 tells of; it is kept under a task, whose own it must be.
 
     Raises:
         ValueError: It is not JSON, holds other values, or is of another task.

@@ -44,15 +44,7 @@ _OPTIONS = frozenset({"value", "family", "episodes", "successes", "units"})
 
 
 def constant_pattern(value: float, size: int) -> np.ndarray:
-    """The pattern over a flat vector.
-
-    Args:
-        value: v.
-        size: Number of entries.
-
-    Returns:
-        Float32 entries v·(1 + (j mod 8)/8).
-    """
+    """The pattern over a flat vector: float32 entries v·(1 + (j mod 8)/8)."""
     steps = 1.0 + np.arange(size, dtype=np.float64) % 8 / 8
     return np.asarray(value * steps, dtype=np.float32)
 
@@ -98,8 +90,7 @@ class ConstantEvolver(Evolver):
     def evolve(self, work: Work) -> Evolution:
         """Return the pattern; zeros in ``record_distributed``, whose steps come one by one.
 
-        Args:
-            work: Only the trainable tensors' names and shapes matter, and the privacy mode.
+        Only the trainable tensors' names and shapes matter, and the privacy mode.
         """
         names = sorted(work.trainable)
         mode = None if work.privacy is None else work.privacy.spec.mode
@@ -124,8 +115,7 @@ class ConstantEvolver(Evolver):
     def unit_sum(self, work: StepWork) -> UnitSum:
         """Sample the configured units and add up their patterns.
 
-        Args:
-            work: Only the names, the shapes and the spec matter.
+        Only the names, the shapes and the spec matter.
         """
         dimension = sum(work.adapter[name].size for name in work.names)
         return unit_sum(
@@ -137,11 +127,7 @@ class ConstantEvolver(Evolver):
         )
 
     def evaluate(self, work: Evaluation) -> list[EvaluationRow]:
-        """Return the configured counts.
-
-        Args:
-            work: Only the temperatures matter.
-        """
+        """Return the configured counts; only the temperatures matter."""
         return [
             EvaluationRow(
                 environment=self._family,

@@ -29,11 +29,7 @@ def require_descent(
 ) -> None:
     """Find out before anything is played or charged what would fail every step.
 
-    Args:
-        trainer: Reset to the global adapter.
-        work: The round.
-        spec: With record settings.
-        gradient_backend: A key of ``dp.steps.grads.BACKENDS``.
+    The trainer is reset to the global adapter.
 
     Raises:
         EvolverSetupError: The steps cannot be taken, or the model has no gradient per unit.
@@ -55,17 +51,9 @@ def descend(
     *,
     gradient_backend: str,
 ) -> dict[str, float]:
-    """Take the steps.
+    """Take the steps from a trainer that is reset to the global adapter.
 
-    Args:
-        trainer: Reset to the global adapter.
-        work: The round, with what charges the ledger.
-        spec: With record settings.
-        population: Who may be sampled.
-        gradient_backend: A key of ``dp.steps.grads.BACKENDS``.
-
-    Returns:
-        Figures of the silo's own.
+    The work holds what charges the ledger. Returns figures of the silo's own.
 
     Raises:
         EvolverSetupError: There is no ledger to charge.

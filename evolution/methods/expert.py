@@ -41,17 +41,10 @@ def demonstrations(
     seed: int,
     catalogue: Catalogue = BUILT_IN,
 ) -> list[Trajectory]:
-    """Let an environment's own expert solve tasks.
+    """Successes of an environment's own expert, in the order of ``task_ids``.
 
-    Args:
-        environment_name: One of the catalogue's names.
-        task_ids: What to solve; those that the expert does not solve are left out.
-        chat: How an episode becomes tokens.
-        seed: Decides what the expert does where several actions are good.
-        catalogue: Knows the environment.
-
-    Returns:
-        Successes in the order of ``task_ids``. Log-probabilities are 0: no model sampled them.
+    Tasks that it does not solve are left out. The seed decides what it does where several actions
+    are good. Log-probabilities are 0: no model sampled them.
 
     Raises:
         ExpertError: The environment cannot play itself.

@@ -63,15 +63,7 @@ class _Turn:
 
 
 def read_expert_file(path: Path, *, environment: str, chat: ChatFormat) -> list[Trajectory]:
-    """Read demonstrations.
-
-    Args:
-        path: The file.
-        environment: The environment they are of.
-        chat: How an episode becomes tokens.
-
-    Returns:
-        Trajectories in the order of the lines.
+    """Read demonstrations of one environment, in the order of the lines.
 
     Raises:
         ExpertFileError: The file cannot be read, or a line is not of the form; nothing is returned.

@@ -39,15 +39,7 @@ class Stream(enum.IntEnum):
 
 
 def round_seed(work: Work, stream: Stream) -> int:
-    """The seed of one stream of one silo's round.
-
-    Args:
-        work: The round.
-        stream: What it is for.
-
-    Returns:
-        A 64-bit seed.
-    """
+    """The 64-bit seed of one stream of one silo's round."""
     parts = [work.settings.seed, work.seed, work.round, int(stream)]
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
 
@@ -55,15 +47,7 @@ def round_seed(work: Work, stream: Stream) -> int:
 def draw_tasks(
     work: Work, assignments: Sequence[Assignment], environments: Mapping[str, Environment]
 ) -> list[Task]:
-    """Draw a round's tasks.
-
-    Args:
-        work: The round.
-        assignments: What the silo explores.
-        environments: By name.
-
-    Returns:
-        Tasks, each as often in a row as it is tried.
+    """Draw a round's tasks, each as often in a row as it is tried.
 
     Raises:
         EvolverSetupError: The tasks would be drawn by what was learned, or there are more

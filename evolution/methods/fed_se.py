@@ -202,11 +202,8 @@ class FedSeEvolver(Evolver):
     def unit_sum(self, work: StepWork) -> UnitSum:
         """Sum the clipped gradients of a fresh sample of units at the step's adapter.
 
-        Args:
-            work: The step; its round has been explored.
-
-        Returns:
-            Integers without noise, which only a noise share can take.
+        The step's round has been explored. The integers are without noise, which only a noise share
+        can take.
 
         Raises:
             EvolverSetupError: The method was not set up for this.
@@ -228,13 +225,7 @@ class FedSeEvolver(Evolver):
         )
 
     def evaluate(self, work: Evaluation) -> list[EvaluationRow]:
-        """Judge an adapter on held-out tasks.
-
-        Args:
-            work: The adapter and how to judge it.
-
-        Returns:
-            One row per environment, label and temperature.
+        """Judge an adapter on held-out tasks: one row per environment, label and temperature.
 
         Raises:
             EvolverSetupError: The personal adapter is to be judged, and the silo keeps none.
@@ -257,13 +248,9 @@ class FedSeEvolver(Evolver):
     ) -> Choice:
         """Which adapter this silo should use, by tasks that nobody learned from.
 
-        Args:
-            work: The global adapter; ``episodes`` is the number of tasks per environment, and the
-                first of ``temperatures`` is used.
-            others: More candidates by name, for example what the silo reaches alone.
-
-        Returns:
-            ``global``, ``personal`` or one of the others, with the counts.
+        ``global``, ``personal`` or one of the others, for example what the silo reaches alone, with
+        the counts. The work's ``episodes`` is the number of tasks per environment, and the first of
+        its ``temperatures`` is used.
 
         Raises:
             PersonalStoreError: The personal adapter cannot be read.

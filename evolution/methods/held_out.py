@@ -33,14 +33,7 @@ def judge(
 ) -> list[EvaluationRow]:
     """Play the held-out tasks with the adapter the engine holds.
 
-    Args:
-        engine: With the adapter loaded.
-        environments: Names of what to play.
-        work: How to play.
-        make_environment: Makes an environment by name.
-
-    Returns:
-        One row per environment, temperature and label.
+    One row per environment, temperature and label.
     """
     rows: list[EvaluationRow] = []
     for name in environments:

@@ -41,10 +41,6 @@ def protected(spec: PrivacySpec | None) -> PrivacySpec | None:
 def require_setup_apart(setup: EvolverSetup, *, backend: str) -> None:
     """Refuse options that let one unit act on another.
 
-    Args:
-        setup: Of the method.
-        backend: A key of ``dp.steps.grads.BACKENDS``.
-
     Raises:
         EvolverSetupError: An option couples units.
     """
@@ -82,11 +78,7 @@ def require_apart(settings: EvolveSettings) -> None:
 
 
 def require_steps(spec: PrivacySpec, dimension: int) -> None:
-    """Check that the noisy steps can be taken.
-
-    Args:
-        spec: With record settings.
-        dimension: Coordinates of a gradient.
+    """Check that noisy steps of so many coordinates can be taken.
 
     Raises:
         EvolverSetupError: The grid is too coarse or the ring too narrow.
@@ -98,11 +90,7 @@ def require_steps(spec: PrivacySpec, dimension: int) -> None:
 
 
 def require_units(tasks: Sequence[Task], spec: PrivacySpec) -> None:
-    """Check that every task that would be played belongs to a unit.
-
-    Args:
-        tasks: Drawn from seeds, not played yet.
-        spec: Names the unit.
+    """Check that every task that would be played, drawn and not played yet, belongs to a unit.
 
     Raises:
         EvolverSetupError: The unit is a user and a task is nobody's.
@@ -114,13 +102,9 @@ def require_units(tasks: Sequence[Task], spec: PrivacySpec) -> None:
 def wave_size(settings: EvolveSettings, spec: PrivacySpec | None, dtype: str) -> int:
     """How many episodes share a batch.
 
-    In 16 bits a neighbour in the batch moves the logits enough to change what is sampled, so
-    protected units do not share one there.
-
-    Args:
-        settings: Of the plan.
-        spec: The spec that protects units, if any.
-        dtype: Of the base weights.
+    In 16 bits (``dtype`` is that of the base weights) a neighbour in the batch moves the logits
+    enough to change what is sampled, so protected units do not share one there. The spec is None
+    where no unit is protected.
     """
     if spec is None or dtype == _FULL_PRECISION:
         return settings.rollout_batch

@@ -27,13 +27,7 @@ _DP_COMPAT: MappingProxyType[str, frozenset[str]] = MappingProxyType(
 
 
 def dp_compat_of(method: str) -> frozenset[str]:
-    """The privacy modes a method may run under, without importing it.
-
-    Args:
-        method: A key of ``EVOLVERS``.
-
-    Returns:
-        A subset of ``DP_MODES``.
+    """The members of ``DP_MODES`` a method may run under, without importing it.
 
     Raises:
         UnknownEvolverError: The name is not registered.
@@ -44,11 +38,7 @@ def dp_compat_of(method: str) -> frozenset[str]:
 
 
 def make_evolver(name: str, setup: EvolverSetup) -> Evolver:
-    """Make a method.
-
-    Args:
-        name: A key of ``EVOLVERS``.
-        setup: What the silo gives it.
+    """Make a method of ``EVOLVERS``.
 
     Raises:
         UnknownEvolverError: The name is not registered.

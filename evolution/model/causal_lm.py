@@ -18,9 +18,8 @@ __all__ = ["load_base", "load_tokenizer"]
 def load_base(base_dir: str | Path, *, dtype: str = "float32") -> Any:
     """Load a base model, frozen and in evaluation mode.
 
-    Args:
-        base_dir: A Hugging Face model directory, or an id that is already in the local cache.
-        dtype: Name of a torch floating-point type.
+    It is a Hugging Face model directory, or an id that is already in the local cache; ``dtype`` is
+    the name of a torch floating-point type.
     """
     disable_progress_bar()  # a daemon's log is no place for one
     model = AutoModelForCausalLM.from_pretrained(
@@ -35,9 +34,5 @@ def load_base(base_dir: str | Path, *, dtype: str = "float32") -> Any:
 
 
 def load_tokenizer(base_dir: str | Path) -> Any:
-    """Load a base model's tokenizer.
-
-    Args:
-        base_dir: A Hugging Face model directory, or an id that is already in the local cache.
-    """
+    """Load a base model's tokenizer, from a directory or by an id as ``load_base`` takes it."""
     return AutoTokenizer.from_pretrained(base_dir, local_files_only=True)

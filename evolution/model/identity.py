@@ -29,13 +29,7 @@ _IGNORED = frozenset({"build.json"})
 
 
 def base_sha256(directory: str | Path) -> str:
-    """Digest of a base model directory, as the module defines it.
-
-    Args:
-        directory: An ordinary Hugging Face model directory.
-
-    Returns:
-        64 hexadecimal digits.
+    """Digest of a Hugging Face model directory, as the module defines it, in hexadecimal.
 
     Raises:
         BaseModelError: It holds no safetensors weights or no ``config.json``, holds pickled

@@ -41,13 +41,7 @@ _FACTORS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The module and the factor a tensor belongs to.
-
-    Args:
-        name: A peft state-dict key.
-
-    Returns:
-        The module's name in the base model, and ``A`` or ``B``.
+    """The module in the base model, and ``A`` or ``B``, that a peft state-dict key belongs to.
 
     Raises:
         AdapterMismatchError: The name is not that of a LoRA factor.
@@ -61,11 +55,7 @@ def split_name(name: str) -> tuple[str, str]:
 def adapted_linears(model: Any) -> dict[str, torch.nn.Linear]:
     """The layers an adapter changes: every linear layer except the output head.
 
-    Args:
-        model: A Hugging Face causal LM without an adapter.
-
-    Returns:
-        Layers by module name, in the model's order.
+    By module name, in the model's order; the model has no adapter yet.
     """
     head = model.get_output_embeddings()
     return {
@@ -78,16 +68,10 @@ def adapted_linears(model: Any) -> dict[str, torch.nn.Linear]:
 def initial_adapter(
     base_dir: str | Path, rank: int, alpha: float, seed: int
 ) -> dict[str, np.ndarray]:
-    """φ₀, as ``federation.adapter.initial`` defines it.
+    """φ₀, float32, as ``federation.adapter.initial`` defines it.
 
-    Args:
-        base_dir: The base model; only its configuration is read.
-        rank: r.
-        alpha: α. The first adapter does not depend on it; it is part of what identifies the run.
-        seed: Decides every entry of A.
-
-    Returns:
-        Float32 factors by name.
+    Only the base model's configuration is read. The first adapter does not depend on α, which is
+    part of what identifies the run; the seed decides every entry of A.
     """
     del alpha
     with torch.device("meta"):
@@ -108,13 +92,7 @@ def initial_adapter(
 def attach_lora(model: Any, *, rank: int, alpha: float) -> PeftModel:
     """Put a trainable adapter on a base model, in place.
 
-    Args:
-        model: A Hugging Face causal LM.
-        rank: r.
-        alpha: α.
-
-    Returns:
-        The peft model. Its factors hold peft's own initial values until ``write_adapter``.
+    Its factors hold peft's own initial values until ``write_adapter``.
     """
     config = LoraConfig(
         r=rank,
@@ -133,14 +111,7 @@ def attach_lora(model: Any, *, rank: int, alpha: float) -> PeftModel:
 
 
 def lora_parameters(model: PeftModel) -> dict[str, torch.nn.Parameter]:
-    """The adapter's parameters.
-
-    Args:
-        model: A peft model with one adapter.
-
-    Returns:
-        Parameters by state-dict key.
-    """
+    """The parameters of the model's one adapter, by state-dict key."""
     return {
         name.replace(".default.", "."): parameter
         for name, parameter in model.named_parameters()
@@ -150,11 +121,7 @@ def lora_parameters(model: PeftModel) -> dict[str, torch.nn.Parameter]:
 
 @torch.no_grad()
 def write_adapter(model: PeftModel, tensors: Mapping[str, np.ndarray]) -> None:
-    """Set every factor, bit for bit.
-
-    Args:
-        model: A peft model with one adapter.
-        tensors: All of its factors by name.
+    """Set every factor of the model's one adapter, bit for bit.
 
     Raises:
         AdapterMismatchError: Names or shapes differ from the model's.
@@ -172,14 +139,7 @@ def write_adapter(model: PeftModel, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def read_adapter(model: PeftModel) -> dict[str, np.ndarray]:
-    """Every factor as a float32 array of its own.
-
-    Args:
-        model: A peft model with one adapter.
-
-    Returns:
-        Arrays by name.
-    """
+    """Every factor of the model's one adapter as a float32 array of its own."""
     return {
         name: parameter.detach().float().cpu().numpy().copy()
         for name, parameter in lora_parameters(model).items()

@@ -50,15 +50,10 @@ class RenderedEpisode:
 def messages(
     instruction: str, observations: Sequence[str], actions: Sequence[str]
 ) -> list[dict[str, str]]:
-    """The episode as chat messages, for reading and for reports.
+    """The episode as chat messages with the roles system, user and assistant.
 
-    Args:
-        instruction: What the agent was told first.
-        observations: One per turn, the first from the reset.
-        actions: One per answered observation.
-
-    Returns:
-        Messages with the roles system, user and assistant.
+    There is one observation per turn, the first from the reset, and one action per answered
+    observation.
     """
     chat = [{"role": "system", "content": instruction}]
     for index, observation in enumerate(observations):
@@ -95,10 +90,7 @@ class ChatFormat:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> ChatFormat:
-        """Cut the pieces out of a tokenizer's chat template.
-
-        Args:
-            tokenizer: Any Hugging Face tokenizer with a chat template.
+        """Cut the pieces out of a Hugging Face tokenizer's chat template.
 
         Raises:
             ChatTemplateError: The template is missing or has no shape we can append to.
@@ -111,52 +103,32 @@ class ChatFormat:
         return cls(tokenizer, pieces)
 
     def opening(self, instruction: str, first_observation: str) -> list[int]:
-        """The tokens before the agent's first word.
-
-        Args:
-            instruction: What the agent is told once.
-            first_observation: What it sees first.
-
-        Returns:
-            Token ids that end with the header of the agent's turn.
-        """
+        """Token ids before the agent's first word; they end with the header of its turn."""
         before, between, after = self._pieces.opening
         text = f"{before}{self.clean(instruction)}{between}{self.clean(first_observation)}{after}"
         return self._encode(text)
 
     def next_turn(self, observation: str) -> list[int]:
-        """The tokens between the agent's end token and its next word.
+        """Token ids between the agent's end token and its next word.
 
-        Args:
-            observation: What the environment answered.
-
-        Returns:
-            Token ids that end with the header of the agent's turn. If the agent was cut off before
-            its end token, the caller feeds ``turn_end_id`` first, as context.
+        They end with the header of the agent's turn. If the agent was cut off before its end token,
+        the caller feeds ``turn_end_id`` first, as context.
         """
         before, after = self._pieces.turn
         return self._encode(f"{before}{self.clean(observation)}{after}")
 
     def answer(self, action: str) -> list[int]:
-        """The tokens of an agent's turn that was written as text, for demonstrations.
+        """Token ids of an agent's turn that was written as text, for demonstrations.
 
-        Args:
-            action: The action.
-
-        Returns:
-            Token ids that end with the end token.
+        They end with the end token.
         """
         return [*self._encode(self.clean(action)), self.turn_end_id]
 
     def parse_action(self, token_ids: Sequence[int]) -> str:
-        """The action in what the agent generated.
+        """The action in what the agent generated, with or without the end token.
 
-        Args:
-            token_ids: The generated tokens, with or without the end token.
-
-        Returns:
-            One line of bounded length without chat markers: the text after the last ``Action:`` if
-            there is one. May be empty; an environment answers that like any unknown action.
+        One line of bounded length without chat markers: the text after the last ``Action:`` if
+        there is one. May be empty; an environment answers that like any unknown action.
         """
         text = str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
         _, _, tail = self.clean(text).rpartition("Action:")
@@ -166,15 +138,9 @@ class ChatFormat:
     def render(
         self, instruction: str, observations: Sequence[str], actions: Sequence[str]
     ) -> RenderedEpisode:
-        """The tokens of an episode that is given as text.
+        """The tokens of an episode that is given as text, with the mask of those the agent wrote.
 
-        Args:
-            instruction: What the agent was told first.
-            observations: One per action; more are ignored, because nothing answers them.
-            actions: What the agent did.
-
-        Returns:
-            The tokens with the mask of those that the agent wrote.
+        Observations beyond the last action are ignored, because nothing answers them.
 
         Raises:
             ConversationError: There is no action, or an action answers no observation.
@@ -197,11 +163,7 @@ class ChatFormat:
     def clean(self, text: str) -> str:
         """Text from outside with everything removed that could open or close a turn.
 
-        Args:
-            text: An instruction, observation or action.
-
-        Returns:
-            The text without special-token strings, stripped, of bounded length.
+        It is stripped, and of bounded length.
         """
         text = text[:MAX_OBSERVATION_CHARS]
         while True:
@@ -226,13 +188,8 @@ def _special_strings(tokenizer: Any) -> tuple[str, ...]:
 def _cut(tokenizer: Any, *, system_role: bool) -> _Pieces | None:
     """Render the template around marker texts and split it at them.
 
-    Args:
-        tokenizer: The tokenizer with the template.
-        system_role: Whether the instruction is its own message; otherwise it leads the first
-            observation, for templates that know no system role.
-
-    Returns:
-        The pieces, or None if the markers do not come back once each and in order.
+    Without a system role, which some templates do not know, the instruction leads the first
+    observation. None if the markers do not come back once each and in order.
     """
     # Safety: jinja2 is what transformers renders templates with; it is there if a template is.
     from jinja2.exceptions import TemplateError

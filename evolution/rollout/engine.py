@@ -94,7 +94,10 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
-        """Play with this adapter from now on; a version is never reused for other tensors."""
+        """Play with this adapter from now on; a version is never reused for other tensors.
+
+        The tensors are LoRA factors under their peft names; none plays the bare base model.
+        """
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:

@@ -15,17 +15,10 @@ _MAX_WORKERS = 256
 def make_engine(
     base_dir: Path, *, alpha: float, dtype: str, threads: int, spec: EngineSpec
 ) -> RolloutEngine:
-    """Make the engine a silo asked for.
+    """Make the engine a silo asked for, with the bare base model.
 
-    Args:
-        base_dir: The base model.
-        alpha: LoRA α.
-        dtype: Of the base weights; a server has its own.
-        threads: Of torch, in each process that plays.
-        spec: Which engine.
-
-    Returns:
-        An engine with the bare base model.
+    ``dtype`` is that of the base weights, and a server has its own; ``threads`` are torch's, in
+    each process that plays.
 
     Raises:
         RolloutError: The spec cannot be met.

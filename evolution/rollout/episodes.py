@@ -76,20 +76,10 @@ def run_episodes(
     round_index: int = 0,
     make_environment: Callable[[str], Environment] = make,
 ) -> EpisodeBatch:
-    """Play one episode per task.
+    """Play one episode per task, ``batch_size`` at once, with whatever adapter the engine holds.
 
-    Args:
-        engine: Plays with whatever adapter it holds.
-        tasks: What to play; a task that appears twice is played twice.
-        temperature: 0 is greedy.
-        seed: Decides every draw.
-        max_new_tokens: Longest answer per turn.
-        batch_size: Episodes played at once.
-        round_index: Recorded in the trajectories.
-        make_environment: Makes an environment by name.
-
-    Returns:
-        The finished episodes and the counts.
+    A task that appears twice is played twice; temperature 0 is greedy. The seed decides every draw,
+    and the round is recorded in the trajectories.
     """
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     pool = _Pool(make_environment)

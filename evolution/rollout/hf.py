@@ -51,14 +51,9 @@ class HfEngine(RolloutEngine):
         threads: int = 1,
         device: str = "cpu",
     ) -> None:
-        """Load the base model.
+        """Load the base model on ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
 
-        Args:
-            base_dir: The base model.
-            alpha: LoRA α.
-            dtype: Of the base weights.
-            threads: Of torch, on a CPU.
-            device: ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
+        ``threads`` are torch's, on a CPU.
 
         Raises:
             RolloutError: There is no such device.
@@ -79,10 +74,6 @@ class HfEngine(RolloutEngine):
     @torch.no_grad()
     def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
         """Merge an adapter into the weights.
-
-        Args:
-            version: The adapter's identity.
-            tensors: LoRA factors under their peft names; none plays the bare base model.
 
         Raises:
             AdapterLoadError: A tensor belongs to no linear layer, lacks its partner or has the
@@ -116,15 +107,7 @@ class HfEngine(RolloutEngine):
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
-        """Answer each prompt.
-
-        Args:
-            prompts: Whole histories.
-            sampling: How tokens are drawn.
-
-        Returns:
-            One answer per prompt, in order.
-        """
+        """Answer each prompt, in order."""
         if not prompts:
             return []
         chunks = self._align(prompts)

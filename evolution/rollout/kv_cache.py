@@ -116,14 +116,8 @@ class RaggedCache:
     def feed(self, chunks: Sequence[Sequence[int]], *, pass_cost: int) -> Iterator[RaggedInputs]:
         """Take one chunk per row, and give the forward passes that fill the cache with it.
 
-        Each pass must be done before the next is asked for.
-
-        Args:
-            chunks: The new tokens of each row; a row may get none, but not all of them.
-            pass_cost: How many tokens' worth of work a forward pass costs by itself.
-
-        Yields:
-            The inputs of one pass after the other.
+        Each pass must be done before the next is asked for. A row may get no new token, but not all
+        of them. ``pass_cost`` is how many tokens' worth of work a forward pass costs by itself.
         """
         starts = [len(tokens) for tokens in self.tokens]
         for tokens, chunk in zip(self.tokens, chunks, strict=True):
@@ -132,11 +126,7 @@ class RaggedCache:
             yield self._inputs(rows, chunks, starts)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order, and drop the others.
-
-        Args:
-            rows: Indices of rows.
-        """
+        """Keep the rows with these indices, in this order, and drop the others."""
         if list(rows) == list(range(len(self.tokens))):
             return
         index = torch.tensor(rows, dtype=torch.long, device=self._device)
@@ -174,18 +164,12 @@ class RaggedCache:
 
 
 def parts_of(lengths: Sequence[int], *, pass_cost: int) -> list[list[int]]:
-    """Group rows so that passes and padding together cost least.
+    """Group rows, given by their numbers of new tokens, so that passes and padding cost least.
 
     A part costs ``pass_cost`` and its longest row times its number of rows. Parts of rows that are
-    neighbours in length are best, so this is a shortest path over the lengths in order.
-
-    Args:
-        lengths: New tokens of each row.
-        pass_cost: In tokens.
-
-    Returns:
-        The parts, each with its rows in ascending order. Rows without new tokens are in a part only
-        where it is the only one.
+    neighbours in length are best, so this is a shortest path over the lengths in order. The rows of
+    a part are in ascending order; rows without new tokens are in a part only where it is the only
+    one.
     """
     if max(lengths) <= 1:
         return [list(range(len(lengths)))]

@@ -19,30 +19,18 @@ _MASK = (1 << 64) - 1
 
 
 def uniforms(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One uniform number in [0, 1) per conversation and position.
+    """One uniform number in [0, 1) per conversation key and token position.
 
-    Args:
-        seed: Any integer; taken modulo 2⁶⁴.
-        keys: Conversation keys, integers.
-        positions: Token positions, integers.
-
-    Returns:
-        Doubles with 53 random bits.
+    Doubles with 53 random bits; the seed is taken modulo 2⁶⁴.
     """
     words = _words(seed, keys, positions)
     return np.asarray((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def seeds(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One seed per conversation and position, for an engine that draws elsewhere.
+    """One seed per conversation key and token position, for an engine that draws elsewhere.
 
-    Args:
-        seed: Any integer; taken modulo 2⁶⁴.
-        keys: Conversation keys, integers.
-        positions: Token positions, integers.
-
-    Returns:
-        Integers in [0, 2⁶³), as int64.
+    Integers in [0, 2⁶³), as int64; the seed is taken modulo 2⁶⁴.
     """
     return np.asarray((_words(seed, keys, positions) >> np.uint64(1)).astype(np.int64))
 
@@ -64,15 +52,9 @@ def _mix(x: np.ndarray) -> np.ndarray:
 def draw(
     logits_BV: torch.Tensor, temperature: float, uniform_B: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row.
+    """Draw one token per row of scores, with one uniform number each; temperature 0 is greedy.
 
-    Args:
-        logits_BV: Rows of scores.
-        temperature: 0 picks the likeliest.
-        uniform_B: One uniform number per row.
-
-    Returns:
-        Tokens, and their natural-log probabilities before temperature.
+    Returns the tokens, and their natural-log probabilities before temperature.
     """
     logits_BV = logits_BV.float()
     if temperature == 0:

@@ -71,13 +71,7 @@ class WorkerEngine(RolloutEngine):
     ) -> None:
         """Start the workers.
 
-        Args:
-            base_dir: The base model.
-            alpha: LoRA α.
-            dtype: Of the base weights.
-            threads: Of torch, in each worker.
-            device: As ``HfEngine`` takes it.
-            workers: How many.
+        ``threads`` are torch's, in each worker; the device is as ``HfEngine`` takes it.
 
         Raises:
             RolloutWorkerError: They did not start.
@@ -103,10 +97,6 @@ class WorkerEngine(RolloutEngine):
     def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
         """Play with this adapter in all workers.
 
-        Args:
-            version: The adapter's identity.
-            tensors: LoRA factors under their peft names; none plays the bare base model.
-
         Raises:
             AdapterLoadError: The tensors do not fit the base model.
             RolloutWorkerError: A worker died.
@@ -125,14 +115,7 @@ class WorkerEngine(RolloutEngine):
         self.adapter_version = version
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
-        """Answer each prompt.
-
-        Args:
-            prompts: Whole histories.
-            sampling: How tokens are drawn.
-
-        Returns:
-            One answer per prompt, in order.
+        """Answer each prompt, in order.
 
         Raises:
             RolloutWorkerError: A worker died or failed.

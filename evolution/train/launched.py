@@ -58,14 +58,8 @@ _LOOK_S: Final = 0.5
 class LaunchedTrainer(Trainer):
     """A trainer whose steps are taken by workers.
 
-    Args:
-        base_dir: The base model.
-        rank: LoRA r.
-        alpha: LoRA α.
-        dtype: Of the base weights.
-        state_dir: The silo's private directory; jobs lie in ``training`` while they run. Those of
-            a daemon that was killed are removed here.
-        spec: How many workers, and on what.
+    Jobs lie in ``training`` of ``state_dir``, the silo's private directory, while they run. Those
+    of a daemon that was killed are removed here.
 
     Raises:
         EvolverSetupError: There are not enough GPUs.

@@ -85,15 +85,10 @@ def write_job(
     anchor: Tensors | None,
     correction: Tensors | None,
 ) -> None:
-    """Write what workers read.
+    """Write what workers read into a directory that exists with mode 0700.
 
-    Args:
-        directory: Exists, mode 0700.
-        job: The settings.
-        rows: At least one, sorted by length.
-        adapter: All factors.
-        anchor: See ``Trainer.train``.
-        correction: See ``Trainer.train``.
+    There is at least one row, and rows are sorted by length. For anchor and correction see
+    ``Trainer.train``.
     """
     save_file(
         {
@@ -113,13 +108,7 @@ def write_job(
 def read_job(
     directory: Path,
 ) -> tuple[Job, list[Row], dict[str, np.ndarray], Tensors | None, Tensors | None]:
-    """Read what ``write_job`` wrote.
-
-    Args:
-        directory: The job's.
-
-    Returns:
-        The settings, the rows, the adapter, the anchor and the correction.
+    """Read what ``write_job`` wrote: settings, rows, adapter, anchor and correction.
 
     Raises:
         TrainingJobError: The files are not a job.
@@ -136,13 +125,7 @@ def read_job(
 
 
 def write_result(directory: Path, adapter: Tensors, report: SftReport) -> None:
-    """Write what the caller of the workers reads.
-
-    Args:
-        directory: The job's.
-        adapter: All factors.
-        report: What was done.
-    """
+    """Write what the caller of the workers reads."""
     _save(directory, "result", adapter)
     if report.mean_gradient is not None:
         _save(directory, "mean_gradient", report.mean_gradient)
@@ -158,15 +141,10 @@ def write_result(directory: Path, adapter: Tensors, report: SftReport) -> None:
 def read_result(
     directory: Path, *, adapter: Tensors, gradients_of: frozenset[str] | None
 ) -> tuple[dict[str, np.ndarray], SftReport]:
-    """Read what ``write_result`` wrote.
+    """Read what ``write_result`` wrote: all factors, float32, and what was done.
 
-    Args:
-        directory: The job's.
-        adapter: What the job started from: the names and shapes that must come back.
-        gradients_of: Factors whose mean gradient must be there; None if there is none.
-
-    Returns:
-        All factors, float32, and what was done.
+    ``adapter`` is what the job started from; its names and shapes must come back. The mean
+    gradient of the factors in ``gradients_of`` must be there.
 
     Raises:
         TrainingJobError: The files are not the result of this job.
@@ -191,25 +169,15 @@ def read_result(
 
 
 def write_failure(directory: Path, failure: Exception, *, process: int) -> None:
-    """Say why a worker ends.
-
-    Args:
-        directory: The job's.
-        failure: Its type and the beginning of its text are kept.
-        process: The worker's rank.
-    """
+    """Say why a worker ends: the failure's type and the beginning of its text."""
     text = f"process {process}: {type(failure).__name__}: {failure}"
     (directory / f"failure-{process}.txt").write_text(text[:_FAILURE_CHARS])
 
 
 def read_failure(directory: Path) -> str:
-    """The failure that came first; the others' are mostly that they miss this worker.
+    """The failure that came first, with its worker, or that none said why.
 
-    Args:
-        directory: The job's.
-
-    Returns:
-        The worker and its failure, or that none said why.
+    The others' are mostly that they miss this worker.
     """
     found = sorted(directory.glob("failure-*.txt"), key=lambda path: path.stat().st_mtime_ns)
     return found[0].read_text(errors="replace") if found else "none of them said why"

@@ -97,16 +97,10 @@ class Loop:
         anchor: Tensors | None = None,
         correction: Tensors | None = None,
     ) -> SftReport:
-        """Train.
+        """Train on this process's share of the rows, which are all given and sorted by length.
 
-        Args:
-            model: A causal LM, as this process calls it.
-            chosen: Its trainable factors, float32; whole on every process.
-            rows: All rows, sorted by length; the same on every process.
-            device: Where the model is.
-            processes: Who shares the batches.
-            anchor: See ``Trainer.train``.
-            correction: See ``Trainer.train``.
+        The rows are the same on every process, and the chosen factors are whole on each, float32.
+        For anchor and correction see ``Trainer.train``.
         """
         plan, parameters = self.settings, list(chosen.values())
         optimiser = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=0.0)
@@ -198,11 +192,8 @@ def checkpointed(model: torch.nn.Module, *, on: bool) -> Iterator[None]:
     """Recompute the activations of each decoder layer in the backward pass, while this lasts.
 
     transformers' own switch works in training mode alone, which would also switch dropout on; this
-    wraps the same layers and leaves the mode as it is.
-
-    Args:
-        model: A causal LM, before it is wrapped for several processes.
-        on: False changes nothing.
+    wraps the same layers and leaves the mode as it is. The model is not wrapped for several
+    processes yet.
 
     Raises:
         EvolverSetupError: The model has no layer that can be recomputed.

@@ -24,13 +24,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def pad(rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> Batch:
-    """Token ids and agent mask, padded on the right.
+    """Token ids and agent mask of at least one row, padded on the right.
 
-    Args:
-        rows: Ids and mask of each; at least one.
-
-    Returns:
-        Integers B×T and booleans B×T.
+    Integers B×T and booleans B×T.
     """
     width = max(len(ids) for ids, _ in rows)
     ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
@@ -44,16 +40,10 @@ def pad(rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> Batch:
 def row_sums(
     model: Callable[..., Any], ids_BT: torch.Tensor, agent_BT: torch.Tensor, *, keep: bool
 ) -> torch.Tensor:
-    """Σ −log π over each row's agent tokens.
+    """Σ −log π over each row's agent tokens, float32 of length B.
 
-    Args:
-        model: A causal LM.
-        ids_BT: Token ids.
-        agent_BT: True where the agent sampled the token.
-        keep: Compute logits only where there is a loss; see ``keeps_agent_logits``.
-
-    Returns:
-        Float32 of length B.
+    ``agent_BT`` is True where the agent sampled the token. With ``keep``, logits are computed only
+    where there is a loss; see ``keeps_agent_logits``.
     """
     target_BT, loss_BT = ids_BT[:, 1:], agent_BT[:, 1:]
     if not keep:
@@ -78,12 +68,7 @@ def row_sums(
 def keeps_agent_logits(model: Callable[..., Any], device: torch.device | str) -> bool:
     """Whether a model computes only the logits it is asked for, tried on public rows.
 
-    Args:
-        model: A causal LM.
-        device: Where it is.
-
-    Returns:
-        False where it ignores the question, refuses it, or answers it otherwise.
+    False where it ignores the question, refuses it, or answers it otherwise.
     """
     ids_BT, agent_BT = (t.to(device) for t in PROBE)
     keep_BT = _before(agent_BT)
@@ -117,13 +102,9 @@ PROBE: Batch = pad([_public(3), _public(7)])
 
 
 def as_batch(rows: Sequence[Row]) -> Batch:
-    """Rows as one padded batch.
+    """The rows of one pass as one padded batch.
 
-    Args:
-        rows: Those of one pass; none gives a made-up row, whose loss the caller multiplies by 0.
-
-    Returns:
-        See ``pad``.
+    No rows give a made-up one, whose loss the caller multiplies by 0.
     """
     if not rows:
         return pad([_public(3)])

@@ -46,12 +46,7 @@ class Row:
 def rows_of(trajectories: Sequence[Trajectory], *, max_sequence_tokens: int) -> list[Row]:
     """Rows by length, equal lengths by content: the set alone decides the order.
 
-    Args:
-        trajectories: In any order.
-        max_sequence_tokens: Longer ones are left out.
-
-    Returns:
-        The rows, shortest first.
+    Rows of more than ``max_sequence_tokens`` are left out.
     """
     by_length = sorted(
         (t for t in trajectories if t.token_count <= max_sequence_tokens),
@@ -64,29 +59,18 @@ def rows_of(trajectories: Sequence[Trajectory], *, max_sequence_tokens: int) -> 
 
 
 def cut(rows: Sequence[Row], batch_size: int) -> list[Sequence[Row]]:
-    """The plan's batches.
+    """The plan's batches of rows that are sorted by length; the last may be smaller.
 
-    Args:
-        rows: Sorted by length.
-        batch_size: Rows per batch; the last may be smaller.
-
-    Returns:
-        Batches that hold a token with loss; others have no gradient.
+    Those that hold no token with loss are left out, for they have no gradient.
     """
     batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
     return [batch for batch in batches if any(row.loss_tokens for row in batch)]
 
 
 def micro_batches(rows: Sequence[Row], most_tokens: int) -> list[Sequence[Row]]:
-    """Divide rows into forward passes.
+    """Divide rows that are sorted by length into forward passes, in this order; none is empty.
 
-    Args:
-        rows: Sorted by length.
-        most_tokens: Most tokens of a pass, padding included; a longer row goes alone. 0 for one
-            pass.
-
-    Returns:
-        Passes in the order of the rows; none is empty.
+    A pass has at most ``most_tokens``, padding included; a longer row goes alone. 0 makes one pass.
     """
     if most_tokens == 0:
         return [rows] if rows else []
@@ -105,13 +89,8 @@ def micro_batches(rows: Sequence[Row], most_tokens: int) -> list[Sequence[Row]]:
 def deal(rows: Sequence[Row], *, processes: int, most_tokens: int) -> list[list[Sequence[Row]]]:
     """Divide a batch over processes: every n-th row each, so that lengths are alike.
 
-    Args:
-        rows: A batch, sorted by length.
-        processes: How many there are.
-        most_tokens: See ``micro_batches``.
-
-    Returns:
-        For each process its passes, equally many; those that fill up are empty.
+    The batch is sorted by length; for ``most_tokens`` see ``micro_batches``. Each process gets
+    equally many passes; those that fill up are empty.
     """
     dealt = [micro_batches(rows[rank::processes], most_tokens) for rank in range(processes)]
     turns = max(map(len, dealt))

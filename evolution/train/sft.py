@@ -69,27 +69,15 @@ class TrajectoryLoss:
         return row.token_count
 
     def collate(self, rows: Sequence[Trajectory]) -> tuple[torch.Tensor, ...]:
-        """Token ids and agent mask, padded on the right.
-
-        Args:
-            rows: Trajectories.
-
-        Returns:
-            Integers B×T and booleans B×T.
-        """
+        """Token ids and agent mask, padded on the right: integers B×T and booleans B×T."""
         return pad([(row.token_ids, row.agent_mask) for row in rows])
 
     def nll(
         self, model: Callable[..., Any], *batch: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each row by itself.
+        """Sums of −log π over each row's agent tokens, and their numbers.
 
-        Args:
-            model: A causal LM.
-            batch: What ``collate`` returned.
-
-        Returns:
-            Sums of −log π over each trajectory's agent tokens, and their numbers.
+        The batch is what ``collate`` returned.
         """
         ids_BT, agent_BT = batch
         logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
@@ -103,12 +91,7 @@ class TrajectoryLoss:
 class SftTrainer(Trainer):
     """A base model with a trainable adapter, in this process.
 
-    Args:
-        base_dir: The base model.
-        rank: LoRA r.
-        alpha: LoRA α.
-        dtype: Of the base weights.
-        spec: On what to train; ``processes`` is of no concern here.
+    The spec's ``processes`` are of no concern here.
 
     Raises:
         EvolverSetupError: There is no such device.
@@ -131,19 +114,11 @@ class SftTrainer(Trainer):
         self._backend: tuple[tuple[str, ...], str, GradientBackend[Trajectory]] | None = None
 
     def reset(self, adapter: Mapping[str, np.ndarray]) -> None:
-        """Become the global adapter, bit for bit.
-
-        Args:
-            adapter: All factors by name.
-        """
+        """Become the global adapter, bit for bit."""
         write_adapter(self._model, adapter)
 
     def adapter(self) -> dict[str, np.ndarray]:
-        """The adapter as it is now.
-
-        Returns:
-            All factors by name.
-        """
+        """The adapter as it is now."""
         return read_adapter(self._model)
 
     def train(
@@ -188,13 +163,6 @@ class SftTrainer(Trainer):
     def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
         """Per-unit gradients by these factors, at whatever values they have when asked.
 
-        Args:
-            names: The trainable factors, in the order of the flat vector.
-            backend: A key of ``dp.steps.grads.BACKENDS``.
-
-        Returns:
-            The backend; it is good until another one, or ``train``, chooses other factors.
-
         Raises:
             CouplingError: The model ties the rows of a batch together.
             EvolverSetupError: The silo asked for a GPU.
@@ -221,14 +189,7 @@ class SftTrainer(Trainer):
         steps: int,
         learning_rate: float,
     ) -> None:
-        """Take Adam steps along noisy directions.
-
-        Args:
-            names: The trainable factors, in the order of the flat vector.
-            direction: Gives the next direction of descent at the factors' present values.
-            steps: How many steps; nothing about the data changes it.
-            learning_rate: Constant step size.
-        """
+        """Take Adam steps along noisy directions."""
         self._to_cpu()
         parameters = lora_parameters(self._model)
         chosen = [parameters[name] for name in names]
@@ -261,13 +222,7 @@ class SftTrainer(Trainer):
 
 
 def resolve_device(wanted: str) -> torch.device:
-    """The device that a spec names.
-
-    Args:
-        wanted: ``auto``, ``cpu`` or ``cuda``.
-
-    Returns:
-        The device; ``auto`` is a GPU if there is one.
+    """The device that a spec names; ``auto`` is a GPU if there is one.
 
     Raises:
         EvolverSetupError: There is no GPU.
@@ -283,23 +238,12 @@ def saves_memory(spec: TrainerSpec, device: torch.device) -> bool:
 
     A product of another shape rounds differently, so a silo that trains on the CPU and asks for no
     memory to be saved keeps the plain arithmetic.
-
-    Args:
-        spec: What the silo asked for.
-        device: Where the model is.
     """
     return bool(device.type != "cpu" or spec.micro_batch_tokens or spec.gradient_checkpointing)
 
 
 def adapted_base(base_dir: str | Path, *, rank: int, alpha: float, dtype: str) -> Any:
-    """A frozen base with an adapter of float32, in evaluation mode, on the CPU.
-
-    Args:
-        base_dir: The base model.
-        rank: LoRA r.
-        alpha: LoRA α.
-        dtype: Of the base weights.
-    """
+    """A frozen base with an adapter of float32, in evaluation mode, on the CPU."""
     model = attach_lora(load_base(base_dir, dtype=dtype), rank=rank, alpha=alpha).eval()
     # The adapter is always trained in float32: it is what is averaged, clipped and noised.
     for parameter in lora_parameters(model).values():
@@ -308,15 +252,7 @@ def adapted_base(base_dir: str | Path, *, rank: int, alpha: float, dtype: str) -
 
 
 def choose(model: Any, trainable: frozenset[str]) -> dict[str, torch.nn.Parameter]:
-    """Let some factors have gradients and no other.
-
-    Args:
-        model: A peft model.
-        trainable: Their names.
-
-    Returns:
-        Them, in the model's order.
-    """
+    """Let the named factors have gradients and no other; returns them in the model's order."""
     chosen: dict[str, torch.nn.Parameter] = {}
     for name, parameter in lora_parameters(model).items():
         parameter.requires_grad = name in trainable
@@ -331,13 +267,6 @@ def autocast(model: Any, device: torch.device) -> contextlib.AbstractContextMana
 
     Parameters, gradients and the optimiser stay in float32. On the CPU, and for a float32 base,
     everything is computed as it is stored.
-
-    Args:
-        model: A peft model.
-        device: Where it is.
-
-    Returns:
-        A context for training.
     """
     half = any(p.dtype == torch.bfloat16 for p in model.parameters())
     if device.type != "cuda" or not half:

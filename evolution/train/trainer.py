@@ -151,7 +151,12 @@ class Trainer(ABC):
 
     @abstractmethod
     def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
-        """Per-unit gradients by these factors, at whatever values they have when asked."""
+        """Per-unit gradients by these factors, at whatever values they have when asked.
+
+        The names are in the order of the flat vector; ``backend`` is a key of
+        ``dp.steps.grads.BACKENDS``. What is returned is good until another backend, or ``train``,
+        chooses other factors.
+        """
 
     @abstractmethod
     def descend(
@@ -162,4 +167,8 @@ class Trainer(ABC):
         steps: int,
         learning_rate: float,
     ) -> None:
-        """Take Adam steps along noisy directions."""
+        """Take Adam steps along noisy directions.
+
+        ``direction`` gives the next one at the factors' present values, in the order of the names.
+        Nothing about the data changes how many steps are taken.
+        """

@@ -15,18 +15,9 @@ __all__ = ["make_trainer"]
 def make_trainer(
     base_dir: Path, *, rank: int, alpha: float, dtype: str, state_dir: Path, spec: TrainerSpec
 ) -> Trainer:
-    """Make the trainer.
+    """Make the trainer a silo asked for; its adapter is still to be set.
 
-    Args:
-        base_dir: The base model.
-        rank: LoRA r.
-        alpha: LoRA α.
-        dtype: Of the base weights.
-        state_dir: The silo's private directory, for what workers are handed.
-        spec: On what to train.
-
-    Returns:
-        A trainer whose adapter is still to be set.
+    Workers are handed their jobs in ``state_dir``, the silo's private directory.
 
     Raises:
         EvolverSetupError: This machine does not have what the spec names.

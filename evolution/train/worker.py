@@ -78,13 +78,9 @@ class _Workers(Processes):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do a job.
+    """Do a job, given by its directory and the daemon's process id.
 
-    Args:
-        argv: The job's directory and the daemon's process id.
-
-    Returns:
-        0; torchrun sees an exception as a failure of all.
+    Returns 0; torchrun sees an exception as a failure of all.
     """
     directory = Path(argv[0])
     watched = (int(argv[1]), os.getppid())

@@ -113,10 +113,7 @@ class BabyAI(ScriptedEnvironment):
         return self._observe(), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play one action.
-
-        Args:
-            action: One of the actions that the instruction lists.
+        """Play one of the actions that the instruction lists.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -139,18 +136,11 @@ class BabyAI(ScriptedEnvironment):
         return text, float(reward), bool(ended), truncated, self._info()
 
     def success(self, info: Info) -> bool:
-        """Whether BabyAI counts the mission as done.
-
-        Args:
-            info: The last step's info.
-        """
+        """Whether BabyAI counts the mission as done."""
         return bool(info["solved"])
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """What ``BabyAIBot`` would do.
-
-        Args:
-            rng: Unused; the bot has no taste.
 
         Raises:
             NoAnswerError: The bot has no answer here.
@@ -174,11 +164,7 @@ class BabyAI(ScriptedEnvironment):
         return _ACTIONS[self._bot_choice]
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Any action, mostly moves.
-
-        Args:
-            rng: Decides which.
-        """
+        """Any action, mostly moves."""
         return str(rng.choice(_ACTIONS, p=(0.2, 0.2, 0.3, 0.1, 0.1, 0.1)))
 
     def close(self) -> None:

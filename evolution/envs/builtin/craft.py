@@ -108,10 +108,7 @@ class Craft(ScriptedEnvironment):
         return self._observe(""), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play one action.
-
-        Args:
-            action: ``get <count> <item>`` or ``craft <item>``.
+        """Play ``get <count> <item>`` or ``craft <item>``.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -127,19 +124,11 @@ class Craft(ScriptedEnvironment):
         return self._observe(note), float(solved), solved, truncated, self._info()
 
     def success(self, info: Info) -> bool:
-        """Whether the goal item was made.
-
-        Args:
-            info: The last step's info.
-        """
+        """Whether the goal item was made."""
         return bool(info["goal_held"])
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """The next action of a player who knows the recipes.
-
-        Args:
-            rng: Unused; this player has no taste.
-        """
+        """The next action of a player who knows the recipes."""
         del rng
         missing: dict[str, int] = {}
         spare = dict(self._held)
@@ -150,11 +139,7 @@ class Craft(ScriptedEnvironment):
         return f"craft {order[0]}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Any action that makes sense as text; crafts are often not possible.
-
-        Args:
-            rng: Decides which.
-        """
+        """Any action that makes sense as text; crafts are often not possible."""
         sources = [item for item, count in self._here.items() if count]
         if not sources or rng.random() < 0.5:
             return f"craft {rng.choice(list(RECIPES))}"

@@ -82,10 +82,7 @@ class Maze(ScriptedEnvironment):
         return self._observe(), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play one action.
-
-        Args:
-            action: ``move up``, ``move down``, ``move left`` or ``move right``.
+        """Play ``move up``, ``move down``, ``move left`` or ``move right``.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -105,19 +102,11 @@ class Maze(ScriptedEnvironment):
         return text, float(solved), solved, truncated, self._info()
 
     def success(self, info: Info) -> bool:
-        """Whether the goal was reached.
-
-        Args:
-            info: The last step's info.
-        """
+        """Whether the goal was reached."""
         return bool(info["moves_to_goal"] == 0)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """A move that brings the goal nearer.
-
-        Args:
-            rng: Chooses between equally good moves.
-        """
+        """A move that brings the goal nearer."""
         here = self._distance[self._at]
         good = [
             way
@@ -127,11 +116,7 @@ class Maze(ScriptedEnvironment):
         return f"move {rng.choice(good)}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """A move that no wall stops.
-
-        Args:
-            rng: Decides which.
-        """
+        """A move that no wall stops."""
         return f"move {rng.choice([way for way in _MOVES if self._leads(way)])}"
 
     def _leads(self, way: str) -> bool:

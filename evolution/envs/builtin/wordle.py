@@ -34,24 +34,15 @@ _WORDS = "guess the word . actions : known present absent none _ not left 0 1 2 
 
 @functools.cache
 def words() -> tuple[str, ...]:
-    """The dictionary.
-
-    Returns:
-        Five-letter words in the file's order.
-    """
+    """The dictionary: five-letter words in the file's order."""
     text = resources.files("evolution.envs.builtin").joinpath("wordle_words.txt").read_text("utf-8")
     return tuple(text.split())
 
 
 def mark(secret: str, guess: str) -> str:
-    """Mark a guess.
+    """Mark a guess at a secret word.
 
-    Args:
-        secret: The word to find.
-        guess: The word that was tried.
-
-    Returns:
-        One letter per place: ``g`` right place, ``y`` elsewhere in the word, ``b`` neither.
+    One letter per place: ``g`` right place, ``y`` elsewhere in the word, ``b`` neither.
     """
     left = Counter(s for s, g in zip(secret, guess, strict=True) if s != g)
     marks = []
@@ -98,10 +89,7 @@ class Wordle(ScriptedEnvironment):
         return self._observe(), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play one action.
-
-        Args:
-            action: The letters of a word, with or without spaces.
+        """Play the letters of a word, with or without spaces.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -120,28 +108,16 @@ class Wordle(ScriptedEnvironment):
         return text, float(solved), solved, truncated, self._info()
 
     def success(self, info: Info) -> bool:
-        """Whether the word was found.
-
-        Args:
-            info: The last step's info.
-        """
+        """Whether the word was found."""
         return bool(info["found"])
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """A word that fits everything on the board.
-
-        Args:
-            rng: Chooses between the words that fit.
-        """
+        """A word that fits everything on the board."""
         fits = [w for w in words() if all(mark(w, guess) == marks for guess, marks in self._board)]
         return " ".join(str(rng.choice(fits)))
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Any word of the dictionary.
-
-        Args:
-            rng: Decides which.
-        """
+        """Any word of the dictionary."""
         return " ".join(str(rng.choice(words())))
 
     def _put(self, guess: str) -> None:

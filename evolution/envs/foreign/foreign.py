@@ -128,10 +128,7 @@ class ForeignEnvironment(Environment, Generic[SpecT]):
         return self._spec.task_ids(split, shard)
 
     def reset(self, task_id: int) -> tuple[str, Info]:
-        """Start the episode of a task.
-
-        Args:
-            task_id: In one of the splits.
+        """Start the episode of a task in one of the splits.
 
         Raises:
             TaskIdError: The environment has no such task.
@@ -147,14 +144,7 @@ class ForeignEnvironment(Environment, Generic[SpecT]):
         return text, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play one action.
-
-        Args:
-            action: The agent's text.
-
-        Returns:
-            Observation, reward, terminated, truncated and info; the info of the last step is what
-            ``success`` reads.
+        """Play one action; the info of the last step is what ``success`` reads.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -175,14 +165,7 @@ class ForeignEnvironment(Environment, Generic[SpecT]):
         return result
 
     def success(self, info: Info) -> bool:
-        """Whether the episode that ended with this info counts as solved.
-
-        Args:
-            info: Of the last step.
-
-        Returns:
-            The operator's rule, applied.
-        """
+        """Whether the episode that ended with this info is solved by the operator's rule."""
         rule = self._spec.success
         if rule.reward_at_least is not None:
             return bool(info["reward"] >= rule.reward_at_least)
@@ -255,14 +238,9 @@ class ForeignEnvironment(Environment, Generic[SpecT]):
 
 
 def make_foreign(spec: ForeignSpec, breaker: Breaker) -> Environment:
-    """Make an environment of what its operator wrote.
+    """Make an environment of one table of silo.toml; nothing is connected before its first reset.
 
-    Args:
-        spec: One table of silo.toml.
-        breaker: Shared by all objects of this environment.
-
-    Returns:
-        A fresh environment; nothing is connected before its first reset.
+    All objects of this environment share the breaker.
     """
     module, _, attribute = _ADAPTERS[type(spec).__name__].partition(":")
     adapter = getattr(importlib.import_module(module), attribute)

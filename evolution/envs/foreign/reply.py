@@ -39,13 +39,7 @@ _MAX_ITEMS = 256
 
 
 def json_of(message: str | bytes) -> Any:
-    """The JSON value of a message.
-
-    Args:
-        message: Of bounded size.
-
-    Returns:
-        Whatever it holds.
+    """The JSON value of a message of bounded size.
 
     Raises:
         ForeignReplyError: It is not JSON, or holds NaN or an infinity.
@@ -82,12 +76,8 @@ def text_of(value: object) -> str:
 def visible_text(observation: object, fields: Sequence[str]) -> str:
     """What the agent sees of an observation.
 
-    Args:
-        observation: As the environment gave it.
-        fields: Which fields of it; empty for the observation itself.
-
-    Returns:
-        The bare value, or with several fields one line ``field: value`` each.
+    The bare value, or with several fields one line ``field: value`` each; no fields stand for the
+    observation itself.
 
     Raises:
         ForeignReplyError: A field is missing or is neither text nor number nor a short list.

@@ -57,13 +57,7 @@ Constants = dict[Key, Any]
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """Kind and alias of a foreign environment's name.
-
-    Args:
-        name: For example ``openenv:calendar``.
-
-    Returns:
-        ``openenv`` and ``calendar``.
+    """Kind and alias of a foreign environment's name, as in ``openenv:calendar``.
 
     Raises:
         ValueError: The name has another form.

@@ -52,16 +52,10 @@ def validation_tasks(
     known: Collection[tuple[str, int]],
     count: int,
 ) -> list[Task]:
-    """The tasks that candidates are compared on.
+    """The tasks that candidates are compared on: at most ``count`` per environment.
 
-    Args:
-        assignments: What the silo explores.
-        environments: By name.
-        known: Environment and id of every task that was explored or demonstrated.
-        count: Most tasks per environment.
-
-    Returns:
-        Tasks, environment after environment, from the end of each split.
+    Environment after environment, from the end of each split, without those that are ``known``:
+    environment and id of every task that was explored or demonstrated.
     """
     tasks: list[Task] = []
     for assignment in assignments:
@@ -84,17 +78,10 @@ def choose(
     *,
     make_environment: Callable[[str], Environment],
 ) -> Choice:
-    """Let candidates play and say which one did best.
+    """Let candidates play every task once, and say which one did best.
 
-    Args:
-        engine: Plays; it holds the last candidate afterwards.
-        candidates: All factors by name of the candidate; the first one wins ties.
-        tasks: What is played, once by each.
-        work: How to play; the first of its temperatures.
-        make_environment: Makes an environment by name.
-
-    Returns:
-        The best and the counts.
+    The first candidate wins ties, and the engine holds the last one afterwards. They play at the
+    first of the work's temperatures.
     """
     successes: dict[str, int] = {}
     episodes: dict[str, int] = {}

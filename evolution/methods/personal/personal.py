@@ -67,11 +67,9 @@ class PersonalAdapter:
     """See the module."""
 
     def __init__(self, options: FedSeOptions, *, state_dir: Path) -> None:
-        """Use the silo's files of this kind.
+        """Use the silo's files of the options' kind.
 
-        Args:
-            options: Name the kind and its settings.
-            state_dir: The method's private directory for the run.
+        They are in ``state_dir``, the method's private directory for the run.
         """
         self._options = options
         self._kind = options.personal
@@ -88,10 +86,9 @@ class PersonalAdapter:
         return self._kind in {"ditto", "finetune"}
 
     def start_of(self, work: Work) -> Tensors:
-        """What the round starts from.
+        """What the round starts from: the global adapter.
 
-        Returns:
-            The global adapter; with ``fedsa`` its factors B are the silo's own, where it has some.
+        With ``fedsa`` its factors B are the silo's own, where it has some.
 
         Raises:
             EvolverSetupError: The plan shares other factors than A, or corrects gradients.
@@ -117,10 +114,6 @@ class PersonalAdapter:
     def keep_factors(self, work: Work, trained: Tensors) -> None:
         """With ``fedsa``, keep the factors B that the round ended with.
 
-        Args:
-            work: The round.
-            trained: All factors.
-
         Raises:
             PersonalStoreError: They cannot be kept.
         """
@@ -133,13 +126,7 @@ class PersonalAdapter:
     ) -> dict[str, float]:
         """Train Ditto's v_k, or fine-tune what was received, and keep it.
 
-        Args:
-            trainer: Its adapter is overwritten.
-            trajectories: The round's training set.
-            work: The round.
-
-        Returns:
-            Figures of the silo's own.
+        The trainer's adapter is overwritten. Returns figures of the silo's own.
 
         Raises:
             PersonalStoreError: The adapter cannot be read or kept.
@@ -166,13 +153,9 @@ class PersonalAdapter:
         }
 
     def current(self, adapter: Tensors) -> dict[str, np.ndarray]:
-        """The adapter that is the silo's own.
+        """The adapter that is the silo's own: v_k, or the global A with the silo's own B.
 
-        Args:
-            adapter: The global one, all factors.
-
-        Returns:
-            v_k, or the global A with the silo's own B; before the first round, the global adapter.
+        Before the first round, it is the global adapter.
 
         Raises:
             EvolverSetupError: The silo keeps none.

@@ -33,18 +33,14 @@ class PersonalStore:
     """See the module."""
 
     def __init__(self, directory: Path) -> None:
-        """Use a directory, which is made when something is first written.
+        """Use the silo's own directory for one run and one kind of personal adapter.
 
-        Args:
-            directory: The silo's own, for one run and one kind of personal adapter.
+        It is made when something is first written.
         """
         self._directory = directory
 
     def before(self, round_index: int) -> dict[str, np.ndarray] | None:
-        """The adapter that a round starts from.
-
-        Returns:
-            That of the newest earlier round; None if there is none.
+        """The adapter that a round starts from: that of the newest earlier round, if there is one.
 
         Raises:
             PersonalStoreError: It cannot be read.
@@ -60,11 +56,9 @@ class PersonalStore:
         return self._read(max(self._rounds(), default=None))
 
     def write(self, round_index: int, tensors: Mapping[str, np.ndarray]) -> None:
-        """Keep the adapter that a round ended with.
+        """Keep the adapter that a round ended with, float32.
 
-        Args:
-            round_index: The round; what was kept of it, or of a later one, is replaced.
-            tensors: Float32 factors by name.
+        What was kept of this round, or of a later one, is replaced.
 
         Raises:
             PersonalStoreError: A value is not finite, or the disk refuses.

@@ -83,14 +83,10 @@ class AdapterShelf:
             raise
 
     def swap(self, version: str, tensors: Mapping[str, np.ndarray]) -> str:
-        """Load an adapter and let go of all others.
+        """Load an adapter and let go of all others; returns the name to ask for.
 
-        Args:
-            version: Its identity; becomes a part of its name.
-            tensors: LoRA factors under their peft names; none loads nothing.
-
-        Returns:
-            The name to ask for; empty for the bare base model.
+        The version becomes a part of that name. No tensors load nothing, and the name is empty: it
+        stands for the bare base model. Others are LoRA factors under their peft names.
 
         Raises:
             AdapterLoadError: The tensors are no adapter, or the server does not take it.

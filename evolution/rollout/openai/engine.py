@@ -71,12 +71,7 @@ class OpenAIEngine(RolloutEngine):
     """See the module."""
 
     def __init__(self, base_dir: str | Path, *, alpha: float, spec: EngineSpec) -> None:
-        """Connect.
-
-        Args:
-            base_dir: The base model's directory; its tokenizer and configuration are read here.
-            alpha: LoRA α.
-            spec: Where the server is.
+        """Connect to the server; the base model's tokenizer and configuration are read here.
 
         Raises:
             EngineSetupError: Settings are missing, or the server is not the one they describe.
@@ -108,10 +103,6 @@ class OpenAIEngine(RolloutEngine):
     def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
         """Have the server load an adapter under a new name, and let go of the one before.
 
-        Args:
-            version: The adapter's identity.
-            tensors: LoRA factors under their peft names; none plays the bare base model.
-
         Raises:
             AdapterLoadError: The tensors are no adapter, or the server does not take it.
             EngineServerError: The server cannot be asked.
@@ -120,14 +111,7 @@ class OpenAIEngine(RolloutEngine):
         self.adapter_version = version
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
-        """Answer each prompt.
-
-        Args:
-            prompts: Whole histories.
-            sampling: How tokens are drawn.
-
-        Returns:
-            One answer per prompt, in order.
+        """Answer each prompt, in order.
 
         Raises:
             EngineServerError: One of them has no answer, or none that is one.

@@ -110,10 +110,7 @@ class ServerClient:
         return self.ask_all([request])[0]
 
     def ask_all(self, requests: Sequence[Request]) -> list[bytes]:
-        """Send requests together.
-
-        Returns:
-            The answers' contents, in order.
+        """Send requests together; returns the answers' contents, in order.
 
         Raises:
             EngineServerError: One has no answer of status 200 within the limits; the others are
@@ -212,10 +209,7 @@ class _HungUpError(EngineUnreachableError):
 
 
 def require_private(url: str) -> str:
-    """The server's address without a trailing slash.
-
-    Returns:
-        Scheme, host, port and path.
+    """The server's address, from scheme to path, without a trailing slash.
 
     Raises:
         EngineSetupError: It is no such address, or would carry the key over an open network.
@@ -237,10 +231,7 @@ def require_private(url: str) -> str:
 
 
 def api_key(path: Path | None) -> str:
-    """The key in a file that the owner alone can read.
-
-    Args:
-        path: The file; white space around the key is dropped.
+    """The key in a file that the owner alone can read, without white space around it.
 
     Raises:
         EngineSetupError: There is no file, it cannot be read, is open to other users, or holds

@@ -46,9 +46,6 @@ class ServedModel:
 def models_of(content: bytes) -> list[ServedModel]:
     """The answer of ``/v1/models``.
 
-    Args:
-        content: Of the answer.
-
     Raises:
         EngineReplyError: It is something else.
     """
@@ -66,14 +63,9 @@ def generation_of(
     vocabulary: int,
     end_ids: Collection[int],
 ) -> Generation:
-    """The answer of ``/v1/completions`` to one prompt.
+    """The answer of ``/v1/completions`` to one prompt, of at most ``max_new_tokens``.
 
-    Args:
-        content: Of the answer.
-        prompt: What was asked.
-        max_new_tokens: What was asked for.
-        vocabulary: Number of token ids.
-        end_ids: Tokens that end an answer.
+    ``vocabulary`` is the number of token ids; ``end_ids`` end an answer.
 
     Raises:
         EngineReplyError: It cannot be what was asked for.

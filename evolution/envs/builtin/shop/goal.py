@@ -75,13 +75,7 @@ class Goal:
 def score(goal: Goal, product: Product, picked: Collection[str]) -> float:
     """The reward of a purchase; see the module.
 
-    Args:
-        goal: What was wished for.
-        product: What was bought.
-        picked: The options that were picked.
-
-    Returns:
-        From 0 to 1; exactly 1 if and only if everything matches.
+    From 0 to 1, and exactly 1 if and only if everything matches.
     """
     if product.category == goal.category:
         r_type = 1.0
@@ -97,11 +91,6 @@ def score(goal: Goal, product: Product, picked: Collection[str]) -> float:
 
 def draw_goal(catalogue: Catalogue, category: str, *, rng: np.random.Generator) -> Goal:
     """Draw a wish that some product of a category fulfils.
-
-    Args:
-        catalogue: What is on sale.
-        category: What kind of product.
-        rng: Decides the wish.
 
     Raises:
         NoGoalError: No product of that category can be found in ``CAREFUL_STEPS`` actions.

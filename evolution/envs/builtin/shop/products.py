@@ -80,12 +80,7 @@ class Product:
         return (*self.attributes, self.category)
 
     def offers(self, colour: str, size: str) -> bool:
-        """Whether it can be had in a colour and a size.
-
-        Args:
-            colour: One of ``COLOURS``.
-            size: One of ``SIZES``.
-        """
+        """Whether it can be had in a colour and a size."""
         return colour in self.colours and size in self.sizes
 
 
@@ -97,36 +92,18 @@ class Catalogue:
         self._index = Bm25([product.title for product in self.products])
 
     def search(self, words: Sequence[str]) -> tuple[int, ...]:
-        """Find products by words of their titles.
-
-        Args:
-            words: The query.
-
-        Returns:
-            Numbers of products, best first; empty if no title holds any of the words.
-        """
+        """Numbers of products with any of the words in their titles, best first."""
         return self._index.rank(words)
 
 
 def department(category: str) -> str:
-    """The department that sells a category.
-
-    Args:
-        category: One of ``CATEGORIES``.
-
-    Returns:
-        A key of ``DEPARTMENTS``.
-    """
+    """The department that sells a category: a key of ``DEPARTMENTS``."""
     return next(name for name, (categories, _) in DEPARTMENTS.items() if category in categories)
 
 
 @functools.cache
 def standard_catalogue() -> Catalogue:
-    """The catalogue every silo has.
-
-    Returns:
-        The same object on every call.
-    """
+    """The catalogue every silo has, the same object on every call."""
     rng = np.random.default_rng(_SEED)
     return Catalogue([_product(CATEGORIES[n % len(CATEGORIES)], rng=rng) for n in range(_PRODUCTS)])
 

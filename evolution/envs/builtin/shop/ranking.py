@@ -46,13 +46,9 @@ class Bm25:
                 gains[number] *= rsj
 
     def scores(self, query: Iterable[str]) -> dict[int, float]:
-        """Score the documents that hold a word of the query.
+        """Scores of the documents that hold a word of the query, by the document's number.
 
-        Args:
-            query: Words; those in no document count for nothing.
-
-        Returns:
-            Scores by the number of the document.
+        Words in no document count for nothing.
         """
         found: dict[int, float] = {}
         # Floating-point sums depend on the order of their terms, so the order is fixed.
@@ -62,13 +58,6 @@ class Bm25:
         return found
 
     def rank(self, query: Iterable[str]) -> tuple[int, ...]:
-        """List the documents that hold a word of the query.
-
-        Args:
-            query: Words; those in no document count for nothing.
-
-        Returns:
-            Numbers of documents, the highest score first.
-        """
+        """Numbers of the documents that hold a word of the query, the highest score first."""
         found = self.scores(query)
         return tuple(sorted(found, key=lambda number: (-found[number], number)))

@@ -104,10 +104,7 @@ class Shop(ScriptedEnvironment):
         return self._observe(""), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play one action.
-
-        Args:
-            action: One of the actions that the module lists.
+        """Play one of the actions that the module lists.
 
         Raises:
             EpisodeStateError: The episode has not begun or is over.
@@ -127,19 +124,11 @@ class Shop(ScriptedEnvironment):
         return self._observe(note), self._reward, bought, truncated, self._info()
 
     def success(self, info: Info) -> bool:
-        """Whether the purchase answers the wish in every respect.
-
-        Args:
-            info: The last step's info.
-        """
+        """Whether the purchase answers the wish in every respect."""
         return bool(info["score"] == 1.0)
 
     def expert_action(self, rng: np.random.Generator) -> str:
-        """The next action of a careful customer, who knows no more than what was shown.
-
-        Args:
-            rng: Unused; this player has no taste.
-        """
+        """The next action of a careful customer, who knows no more than what was shown."""
         del rng
         if self._item is not None:
             if not self._goal.fits(self._item):
@@ -159,11 +148,7 @@ class Shop(ScriptedEnvironment):
         return f"search {' '.join(self._goal.words)}"
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Any action that is possible here.
-
-        Args:
-            rng: Decides which.
-        """
+        """Any action that is possible here."""
         if self._item is not None:
             options = (*self._item.colours, *self._item.sizes)
             choices = [f"pick {rng.choice(options)}", "back", "buy"]
