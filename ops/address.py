@@ -11,13 +11,7 @@ __all__ = ["is_loopback", "joined_address", "split_address"]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 host is in brackets.
-
-    Args:
-        address: The text.
-
-    Returns:
-        Host without brackets, and port.
+    """Split ``host:port``; an IPv6 host is in brackets, which do not come back.
 
     Raises:
         ValueError: It is not of that form.
@@ -39,8 +33,7 @@ def joined_address(host: str, port: int) -> str:
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine, whatever a name server says.
 
-    Args:
-        host: An address without brackets, or a name; of names only ``localhost`` is.
+    It is an address without brackets, or a name; of names only ``localhost`` is.
     """
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -44,11 +44,7 @@ class AuditLog(Generic[Event]):
     """An append-only file; one object a process, any number of processes and threads."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Open or begin the log.
-
-        Args:
-            path: The file; a link is refused.
-            clock: Unix seconds.
+        """Open or begin the log; a link is refused, and the clock gives Unix seconds.
 
         Raises:
             OSError: It cannot be opened or written.
@@ -81,10 +77,6 @@ class AuditLog(Generic[Event]):
     def append(self, event: Event, **details: Detail) -> None:
         """Write one record and sync it.
 
-        Args:
-            event: What happened.
-            **details: Facts about it.
-
         Raises:
             OSError: It may not be on disk.
             AuditChainError: The last record is unreadable.
@@ -93,14 +85,9 @@ class AuditLog(Generic[Event]):
             self._write(file, event.value, details)
 
     def tail(self, lines: int, *, max_bytes: int | None = None) -> tuple[str, ...]:
-        """Return the newest records.
+        """The newest records, oldest first, as JSON objects.
 
-        Args:
-            lines: How many at most.
-            max_bytes: How long they are together at most; None for any length.
-
-        Returns:
-            JSON objects, oldest first.
+        ``max_bytes`` bounds how long they are together; None for any length.
 
         Raises:
             OSError: The file cannot be read.
@@ -165,12 +152,6 @@ class AuditLog(Generic[Event]):
 def read_log(path: Path) -> bytes:
     """Read a log between two appends.
 
-    Args:
-        path: The file.
-
-    Returns:
-        Its bytes.
-
     Raises:
         OSError: It cannot be read.
     """
@@ -180,14 +161,9 @@ def read_log(path: Path) -> bytes:
 
 
 def verify_log(path: Path, seen: Sequence[ChainHead] = ()) -> int:
-    """Check a log's whole chain without opening it for writing.
+    """Check a log's whole chain without opening it for writing; returns the number of records.
 
-    Args:
-        path: The file.
-        seen: Heads of it that others keep; the log must contain each of them.
-
-    Returns:
-        The number of records.
+    ``seen`` are heads of it that others keep; the log must contain each of them.
 
     Raises:
         OSError: It cannot be read.

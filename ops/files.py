@@ -32,25 +32,16 @@ _PRIVATE = 0o600
 
 
 def private_directory(path: Path) -> Path:
-    """Create a directory that only its owner can enter, or make an existing one so.
-
-    Args:
-        path: The directory.
-
-    Returns:
-        The same path.
-    """
+    """Create a directory that only its owner can enter, or make an existing one so; returns it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
 
 
 def private_file(path: Path, *, create: bool) -> None:
-    """Make a file one that only its owner can open.
+    """Make a file one that only its owner can open; a database gives those beside it the same mode.
 
-    Args:
-        path: The file; a database creates others beside it with the same mode.
-        create: Make it, empty, where there is none; else that is an error.
+    With ``create`` it is made, empty, where there is none; else that is an error.
 
     Raises:
         OSError: It is absent and not to be made, or not this user's.
@@ -64,9 +55,6 @@ def private_file(path: Path, *, create: bool) -> None:
 def prove_writable(directory: Path) -> None:
     """Write a file and forget it: what a disk's free bytes and mode say is not what it takes.
 
-    Args:
-        directory: Where.
-
     Raises:
         OSError: The disk is full, fails, is read-only or gone.
     """
@@ -77,12 +65,9 @@ def prove_writable(directory: Path) -> None:
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, mode: int = _PRIVATE) -> None:
-    """Write a file durably and at once.
+    """Write a file durably and at once; its directory exists.
 
-    Args:
-        path: The file; its directory exists.
-        parts: All of its bytes.
-        mode: Permission bits, set before the first byte is written.
+    The permission bits are set before the first byte is written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -30,12 +30,8 @@ def answer_verified(
 ) -> None:
     """Check a whole chain and say how long it is.
 
-    Args:
-        output: What stdout carries.
-        verify: Checks the chain and gives the number of records.
-        heads: How many heads of it somebody else kept.
-        keeper: Who that is.
-        code: Of a broken chain.
+    ``verify`` gives the number of records, ``keeper`` is who kept so many heads of the chain, and
+    ``code`` is that of a broken chain.
     """
     records = _count(output, verify, code)
     if heads:

@@ -15,11 +15,7 @@ _NEWEST: Final = 60
 
 
 def bars(values: Sequence[float]) -> str:
-    """A curve of ratios in one line.
-
-    Args:
-        values: From 0 to 1; NaN, where there is no figure to show, is a gap.
-    """
+    """A curve of ratios from 0 to 1 in one line; NaN, where there is no figure, is a gap."""
     return "".join(
         _GAP if math.isnan(value) else _BARS[min(7, max(0, int(value * 8)))]
         for value in values[-_NEWEST:]

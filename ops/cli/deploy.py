@@ -36,15 +36,9 @@ def write_service(
 ) -> None:
     """Fill in a daemon's unit and say how it is installed.
 
-    Args:
-        output: What stdout carries.
-        service: Which unit.
-        out: Where its files go.
-        data: The service's data directory.
-        user: Account and group.
-        executable: What is to run; this installation's own where None.
-        found: From the executable and the data directory, the command that makes the latter's
-            content; it runs as the service's account.
+    What is run is this installation's own where no executable is given. From the executable and the
+    data directory, ``found`` gives the command that makes the latter's content; it runs as the
+    service's account. ``user`` names that account and its group.
     """
     from ops.deploy.files import write_files
     from ops.deploy.systemd import (

@@ -55,14 +55,10 @@ class DeploymentFile:
 
 
 def shipped(part: str, *, below: str = "") -> tuple[DeploymentFile, ...]:
-    """Read files that this installation carries.
+    """Read a file or a folder of ``deploy/`` that this installation carries.
 
-    Args:
-        part: A file or a folder of ``deploy/``.
-        below: What the paths start with; the part's own name if empty.
-
-    Returns:
-        Every file of it, in the order of their paths.
+    Every file of it comes in the order of their paths, which start with ``below``, or with the
+    part's own name where that is empty.
 
     Raises:
         DeploymentError: This installation does not carry them.
@@ -93,12 +89,7 @@ def _read(path: Path, target: PurePosixPath) -> DeploymentFile:
 def write_files(files: Iterable[DeploymentFile], out: Path) -> tuple[Path, ...]:
     """Write files below a directory, which is made if it is not there.
 
-    Args:
-        files: What to write.
-        out: The directory.
-
-    Returns:
-        Where each of them is, in the order given.
+    Returns where each of them is, in the order given.
 
     Raises:
         DeploymentError: One of them is there already, or has a name that leads elsewhere; nothing

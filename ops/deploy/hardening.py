@@ -28,10 +28,7 @@ _PR_SET_DUMPABLE: Final = 4
 
 
 def harden_process() -> int:
-    """Ask for all of it; again is allowed.
-
-    Returns:
-        How many files this process may have open.
+    """Ask for all of it; again is allowed. Returns how many files this process may have open.
 
     Raises:
         OSError: The kernel refused to keep this process's memory to itself.

@@ -72,14 +72,7 @@ class ServiceInstallation:
 
 
 def filled_files(service: Service, wanted: ServiceInstallation) -> tuple[DeploymentFile, ...]:
-    """The unit, its account and its directory, for one installation.
-
-    Args:
-        service: Which unit.
-        wanted: Where things are.
-
-    Returns:
-        Unit, ``sysusers`` file and ``tmpfiles`` file.
+    """The unit, its ``sysusers`` file and its ``tmpfiles`` file, for one installation.
 
     Raises:
         DeploymentError: A value cannot stand in a unit file, or the data directory is hidden from
@@ -120,21 +113,13 @@ def filled_files(service: Service, wanted: ServiceInstallation) -> tuple[Deploym
 
 
 def hidden_from_service(path: Path) -> bool:
-    """Whether the sandbox shows something else where this path is.
-
-    Args:
-        path: Absolute.
-    """
+    """Whether the sandbox shows something else where this absolute path is."""
     parts = PurePosixPath(path)
     return any(parts == hidden or hidden in parts.parents for hidden in _HIDDEN)
 
 
 def installation_warnings(*paths: Path) -> list[str]:
-    """What has to move before the service can start.
-
-    Args:
-        paths: What the service runs.
-    """
+    """What has to move before the service can start, of the paths that it runs."""
     return [
         f"the service does not see {path}: install chorale into a new environment below /opt, with "
         "a Python that is not in a home directory"
@@ -144,12 +129,7 @@ def installation_warnings(*paths: Path) -> list[str]:
 
 
 def account_steps(name: str, out: Path) -> tuple[str, ...]:
-    """The commands that install what was written, with the account and its directory.
-
-    Args:
-        name: Of the service.
-        out: Where its files are.
-    """
+    """The commands that install what was written, with the account and its directory."""
     places = {
         "service": f"/etc/systemd/system/{name}.service",
         "sysusers.conf": f"/etc/sysusers.d/{name}.conf",
@@ -166,11 +146,7 @@ def account_steps(name: str, out: Path) -> tuple[str, ...]:
 
 
 def start_steps(name: str) -> tuple[str, ...]:
-    """The commands that start it, now and with the machine.
-
-    Args:
-        name: Of the service.
-    """
+    """The commands that start it, now and with the machine."""
     return ("sudo systemctl daemon-reload", f"sudo systemctl enable --now {name}.service")
 
 

@@ -144,14 +144,10 @@ def failed(found: str, fix: str) -> Verdict:
 def judge_validity(
     what: str, certificate: x509.Certificate, *, now: dt.datetime, soon: dt.timedelta, renew: str
 ) -> Verdict:
-    """Compare a certificate's dates with a clock; nothing else of it is looked at.
+    """Compare a certificate's dates with this machine's clock; nothing else of it is looked at.
 
-    Args:
-        what: Its name in the text, for example ``the admin certificate``.
-        certificate: The certificate.
-        now: This machine's clock.
-        soon: How long before the end a warning begins.
-        renew: How a new one is had.
+    ``what`` names it in the text, for example ``the admin certificate``, and ``renew`` says how a
+    new one is had. A warning begins ``soon`` before the end.
     """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begins:
@@ -169,14 +165,9 @@ def judge_validity(
 
 
 def examine(checks: Iterable[Check], *, told: Callable[[Finding], None]) -> Checkup:
-    """Take every step in order.
+    """Take every step in order, and tell each finding as it is made.
 
-    Args:
-        checks: The steps; each needs only steps before it.
-        told: Is given each finding as it is made.
-
-    Returns:
-        All of them.
+    A step needs only steps before it.
 
     Raises:
         ValueError: A step needs one that is not before it.

@@ -38,11 +38,7 @@ class Requirement:
     """Whether it has a marker beside the extra's."""
 
     def allows(self, version: str) -> bool:
-        """Whether an installed version is one of those.
-
-        Args:
-            version: As installed; only its release number counts.
-        """
+        """Whether an installed version is one of those; only its release number counts."""
         release = _RELEASE.match(version)
         if release is None:
             return False
@@ -70,13 +66,9 @@ def parse_requirement(line: str) -> Requirement | None:
 
 
 def judge_packages(*, extra: str = "") -> tuple[dict[str, str], tuple[str, ...]]:
-    """Look at what is installed.
+    """Look at what is installed, an extra's packages too where one is named.
 
-    Args:
-        extra: Also this extra's packages.
-
-    Returns:
-        Name to version, and one line for each package that is absent or of another version.
+    Name to version, and one line for each package that is absent or of another version.
     """
     versions: dict[str, str] = {}
     problems: list[str] = []

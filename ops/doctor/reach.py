@@ -155,12 +155,7 @@ def connect(address: str, *, timeout_s: float) -> None:
 def presented_chain(address: str, *, timeout_s: float) -> tuple[x509.Certificate, ...]:
     """Connect, shake hands, and hang up, without trusting anything.
 
-    Args:
-        address: host:port.
-        timeout_s: For everything together.
-
-    Returns:
-        What the server presented, leaf first.
+    Returns what the server presented, leaf first. The time limit is for everything together.
 
     Raises:
         ReachError: There is no TLS server, it does not answer in time, or what it presents is no
@@ -217,17 +212,10 @@ def shake_hands(
     client: ClientPair | None,
     timeout_s: float,
 ) -> str:
-    """Shake hands as gRPC would, and read HTTP/2's first frame.
+    """Shake hands as gRPC would, and read HTTP/2's first frame; returns the TLS version.
 
-    Args:
-        address: host:port.
-        server_name: What the server's certificate must name.
-        trusted: The only CAs that are.
-        client: What is presented; None where no certificate is asked for.
-        timeout_s: For each step.
-
-    Returns:
-        The TLS version.
+    ``trusted`` are the only CAs that are; the client presents nothing where no certificate is asked
+    for. The time limit is for each step.
 
     Raises:
         UnreachableError: The port does not answer.

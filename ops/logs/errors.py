@@ -51,13 +51,9 @@ MAX_ERRORS: Final = 8
 
 
 def told(error: BaseException) -> str:
-    """Say what a log may hold of an error, in one line.
+    """Say what a log may hold of an error, in one line of at most 600 printable characters.
 
-    Args:
-        error: Any error.
-
-    Returns:
-        Its text if it is ours; its type otherwise. At most 600 printable characters.
+    Its text if it is ours; its type otherwise.
     """
     if not is_ours(error):
         return _type_of(error)
@@ -68,13 +64,9 @@ def told(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Say where an error came from.
+    """Say where an error came from, in several lines.
 
-    Args:
-        error: Any error.
-
-    Returns:
-        Several lines: the frames and then the error, for it and for what led to it.
+    The frames and then the error, for it and for what led to it.
     """
     parts: list[str] = []
     for number, one in enumerate(islice(_chain(error), MAX_ERRORS)):
@@ -89,14 +81,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether its words are ours.
-
-    Args:
-        error: Any error.
-
-    Returns:
-        Whether its type is of our packages and code of ours raised it.
-    """
+    """Whether its words are ours: its type is of our packages, and code of ours raised it."""
     if not _of_ours(type(error).__module__):
         return False
     last = None

@@ -40,11 +40,7 @@ log = structlog.get_logger(__name__)
 
 @contextmanager
 def foreign_logs() -> Iterator[None]:
-    """Take them in for as long as a daemon runs.
-
-    Yields:
-        Nothing.
-    """
+    """Take them in for as long as a daemon runs."""
     make, root, handler = logging.getLogRecordFactory(), logging.getLogger(), _Handler()
     hooks = sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.showwarning
 

@@ -97,12 +97,7 @@ def logs_on_stderr(
 ) -> Iterator[None]:
     """Write this process's log for as long as a command runs.
 
-    Args:
-        environment: Where format and level are named; the process's own when absent.
-        stream: Where lines go; stderr when absent.
-
-    Yields:
-        Nothing.
+    Format and level are named in the environment, by default the process's own.
 
     Raises:
         LogSettingError: A variable has a value that it cannot have.
@@ -131,11 +126,7 @@ def logs_on_stderr(
 
 @contextmanager
 def daemon_logs() -> Iterator[None]:
-    """Take in what libraries say, too, for as long as a daemon runs; inside ``logs_on_stderr``.
-
-    Yields:
-        Nothing.
-    """
+    """Take in what libraries say, too, for as long as a daemon runs; inside ``logs_on_stderr``."""
     # At the leaf, as structlog is: only a daemon needs it.
     from ops.logs.foreign import foreign_logs
 
@@ -146,14 +137,7 @@ def daemon_logs() -> Iterator[None]:
 def redact(
     _logger: object, _method: str, line: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Make a line of what a call gave: structlog's first processor.
-
-    Args:
-        line: The event and its fields.
-
-    Returns:
-        What may be rendered.
-    """
+    """Make a line of what a call gave, with what may be rendered: structlog's first processor."""
     from ops.logs.errors import traceback_of
     from ops.logs.events import EVENTS, FIELDS
     from ops.logs.values import Unfit, shown

@@ -37,14 +37,9 @@ class Unfit(Exception):  # noqa: N818  # a verdict, not a failure
 
 
 def shown(kind: Kind | None, value: Any) -> Any:
-    """Bring a value into a line.
+    """Bring a value into a line, in the form that its field has.
 
-    Args:
-        kind: The form that its field has; None where the line may not have the field.
-        value: What the call gave.
-
-    Returns:
-        What the line holds.
+    The form is None where the line may not have the field.
 
     Raises:
         Unfit: It is of another form.

@@ -53,13 +53,9 @@ class MetricsAccess:
         return is_loopback(self.host) or (self.encrypted and self.token_file is not None)
 
     def refusal(self, authorization: str) -> tuple[HTTPStatus, str] | None:
-        """Judge one request.
+        """What is answered to a request instead of the figures; None to show them.
 
-        Args:
-            authorization: The header as it was sent; empty without one.
-
-        Returns:
-            What is answered instead of the figures; None to show them.
+        The header ``authorization`` is as it was sent, and empty without one.
         """
         if not self.is_shown:
             return HTTPStatus.FORBIDDEN, (

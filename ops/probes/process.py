@@ -22,12 +22,7 @@ class ProcessMetrics:
     """``process_*``, ``python_info``, lines the log lost, and the data directory's free space."""
 
     def __init__(self, registry: CollectorRegistry, *, prefix: str) -> None:
-        """Register.
-
-        Args:
-            registry: Of the daemon.
-            prefix: What the names of our own begin with.
-        """
+        """Register in the daemon's registry; the names of our own begin with the prefix."""
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         registry.register(_Log(f"{prefix}_log_write_failures"))
@@ -36,10 +31,7 @@ class ProcessMetrics:
         )
 
     def look(self, data_dir: Path) -> None:
-        """Bring the free space up to date.
-
-        Args:
-            data_dir: The daemon's.
+        """Bring the free space for the daemon's data up to date.
 
         Raises:
             OSError: There is no such directory.

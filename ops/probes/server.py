@@ -176,12 +176,7 @@ class Spaced:
     def __init__(
         self, check: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Wrap it.
-
-        Args:
-            check: Raises when it fails.
-            clock: Seconds that only grow.
-        """
+        """Wrap a check, which raises when it fails, with a clock of seconds that only grow."""
         self._check = check
         self._clock = clock
         self._lock = threading.Lock()
