@@ -139,10 +139,9 @@ class LoopbackFederation:
         return self._command(silo_id, "silo_agent.cli.main", arguments)
 
     def python(self, party: str) -> tuple[str, ...]:
-        """How a party's Python is started; every party has this one unless a test says otherwise.
+        """How the Python of ``coordinator`` or of a silo, by its id, is started.
 
-        Args:
-            party: ``coordinator`` or a silo's id.
+        Every party has this one unless a test says otherwise.
         """
         del party
         return (sys.executable,)

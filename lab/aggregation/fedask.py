@@ -58,13 +58,8 @@ class FedAsk(LabAggregation):
     ) -> None:
         """Sketch with p = ``sketch`` columns, or the layer's smaller side where that is less.
 
-        Args:
-            layout: Of LoRA pairs.
-            silos: How many.
-            product_clip_l2: Bound of one silo's whole sketch, all layers together.
-            server_step: η_s.
-            sketch: p; at least the rank.
-            seed: Of Ω; public.
+        p is at least the rank. ``product_clip_l2`` bounds one silo's whole sketch, all layers
+        together; ``server_step`` is η_s, and the seed is that of Ω, which is public.
 
         Raises:
             LayoutError: If the layout is not of LoRA pairs.

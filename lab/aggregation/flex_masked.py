@@ -38,11 +38,7 @@ class FlexMasked(LabAggregation):
     ) -> None:
         """Sum the products of all layers.
 
-        Args:
-            layout: Of LoRA pairs.
-            silos: How many.
-            product_clip_l2: Bound of one silo's D, all layers together.
-            server_step: η_s.
+        ``product_clip_l2`` bounds one silo's D, all layers together; ``server_step`` is η_s.
 
         Raises:
             LayoutError: If the layout is not of LoRA pairs.

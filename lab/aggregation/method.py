@@ -89,11 +89,8 @@ class LabAggregation(ABC):
     ) -> dict[str, np.ndarray]:
         """The adapter that opens the next round.
 
-        Args:
-            tensors: All factors that the round started from, float32.
-            updates: One for each silo, in the order of the silos.
-            round_number: From 1.
-            mean: Gives every mean that is needed.
+        ``tensors`` are all factors that the round started from, float32, and ``updates`` are in the
+        order of the silos. Rounds count from 1; ``mean`` gives every mean that is needed.
 
         Raises:
             AggregationError: An update lacks what the method needs, or the number of silos is not

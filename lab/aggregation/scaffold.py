@@ -47,11 +47,9 @@ class Scaffold(LabAggregation):
     ) -> None:
         """Start with every control variate at zero.
 
-        Args:
-            aggregator: Shares the same tensors in every round, without the gauge.
-            silos: How many.
-            clip_l2: C, of a delta.
-            control_clip_l2: C_c, of a change of a control variate, in units of the gradient.
+        The aggregator shares the same tensors in every round, without the gauge. ``clip_l2`` is C,
+        of a delta; ``control_clip_l2`` is C_c, of a change of a control variate, in units of the
+        gradient.
         """
         self._aggregator = aggregator
         self._shared = aggregator.shared_layout(1)

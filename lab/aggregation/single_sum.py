@@ -34,14 +34,10 @@ class SingleSum(LabAggregation):
         clip_l2: float,
         noise_variance: float = 0.0,
     ) -> None:
-        """Apply what a plan would apply.
+        """Apply what a plan would apply; the optimiser takes the mean.
 
-        Args:
-            aggregator: What is trained and how the mean is applied.
-            optimiser: Takes the mean.
-            silos: How many.
-            clip_l2: C, of a delta.
-            noise_variance: Of one coordinate of the mean, for the optimiser.
+        ``clip_l2`` is C, of a delta; the noise variance is that of one coordinate of the mean, for
+        the optimiser.
         """
         self._aggregator = aggregator
         self._optimiser = optimiser

@@ -31,16 +31,10 @@ class Factors(NamedTuple):
 
 
 def balanced_factors(u_mq: Matrix, sigma_q: Matrix, v_nq: Matrix, *, former: Factors) -> Factors:
-    """Balanced factors of the largest r of q singular triplets.
+    """Balanced A, r × n, and B, m × r, of the largest r of q ≥ 1 singular triplets.
 
-    Args:
-        u_mq: Left singular vectors, a column each.
-        sigma_q: Singular values, largest first, q ≥ 1.
-        v_nq: Right singular vectors, a column each.
-        former: The layer's factors before; they give the rank r, and rows where there is no weight.
-
-    Returns:
-        A, r × n, and B, m × r.
+    The triplets are columns, the largest singular value first. The layer's factors before give the
+    rank r, and rows where there is no weight.
     """
     rank = former.a_rn.shape[0]
     largest = float(sigma_q[0])

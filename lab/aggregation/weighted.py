@@ -48,14 +48,9 @@ class Weighted(LabAggregation):
         clip_l2: float,
         weight_cap: int,
     ) -> None:
-        """Weight what ``aggregator`` averages.
+        """Weight what ``aggregator`` averages; the optimiser takes the weighted mean.
 
-        Args:
-            aggregator: What is trained and how the mean is applied.
-            optimiser: Takes the weighted mean.
-            silos: How many, K.
-            clip_l2: C, of a weighted delta.
-            weight_cap: w_max, public.
+        ``silos`` is K, ``clip_l2`` is C, of a weighted delta, and ``weight_cap`` is w_max, public.
         """
         self._aggregator = aggregator
         self._optimiser = optimiser

@@ -101,10 +101,8 @@ def epsilon_lower_bound(
     """ε that a test of fixed threshold proves: ln((TPR − δ)/FPR), both rates at their worst.
 
     (ε, δ)-DP means TPR ≤ e^ε·FPR + δ for every test (Kairouz, Oh, Viswanath, arXiv 1311.0776,
-    Theorem 2.1). Each rate has its Clopper–Pearson bound at half of the error probability.
-
-    Returns:
-        ε ≥ 0; 0 where the rates prove nothing.
+    Theorem 2.1). Each rate has its Clopper–Pearson bound at half of the error probability. Where
+    the rates prove nothing, ε is 0.
     """
     each = 1.0 - (1.0 - confidence) / 2.0
     low = rate_lower_bound(true_positives, present, confidence=each)

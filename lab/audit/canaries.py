@@ -32,15 +32,10 @@ class Mechanism(Protocol):
     """A run of the mechanism under audit, made afresh for every run."""
 
     def __call__(self, present: npt.NDArray[np.bool_], step: int) -> npt.NDArray[np.floating]:
-        """Release one step.
+        """Release one step of this run, counted from 0, with these canaries present in the data.
 
-        Args:
-            present: For each canary whether it is in the data.
-            step: Of this run, from 0.
-
-        Returns:
-            The sum that is released in multiples of C, coordinate j along canary j; before any
-            division by a batch size.
+        Returns the sum that is released in multiples of C, coordinate j along canary j; before any
+        division by a batch size.
         """
 
 
@@ -61,11 +56,7 @@ class Observations:
     """Shape (experiments, steps)."""
 
     def split(self, first: float) -> tuple[Observations, Observations]:
-        """The first part of the experiments, and the rest.
-
-        Args:
-            first: Fraction of the experiments in the first part.
-        """
+        """The first part of the experiments, given as a fraction of them, and the rest."""
         p, a = int(len(self.present) * first), int(len(self.absent) * first)
         return (
             Observations(present=self.present[:p], absent=self.absent[:a]),
@@ -74,16 +65,10 @@ class Observations:
 
 
 def observe(make: MakeMechanism, *, canaries: int, steps: int, runs: int) -> Observations:
-    """Run the mechanism with canaries planted.
+    """Run the mechanism ``runs`` times with canaries planted.
 
-    Args:
-        make: Starts a run.
-        canaries: How many; at least two, so that each half holds one.
-        steps: Releases of one run.
-        runs: How often everything is repeated.
-
-    Returns:
-        runs · canaries experiments, divided evenly for an even number of canaries.
+    At least two canaries, so that each half holds one. Returns runs · canaries experiments, divided
+    evenly for an even number of canaries.
     """
     if canaries < 2 or steps < 1 or runs < 1:
         raise SpecError("an audit needs two canaries, one step and one run at least")

@@ -38,11 +38,9 @@ _SIGMAS: Final = 5.0
 def audit_independence(
     vectors: npt.NDArray[np.float64], *, name: str = "noise independence"
 ) -> AuditResult:
-    """Compare every two of several noise vectors.
+    """Compare every two of several noise vectors, of several steps or of several silos.
 
-    Args:
-        vectors: Shape (vectors, d): noise of several steps, or of several silos.
-        name: Shown in the report.
+    Their shape is (vectors, d).
     """
     if vectors.ndim != 2 or min(vectors.shape) < 2:
         raise SpecError("independence is a matter of two vectors of two coordinates at least")
@@ -115,13 +113,9 @@ def audit_scale(
 ) -> AuditResult:
     """Compare the noise of data sets of different sizes.
 
-    Args:
-        noise: By number of units, noise of the released mean; 0 units must be among them.
-        name: Shown in the report.
-
-    Returns:
-        The largest |ln(s/s')| in multiples of its standard error √(1/(2n) + 1/(2n')); at most five
-        is claimed.
+    ``noise`` is that of the released mean, by number of units, 0 units among them. The result is
+    the largest |ln(s/s')| in multiples of its standard error √(1/(2n) + 1/(2n')); at most five is
+    claimed.
     """
     if len(noise) < 2 or 0 not in noise:
         raise SpecError("the scale is compared between data sets, one of them without units")

@@ -84,12 +84,7 @@ def audit_one_run(
 def one_run_p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     """Upper bound on the probability of v or more right guesses: arXiv 2305.08846, Theorem 5.2.
 
-    Args:
-        m: Canaries.
-        r: Guesses.
-        v: Right guesses.
-        epsilon: ε of the hypothesis.
-        delta: δ of the hypothesis.
+    Of m canaries r are guessed; ε and δ are those of the hypothesis.
     """
     if not 0 <= v <= r <= m:
         raise SpecError(f"{v} right ones of {r} guesses at {m} coins")

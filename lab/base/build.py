@@ -97,17 +97,10 @@ def build_base(
     evaluation_tasks: int = 200,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Build the model and write its directory.
+    """Build the model, write its directory, and return what ``build.json`` says.
 
-    Args:
-        out_dir: Where to; made if it does not exist.
-        seed: Decides everything random.
-        steps: Optimiser steps.
-        evaluation_tasks: Held-out tasks per environment to measure success on; 0 measures nothing.
-        progress: Called now and then.
-
-    Returns:
-        What ``build.json`` says.
+    The seed decides everything random. Success is measured on ``evaluation_tasks`` held-out tasks
+    per environment; 0 measures nothing. Progress is told now and then.
     """
     recipe = Recipe(seed=seed, steps=steps)
     tokenizer = build_tokenizer(environment_words())
@@ -135,14 +128,7 @@ def build_base(
 
 
 def weights_sha256(model_dir: Path) -> str:
-    """The hash of a model directory's weights.
-
-    Args:
-        model_dir: A directory that ``build_base`` wrote.
-
-    Returns:
-        The SHA-256 of its safetensors file, as hexadecimal digits.
-    """
+    """The SHA-256 of the weights in a directory that ``build_base`` wrote, in hexadecimal."""
     return hashlib.sha256((model_dir / WEIGHTS).read_bytes()).hexdigest()
 
 

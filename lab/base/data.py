@@ -59,12 +59,6 @@ class Episode:
 def scripted(name: str) -> ScriptedEnvironment:
     """Make an environment that can play itself.
 
-    Args:
-        name: A registered name.
-
-    Returns:
-        The environment.
-
     Raises:
         EnvironmentFailureError: It has no scripted player.
     """
@@ -77,17 +71,7 @@ def scripted(name: str) -> ScriptedEnvironment:
 def play_weakly(
     environment: ScriptedEnvironment, task_id: int, *, skill: float, rng: np.random.Generator
 ) -> Episode:
-    """Play one episode.
-
-    Args:
-        environment: Where.
-        task_id: Which task.
-        skill: The probability of following the expert at a step.
-        rng: Decides when, and what else to do.
-
-    Returns:
-        The episode.
-    """
+    """Play one episode, following the expert at each step with probability ``skill``."""
     observation, info = environment.reset(task_id)
     observations, actions = [], []
     ended = False
@@ -112,17 +96,7 @@ def play_weakly(
 
 
 def demonstrations(name: str, count: int, *, seed: int, chat: ChatFormat) -> list[RenderedEpisode]:
-    """Make tokenised episodes.
-
-    Args:
-        name: The environment.
-        count: How many episodes.
-        seed: Decides all of them.
-        chat: How episodes become tokens.
-
-    Returns:
-        The episodes.
-    """
+    """Make tokenised episodes; the seed decides all of them."""
     environment = scripted(name)
     lowest, highest = SKILL[name]
     tasks = environment.task_ids(Split.PRETRAIN)

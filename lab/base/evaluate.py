@@ -51,19 +51,10 @@ def solved_tasks(
     seed: int,
     batch: int = 64,
 ) -> list[bool]:
-    """Play tasks and say which were solved.
+    """Play tasks, ``batch`` at once, and say of each whether it was solved.
 
-    Args:
-        model: A Hugging Face causal language model.
-        tokenizer: Its tokenizer.
-        name: The environment.
-        task_ids: The tasks.
-        temperature: Of sampling; 0 takes the most likely token.
-        seed: Decides the sampling.
-        batch: How many tasks are played at once.
-
-    Returns:
-        One verdict per task.
+    The model is a Hugging Face causal language model. Temperature 0 takes the most likely token;
+    the seed decides the sampling.
     """
     chat = ChatFormat.from_tokenizer(tokenizer)
     generator = torch.Generator().manual_seed(seed)

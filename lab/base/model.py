@@ -20,14 +20,9 @@ INITIAL_STD = 0.08
 
 
 def build_model(tokenizer: Any, *, seed: int) -> Any:
-    """Make the untrained model.
+    """Make the untrained model, a Hugging Face causal language model in float32.
 
-    Args:
-        tokenizer: Decides the vocabulary and the special tokens.
-        seed: Decides the weights.
-
-    Returns:
-        A Hugging Face causal language model in float32.
+    The tokenizer decides the vocabulary and the special tokens, the seed the weights.
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),

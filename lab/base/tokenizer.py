@@ -37,14 +37,7 @@ _CHAT_TEMPLATE = (
 
 
 def environment_words(names: Iterable[str] = tuple(ENVIRONMENTS)) -> frozenset[str]:
-    """All words of some environments.
-
-    Args:
-        names: Which environments.
-
-    Returns:
-        The union of their vocabularies and instructions.
-    """
+    """All words of some environments: the union of their vocabularies and instructions."""
     found: set[str] = set()
     for name in names:
         environment = make(name)
@@ -54,14 +47,7 @@ def environment_words(names: Iterable[str] = tuple(ENVIRONMENTS)) -> frozenset[s
 
 
 def build_tokenizer(words: Iterable[str]) -> Any:
-    """Make the tokenizer.
-
-    Args:
-        words: Every word that is to be a token.
-
-    Returns:
-        A Hugging Face tokenizer with a chat template.
-    """
+    """A Hugging Face tokenizer with a chat template, and every one of these words as a token."""
     ordered = [*_SPECIALS, *sorted(set(words))]
     inner = Tokenizer(
         WordLevel({word: index for index, word in enumerate(ordered)}, unk_token=UNKNOWN)

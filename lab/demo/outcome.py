@@ -168,11 +168,7 @@ def await_judged(
 ) -> dict[int, list[dict[str, Any]]]:
     """Wait until every silo has judged these rounds' adapters; all silos' rows by round.
 
-    Args:
-        directories: Data directory of each silo.
-        run_id: The run.
-        rounds: Whose adapters.
-        timeout_s: Longest wait.
+    ``directories`` are the silos' data directories.
 
     Raises:
         NotJudgedError: Somebody did not.

@@ -132,10 +132,6 @@ class Experiment(Section):
     def runs(self, *, base_dir: Path, base_sha256: str) -> list[Run]:
         """Every run, seed by seed, so that what finishes first can be compared already.
 
-        Args:
-            base_dir: Where the base model is.
-            base_sha256: Its content.
-
         Raises:
             ExperimentFileError: An overridden key is wrong, or a setting cannot run.
         """
@@ -179,10 +175,7 @@ class Experiment(Section):
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Read and check an experiment file.
-
-    Args:
-        path: TOML of at most 1 MiB.
+    """Read and check an experiment file, TOML of at most 1 MiB.
 
     Raises:
         ExperimentFileError: With every problem found.

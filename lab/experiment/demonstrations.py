@@ -28,16 +28,9 @@ _STREAM = 0x5EED
 
 
 def seed_buffer(run: Run, indices: Sequence[int], state_dir: Path, *, chat: ChatFormat) -> int:
-    """Put the demonstrations of silos into the buffer of one.
+    """Put the demonstrations of silos into the buffer of one; returns how many there are.
 
-    Args:
-        run: The experiment's values.
-        indices: Whose demonstrations.
-        state_dir: Where the method will open its buffer; created if absent.
-        chat: How an episode becomes tokens.
-
-    Returns:
-        How many there are.
+    ``state_dir`` is where the method will open its buffer; it is created if absent.
 
     Raises:
         DemonstrationError: The expert does not solve enough of a silo's tasks.

@@ -138,12 +138,7 @@ class SharingCircle(Circle):
 
 
 def play_round(circles: Sequence[Circle], round_number: int) -> RoundFigures:
-    """One round of every circle.
-
-    Args:
-        circles: They do not depend on one another.
-        round_number: From 1.
-    """
+    """One round, counted from 1, of every circle; they do not depend on one another."""
     figures = RoundFigures()
     for circle in circles:
         figures.take(circle.play(round_number))

@@ -71,15 +71,10 @@ class Judge:
     def judge(
         self, version: str, adapter: Mapping[str, np.ndarray], held_out: Mapping[str, int]
     ) -> list[Judged]:
-        """Play held-out tasks with an adapter.
+        """Play held-out tasks with an adapter; no factors judge the bare base model.
 
-        Args:
-            version: The adapter's identity.
-            adapter: All factors by name; none judges the bare base model.
-            held_out: How many tasks of each environment; with 0 it is left out.
-
-        Returns:
-            One entry per environment, temperature and label, in that order.
+        ``held_out`` says how many tasks of each environment; with 0 it is left out. There is one
+        entry per environment, temperature and label, in that order.
 
         Raises:
             JudgeError: An episode was dropped.

@@ -41,11 +41,7 @@ class Member:
     ) -> None:
         """Build the learner and give it its demonstrations.
 
-        Args:
-            run: The experiment's values.
-            indices: Which silos it stands for; several are pooled.
-            scratch: For its stores.
-            chat: How demonstrations become tokens.
+        It stands for the silos of these indices; several are pooled. Its stores are in ``scratch``.
 
         Raises:
             DemonstrationError: The expert does not solve enough tasks.
@@ -75,13 +71,9 @@ class Member:
         trainable: frozenset[str],
         correction: Adapter | None = None,
     ) -> Evolution:
-        """One local round.
+        """One local round, counted from 1, that starts from this adapter.
 
-        Args:
-            adapter: What it starts from.
-            round_number: From 1.
-            trainable: Names of the factors in the delta.
-            correction: SCAFFOLD's c − c_k.
+        ``trainable`` names the factors in the delta; ``correction`` is SCAFFOLD's c − c_k.
 
         Raises:
             ExperimentError: An episode was dropped, or the personal adapter was not trained: the

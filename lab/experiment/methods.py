@@ -70,9 +70,6 @@ def clusters(families: list[frozenset[str]]) -> tuple[tuple[int, ...], ...]:
 
     A family of at least ``LEAST_CLUSTER`` silos that declare it and no other is a cluster of its
     own; all other silos form a common one, last.
-
-    Args:
-        families: What each silo declares.
     """
     by_family: dict[frozenset[str], list[int]] = {}
     for index, declared in enumerate(families):

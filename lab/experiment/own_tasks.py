@@ -33,12 +33,7 @@ class FewTasks(Catalogue):
     """The built-in environments with only some of their training tasks."""
 
     def __init__(self, run: Run, indices: Sequence[int]) -> None:
-        """Collect the tasks of silos.
-
-        Args:
-            run: The experiment's values.
-            indices: Whose tasks; of several silos the union.
-        """
+        """Collect the tasks of silos; of several silos the union."""
         super().__init__()
         found: dict[_Place, dict[int, None]] = {}
         for index in indices:
@@ -63,12 +58,7 @@ class FewTasks(Catalogue):
 
 
 def assignments_of(run: Run, indices: Sequence[int]) -> tuple[Assignment, ...]:
-    """What a silo explores; of several silos one after another, so that each weighs the same.
-
-    Args:
-        run: The experiment's values.
-        indices: Which silos.
-    """
+    """What a silo explores; of several silos one after another, so that each weighs the same."""
     return tuple(
         Assignment(environment=name, shard=_shard(run.silos[index]))
         for index in indices
@@ -77,13 +67,7 @@ def assignments_of(run: Run, indices: Sequence[int]) -> tuple[Assignment, ...]:
 
 
 def task_ids_of(run: Run, index: int, name: str) -> Sequence[int]:
-    """The training tasks of one silo in one of its environments.
-
-    Args:
-        run: The experiment's values.
-        index: The silo's.
-        name: The environment's.
-    """
+    """The training tasks of one silo in one of its environments."""
     silo = run.silos[index]
     environment = BUILT_IN.make(name)
     ids = environment.task_ids(Split.TRAIN, shard=_shard(silo))
@@ -96,12 +80,7 @@ def task_ids_of(run: Run, index: int, name: str) -> Sequence[int]:
 
 
 def own_labels(silo: SiloTable, name: str) -> frozenset[str]:
-    """The labels of an environment that are in a silo's shard; none where it is not its own.
-
-    Args:
-        silo: The silo.
-        name: The environment's.
-    """
+    """The labels of an environment that are in a silo's shard; none where it is not its own."""
     if name not in silo.environments:
         return frozenset()
     labels = BUILT_IN.make(name).labels

@@ -129,10 +129,7 @@ class Results:
         replace_file(self.directory / SNAPSHOT, (content,))
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add a finished run.
-
-        Args:
-            rows: Its rows, the ``run`` row last.
+        """Add the rows of a finished run, the ``run`` row last.
 
         Raises:
             ExperimentError: They are not those of one run, or it is done already.

@@ -31,13 +31,9 @@ def families_of(run: Run, index: int) -> frozenset[str]:
 
 
 def round_row(run: Run, number: int, figures: RoundFigures, *, wall_s: float) -> Row:
-    """What a round amounts to.
+    """What a round, counted from 1, amounts to, with the figures of all silos.
 
-    Args:
-        run: The experiment's values.
-        number: From 1.
-        figures: Of all silos.
-        wall_s: Local work and aggregation, without judging.
+    ``wall_s`` is local work and aggregation, without judging.
     """
     return {
         "kind": "round",
@@ -55,15 +51,7 @@ def round_row(run: Run, number: int, figures: RoundFigures, *, wall_s: float) ->
 def eval_rows(
     run: Run, number: int, judged: Sequence[Judged], *, silos: Sequence[int], scope: Scope
 ) -> list[Row]:
-    """One adapter's verdicts, for everybody or for silos.
-
-    Args:
-        run: The experiment's values.
-        number: After which round; 0 before the first.
-        judged: The verdicts.
-        silos: For whom; −1 is everybody.
-        scope: Which kind of adapter.
-    """
+    """One adapter's verdicts after a round, 0 before the first, for silos; −1 is everybody."""
     rows = []
     for silo in silos:
         families = frozenset() if silo == EVERYBODY else families_of(run, silo)
@@ -96,12 +84,8 @@ def run_row(
 ) -> Row:
     """A run that is done.
 
-    Args:
-        run: The experiment's values.
-        wall_s: Everything, judging included.
-        episodes: Explored by all silos together.
-        adapter_sha256: Of the final adapter; of several, the digest of their digests.
-        versions: Of what computed it.
+    ``wall_s`` is everything, judging included; ``episodes`` those that all silos explored together.
+    ``adapter_sha256`` is that of the final adapter, and of several the digest of their digests.
     """
     config = run.model_dump(mode="json", exclude={"base"})
     for index, silo in enumerate(config["silos"]):

@@ -78,13 +78,9 @@ def require_aggregations(runs: Sequence[Run]) -> None:
 def run_all(
     runs: Sequence[Run], results: Results, *, workers: int, say: Callable[[str], None]
 ) -> Outcome:
-    """Run what is not done yet.
+    """Run what is not done yet, in this order, ``workers`` at a time in processes of their own.
 
-    Args:
-        runs: In the order in which they should be started.
-        results: Open.
-        workers: Processes at a time.
-        say: Takes a line of progress.
+    ``say`` takes a line of progress.
     """
     todo = [run for run in runs if (run.setting, run.seed) not in results.done]
     grid = _Grid(todo=todo, results=results, workers=workers, say=say)

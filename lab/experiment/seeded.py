@@ -25,11 +25,7 @@ class SeededWords:
     """A ``dp.noise.source.WordSource`` that gives the same words for the same parts."""
 
     def __init__(self, *parts: str | int) -> None:
-        """Key the words.
-
-        Args:
-            parts: What they are for; other parts give independent words.
-        """
+        """Key the words by what they are for; other parts give independent words."""
         text = "\0".join(f"{len(str(part))}:{part}" for part in parts)
         key = hashlib.sha256(_DOMAIN + text.encode()).digest()[:16]
         self._philox = np.random.Philox(key=int.from_bytes(key, "little"))

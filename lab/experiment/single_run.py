@@ -75,8 +75,7 @@ class RunResult:
     def write_adapters(self, directory: Path) -> None:
         """Keep ``adapter-CIRCLE`` and ``personal-SILO``, as the product publishes an adapter.
 
-        Args:
-            directory: Created if absent.
+        The directory is created if absent.
         """
         directory.mkdir(parents=True, exist_ok=True)
         named = {f"adapter-{index}": adapter for index, adapter in enumerate(self.adapters)}
@@ -86,12 +85,7 @@ class RunResult:
 
 
 def aggregation_of(run: Run, adapter: Adapter, *, silos: int) -> LabAggregation:
-    """The arithmetic between so many silos.
-
-    Args:
-        run: The experiment's values.
-        adapter: Any of the run's adapters, for its shapes.
-        silos: In every sum.
+    """The arithmetic between so many silos; any adapter of the run gives the shapes.
 
     Raises:
         ValueError: The method, its optimiser or its options are wrong.
@@ -122,10 +116,8 @@ def _noise_variance(run: Run, *, silos: int) -> dict[str, float]:
 def play_run(run: Run, scratch: Path, *, progress: Progress) -> RunResult:
     """Run one setting at one seed.
 
-    Args:
-        run: Every value.
-        scratch: An empty directory for the silos' stores; the caller removes it.
-        progress: Told of every round.
+    The silos' stores are in ``scratch``, an empty directory that the caller removes. Progress is
+    told of every round.
 
     Raises:
         ExperimentError: It cannot be run as asked.

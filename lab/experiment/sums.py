@@ -46,12 +46,10 @@ class RingMean(ABC):
     """A ``lab.aggregation.MeanOf`` over integers modulo 2^32."""
 
     def __init__(self, noise: NoiseTable, *, silos: int, key: Sequence[str | int]) -> None:
-        """Set up the sums of one federation.
+        """Set up the sums of one federation, with ``silos`` in every sum.
 
-        Args:
-            noise: Grid and z. Its clip is that of deltas; each call brings its own.
-            silos: How many are in every sum.
-            key: With the number of the sum and the silo it decides the noise.
+        Grid and z are the noise table's; its clip is that of deltas, and each call brings its own.
+        With the number of the sum and the silo, the key decides the noise.
         """
         self._noise = noise
         self._silos = silos
@@ -59,15 +57,10 @@ class RingMean(ABC):
         self._sums = 0
 
     def __call__(self, vectors: Sequence[np.ndarray], *, clip_l2: float, what: str) -> np.ndarray:
-        """Take one vector for each silo; see the module.
+        """The mean, float64, of one vector for each silo; see the module.
 
-        Args:
-            vectors: Float vectors of one length, in the order of the silos.
-            clip_l2: C of this sum.
-            what: Names the sum in errors.
-
-        Returns:
-            The mean, float64.
+        The vectors have one length and are in the order of the silos. ``clip_l2`` is C of this sum,
+        and ``what`` names it in errors.
 
         Raises:
             SumError: The vectors cannot be encoded, or the sum could wrap.

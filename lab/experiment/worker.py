@@ -25,10 +25,7 @@ ROWS = "rows.jsonl"
 
 
 def main(directory: Path) -> None:
-    """Run what the directory describes.
-
-    Args:
-        directory: Holds ``run.json``.
+    """Run what the directory's ``run.json`` describes.
 
     Raises:
         ExperimentError: It cannot be run as asked.

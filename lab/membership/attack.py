@@ -52,12 +52,7 @@ class Losses:
 
     @torch.no_grad()
     def of(self, canaries: Canaries, adapter: Mapping[str, npt.NDArray[np.float32]]) -> Floats:
-        """Mean negative log-likelihood of each canary's answer.
-
-        Args:
-            canaries: Whose rows.
-            adapter: All factors by name.
-        """
+        """Mean negative log-likelihood of each canary's answer."""
         write_adapter(self._model, adapter)
         parts = []
         for start in range(0, len(canaries.rows), _BATCH):
@@ -89,10 +84,7 @@ class Rates:
 def rates_at(scores: Floats, included: npt.NDArray[np.bool_], *, target: float) -> Rates:
     """The rates where at most ``target`` of the others are taken for members.
 
-    Args:
-        scores: Larger for members.
-        included: Who is one.
-        target: False-positive rate not to be passed.
+    Scores are larger for members; ``included`` says who is one.
     """
     inside, outside = scores[included], np.sort(scores[~included])
     allowed = int(target * outside.size)

@@ -56,12 +56,9 @@ def unit_of(row: Trajectory) -> UnitId:
 
 
 def plant(base_dir: str | Path, count: int, *, seed: int) -> Canaries:
-    """Make canaries and throw their coins.
+    """Make canaries of the words of a base model's tokenizer, and throw their coins.
 
-    Args:
-        base_dir: Whose tokenizer the words come from.
-        count: How many.
-        seed: Decides everything.
+    The seed decides everything.
     """
     tokenizer = load_tokenizer(base_dir)
     chat = ChatFormat.from_tokenizer(tokenizer)

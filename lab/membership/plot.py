@@ -35,12 +35,9 @@ class Curve:
 
 
 def draw(curves: Sequence[Curve], out: Path, *, target: float) -> None:
-    """Write the picture.
+    """Write a PNG picture of at most three curves.
 
-    Args:
-        curves: At most three.
-        out: A PNG file.
-        target: The false-positive rate to mark.
+    The false-positive rate ``target`` is marked.
     """
     import matplotlib as mpl
 

@@ -79,12 +79,9 @@ class Outcome:
 
 
 def attack_all(settings: Settings, *, canaries: int, seed: int) -> list[Outcome]:
-    """Train three times on the same canaries and attack each result.
+    """Train three times on the same canaries, half of which are members, and attack each result.
 
-    Args:
-        settings: Of all trainings.
-        canaries: How many tasks, half of which are members.
-        seed: Of the canaries and their coins.
+    The seed is that of the canaries and their coins.
     """
     planted = plant(settings.base_dir, canaries, seed=seed)
     losses = Losses(settings.base_dir, rank=settings.rank, alpha=settings.alpha)

@@ -59,11 +59,7 @@ class TradeOff:
 def sampled_gaussian(*, q: float, z: float, steps: int, epsilon_max: float) -> TradeOff:
     """The curve of ``steps`` Gaussian releases with noise multiplier z and Poisson sampling q.
 
-    Args:
-        q: Sampling rate.
-        z: Noise multiplier.
-        steps: Releases.
-        epsilon_max: Where the table ends.
+    The table ends at ``epsilon_max``.
     """
     from dp_accounting.pld import privacy_loss_distribution
 

@@ -110,10 +110,8 @@ def train_plainly(settings: Settings, canaries: Canaries) -> Trained:
 def record_spec(settings: Settings, *, canaries: int, epsilon: float) -> PrivacySpec:
     """The privacy settings that reach ε at δ = 1e-5 with the least noise.
 
-    Args:
-        settings: Steps, q and C.
-        canaries: Size of the population.
-        epsilon: Cap on what one training charges.
+    Steps, q and C are the settings'; ``canaries`` is the size of the population, and ε caps what
+    one training charges.
     """
 
     def with_noise(z: float) -> PrivacySpec:
@@ -148,11 +146,7 @@ def train_privately(
 ) -> Trained:
     """Imitate the members as a silo in mode ``record_local`` does.
 
-    Args:
-        settings: Steps and learning rate.
-        canaries: Who is a member, and the population.
-        spec: The mechanism.
-        ledger_file: Of a ledger that this training may charge.
+    The ledger is one that this training may charge.
     """
     trainer = _trainer(settings)
     adapter = trainer.adapter()

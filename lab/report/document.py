@@ -32,17 +32,10 @@ def write_report(
     plots: Path,
     out: Path | None,
 ) -> str:
-    """Read, work out, draw and write.
+    """Read, work out, draw and write; returns the text.
 
-    Args:
-        directories: Each with `results.jsonl`.
-        choices: Roles and options.
-        output: Markdown or JSON.
-        plots: Directory for pictures.
-        out: File to write; None writes none. Markdown links pictures relative to it.
-
-    Returns:
-        The text.
+    Each directory holds `results.jsonl`. No file is written where ``out`` is None; Markdown links
+    pictures relative to it.
 
     Raises:
         ReportError: The results cannot be read, or contradict each other.

@@ -58,11 +58,8 @@ def render(
 ) -> str:
     """The whole fragment.
 
-    Args:
-        report: What to say.
-        figures: The summary.
-        over_experiments: Differences over the seeds of several experiments.
-        plots: Where pictures lie, as the text should link them, for example ``plots``.
+    ``over_experiments`` are differences over the seeds of several experiments; ``plots`` is where
+    pictures lie, as the text should link them.
     """
     parts: list[str] = []
     for experiment in report.experiments:

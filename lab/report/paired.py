@@ -101,8 +101,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def paired_difference(by_seed: Mapping[int, Sequence[Discordance]]) -> Difference:
     """The mean difference over strata.
 
-    Args:
-        by_seed: Each seed's strata, in one order; a stratum has at least one task.
+    Each seed has its strata in one order; a stratum has at least one task.
 
     Raises:
         ValueError: No seed, no stratum, one without tasks, or not as many at every seed.

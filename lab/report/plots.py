@@ -37,14 +37,8 @@ def draw_plots(
 ) -> tuple[str, ...]:
     """Write the pictures of one experiment.
 
-    Args:
-        experiment: Its lines.
-        report: Its figures.
-        directory: Created if absent.
-        stem: What file names begin with; distinct for each experiment.
-
-    Returns:
-        File names below the directory, in reading order.
+    Returns file names below the directory, in reading order; it is created if absent. File names
+    begin with ``stem``, distinct for each experiment.
     """
     import matplotlib as mpl
 

@@ -30,10 +30,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
 def setting_for(role: str, experiment: Experiment, chosen: Mapping[str, str]) -> str | None:
     """The setting that plays a role, or None.
 
-    Args:
-        role: One of `ROLES`.
-        experiment: Where.
-        chosen: Role to setting, from whoever asks; counts where the experiment has the setting.
+    What whoever asks has chosen for a role counts where the experiment has that setting.
 
     Raises:
         ReportError: A chosen role does not exist.

@@ -137,12 +137,9 @@ def counted_environments(experiment: Experiment) -> tuple[str, ...]:
 
 
 def score(lines: Sequence[EvalLine], temperature: float, counted: Sequence[str]) -> Score:
-    """Rates at one temperature.
+    """Rates at one temperature, from the lines of one row and one round for each seed.
 
-    Args:
-        lines: Of one row and one round for each seed.
-        temperature: Which lines to take.
-        counted: The environments that count in the averages.
+    ``counted`` are the environments that count in the averages.
     """
     taken = [line for line in lines if line.temperature == temperature]
     by_environment = {

@@ -66,12 +66,10 @@ class Adapter:
 
 
 def read_adapter_at(path: Path, *, alpha: float | None = None) -> Adapter:
-    """Read an exported directory, or a file of factors.
+    """Read an exported directory, or a safetensors file of factors.
 
-    Args:
-        path: A directory with `adapter_model.safetensors` and `adapter_config.json`, or a
-            safetensors file.
-        alpha: α; needed for a file, and refused where a directory says otherwise.
+    The directory holds `adapter_model.safetensors` and `adapter_config.json`. α is needed for a
+    file, and refused where a directory says otherwise.
 
     Raises:
         MergeError: It is not a complete LoRA adapter.
@@ -105,15 +103,7 @@ def read_adapter_at(path: Path, *, alpha: float | None = None) -> Adapter:
 
 
 def merge(adapter: Adapter, base: Path, out: Path) -> Path:
-    """Write the merged model.
-
-    Args:
-        adapter: What to add.
-        base: Directory of the base model.
-        out: Directory to write; absent or empty.
-
-    Returns:
-        The directory.
+    """Write the merged model into a directory that is absent or empty, and return it.
 
     Raises:
         MergeError: The adapter does not belong to this base, or the directory is not empty.
