@@ -58,8 +58,7 @@ class Loaded:
 class Browser:
     """One process with a profile of its own; a context manager.
 
-    Args:
-        flags: Of Chromium, beside the usual ones.
+    The flags are Chromium's, beside the usual ones.
     """
 
     def __init__(self, *flags: str) -> None:

@@ -62,11 +62,7 @@ class OpsDemo:
         )
 
     def run(self) -> list[Path]:
-        """Run every stage.
-
-        Returns:
-            The pictures.
-        """
+        """Run every stage; returns the pictures."""
         say = self.progress.say
         with LoopbackFederation(directory=self.demo.directory) as loopback:
             self.demo.set_up(loopback)
@@ -167,12 +163,7 @@ def address_of(loopback: LoopbackFederation, silo: str) -> str:
 
 
 def alerts(prometheus: Prometheus, state: str | None = None) -> list[Mapping[str, Any]]:
-    """What fires or is pending, by name.
-
-    Args:
-        prometheus: Is asked.
-        state: firing or pending; both if unset.
-    """
+    """What fires or is pending, by name, or only what is in a state, ``firing`` or ``pending``."""
     found = prometheus.ask("alerts")["alerts"]
     chosen = [one for one in found if state in {None, one["state"]}]
     return sorted(chosen, key=lambda one: (one["state"], one["labels"]["alertname"]))

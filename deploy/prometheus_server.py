@@ -37,9 +37,8 @@ class PrometheusError(Exception):
 class Prometheus:
     """One process and its data.
 
-    Args:
-        config: Its configuration; relative paths in it are below its directory.
-        data_dir: Where it keeps samples and its log; made if it is not there.
+    Relative paths in its configuration are below the configuration's own directory. ``data_dir``,
+    for its samples and its log, is made if it is not there.
     """
 
     def __init__(self, config: Path, *, data_dir: Path) -> None:
@@ -68,10 +67,7 @@ class Prometheus:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self) -> str:
-        """Start it and wait until it answers.
-
-        Returns:
-            Its base address.
+        """Start it and wait until it answers; returns its base address.
 
         Raises:
             PrometheusError: It is not installed, refuses its configuration, or is not ready in
@@ -118,14 +114,7 @@ class Prometheus:
             process.wait()
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """Ask its HTTP API.
-
-        Args:
-            path: Below ``/api/v1/``, such as ``targets``.
-            parameters: Of the request.
-
-        Returns:
-            The answer's ``data``.
+        """The ``data`` of its HTTP API's answer to a path below ``/api/v1/``, such as ``targets``.
 
         Raises:
             PrometheusError: It refuses the request, or does not answer.
@@ -143,13 +132,9 @@ class Prometheus:
             raise PrometheusError(f"{path}: no answer: {error}") from error
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Evaluate an expression now.
+        """Evaluate a PromQL expression of a vector now.
 
-        Args:
-            expr: PromQL that gives a vector.
-
-        Returns:
-            Its series, each with ``metric`` and ``value``.
+        Its series each have ``metric`` and ``value``.
 
         Raises:
             PrometheusError: It refuses the expression, or does not answer.

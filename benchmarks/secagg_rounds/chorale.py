@@ -183,11 +183,8 @@ def until_uploaded(
 ) -> Uploaded:
     """Run R0 to R2; the dropped silos share keys and then vanish.
 
-    Args:
-        federation: The cohort.
-        dropped: Names of the silos that do not upload.
-        vector: Makes the vector of a silo, numbered from zero; not timed.
-        add: Folds an upload into the sum and returns the digest of its bytes.
+    ``vector`` makes the vector of a silo, numbered from zero, and is not timed. ``add`` folds an
+    upload into the sum and returns the digest of its bytes.
     """
     watch = Stopwatch()
     with watch.on("server/keys"):
@@ -236,9 +233,7 @@ def until_unmasked(
 ) -> server.Unmasking:
     """Run R3 and R4 up to the recovered masks.
 
-    Args:
-        uploaded: The round so far.
-        corrupt: Silos that send wrong shares in R4, with the keys that sign them.
+    ``corrupt`` silos send wrong shares in R4, signed with these keys.
     """
     watch, agreeing = uploaded.seconds, uploaded.agreeing
     agreed = {}
@@ -292,12 +287,9 @@ def chorale_round(
 ) -> RoundCost:
     """Run one round and decode the mean.
 
-    Args:
-        n: Silos.
-        dimension: Length of the vectors.
-        vector: Makes the vector of a silo, numbered from zero; not timed.
-        dropped: Numbers of the silos that do not upload.
-        threads: What the coordinator folds and unmasks with; a silo uses its default.
+    ``vector`` makes the vector of a silo, numbered from zero, and is not timed; the numbers of
+    those that do not upload are ``dropped``. ``threads`` are the coordinator's, to fold and unmask
+    with; a silo uses its default.
     """
     federation = federate(n, dimension)
     accumulator = np.zeros(dimension, dtype="<u4")

@@ -177,14 +177,10 @@ def flower_round(
     clip: float,
     dropped: Collection[int],
 ) -> RoundCost:
-    """Run one round.
+    """Run one round of n clients, of whose shares t give a secret back.
 
-    Args:
-        n: Clients.
-        t: Shares that give a secret back.
-        vector: Makes the vector of a client, numbered from zero; not timed.
-        clip: Largest magnitude of a coordinate.
-        dropped: Clients that do not upload.
+    ``vector`` makes the vector of a client, numbered from zero, and is not timed; ``clip`` is the
+    largest magnitude of a coordinate.
     """
     watch = Stopwatch()
     grid = MemoryGrid(n, vector, dropped, watch)

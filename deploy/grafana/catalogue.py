@@ -56,11 +56,7 @@ class Catalogue:
 
     @classmethod
     def live(cls, rules: Path = RULES) -> Catalogue:
-        """Read both registries and the rule files.
-
-        Args:
-            rules: A directory of rule files.
-        """
+        """Read both registries and a directory of rule files."""
         labels: dict[str, frozenset[str]] = dict(OWN)
         values: dict[tuple[str, str], frozenset[str]] = {}
         for registry in (CoordinatorMetrics().registry, SiloMetrics().registry):
@@ -76,11 +72,9 @@ class Catalogue:
         )
 
     def check(self, expr: str, legend: str = "") -> None:
-        """Refuse a query that names what is not there.
+        """Refuse a query or legend that names what is not there.
 
-        Args:
-            expr: PromQL with Grafana's variables.
-            legend: Grafana's legend format.
+        The query is PromQL with Grafana's variables, the legend Grafana's format.
 
         Raises:
             UnknownMetricError: A metric is unknown.

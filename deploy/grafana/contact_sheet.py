@@ -40,17 +40,10 @@ def contact_sheet(
     window: Window,
     chosen: Mapping[str, str] | None = None,
 ) -> DashboardReading:
-    """Read one dashboard and draw it.
+    """Read one dashboard, Grafana's JSON, and draw it as a PNG file.
 
-    Args:
-        dashboard: Grafana's JSON.
-        prometheus: Base address of the one to ask.
-        out: A PNG file to write.
-        window: What time to look at.
-        chosen: Values of variables.
-
-    Returns:
-        What was read; ``failed`` names what Prometheus refused.
+    ``chosen`` gives values of variables. In what was read, ``failed`` names what Prometheus
+    refused.
     """
     content = json.loads(dashboard.read_text(encoding="utf-8"))
     with PrometheusApi(prometheus) as api:
@@ -60,14 +53,7 @@ def contact_sheet(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw, and say what was seen.
-
-    Args:
-        arguments: Those of the process when absent.
-
-    Returns:
-        0, or 1 if a query failed.
-    """
+    """Draw, and say what was seen; 0, or 1 if a query failed."""
     asked = _parser().parse_args(arguments)
     window = Window(
         end_unix_s=time.time() if asked.end is None else asked.end,

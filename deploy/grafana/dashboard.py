@@ -71,15 +71,10 @@ class Dashboard:
     """PromQL: above 0 where the daemon was started anew."""
 
     def to_json(self, catalogue: Catalogue, *, runbooks: str) -> str:
-        """Check everything, and write it down.
+        """Check everything, and write it down in Grafana's classic model.
 
-        Args:
-            catalogue: What may be queried.
-            runbooks: Where the pages of ``docs/operations`` are read; may be changed at the top of
-                the dashboard.
-
-        Returns:
-            The file, in Grafana's classic model.
+        ``runbooks`` is where the pages of ``docs/operations`` are read; it may be changed at the
+        top of the dashboard.
 
         Raises:
             UnknownMetricError: A query names an unknown metric.

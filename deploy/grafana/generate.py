@@ -33,11 +33,9 @@ RUNBOOKS: Final = "https://runbooks.example.org/chorale"
 
 
 def rendered(catalogue: Catalogue | None = None, *, runbooks: str = RUNBOOKS) -> dict[str, str]:
-    """Every dashboard's file name and content.
+    """Every dashboard's file name and content, checked against the live catalogue by default.
 
-    Args:
-        catalogue: What may be queried; the live one when absent.
-        runbooks: Where the runbooks are read.
+    ``runbooks`` is where the runbooks are read.
 
     Raises:
         GrafanaError: A dashboard names what is not there.
@@ -52,11 +50,7 @@ def rendered(catalogue: Catalogue | None = None, *, runbooks: str = RUNBOOKS) ->
 
 
 def write(directory: Path = DASHBOARDS, *, runbooks: str = RUNBOOKS) -> None:
-    """Write every dashboard.
-
-    Args:
-        directory: Where to; created if absent.
-        runbooks: Where the runbooks are read.
+    """Write every dashboard into a directory that is created if absent.
 
     Raises:
         GrafanaError: A dashboard names what is not there; nothing is written.
@@ -68,10 +62,7 @@ def write(directory: Path = DASHBOARDS, *, runbooks: str = RUNBOOKS) -> None:
 
 
 def check(directory: Path = DASHBOARDS) -> None:
-    """Compare what is there with what would be written.
-
-    Args:
-        directory: Of the committed dashboards.
+    """Compare the committed dashboards with what would be written.
 
     Raises:
         StaleDashboardError: They differ, or there is one that nothing writes.
@@ -87,14 +78,7 @@ def check(directory: Path = DASHBOARDS) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write, or compare.
-
-    Args:
-        arguments: Those of the process when absent.
-
-    Returns:
-        0 if all is well, 1 otherwise.
-    """
+    """Write, or compare; 0 if all is well, 1 otherwise."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.grafana.generate", description="Write the dashboards."
     )

@@ -16,11 +16,8 @@ __all__ = ["alert_panels", "up_panel"]
 def up_panel(scope: Scope, *, daemon: str, doctor: str, alert: str) -> Panel:
     """Whether the daemon answers.
 
-    Args:
-        scope: Of the daemon.
-        daemon: What it is called.
-        doctor: The command that examines it.
-        alert: The one that fires when it does not answer.
+    ``daemon`` is what it is called, ``doctor`` the command that examines it, and ``alert`` the one
+    that fires when it does not answer.
     """
     return Panel(
         kind=Kind.STAT,
@@ -42,12 +39,7 @@ def up_panel(scope: Scope, *, daemon: str, doctor: str, alert: str) -> Panel:
 
 
 def alert_panels(scope: Scope, alerts: Sequence[str]) -> tuple[Panel, Panel]:
-    """How many alerts fire, and which.
-
-    Args:
-        scope: Of the daemon.
-        alerts: Those of its rule file.
-    """
+    """How many alerts of the daemon's rule file fire, and which."""
     firing = scope.firing(alerts)
     return (
         Panel(

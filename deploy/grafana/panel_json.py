@@ -23,16 +23,10 @@ _CLEAR: Final = {"legend": False, "tooltip": False, "viz": False}
 
 
 def panel_json(panel: Panel, *, panel_id: int, place: dict[str, int], links: Sequence[Any]) -> Any:
-    """One panel.
+    """What Grafana has in ``panels`` for one panel.
 
-    Args:
-        panel: What it is.
-        panel_id: Distinct within its dashboard.
-        place: ``x``, ``y``, ``w``, ``h`` in the grid.
-        links: To runbooks.
-
-    Returns:
-        What Grafana has in ``panels``.
+    The id is distinct within its dashboard, the place is ``x``, ``y``, ``w`` and ``h`` in the grid,
+    and the links are to runbooks.
     """
     content: dict[str, Any] = {
         "id": panel_id,

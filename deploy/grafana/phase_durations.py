@@ -14,17 +14,11 @@ __all__ = ["phase_durations"]
 def phase_durations(
     scope: Scope, metric: str, *, done: str, remedy: str, price_of: str
 ) -> tuple[Panel, Panel]:
-    """The two panels.
+    """The table of a scope's phases, and the trend beside it; the metric is a histogram in seconds.
 
-    Args:
-        scope: Whose phases.
-        metric: The histogram's name, in seconds.
-        done: What happened to a phase that is counted, such as ``closed``.
-        remedy: What to do about a phase that takes long.
-        price_of: What can make all of them longer, such as ``plan or network``.
-
-    Returns:
-        The table, and the trend beside it.
+    ``done`` is what happened to a phase that is counted, such as ``closed``; ``remedy`` is what to
+    do about one that takes long; ``price_of`` is what can make all of them longer, such as ``plan
+    or network``.
     """
 
     def summed(name: str, function: str, window: str, by: str = "phase") -> str:

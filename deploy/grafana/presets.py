@@ -45,30 +45,17 @@ class Scope:
     """The matcher of the chosen instance."""
 
     def of(self, metric: str, *matchers: str) -> str:
-        """A selector of the chosen instance.
-
-        Args:
-            metric: Its name.
-            matchers: Further ones, as PromQL writes them.
-        """
+        """A selector of the chosen instance, with further matchers as PromQL writes them."""
         return f"{metric}{{{', '.join((*matchers, self.instance))}}}"
 
     def firing(self, alerts: Sequence[str]) -> str:
-        """Firing alerts of the chosen instance, and those that are about none.
-
-        Args:
-            alerts: Their names.
-        """
+        """Firing alerts of these names, of the chosen instance and those that are about none."""
         matchers = ('alertstate="firing"', f'alertname=~"{"|".join(sorted(alerts))}"')
         nobodys = ", ".join((*matchers, 'instance=""'))
         return f"({self.of('ALERTS', *matchers)} or ALERTS{{{nobodys}}})"
 
     def scraped(self, metric: str) -> str:
-        """A selector of a series that every job has, such as ``up``.
-
-        Args:
-            metric: Its name.
-        """
+        """A selector of a series that every job has, such as ``up``."""
         return self.of(metric, f'job="{self.job}"')
 
 
@@ -83,9 +70,6 @@ def counter(**fields: Any) -> Panel:
 
     A rate of something that happens a few times a day shows fractions of events, in places where
     none was.
-
-    Args:
-        **fields: Of the panel.
     """
     return Panel(
         kind=Kind.LINES,
@@ -101,10 +85,7 @@ def counter(**fields: Any) -> Panel:
 def in_range(*, selector: str, by: str, **fields: Any) -> Panel:
     """Bars: how often each thing happened in the range shown, without those that did not.
 
-    Args:
-        selector: Of a counter.
-        by: The label to tell apart.
-        **fields: Of the panel.
+    The selector is of a counter, and ``by`` is the label to tell apart.
     """
     expr = f"sort_desc(round(sum by ({by}) (increase({selector}[$__range]))) > 0)"
     names = ": ".join(f"{{{{{one.strip()}}}}}" for one in by.split(","))
@@ -121,16 +102,10 @@ def in_range(*, selector: str, by: str, **fields: Any) -> Panel:
 def band(
     middle: str, half_width: str, *, name: str, ratio: bool = False
 ) -> tuple[tuple[Query, ...], tuple[Override, ...]]:
-    """A line with an area of one standard error on both sides.
+    """A line with an area of one standard error on both sides, both in PromQL.
 
-    Args:
-        middle: PromQL of one series; not drawn where it is not a number.
-        half_width: PromQL of its standard error.
-        name: The line's.
-        ratio: Whether the area ends at 0 and 1, for nothing lies beyond.
-
-    Returns:
-        Queries, and what makes two of them the edges of an area.
+    Returns queries, and what makes two of them the edges of an area. ``middle`` is one series, not
+    drawn where it is not a number. The area of a ratio ends at 0 and 1, for nothing lies beyond.
     """
     lower, upper = "minus a standard error", "plus a standard error"
     middle = f"({middle} > -Inf)"

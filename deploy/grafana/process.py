@@ -14,14 +14,10 @@ __all__ = ["process_row"]
 
 
 def process_row(scope: Scope, *, build: str, free: str, lost: str, disk_alert: str) -> Row:
-    """The row.
+    """The row of a daemon's process.
 
-    Args:
-        scope: Of the daemon.
-        build: The metric that carries its version.
-        free: The metric of the free bytes where its data are.
-        lost: The metric of the lines that its log could not be given.
-        disk_alert: The alert about them.
+    ``build`` is the metric that carries its version, ``free`` that of the free bytes where its data
+    are, with ``disk_alert`` about them, and ``lost`` that of the lines its log could not be given.
     """
     return Row(
         title="Process and machine",

@@ -32,11 +32,7 @@ class Series:
 
 
 class PrometheusApi:
-    """One Prometheus.
-
-    Args:
-        url: Its base address, such as ``http://127.0.0.1:9090``.
-    """
+    """One Prometheus at a base address such as ``http://127.0.0.1:9090``."""
 
     def __init__(self, url: str) -> None:
         # What a person's shell says of proxies is not for a Prometheus next door.

@@ -115,13 +115,9 @@ def read(
     window: Window,
     chosen: Mapping[str, str] | None = None,
 ) -> DashboardReading:
-    """Answer everything that a dashboard asks.
+    """Answer everything that a dashboard, Grafana's JSON, asks.
 
-    Args:
-        dashboard: Grafana's JSON.
-        api: Whom to ask.
-        window: What time to look at.
-        chosen: Values of variables, in place of those the dashboard begins with.
+    ``chosen`` gives values of variables, in place of those the dashboard begins with.
 
     Raises:
         PrometheusError: There is nobody to ask.

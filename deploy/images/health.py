@@ -28,14 +28,7 @@ USAGE = "usage: health.py http://HOST:PORT/livez"
 
 
 def main(arguments: list[str]) -> int:
-    """Ask once.
-
-    Args:
-        arguments: The URL alone.
-
-    Returns:
-        The exit code.
-    """
+    """Ask the URL, the only argument, once; returns the exit code."""
     url = arguments[0] if len(arguments) == 1 else ""
     try:
         parts = urlsplit(url)

@@ -29,11 +29,7 @@ _OF: Final = COORDINATOR.of
 
 
 def federation(alerts: Sequence[str]) -> Dashboard:
-    """The dashboard.
-
-    Args:
-        alerts: Names of the coordinator's.
-    """
+    """The dashboard, with the names of the coordinator's alerts."""
     return Dashboard(
         uid="chorale-federation",
         title="Chorale / Federation",

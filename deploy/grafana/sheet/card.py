@@ -104,20 +104,11 @@ class Card:
         align: str = "left",
         room: float | None = None,
     ) -> float:
-        """A line of text with its middle at ``top``.
+        """A line of text with its middle at ``top``; returns how many pixels it takes.
 
-        Args:
-            left: Where it begins, or ends, or has its middle, as ``align`` says.
-            top: Its vertical middle.
-            text: Drawn literally.
-            size: In pixels.
-            colour: Its own.
-            bold: Its weight.
-            align: ``left``, ``right`` or ``center``.
-            room: Pixels it may take; cut there.
-
-        Returns:
-            Pixels it takes.
+        It is drawn literally, and begins at ``left``, or ends or has its middle there, as ``align``
+        (``left``, ``right`` or ``center``) says. The size is in pixels; after ``room`` pixels it is
+        cut.
         """
         cut = text if room is None else self.cut(text, room, size=size, bold=bold)
         total_x, total_y = self._total()

@@ -32,12 +32,7 @@ _TITLE_PX: Final = 26
 
 
 def draw(reading: DashboardReading, out: Path) -> None:
-    """Write one picture.
-
-    Args:
-        reading: What to draw.
-        out: A PNG file.
-    """
+    """Write what was read as one PNG picture."""
     import matplotlib as mpl
 
     mpl.use("Agg")

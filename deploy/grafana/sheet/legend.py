@@ -39,12 +39,9 @@ class Entry:
 def entry_text(
     values: Sequence[float], calcs: Sequence[str], defaults: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What a legend says of one line.
+    """What a legend says of one line, from its values in time.
 
-    Args:
-        values: Of the line, in time.
-        calcs: Grafana's names.
-        defaults: The panel's unit and decimals.
+    ``calcs`` are Grafana's names; the defaults have the panel's unit and decimals.
     """
     texts = []
     for calc in calcs:

@@ -220,13 +220,9 @@ def _value_axis(axes: Any, defaults: Mapping[str, Any], height: float) -> None:
 
 
 def tick_step(span: float, unit: str, most: int, *, whole: bool = False) -> float:
-    """The distance of marks on an axis that is round in its unit.
+    """The distance of marks on an axis that is round in its unit, Grafana's id.
 
-    Args:
-        span: Of the axis.
-        unit: Grafana's id.
-        most: Marks there may be.
-        whole: Whether values are whole numbers.
+    There are at most so many marks; ``whole`` says that values are whole numbers.
     """
     # A span that is a little too long for round marks gets them nevertheless.
     wanted = span / (most + 0.5)

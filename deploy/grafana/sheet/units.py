@@ -19,12 +19,9 @@ _BINARY: Final = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10
 
 
 def shown(value: float, unit: str, decimals: int | None = None) -> str:
-    """One value with its unit.
+    """One value with its unit, which is Grafana's id; ``percentunit`` is a share of 1.
 
-    Args:
-        value: In the unit that its id means; ``percentunit`` is a share of 1.
-        unit: Grafana's id.
-        decimals: Digits after the point; as many as are of use when absent.
+    Without ``decimals`` there are as many digits after the point as are of use.
 
     Raises:
         PanelError: The unit is not known here.

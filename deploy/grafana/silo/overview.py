@@ -27,11 +27,7 @@ _OF: Final = SILO.of
 
 
 def silo(alerts: Sequence[str]) -> Dashboard:
-    """The dashboard.
-
-    Args:
-        alerts: Names of the silo's.
-    """
+    """The dashboard, with the names of the silo's alerts."""
     return Dashboard(
         uid="chorale-silo",
         title="Chorale / Silo",
