@@ -108,7 +108,7 @@ class LaunchedTrainer(Trainer):
         Raises:
             TrainingWorkerError: Workers ended without a result.
             LocalTimeError: The site's time for it is over.
-            JobError: What they left is no result.
+            TrainingJobError: What they left is no result.
         """
         rows = rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens)
         gradients_of = None if correction is None else trainable
