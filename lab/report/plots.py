@@ -37,7 +37,7 @@ def draw_plots(
 ) -> tuple[str, ...]:
     """Write the pictures of one experiment.
 
-    Returns file names below the directory, in reading order; it is created if absent. File names
+    The directory is created if absent. The file names below it are returned in reading order; they
     begin with ``stem``, distinct for each experiment.
     """
     import matplotlib as mpl
