@@ -153,7 +153,8 @@ class FedSeEvolver(Evolver):
         tasks = self._draw(work, spec)
         played, population = _NOTHING_PLAYED, _NOBODY
         try:
-            played = spanned("explore")(self._explore)(work, tasks, spec, start)
+            with spanned("explore"):
+                played = self._explore(work, tasks, spec, start)
             if spec is not None and spec.mode is Mode.RECORD_LOCAL:
                 population = self._population(work.round, work.settings, spec)
         except Exception as error:

@@ -14,39 +14,38 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import grpc
+from opentelemetry.trace import Span, SpanKind
 
-from ops.tracing.model import TRACEPARENT, Span, Traceparent, read_traceparent
-from ops.tracing.spans import begin, is_on
+from ops.tracing.spans import (
+    TRACEPARENT,
+    begin,
+    end,
+    is_on,
+    note,
+    read_traceparent,
+    traceparent_of,
+)
 
 __all__ = ["named_call", "size_of", "with_spans"]
 
-Hear = Callable[[Traceparent | None], None]
+Hear = Callable[[Span], None]
 _UNKNOWN: Final = 2
 """gRPC's own number for a failure that has none."""
 
 
 def with_spans(channel: grpc.Channel, *, hear_from: str = "", hear: Hear | None = None) -> Any:
-    """Measure what is called over a channel, if tracing is on.
+    """Measure what is called over a channel, if tracing is on; returns the channel to use.
 
-    Args:
-        channel: The channel.
-        hear_from: A method whose answers say which span the peer is in, as ``traceparent``.
-        hear: Told what each of them says.
-
-    Returns:
-        The channel to use.
+    ``hear_from`` is a method whose answers say which span the peer is in, as ``traceparent``;
+    ``hear`` is told what each of them says.
     """
     if not is_on():
         return channel
     return grpc.intercept_channel(channel, _Spans(hear_from, hear))
 
 
-def named_call(method: str) -> dict[str, str]:
-    """The attributes that a call has on either side.
-
-    Args:
-        method: As gRPC names it: ``/package.Service/Method``.
-    """
+def named_call(method: str) -> dict[str, Any]:
+    """The attributes that a call of ``/package.Service/Method`` has on either side."""
     _, service, name = method.split("/")
     return {"system": "grpc", "service": service, "method": name}
 
@@ -85,7 +84,7 @@ class _Spans(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         span, details = _begun(client_call_details)
-        span.note(request_bytes=size_of(request))
+        note(span, request_bytes=size_of(request))
         answer = continuation(details, request)
         self._end(span, details.method, answer)
         return answer
@@ -102,7 +101,7 @@ class _Spans(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         span, details = _begun(client_call_details)
-        span.note(request_bytes=size_of(request))
+        note(span, request_bytes=size_of(request))
         answers = continuation(details, request)
         # It runs until its end, whoever reads it.
         answers.add_done_callback(lambda ended: _end(span, ended))
@@ -112,21 +111,20 @@ class _Spans(
         if self._hear is not None and method == self._hear_from and _code(answer) == 0:
             self._hear(read_traceparent(answer.trailing_metadata()))
         if _code(answer) == 0:
-            span.note(response_bytes=size_of(answer.result()))
+            note(span, response_bytes=size_of(answer.result()))
         _end(span, answer)
 
 
 def _begun(given: Any) -> tuple[Span, _Details]:
     method = given.method
-    span = begin(method.lstrip("/"), kind="client")
-    span.note(**named_call(method))
-    metadata = tuple(given.metadata or ())
-    if span.traceparent:
-        metadata = (*metadata, (TRACEPARENT, span.traceparent))
+    span = begin(method.lstrip("/"), kind=SpanKind.CLIENT, **named_call(method))
+    said = given.metadata or ()
+    if traceparent := traceparent_of(span):
+        said = (*said, (TRACEPARENT, traceparent))
     return span, _Details(
         method=method,
         timeout=given.timeout,
-        metadata=metadata,
+        metadata=said,
         credentials=given.credentials,
         wait_for_ready=getattr(given, "wait_for_ready", None),
         compression=getattr(given, "compression", None),
@@ -135,8 +133,8 @@ def _begun(given: Any) -> tuple[Span, _Details]:
 
 def _end(span: Span, answer: Any) -> None:
     code = _code(answer)
-    span.note(code=code)
-    span.end("" if code == 0 else _name(code))
+    note(span, code=code)
+    end(span, "" if code == 0 else _name(code))
 
 
 def _code(answer: Any) -> int:
@@ -154,5 +152,5 @@ def _counted(messages: Iterable[Any], span: Span) -> Iterator[Any]:
     for message in messages:
         total += size_of(message)
         # Set each time: gRPC may stop reading before the end.
-        span.note(request_bytes=total)
+        note(span, request_bytes=total)
         yield message

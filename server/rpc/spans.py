@@ -9,19 +9,19 @@ Covered: unary and streaming methods. Not covered: calls that TLS or gRPC refuse
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import grpc
+from opentelemetry.trace import Span, SpanKind
 
 from ops.tracing.calls import named_call, size_of
-from ops.tracing.model import TRACEPARENT, Span, read_traceparent
-from ops.tracing.spans import begin, is_on
+from ops.tracing.spans import TRACEPARENT, begin, end, is_on, note, read_traceparent
 
 __all__ = ["tell_round", "traced", "traced_stream"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_OK: Final = 0
 
 
 def traced(
@@ -32,13 +32,10 @@ def traced(
         return call
 
     async def measured(request: Any, context: Context) -> Any:
-        span = _begun(method, request, context)
-        try:
+        with _served(method, request, context) as span:
             answer = await call(request, context)
-            span.note(response_bytes=size_of(answer))
+            note(span, response_bytes=size_of(answer))
             return answer
-        finally:
-            _end(span, context)
 
     return measured
 
@@ -51,41 +48,37 @@ def traced_stream(
         return call
 
     async def measured(request: Any, context: Context) -> AsyncIterator[Any]:
-        span, total = _begun(method, request, context), 0
-        try:
-            async for answer in call(request, context):
-                total += size_of(answer)
-                yield answer
-        finally:
-            span.note(response_bytes=total)
-            _end(span, context)
+        total = 0
+        with _served(method, request, context) as span:
+            try:
+                async for answer in call(request, context):
+                    total += size_of(answer)
+                    yield answer
+            finally:
+                note(span, response_bytes=total)
 
     return measured
 
 
 def tell_round(context: Context, traceparent: str) -> None:
-    """Let the answer to a silo say which span its round is.
-
-    Args:
-        context: The call's.
-        traceparent: The span; empty if there is none.
-    """
+    """Let the answer to a silo say which span its round is, if there is one."""
     if traceparent:
         said = tuple(context.trailing_metadata() or ())
         context.set_trailing_metadata((*said, (TRACEPARENT, traceparent)))
 
 
-def _begun(method: str, request: Any, context: Context) -> Span:
+@contextmanager
+def _served(method: str, request: Any, context: Context) -> Iterator[Span]:
+    """A span of the caller's trace, or of its own, that ends as the call does."""
     caller = read_traceparent(context.invocation_metadata())
-    span = begin(method.lstrip("/"), kind="server", parent=caller, root=caller is None)
-    span.note(**named_call(method))
+    name = method.lstrip("/")
+    span = begin(name, kind=SpanKind.SERVER, parent=caller, **named_call(method))
     if sent := size_of(request):
-        span.note(request_bytes=sent)
-    return span
-
-
-def _end(span: Span, context: Context) -> None:
-    code: Any = context.code()
-    number = _OK if code is None else code.value[0] if isinstance(code, grpc.StatusCode) else code
-    span.note(code=number)
-    span.end("" if number == _OK else "refused")
+        note(span, request_bytes=sent)
+    try:
+        yield span
+    finally:
+        code: Any = context.code()
+        number = code.value[0] if isinstance(code, grpc.StatusCode) else code or 0
+        note(span, code=number)
+        end(span, "refused" if number else "")

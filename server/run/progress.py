@@ -17,9 +17,10 @@ which is two traces.
 
 from __future__ import annotations
 
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from federation.chain.record import Place
-from ops.tracing.model import NO_SPAN, Span
-from ops.tracing.spans import begin
+from ops.tracing.spans import begin, end, note, traceparent_of
 from server.context import RunContext
 from server.figures import STEPS, Phase, RoundFigures
 from server.store.rounds import AttemptPlace
@@ -31,36 +32,36 @@ class RoundSpans:
     """The spans of one run: one for each release, and in it one for each phase."""
 
     def __init__(self) -> None:
-        self._release: Span = NO_SPAN
-        self._phase: Span = NO_SPAN
+        self._release: Span = INVALID_SPAN
+        self._phase: Span = INVALID_SPAN
         self._place: tuple[int, int] | None = None
 
     @property
     def traceparent(self) -> str:
         """Of the release that is open; empty while none is."""
-        return self._release.traceparent
+        return traceparent_of(self._release)
 
     def enter(self, phase: str, *, round_number: int, step: int, attempt: int) -> None:
         """Begin a phase, and the release where it is the first."""
         if self._place != (round_number, step):
             self.end()
             self._place = round_number, step
-            self._release = begin("round", root=True, round=round_number, step=step)
-        self._phase.end()
+            self._release = begin("round", parent=INVALID_SPAN, round=round_number, step=step)
+        end(self._phase)
         self._phase = begin(f"phase {phase}", parent=self._release, attempt=attempt)
 
     def leave(self) -> None:
         """End the phase."""
-        self._phase.end()
-        self._phase = NO_SPAN
+        end(self._phase)
+        self._phase = INVALID_SPAN
 
     def end(self, outcome: str = "") -> None:
         """End the release, if one is open; no outcome if nobody drives it any more."""
         self.leave()
         if outcome:
-            self._release.note(outcome=outcome)
-        self._release.end()
-        self._release, self._place = NO_SPAN, None
+            note(self._release, outcome=outcome)
+        end(self._release)
+        self._release, self._place = INVALID_SPAN, None
 
 
 class Progress:

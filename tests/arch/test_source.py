@@ -72,3 +72,25 @@ def test_no_big_or_forbidden_file_is_tracked():
         if path.exists():
             assert path.stat().st_size <= 5 << 20, path
             assert path.suffix not in {".pkl", ".pt", ".bin", ".ckpt", ".key", ".pem"}, path
+
+
+def test_spans_are_begun_noted_and_ended_in_one_place():
+    """OpenTelemetry's own ways to say something of a span know no list of what may be said."""
+    ways = re.compile(
+        r"\.(add_event|add_link|record_exception|set_attributes?|set_status|update_name)\("
+    )
+    for path in FILES:
+        name = path.relative_to(ROOT).as_posix()
+        if name in {"ops/tracing/otel.py", "ops/tracing/spans.py"}:
+            continue
+        text = path.read_text()
+        assert not ways.search(text), path
+        taken = {
+            (node.module, alias.name)
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ImportFrom) and "opentelemetry" in (node.module or "")
+            for alias in node.names
+        }
+        allowed = {("opentelemetry.trace", word) for word in ("INVALID_SPAN", "Span", "SpanKind")}
+        assert taken <= allowed, path
+        assert "import opentelemetry" not in text, path

@@ -6,11 +6,25 @@ import sys
 import threading
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.trace import INVALID_SPAN
 
 import ops.tracing.spans as tracing_module
 from federation.errors import TracingError
-from ops.tracing.model import ATTRIBUTES, NO_SPAN, Traceparent, read_traceparent
-from ops.tracing.spans import begin, carry, follow, is_on, spanned, tracing, use
+from ops.tracing.spans import (
+    ATTRIBUTES,
+    begin,
+    carry,
+    end,
+    follow,
+    is_on,
+    note,
+    read_traceparent,
+    spanned,
+    traceparent_of,
+    tracing,
+    use,
+)
 from server.run.progress import RoundSpans
 
 pytest.importorskip("opentelemetry.sdk")
@@ -18,7 +32,7 @@ pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ops.tracing.otel import OtelBackend
+from ops.tracing.otel import measuring
 
 SECRET = "PATIENT-QUARTZ-77"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -28,12 +42,12 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 @pytest.fixture
 def exported():
     exporter = InMemorySpanExporter()
-    backend = OtelBackend("test", SimpleSpanProcessor(exporter))
-    use(backend)
+    provider = measuring("test", SimpleSpanProcessor(exporter))
+    use(provider.get_tracer("test"))
     yield exporter
     use(None)
-    follow(None)
-    backend.close()
+    follow(INVALID_SPAN)
+    provider.shutdown()
 
 
 def spans(exporter):
@@ -43,24 +57,25 @@ def spans(exporter):
 # Off --------------------------------------------------------------------------------------------
 
 
-def test_it_is_off_and_loads_nothing_unless_asked():
+def test_it_is_off_and_loads_no_sdk_unless_asked():
     code = (
         "import sys\n"
         "import server.daemon, server.cli.client, silo_agent.daemon.daemon\n"
-        "import ops.tracing.spans as t\nfrom ops.tracing.model import NO_SPAN\n"
+        "import ops.tracing.spans as t\nfrom opentelemetry.trace import INVALID_SPAN\n"
         "with t.tracing('x', {}):\n"
         "    assert not t.is_on()\n"
-        "    assert t.begin('a') is NO_SPAN and t.carry(print) is print\n"
-        "print([m for m in sys.modules if m.startswith('opentelemetry')])\n"
+        "    assert t.begin('a') is INVALID_SPAN and t.carry(print) is print\n"
+        "ours = ('opentelemetry.sdk', 'opentelemetry.exporter', 'opentelemetry.proto')\n"
+        "print([m for m in sys.modules if m.startswith(ours)])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
     assert not is_on()
-    assert begin("a").traceparent == ""
-    NO_SPAN.note(anything="goes")
-    NO_SPAN.end("x")
+    assert traceparent_of(begin("a")) == ""
+    note(INVALID_SPAN, anything="goes")
+    end(INVALID_SPAN, "x")
 
 
 @pytest.mark.parametrize(
@@ -117,11 +132,15 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
 
 def test_a_traceparent_is_read_and_written():
     read = read_traceparent([("other", "x"), ("traceparent", PARENT)])
-    assert str(read) == PARENT
-    assert read == Traceparent(
-        trace_id=0x0AF7651916CD43DD8448EB211C80319C, span_id=0xB7AD6B7169203331, sampled=True
-    )
-    assert not read_traceparent([("traceparent", PARENT[:-2] + "fe")]).sampled
+    assert traceparent_of(read) == PARENT
+    there = read.get_span_context()
+    assert there.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    assert there.span_id == 0xB7AD6B7169203331
+    assert there.trace_flags.sampled
+    assert there.is_remote
+    assert not there.trace_state
+    unsampled = read_traceparent([("traceparent", PARENT[:-2] + "fe")])
+    assert traceparent_of(unsampled) == PARENT[:-2] + "00"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +166,7 @@ def test_a_traceparent_is_read_and_written():
     ],
 )
 def test_another_form_is_none(said):
-    assert read_traceparent(said) is None
+    assert read_traceparent(said) is INVALID_SPAN
 
 
 # Spans ------------------------------------------------------------------------------------------
@@ -156,8 +175,8 @@ def test_another_form_is_none(said):
 @pytest.mark.parametrize("value", [SECRET, "OK"])
 def test_only_listed_attributes_of_the_listed_form_are_kept(exported, value):
     span = begin("x", round=3, prompt=value, bytes=SECRET, outcome=f"{value}\n", code=True)
-    span.note(**{SECRET: 1}, method=b"raw", step=2, attempt=float("inf"))
-    span.end()
+    note(span, **{SECRET: 1}, method=b"raw", step=2, attempt=float("inf"))
+    end(span)
     (done,) = exported.get_finished_spans()
     assert dict(done.attributes) == {"chorale.round": 3, "chorale.step": 2}
     assert set(done.attributes) <= {key for key, _ in ATTRIBUTES.values()}
@@ -181,7 +200,7 @@ def test_an_error_is_its_type(exported):
 def test_calls_inside_belong_to_it_and_the_outermost_to_whom_is_followed(exported):
     @spanned("inner")
     def inner():
-        return begin("call").end()
+        return end(begin("call"))
 
     @spanned("outer")
     def outer():
@@ -189,8 +208,8 @@ def test_calls_inside_belong_to_it_and_the_outermost_to_whom_is_followed(exporte
 
     follow(read_traceparent([("traceparent", PARENT)]))
     outer()
-    follow(None)
-    begin("alone").end()
+    follow(INVALID_SPAN)
+    end(begin("alone"))
     found = spans(exported)
     assert f"{found['outer'].parent.span_id:016x}" == "b7ad6b7169203331"
     for child, parent in (("inner", "outer"), ("call", "inner")):
@@ -199,10 +218,28 @@ def test_calls_inside_belong_to_it_and_the_outermost_to_whom_is_followed(exporte
     assert found["alone"].parent is None
 
 
+def test_what_is_global_of_opentelemetry_is_neither_read_nor_set(exported):
+    """Another library's span is no parent of ours, and ours is none of another library's."""
+    provider = trace.get_tracer_provider()
+    theirs = read_traceparent([("traceparent", PARENT)])
+    with trace.use_span(theirs):
+        with spanned("work"):
+            assert trace.get_current_span() is theirs
+            end(begin("inner"))
+        end(begin("alone"))
+    with spanned("ours"):
+        assert trace.get_current_span() is INVALID_SPAN
+    assert trace.get_tracer_provider() is provider
+    found = spans(exported)
+    assert found["work"].parent is None
+    assert found["alone"].parent is None
+    assert found["inner"].parent.span_id == found["work"].context.span_id
+
+
 def test_a_job_is_carried_to_another_thread(exported):
     follow(read_traceparent([("traceparent", PARENT)]))
-    jobs = [carry(lambda: begin("carried").end()), lambda: begin("not carried").end()]
-    follow(None)
+    jobs = [carry(lambda: end(begin("carried"))), lambda: end(begin("not carried"))]
+    follow(INVALID_SPAN)
     for job in jobs:
         thread = threading.Thread(target=job)
         thread.start()
@@ -218,9 +255,9 @@ def test_ids_are_not_of_the_generator_that_a_seed_sets(exported):
     drawn = []
     for _ in range(2):
         random.seed(7)
-        span = begin("x", root=True)
-        drawn.append((span.traceparent, random.random()))  # noqa: S311
-        span.end()
+        span = begin("x", parent=INVALID_SPAN)
+        drawn.append((traceparent_of(span), random.random()))  # noqa: S311
+        end(span)
     random.setstate(state)
     assert drawn[0][0] != drawn[1][0]
     random.seed(7)
@@ -230,8 +267,8 @@ def test_ids_are_not_of_the_generator_that_a_seed_sets(exported):
 
 def test_a_span_ends_once(exported):
     span = begin("x")
-    span.end()
-    span.end("late")
+    end(span)
+    end(span, "late")
     (done,) = exported.get_finished_spans()
     assert not done.attributes
 
@@ -243,7 +280,7 @@ def test_a_collector_that_is_away_costs_nobody_time(monkeypatch):
     began = time.monotonic()
     with tracing("x"):
         for _ in range(10_000):
-            begin("x", root=True).end()
+            end(begin("x", parent=INVALID_SPAN))
         assert time.monotonic() - began < 60
     assert time.monotonic() - began < 90
 

@@ -8,12 +8,12 @@ import grpc
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import INVALID_SPAN
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc, round_pb2, round_pb2_grpc
 from lab.loopback import LoopbackFederation
-from ops.tracing.model import ATTRIBUTES, read_traceparent
-from ops.tracing.otel import OtelBackend
-from ops.tracing.spans import follow, use
+from ops.tracing.otel import measuring
+from ops.tracing.spans import ATTRIBUTES, follow, read_traceparent, use
 from server.cli.client import connect
 from silo_agent.errors import TransportError
 from silo_agent.identity.join import join
@@ -55,12 +55,12 @@ def identity(coordinator, tmp_path_factory):
 @pytest.fixture
 def exported():
     exporter = InMemorySpanExporter()
-    backend = OtelBackend("test", SimpleSpanProcessor(exporter))
-    use(backend)
+    provider = measuring("test", SimpleSpanProcessor(exporter))
+    use(provider.get_tracer("test"))
     yield exporter
     use(None)
-    follow(None)
-    backend.close()
+    follow(INVALID_SPAN)
+    provider.shutdown()
 
 
 @pytest.fixture
@@ -146,8 +146,7 @@ def test_a_malformed_traceparent_is_as_none(coordinator, exported, words):
     use(None)
     with coordinator.admin_channel() as channel:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
-        backend = OtelBackend("server", SimpleSpanProcessor(exported))
-        use(backend)
+        use(measuring("server", SimpleSpanProcessor(exported)).get_tracer("server"))
         stub.ListSilos(
             admin_pb2.ListSilosRequest(),
             timeout=60,
