@@ -35,11 +35,9 @@ class Store:
     """The coordinator's database."""
 
     def __init__(self, database_url: str, *, create: bool = False) -> None:
-        """Open it, and bring its schema up to date.
+        """Open it, in SQLAlchemy's or libpq's form, and bring its schema up to date.
 
-        Args:
-            database_url: SQLAlchemy's or libpq's form.
-            create: Make a SQLite file that is not there.
+        With ``create`` a SQLite file that is not there is made.
 
         Raises:
             StoreError: It is absent, cannot be opened, or is of a newer version.
@@ -70,11 +68,7 @@ class Store:
         return self._database.transaction()
 
     def snapshot(self) -> AbstractContextManager[Connection]:
-        """Read the state of this instant while writers go on.
-
-        Returns:
-            The context manager; nothing may be written on its connection.
-        """
+        """Read the state of this instant while writers go on; the connection writes nothing."""
         return self._database.snapshot()
 
     def check_writable(self) -> None:

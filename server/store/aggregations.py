@@ -78,12 +78,7 @@ class AggregationRow:
 
 
 def matches(table: Table, identity: AggregationId) -> ColumnElement[bool]:
-    """Select the rows of one aggregation.
-
-    Args:
-        table: A table with the five columns of an identity.
-        identity: The aggregation.
-    """
+    """Select the rows of one aggregation, in a table with the five columns of an identity."""
     return and_(*(table.c[name] == getattr(identity, name) for name in IDENTITY))
 
 
@@ -94,11 +89,7 @@ class Aggregations:
         self._database = database
 
     def open(self, signed: SignedDescriptor, families: Mapping[str, tuple[str, ...]]) -> None:
-        """Keep a descriptor before anybody sees it.
-
-        Args:
-            signed: The descriptor with the coordinator's signature.
-            families: Silo to the environment families it reported ready with.
+        """Keep a descriptor, and with what families each silo is ready, before anybody sees it.
 
         Raises:
             StoreError: There is an aggregation of this identity.
@@ -123,10 +114,7 @@ class Aggregations:
     ) -> None:
         """Note that a phase is closed; the same again changes nothing.
 
-        Args:
-            identity: The aggregation.
-            phases_closed: How many are closed with this one.
-            members: Who answered in it, in ascending order.
+        ``phases_closed`` counts this one, and ``members`` answered in it, in ascending order.
 
         Raises:
             StoreError: The phase before is not closed, or a later one is, or it is all over, or the
@@ -147,21 +135,14 @@ class Aggregations:
             )
 
     def folded(self, identity: AggregationId) -> tuple[str, ...]:
-        """Return whose upload is in the sum.
-
-        Returns:
-            In the order of the folds.
-        """
+        """Return whose upload is in the sum, in the order of the folds."""
         with self._database.transaction() as connection:
             return self._folded(connection, identity)
 
     def fold(self, identity: AggregationId, silo_id: str, generation: int) -> None:
         """Make a new generation of the sum the current one; the same again changes nothing.
 
-        Args:
-            identity: The aggregation.
-            silo_id: Whose upload it adds.
-            generation: How many uploads it holds.
+        The generation adds the silo's upload; its number is how many uploads it holds.
 
         Raises:
             StoreError: The survivors are declared, the silo is in the sum, or a generation is
@@ -185,10 +166,7 @@ class Aggregations:
             )
 
     def end(self, identity: AggregationId, outcome: AggregationOutcome) -> bool:
-        """Note how an aggregation ended; the same again changes nothing.
-
-        Returns:
-            Whether it ended now, and not before.
+        """Note how an aggregation ended, and say whether it ended only now; again changes nothing.
 
         Raises:
             StoreError: It has ended before, in another way.
@@ -202,26 +180,17 @@ class Aggregations:
             return True
 
     def list(self, run_id: str) -> tuple[AggregationRow, ...]:
-        """Return every aggregation of a run.
-
-        Returns:
-            By round, step, part and attempt.
-        """
+        """Return every aggregation of a run, by round, step, part and attempt."""
         return self._list(aggregations.c.run_id == run_id)
 
     def unfinished(self) -> tuple[AggregationRow, ...]:
-        """Return the aggregations that have not ended, of whatever run.
-
-        Returns:
-            By run and identity.
-        """
+        """Return the aggregations that have not ended, of whatever run, by run and identity."""
         return self._list(aggregations.c.outcome == AggregationOutcome.OPEN.value)
 
     def released(self, run_id: str, round_number: int) -> tuple[AggregationRow, ...]:
-        """Return the aggregations whose sums made a round.
+        """Return the aggregations whose sums made a round, by step and part.
 
-        Returns:
-            By step and part; without the steps that were skipped or are not closed.
+        Steps that were skipped or are not closed are left out.
         """
         return self._list(
             and_(
@@ -243,13 +212,10 @@ class Aggregations:
         return rows[-1] if rows else None
 
     def newest_attempt(self, run_id: str, round_number: int, step: int) -> int:
-        """Return the number of the newest attempt that was opened, by whatever version.
+        """Return the number of the newest attempt opened, by whatever version; 0 before the first.
 
         A version before this table kept its attempts in ``rounds`` alone. An attempt there counts
         from its first step on: while silos train, none is open.
-
-        Returns:
-            Its number; 0 before the first.
         """
         with self._database.transaction() as connection:
             newest = connection.execute(

@@ -25,8 +25,7 @@ BATCH: Final = 200
 def require_unused(target: Database) -> None:
     """Refuse a database that anybody uses, before anything of it is changed.
 
-    Args:
-        target: May hold this version's tables, without a row.
+    This version's tables may be there, without a row.
 
     Raises:
         StoreError: It holds something, or it failed.
@@ -44,11 +43,9 @@ def require_unused(target: Database) -> None:
 
 
 def copy_rows(source: Connection, target: Database) -> None:
-    """Fill a database of the newest schema.
+    """Fill a migrated and empty database from a snapshot (:meth:`Database.snapshot`).
 
-    Args:
-        source: From :meth:`Database.snapshot`; of the newest schema.
-        target: Migrated and empty.
+    Both are of the newest schema.
 
     Raises:
         StoreError: The target holds rows, or one of the two failed.

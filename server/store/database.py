@@ -73,11 +73,9 @@ _PRIMARY: Final = 0xFF
 
 
 def engine_for(url: str, *, create: bool = False) -> Engine:
-    """Make an engine; nothing is connected yet.
+    """Make an engine from a URL in SQLAlchemy's or libpq's form; nothing is connected yet.
 
-    Args:
-        url: SQLAlchemy's or libpq's form.
-        create: Make a SQLite file that is not there.
+    With ``create`` a SQLite file that is not there is made.
 
     Raises:
         StoreError: The URL is no database's, or its driver is not installed.
@@ -182,8 +180,7 @@ class Database:
     def snapshot(self) -> Iterator[Connection]:
         """Read the state of this instant, for as long as it takes; writers go on meanwhile.
 
-        Yields:
-            A connection on which nothing may be written.
+        Nothing may be written on the connection.
 
         Raises:
             StoreError: The database failed.

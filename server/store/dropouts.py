@@ -41,11 +41,7 @@ class Dropouts:
         self._database = database
 
     def list(self, run_id: str) -> tuple[DropoutRow, ...]:
-        """Return who was ever lost from a run.
-
-        Returns:
-            By silo.
-        """
+        """Return who was ever lost from a run, by silo."""
         with self._database.transaction() as connection:
             rows: Any = connection.execute(
                 select(dropouts).where(dropouts.c.run_id == run_id).order_by(dropouts.c.silo_id)
@@ -62,11 +58,7 @@ class Dropouts:
         )
 
     def add(self, run_id: str, silo_id: str, round_number: int) -> int:
-        """Count one more.
-
-        Returns:
-            How many it is in a row.
-        """
+        """Count one more, and return how many it is in a row."""
         is_it = and_(dropouts.c.run_id == run_id, dropouts.c.silo_id == silo_id)
         with self._database.transaction() as connection:
             known = connection.execute(select(dropouts.c.in_a_row).where(is_it)).scalar()
@@ -101,13 +93,7 @@ class Dropouts:
             )
 
     def sit_out(self, run_id: str, silo_id: str, *, until_round: int) -> None:
-        """Ask a silo no more, up to a round.
-
-        Args:
-            run_id: The run.
-            silo_id: A silo that was lost.
-            until_round: The last round without it.
-        """
+        """Ask a silo that was lost no more; ``until_round`` is the last round without it."""
         with self._database.transaction() as connection:
             connection.execute(
                 update(dropouts)
@@ -118,9 +104,7 @@ class Dropouts:
     def call_back(self, run_id: str, *, before_round: int | None = None) -> None:
         """Ask silos again that sat out; what was counted stays.
 
-        Args:
-            run_id: The run.
-            before_round: Only those whose last round without it was an earlier one.
+        With ``before_round`` only those whose last round without it was an earlier one.
         """
         which = dropouts.c.out_until_round > 0
         if before_round is not None:

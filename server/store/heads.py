@@ -55,21 +55,13 @@ class Heads:
             )
 
     def get(self, silo_id: str) -> HeadRow | None:
-        """Find a silo's newest head.
-
-        Returns:
-            The head; None if it never took part.
-        """
+        """Find a silo's newest head; None if it never took part."""
         with self._database.transaction() as connection:
             row = connection.execute(select(heads).where(heads.c.silo_id == silo_id)).first()
         return None if row is None else _head(row)
 
     def list(self) -> tuple[HeadRow, ...]:
-        """Return every silo's newest head.
-
-        Returns:
-            By silo.
-        """
+        """Return every silo's newest head, by silo."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(heads).order_by(heads.c.silo_id)).all()
         return tuple(_head(row) for row in rows)
@@ -120,19 +112,11 @@ class AuditHeads:
             )
 
     def get(self, silo_id: str) -> AuditHeadRow | None:
-        """Find a silo's newest head.
-
-        Returns:
-            The head; None if it never left one.
-        """
+        """Find a silo's newest head; None if it never left one."""
         return next((row for row in self.list() if row.silo_id == silo_id), None)
 
     def list(self) -> tuple[AuditHeadRow, ...]:
-        """Return every silo's newest head.
-
-        Returns:
-            By silo.
-        """
+        """Return every silo's newest head, by silo."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(audit_heads).order_by(audit_heads.c.silo_id))
             # As mappings: a row is a tuple, whose ``index`` is a method.

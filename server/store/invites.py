@@ -38,14 +38,7 @@ class Invites:
     def create(
         self, *, secret: bytes, silo_id: str, created_unix_s: int, expires_unix_s: int
     ) -> None:
-        """Store an invite; it replaces the silo's unspent ones.
-
-        Args:
-            secret: The secret; its digest alone is stored.
-            silo_id: Who may join.
-            created_unix_s: Now.
-            expires_unix_s: Until when.
-        """
+        """Store an invite, of its secret the digest alone; it replaces the silo's unspent ones."""
         with self._database.transaction() as connection:
             connection.execute(
                 delete(invites).where(
@@ -71,11 +64,7 @@ class Invites:
             )
 
     def find(self, *, secret: bytes, silo_id: str) -> InviteRow | None:
-        """Find a silo's invite by its secret.
-
-        Returns:
-            The invite, spent or not; None if the secret matches none of this silo's.
-        """
+        """Find a silo's invite by its secret, spent or not; None if none matches."""
         digest = hashlib.sha256(secret).digest()
         with self._database.transaction() as connection:
             rows = connection.execute(select(invites).where(invites.c.silo_id == silo_id)).all()
@@ -91,11 +80,7 @@ class Invites:
         return found
 
     def spend(self, invite: InviteRow, *, at_unix_s: int) -> bool:
-        """Mark an invite as used.
-
-        Returns:
-            False if somebody else was first.
-        """
+        """Mark an invite as used; False if somebody else was first."""
         with self._database.transaction() as connection:
             changed = connection.execute(
                 update(invites)
@@ -118,11 +103,7 @@ class Invites:
         return found is not None
 
     def open(self) -> tuple[InviteRow, ...]:
-        """Return the unspent invites.
-
-        Returns:
-            By silo id.
-        """
+        """Return the unspent invites, by silo id."""
         with self._database.transaction() as connection:
             rows = connection.execute(
                 select(invites).where(invites.c.spent_unix_s.is_(None)).order_by(invites.c.silo_id)

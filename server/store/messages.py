@@ -77,11 +77,7 @@ class Messages:
             )
 
     def list(self, identity: AggregationId) -> tuple[StoredMessage, ...]:
-        """Return what is public of an aggregation.
-
-        Returns:
-            In the order in which the messages were accepted.
-        """
+        """Return what is public of an aggregation, in the order in which it was accepted."""
         rows = self._rows(identity, messages.c.phase, messages.c.silo_id, messages.c.body)
         return tuple(
             StoredMessage(phase=row.phase, silo_id=row.silo_id, body=row.body)
@@ -92,8 +88,7 @@ class Messages:
     def with_secrets(self, identity: AggregationId) -> tuple[StoredMessage, ...]:
         """Return everything of an open aggregation, for a coordinator that continues it.
 
-        Returns:
-            In the order in which the messages were accepted.
+        The messages come in the order in which they were accepted.
         """
         return tuple(
             StoredMessage(phase=row.phase, silo_id=row.silo_id, body=row.body, sealed=row.sealed)
@@ -101,11 +96,7 @@ class Messages:
         )
 
     def senders(self, identity: AggregationId, phase: str) -> tuple[str, ...]:
-        """Return whose messages of a phase are kept.
-
-        Returns:
-            Their ids, in the order in which the messages were accepted.
-        """
+        """Return whose messages of a phase are kept, in the order in which they were accepted."""
         rows = self._rows(identity, messages.c.phase, messages.c.silo_id)
         return tuple(row.silo_id for row in rows if row.phase == phase)
 

@@ -33,11 +33,7 @@ class _UnknownText(StrDumperUnknown):
 
 
 def adapt(connection: Connection[Any]) -> None:
-    """Set up a new connection.
-
-    Args:
-        connection: Of psycopg; nothing was executed on it.
-    """
+    """Set up a new connection of psycopg, on which nothing was executed."""
     connection.adapters.register_dumper(str, _Text)
     connection.adapters.register_dumper(str, _UnknownText)
     # For the session, so that it is not undone with the first transaction.

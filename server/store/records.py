@@ -60,16 +60,7 @@ class Records:
             )
 
     def page(self, run_id: str, from_position: int, limit: int) -> tuple[AdapterRecord, ...]:
-        """Return a part of a run's chain.
-
-        Args:
-            run_id: The run.
-            from_position: Of the first record, from 0.
-            limit: The most records.
-
-        Returns:
-            In the order of the chain; empty behind its end.
-        """
+        """Return at most ``limit`` records of a run's chain, in order; none behind its end."""
         with self._database.transaction() as connection:
             rows = connection.execute(
                 select(records.c.record)
@@ -82,11 +73,7 @@ class Records:
             return _decoded(rows)
 
     def newest(self, run_id: str, limit: int) -> tuple[AdapterRecord, ...]:
-        """Return the end of a run's chain.
-
-        Returns:
-            In the order of the chain; empty for an unknown run.
-        """
+        """Return the end of a run's chain, in its order; empty for an unknown run."""
         with self._database.transaction() as connection:
             rows = connection.execute(
                 select(records.c.record)
@@ -97,11 +84,7 @@ class Records:
             return _decoded(reversed(rows.all()))
 
     def list(self, run_id: str) -> tuple[AdapterRecord, ...]:
-        """Return a run's chain.
-
-        Returns:
-            From record 0 on; empty for an unknown run.
-        """
+        """Return a run's chain, from record 0 on; empty for an unknown run."""
         with self._database.transaction() as connection:
             rows = connection.execute(
                 select(records.c.record)
@@ -114,11 +97,7 @@ class Records:
 def named_blobs(connection: Connection) -> tuple[str, ...]:
     """Return the digests that records name: every adapter and sum that was ever published.
 
-    Args:
-        connection: To a database of the newest schema.
-
-    Returns:
-        In hex, ascending, each once.
+    They are in hex, ascending, each once. The database is of the newest schema.
     """
     rows = connection.execute(
         select(records.c.record), execution_options={"yield_per": 1000}

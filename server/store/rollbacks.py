@@ -43,13 +43,7 @@ class Rollbacks:
         self._database = database
 
     def ask(self, *, submit_token: str, run_id: str, to_round: int, at_unix_s: float) -> None:
-        """Note a request.
-
-        Args:
-            submit_token: Not used before.
-            run_id: The run.
-            to_round: Where it is to go back to.
-            at_unix_s: Now.
+        """Note a request to go back to a round.
 
         Raises:
             StoreError: Another one of this run waits, or the token is known.
@@ -76,11 +70,7 @@ class Rollbacks:
         return self._first(and_(rollbacks.c.run_id == run_id, rollbacks.c.round.is_(None)))
 
     def done(self, run_id: str, round_number: int) -> None:
-        """Note that the request that waits has its record.
-
-        Args:
-            run_id: The run.
-            round_number: The round whose place it took.
+        """Note that the request that waits has its record, in the place of ``round_number``.
 
         Raises:
             StoreError: None waits.

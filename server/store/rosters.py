@@ -63,13 +63,9 @@ class Rosters:
     def before(self, signed: SignedRoster, *, from_epoch: int = 0) -> tuple[SignedRoster, ...]:
         """Return what a verifier needs beside a roster that members approved.
 
-        Args:
-            signed: A published roster.
-            from_epoch: The newest epoch that the verifier accepted; 0 for none.
-
-        Returns:
-            Earlier rosters in ascending order, from that epoch or from the newest one that the
-            root signed on; none if the root signed this one.
+        Earlier rosters in ascending order, from ``from_epoch``, the newest that the verifier
+        accepted (0 for none), or from the newest one that the root signed on; none if the root
+        signed this one.
         """
         with self._database.transaction() as connection:
             contents = connection.execute(
@@ -89,11 +85,7 @@ class Rosters:
         return tuple(reversed(earlier))
 
     def get(self, sha256: bytes) -> SignedRoster | None:
-        """Return a roster by its digest.
-
-        Returns:
-            The roster, published at any time; None if there was none.
-        """
+        """Return a roster, published at any time, by its digest."""
         with self._database.transaction() as connection:
             content = connection.execute(
                 select(rosters.c.roster).where(rosters.c.sha256 == sha256)

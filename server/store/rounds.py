@@ -93,11 +93,7 @@ class Rounds:
             )
 
     def list(self, run_id: str) -> tuple[RoundRow, ...]:
-        """Return every attempt of a run.
-
-        Returns:
-            By round, step and attempt.
-        """
+        """Return every attempt of a run, by round, step and attempt."""
         with self._database.transaction() as connection:
             rows = connection.execute(
                 select(rounds)
@@ -109,8 +105,7 @@ class Rounds:
     def newest(self, run_id: str, limit: int) -> tuple[RoundRow, ...]:
         """Return a run's last attempts, however many there were before.
 
-        Returns:
-            By round, step and attempt; the last of them is the run's newest.
+        They are ordered by round, step and attempt; the last of them is the run's newest.
         """
         with self._database.transaction() as connection:
             rows = connection.execute(
@@ -122,11 +117,7 @@ class Rounds:
         return tuple(_round(row) for row in reversed(rows))
 
     def finished(self, run_id: str) -> tuple[RoundRow, ...]:
-        """Return the attempts that closed a step of a round.
-
-        Returns:
-            By round and step.
-        """
+        """Return the attempts that closed a step of a round, by round and step."""
         return tuple(row for row in self.list(run_id) if row.outcome)
 
     def charged(self, run_id: str) -> Charged:

@@ -83,17 +83,8 @@ class Runs:
     ) -> RunRow:
         """Add a run, once a token; a queued one goes to the end of the queue.
 
-        Args:
-            run_id: Its id, used if the token is new.
-            name: The plan's name.
-            plan: The TOML document.
-            plan_sha256: Its digest.
-            submit_token: Names the request to start.
-            state: Where it begins.
-            at_unix_s: When; now if not given.
-
-        Returns:
-            The run of this token, new or known.
+        A known token gives the run it named first, and ``run_id`` is not used. Without
+        ``at_unix_s`` the run is created now.
         """
         now = time.time() if at_unix_s is None else at_unix_s
         with self._database.transaction() as connection:
@@ -132,11 +123,7 @@ class Runs:
         return self._first(runs.c.submit_token == submit_token)
 
     def by_plan(self, plan_sha256: bytes) -> RunRow | None:
-        """Find a run by the digest of its plan.
-
-        Returns:
-            The newest such run, or None.
-        """
+        """Find the newest run by the digest of its plan."""
         return self._first(runs.c.plan_sha256 == plan_sha256)
 
     def active(self) -> RunRow | None:
@@ -144,11 +131,7 @@ class Runs:
         return self._first(runs.c.state.in_([state.value for state in ACTIVE]))
 
     def queued(self) -> tuple[RunRow, ...]:
-        """Return the runs that wait.
-
-        Returns:
-            In the order in which they are to begin.
-        """
+        """Return the runs that wait, in the order in which they are to begin."""
         with self._database.transaction() as connection:
             rows = connection.execute(
                 select(runs)
@@ -158,11 +141,7 @@ class Runs:
         return tuple(_run(row) for row in rows)
 
     def list(self) -> tuple[RunRow, ...]:
-        """Return every run.
-
-        Returns:
-            Oldest first.
-        """
+        """Return every run, oldest first."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(runs).order_by(runs.c.created_unix_s)).all()
         return tuple(_run(row) for row in rows)
@@ -178,12 +157,8 @@ class Runs:
     ) -> None:
         """Change a run's state.
 
-        Args:
-            run_id: Its id.
-            state: The new state.
-            error: Why, if it failed, was aborted or could not go on.
-            first: Of a run that is queued: before all others, not behind them.
-            at_unix_s: When; now if not given.
+        ``error`` says why it failed, was aborted or could not go on. ``first`` puts a queued run
+        before all others, not behind them. Without ``at_unix_s`` it happens now.
 
         Raises:
             UnknownRunError: There is no such run.

@@ -86,11 +86,9 @@ def named_by(config: CoordinatorConfig) -> str:
 
 
 def record_served(url: str, data_dir: Path) -> None:
-    """Write down that this database is the one, unless that is what is written.
+    """Write down that this database, opened before, is the one, unless that is what is written.
 
-    Args:
-        url: In force, and opened.
-        data_dir: The coordinator's, absolute.
+    ``data_dir`` is absolute.
 
     Raises:
         OSError: It cannot be written.

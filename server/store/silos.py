@@ -76,12 +76,9 @@ class SiloRow:
 def state_of(
     silo: SiloRow, rostered: frozenset[str], sitting_out: Collection[str] = ()
 ) -> SiloState:
-    """Where a silo is; what keeps it out of rounds comes first.
+    """Where an enrolled silo is; what keeps it out of rounds comes first.
 
-    Args:
-        silo: Enrolled.
-        rostered: Members of the current roster.
-        sitting_out: Who sits out of the run that is driven.
+    ``sitting_out`` names who sits out of the run that is driven.
     """
     if silo.revoked:
         return SiloState.REVOKED
@@ -130,21 +127,13 @@ class Silos:
         return None if row is None else _silo(row)
 
     def list(self) -> tuple[SiloRow, ...]:
-        """Return every silo.
-
-        Returns:
-            By id.
-        """
+        """Return every silo, by id."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(silos).order_by(silos.c.silo_id)).all()
         return tuple(_silo(row) for row in rows)
 
     def touch(self, seen_unix_s: Mapping[str, float]) -> None:
-        """Note when silos were heard of, in one transaction; who is not enrolled is left out.
-
-        Args:
-            seen_unix_s: Silo to when.
-        """
+        """Note when silos were heard of, in one transaction; who is not enrolled is left out."""
         with self._database.transaction() as connection:
             connection.execute(
                 update(silos)
@@ -162,10 +151,7 @@ class Silos:
     def renew(self, silo_id: str, *, certificate_sha256: bytes, expiry_unix_s: int) -> None:
         """Keep a silo's next certificate beside the one it has; it replaces an unused one.
 
-        Args:
-            silo_id: Its id.
-            certificate_sha256: Digest of the next certificate.
-            expiry_unix_s: When that one ends.
+        Digest and expiry are the next certificate's.
         """
         self._update(
             silo_id,

@@ -48,10 +48,7 @@ _CREDENTIALS: Final = {
 
 
 def parse_url(url: str) -> tuple[str, str]:
-    """Split ``s3://bucket/prefix``.
-
-    Returns:
-        Bucket and prefix; the latter may be empty.
+    """Split ``s3://bucket/prefix`` into bucket and prefix; the latter may be empty.
 
     Raises:
         ConfigurationError: It is not of that form.

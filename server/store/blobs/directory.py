@@ -64,10 +64,7 @@ class BlobStore(BlobStorage):
         return digest.digest()
 
     def get(self, sha256: bytes) -> memoryview:
-        """Map bytes, after checking them.
-
-        Returns:
-            A read-only view of the file, valid for as long as it is referred to.
+        """Map bytes read-only, after checking them; valid for as long as they are referred to.
 
         Raises:
             BlobError: There is no such blob, or its bytes changed on disk.
@@ -122,10 +119,7 @@ class BlobStore(BlobStorage):
             raise BlobError(f"no blob {sha256.hex()}") from error
 
     def path(self, sha256: bytes) -> Path:
-        """Return where a blob is, or would be.
-
-        Returns:
-            The path; nothing is checked on disk.
+        """Return where a blob is, or would be; nothing is checked on disk.
 
         Raises:
             BlobError: This is not a SHA-256.

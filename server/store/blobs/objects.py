@@ -78,10 +78,7 @@ class ObjectBlobs(BlobStorage):
         return sha256
 
     def get(self, sha256: bytes) -> memoryview:
-        """Map bytes, after checking them.
-
-        Returns:
-            A read-only view of the cached file, valid for as long as it is referred to.
+        """Map the cached file read-only, after a check; valid for as long as it is referred to.
 
         Raises:
             BlobError: There is no such blob, or its bytes changed in the storage.
@@ -111,10 +108,7 @@ class ObjectBlobs(BlobStorage):
             yield bytes(content[start : start + CHUNK_BYTES])
 
     def size_bytes(self, sha256: bytes) -> int:
-        """Return how long the object is, without fetching it.
-
-        Returns:
-            Its length, as the storage says.
+        """Return how long the object is, as the storage says, without fetching it.
 
         Raises:
             BlobError: There is no such object.

@@ -19,10 +19,7 @@ __all__ = ["open_blobs"]
 
 
 def open_blobs(config: CoordinatorConfig) -> BlobStorage:
-    """Open the storage that a configuration names.
-
-    Returns:
-        The storage; nothing was fetched.
+    """Open the storage that a configuration names; nothing is fetched.
 
     Raises:
         ConfigurationError: The URL, the endpoint or the credentials cannot be used.
