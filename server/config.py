@@ -284,19 +284,10 @@ def write_config(
     probes_listen: str,
     ca_passphrase_file: Path | None = None,
 ) -> CoordinatorConfig:
-    """Write a new ``coordinator.toml`` and read it back.
+    """Write a new ``coordinator.toml`` into a directory that exists, and read it back.
 
-    Args:
-        data_dir: The data directory; it exists.
-        federation: What is created at the start; None leaves it to the admin.
-        host_names: Names and addresses of the server certificate.
-        listen: Mutual TLS address.
-        enrol_listen: Enrolment address.
-        probes_listen: Probe address.
-        ca_passphrase_file: Opens the CA's key; nothing if it is not encrypted.
-
-    Returns:
-        The configuration as read.
+    ``federation`` is created at the start; None leaves it to the admin. The three addresses are of
+    mutual TLS, enrolment and probes. Without ``ca_passphrase_file`` the CA's key is not encrypted.
 
     Raises:
         ConfigurationError: A value is refused.

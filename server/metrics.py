@@ -276,12 +276,7 @@ class CoordinatorMetrics:
         self.round_step.set(step)
 
     def set_epsilon(self, *, spent: float, cap: float) -> None:
-        """Show the privacy budget of the active run.
-
-        Args:
-            spent: ε charged so far, for the unit that the plan's mode protects.
-            cap: ε the plan allows.
-        """
+        """Show the active run's ε: charged so far, for the unit its mode protects, and allowed."""
         self.epsilon_spent.set(spent)
         self.epsilon_cap.set(cap)
 
@@ -323,11 +318,8 @@ class CoordinatorMetrics:
     ) -> None:
         """Show who is where; called before each scrape.
 
-        Args:
-            invited: Open invites of silos that have not joined.
-            silos: Everyone enrolled.
-            rostered: Members of the current roster.
-            dropouts: Who was lost from the run that is driven.
+        ``invited`` counts open invites of silos that have not joined; ``dropouts`` says who was
+        lost from the run that is driven.
         """
         lost = dropouts or {}
         out = {silo_id for silo_id, row in lost.items() if row.out_until_round}
@@ -370,10 +362,8 @@ class CoordinatorMetrics:
     ) -> None:
         """Note who the phase under way waits for; ``observe_silos`` shows it.
 
-        Args:
-            silos: Rostered; nobody where no run is driven.
-            since_unix_s: When the phase was entered first; 0 where no run is driven.
-            deadline_unix_s: When it closes at the latest; 0 where no run is driven.
+        It was entered first at ``since_unix_s`` and closes at ``deadline_unix_s`` at the latest.
+        Where no run is driven it waits for nobody and both are 0.
         """
         self.phase_started.set(since_unix_s)
         self.deadline.set(deadline_unix_s)

@@ -172,10 +172,8 @@ class Accumulator:
     def fold(self, upload: Upload, commit: Callable[[int], None]) -> None:
         """Add a finished upload to the sum, tile by tile, and delete its spool.
 
-        Args:
-            upload: All of its bytes are here.
-            commit: Makes the generation it is given the current one, durably; it may be called
-                again with the same one after it failed.
+        ``commit`` makes the generation it is given the current one, durably; it may be called again
+        with the same one after it failed.
 
         Raises:
             UploadError: bytes are missing, or they are not the signed ones.
@@ -208,11 +206,8 @@ class Accumulator:
     def release(self, unmask: Callable[[Vector], None]) -> Vector:
         """Write the sum without its masks over the generation before; repeatable after a crash.
 
-        Args:
-            unmask: Takes the masks off in place; called with one piece of the vector after another.
-
-        Returns:
-            A read-only map of the result; it stays valid when the files are deleted.
+        ``unmask`` takes the masks off in place, of one piece of the vector after another. The
+        result is a read-only map that stays valid when the files are deleted.
         """
         with _file_errors(), ExitStack() as files:
             current = files.enter_context(self._path(self.generation).open("rb", buffering=0))
@@ -250,9 +245,8 @@ class Accumulator:
 def clear_scratch(scratch: Path, keep: Path | None) -> None:
     """Delete what attempts that ended, or were never opened, left in the scratch directory.
 
-    Args:
-        scratch: Holds a directory for each run, and in it one for each attempt.
-        keep: The directory of the attempt that goes on.
+    It holds a directory for each run, and in it one for each attempt; ``keep`` is that of the
+    attempt that goes on.
     """
     for path in scratch.glob("*/*"):
         if path == keep:

@@ -385,8 +385,7 @@ class Attempt:
     def unmask(self) -> np.ndarray:
         """Remove the masks; the committed sum stays, so that a restart can do it again.
 
-        Returns:
-            The sum modulo 2^32: a read-only map of uint32, valid also after :meth:`close`.
+        The sum modulo 2^32 is a read-only map of uint32, valid also after :meth:`close`.
 
         Raises:
             TooFewSilosError: fewer than t silos sent their shares.

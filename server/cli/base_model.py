@@ -30,9 +30,7 @@ _GIB: Final = 1 << 30
 def base_shape(plan: Plan, base_config: Path | None) -> tuple[ModelShape, str] | None:
     """The shape of a plan's base model, and where it is known from; None if it is not.
 
-    Args:
-        plan: Names its base.
-        base_config: A ``config.json`` or the directory that holds it; goes before the plan.
+    ``base_config`` is a ``config.json`` or the directory that holds it, and goes before the plan.
 
     Raises:
         ModelShapeError: The file does not say a shape that is known here.

@@ -41,11 +41,8 @@ def start_parts(
 ) -> Iterator[admin_pb2.StartRunRequest]:
     """The messages of StartRun: an opening, then the adapter in chunks.
 
-    Args:
-        plan: The TOML document.
-        adapter: The initial adapter's bytes.
-        submit_token: The same token starts the same run once.
-        federation: Whose run it is; empty stands for the coordinator's only one.
+    The same submit token starts the same run once; an empty ``federation`` stands for the
+    coordinator's only one.
     """
     # Made now, not when gRPC asks: an argument that is no text is refused where it was given.
     opening = admin_pb2.StartRunOpening(
@@ -140,14 +137,10 @@ def _target(config: CoordinatorConfig) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Turn a message into JSON's types.
+    """Turn a message without maps into JSON's types.
 
-    Args:
-        message: Any message without maps.
-
-    Returns:
-        Every scalar field under its own name; bytes as hex, not-a-number as null,
-        infinity as the text inf, absent sub-messages left out.
+    Every scalar field stands under its own name; bytes as hex, not-a-number as null, infinity as
+    the text inf, absent sub-messages left out.
     """
     content: dict[str, Any] = {}
     for descriptor in message.DESCRIPTOR.fields:

@@ -54,16 +54,10 @@ _WIDE: Final = 10_000
 def follow(
     data_dir: Path, run_id: str, *, waiting: Callable[[float], None] = lambda _until: None
 ) -> Iterator[admin_pb2.WatchRunResponse]:
-    """Yield a run's statuses to its end.
+    """Yield a run's statuses to its end; each finished step of a round is in one of them only.
 
-    Args:
-        data_dir: The coordinator's data directory.
-        run_id: The run.
-        waiting: Told once, when a coordinator that had answered is away, until when it is waited
-            for, Unix seconds.
-
-    Yields:
-        Statuses; each finished step of a round is in one of them only.
+    ``waiting`` is told once, when a coordinator that had answered is away, until when it is waited
+    for, Unix seconds.
 
     Raises:
         grpc.RpcError: The coordinator refused, never answered, or stayed away for ``PATIENCE_S``.
@@ -144,12 +138,7 @@ class Panel:
             self._live.stop()
 
     def show(self, status: admin_pb2.WatchRunResponse, out: Sequence[str] = ()) -> None:
-        """Show a status.
-
-        Args:
-            status: From :func:`follow`.
-            out: From :func:`sitting_out`.
-        """
+        """Show a status from :func:`follow`, beside ``out`` from :func:`sitting_out`."""
         self._last = status
         for done in status.finished:
             self._take(done)
@@ -229,10 +218,7 @@ class Panel:
 def place_of(run: admin_pb2.RunSummary, round_number: int, step: int) -> str:
     """Where a run is; steps are named where a round has several, and count from 1 for people.
 
-    Args:
-        run: Says how many there are.
-        round_number: The round.
-        step: Its step, from 0.
+    ``step`` counts from 0.
     """
     named = f", step {step + 1}/{run.steps}" if run.steps > 1 and round_number else ""
     return f"round {round_number}/{run.rounds}{named}"
@@ -253,13 +239,9 @@ def view(
     now_unix_s: float,
     out: Sequence[str] = (),
 ) -> Group:
-    """The live view.
+    """The live view: the newest status, success ratios by environment, and who sits out of the run.
 
-    Args:
-        status: The newest.
-        curves: Success ratios by environment, oldest first.
-        now_unix_s: The time.
-        out: Silos that sit out of the run.
+    The curves have their oldest figure first.
     """
     run = status.run
     parts: list[Text | Table] = [

@@ -397,8 +397,7 @@ class Conductor:
     async def poll(self, silo_id: str, last_instruction_id: str, wait_s: float) -> bytes:
         """The instruction for this silo, as soon as it differs from the last one it saw.
 
-        Returns:
-            A serialised ``PollResponse``; only its id is set when nothing changed in ``wait_s``.
+        It is a serialised ``PollResponse``; only its id is set when nothing changed in ``wait_s``.
         """
         self._handover.note(silo_id, last_instruction_id)
         loop = asyncio.get_running_loop()

@@ -64,17 +64,10 @@ class RunQueue:
     def submit(
         self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str, at_once: bool
     ) -> tuple[RunRow, bool]:
-        """Add a run: running where nothing is before it, queued otherwise.
+        """Add a run: running where nothing is before it, queued otherwise; says whether it is new.
 
-        Args:
-            plan_toml: The plan.
-            adapter: The adapter that it starts from, safetensors.
-            submit_token: Names this request.
-            admin: Who asks; for the audit log.
-            at_once: Nothing is driven: it may begin now, unless others wait.
-
-        Returns:
-            The run, and whether it is new.
+        The submit token names this request. With ``at_once`` nothing is driven: the run may begin
+        now, unless others wait.
 
         Raises:
             SubmitTokenError: The token is malformed, or names another request.

@@ -46,17 +46,8 @@ def request_rollback(
 ) -> RollbackRow:
     """Note a rollback; again with the same token changes nothing.
 
-    Args:
-        store: The coordinator's.
-        audit: Its log.
-        run_id: The run.
-        to_round: The round whose adapter is to come back; 0 for the initial one.
-        submit_token: Names this request.
-        admin: Who asks.
-        clock: Unix seconds.
-
-    Returns:
-        The request, and the round whose place it took if it is done.
+    Round 0 stands for the initial adapter. The request that is returned names the round whose place
+    it took if it is done.
 
     Raises:
         UnknownRunError: There is no such run.

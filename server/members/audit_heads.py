@@ -61,11 +61,7 @@ class AuditHeadExchange:
         """Whose conflict with which newest head is in the audit log."""
 
     def exchange(self, silo_id: str, theirs: pb.AuditHead) -> pb.AuditHead:
-        """Take a silo's head and give the coordinator's.
-
-        Args:
-            silo_id: Of the client certificate.
-            theirs: As received.
+        """Take the head of the silo of the client certificate, and give the coordinator's.
 
         Raises:
             AuditHeadError: The head is malformed, or not signed by this silo.

@@ -41,22 +41,10 @@ def create_invite(
     admin: str,
     clock: Callable[[], float],
 ) -> Invite:
-    """Make an invite.
+    """Make an invite, with its secret, of which the store keeps the digest.
 
-    Args:
-        store: Keeps its digest.
-        audit: Told of it.
-        config: Says where silos dial.
-        trust: Whose issuing CA the silo pins.
-        root_key: The consortium root's 32-byte public key, which the silo pins.
-        silo_id: Who is invited.
-        ttl_s: How long it may be redeemed.
-        federation: What the admin calls it; empty stands for this coordinator's.
-        admin: Who asks.
-        clock: Unix seconds.
-
-    Returns:
-        The invite, with its secret.
+    The silo pins the issuing CA of ``trust`` and the consortium root, whose public key has 32
+    bytes. An empty ``federation`` stands for this coordinator's.
 
     Raises:
         EnrolmentError: The id or the lifetime is out of bounds.

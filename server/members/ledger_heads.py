@@ -100,10 +100,9 @@ class LedgerRollbacks:
 
 
 def ledger_echo(store: Store, roster: Roster, silo_id: str) -> round_pb2.LedgerEcho | None:
-    """What a silo is shown of itself beside a task.
+    """What a silo is shown of itself beside a task; None if it never took part.
 
-    Returns:
-        Its newest bundle, with what its signature covers; None if it never took part.
+    It is the silo's newest bundle, with what its signature covers.
     """
     row = _newest(store, roster, silo_id)
     if row is None:

@@ -64,12 +64,7 @@ def members_of(roster: SignedRoster, silos: Iterable[SiloRow]) -> tuple[Member, 
 
 
 def shortage(members: Sequence[Member], quorum: int) -> str:
-    """Why too few members may take part; empty if enough may.
-
-    Args:
-        members: The roster's silos.
-        quorum: With how many a round opens.
-    """
+    """Why too few of the roster's silos may take part; empty if at least ``quorum`` may."""
     out = [member for member in members if member.state in _OUT]
     left = len(members) - len(out)
     if left >= quorum or not out:
@@ -83,13 +78,7 @@ def shortage(members: Sequence[Member], quorum: int) -> str:
 
 
 def silence(members: Sequence[Member], quorum: int, now_unix_s: float) -> str:
-    """Why too few members are there; empty if enough are.
-
-    Args:
-        members: The roster's silos.
-        quorum: With how many a round opens.
-        now_unix_s: The time.
-    """
+    """Why too few of the roster's silos are there; empty if at least ``quorum`` are."""
     counted = [member for member in members if member.state not in _OUT]
     silent = [m for m in counted if now_unix_s - m.last_seen_unix_s > SILENT_S]
     left = len(counted) - len(silent)

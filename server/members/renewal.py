@@ -70,12 +70,9 @@ class Renewals:
         self._metrics = metrics
 
     def renew(self, peer: Peer, *, csr_der: bytes, signature: bytes) -> Renewed:
-        """Issue a silo's next certificate.
+        """Issue a silo's next certificate, beside the one that it called with.
 
-        Args:
-            peer: The silo, with the certificate that it called with.
-            csr_der: PKCS#10; only its key is used.
-            signature: By the silo's Ed25519 key.
+        Of the request, PKCS#10, only the key is used; the signature is by the silo's Ed25519 key.
 
         Raises:
             CertificateRequestError: Too large, malformed, unsigned, or not for a P-256 key.

@@ -37,14 +37,9 @@ PUBLIC_NAME: Final = "root.pub"
 
 
 def create_root(directory: Path, *, passphrase: bytes | None = None) -> Path:
-    """Make a root key.
+    """Make a root key in a directory of mode 0700, encrypted if there is a passphrase.
 
-    Args:
-        directory: Created with mode 0700.
-        passphrase: Encrypts the private key; nothing does if None.
-
-    Returns:
-        The path of the public key, which goes to the coordinator.
+    The path that is returned is that of the public key, which goes to the coordinator.
 
     Raises:
         RootKeyError: There is a key already.
@@ -71,15 +66,10 @@ def sign(
 ) -> SignedRoster:
     """Compare a roster with what its members report, show it, ask, and sign it.
 
-    Args:
-        roster: What to sign.
-        directory: The root's directory.
-        show: Is given the description of the roster.
-        confirm: Asks; True means yes.
-        expected: Fingerprints by silo, from another channel than the coordinator.
-        colluding: The c that the members agreed on. With it and every member's fingerprint nobody
-            is asked.
-        passphrase: Called if the key is encrypted.
+    ``show`` is given the description of the roster, ``confirm`` says yes by True, and
+    ``passphrase`` is called if the key is encrypted. ``expected`` has fingerprints by silo, from
+    another channel than the coordinator, and ``colluding`` is the c that the members agreed on:
+    with it and every member's fingerprint nobody is asked.
 
     Raises:
         RootKeyError: A fingerprint or c is another one, the answer was no, or the key cannot be

@@ -75,13 +75,10 @@ class RosterApprovals:
         )
 
     def approve(self, silo_id: str, *, epoch: int, sha256: bytes, signature: bytes) -> None:
-        """Keep one silo's approval.
+        """Keep the approval of the silo of the client certificate.
 
-        Args:
-            silo_id: Of the client certificate.
-            epoch: Of the roster that it saw.
-            sha256: Of the roster that it saw.
-            signature: Over the approval statement.
+        Epoch and digest are those of the roster that it saw; the signature is over the approval
+        statement.
 
         Raises:
             RosterError: Another roster is proposed, this one takes the root, or the approval is
@@ -105,10 +102,7 @@ class RosterApprovals:
                 )
 
     def approved(self) -> SignedRoster:
-        """Put the proposal and its approvals together.
-
-        Returns:
-            The roster, for whoever publishes it to verify.
+        """Put the proposal and its approvals together, for whoever publishes the roster to verify.
 
         Raises:
             RosterError: Nothing is proposed, or too few have approved it.

@@ -27,11 +27,7 @@ _UNSIGNED: Final = bytes(64)
 
 
 def propose(roster: Roster) -> SignedRoster:
-    """Give a roster the form of a signed one, with an empty place for the signature.
-
-    Returns:
-        A proposal; no verification accepts it.
-    """
+    """Give a roster the form of a signed one, with an empty signature that nothing accepts."""
     return SignedRoster(roster=roster, signature=_UNSIGNED)
 
 
@@ -50,10 +46,7 @@ def write_roster(path: Path, message: secagg_pb2.Roster) -> None:
 
 
 def read_roster(path: Path) -> SignedRoster:
-    """Read a roster file, signed or proposed.
-
-    Returns:
-        The roster, not verified.
+    """Read a roster file, signed or proposed, without verifying it.
 
     Raises:
         RosterError: It is absent or not a well-formed roster.
@@ -70,11 +63,7 @@ def read_roster(path: Path) -> SignedRoster:
 
 
 def describe_roster(roster: Roster) -> str:
-    """Say what a signature would mean.
-
-    Returns:
-        A text of several lines, with a digest of every key.
-    """
+    """Say what a signature would mean, in several lines, with a digest of every key."""
     lines = [
         f"federation {roster.federation}, epoch {roster.epoch}",
         f"coordinator key {fingerprint(roster.coordinator_key)}",

@@ -55,15 +55,10 @@ class Rosters:
         self._approvals = RosterApprovals(store=store, audit=audit, clock=clock)
 
     def propose(self, colluding: int, *, admin: str, epoch: int = 0) -> Roster:
-        """Propose the roster of everyone enrolled.
+        """Propose the roster of everyone enrolled; members may approve it from now on.
 
-        Args:
-            colluding: c; 0 for that of the roster in force, without one for the federation's least.
-            admin: Who asks.
-            epoch: Its number; 0 for the next one. After a restore silos may know newer ones.
-
-        Returns:
-            The unsigned roster, which members may approve from now on.
+        ``colluding`` is c; 0 for that of the roster in force, without one for the federation's
+        least. ``epoch`` 0 is the next one; after a restore silos may know newer ones.
 
         Raises:
             RosterError: So few silos cannot withstand c, or the epoch is not newer.
@@ -106,11 +101,7 @@ class Rosters:
         return roster
 
     def publish(self, signed: SignedRoster | None, *, admin: str) -> Roster:
-        """Make a roster the current one.
-
-        Args:
-            signed: By the root; None for the proposal with the approvals that it has.
-            admin: Who asks.
+        """Make a roster the current one: as signed, or the proposal with its approvals if None.
 
         Raises:
             RosterError: It does not follow from the one in force, or is not this coordinator's.

@@ -45,11 +45,8 @@ class Standing:
     ) -> None:
         """Bar at once whoever the store says may take no part.
 
-        Args:
-            store: Holds the standing.
-            audit: Told of every change.
-            liveness: What rounds ask whom they wait for.
-            changed: Wakes everything that waits for silos.
+        ``liveness`` is what rounds ask whom they wait for; ``changed`` wakes everything that waits
+        for silos.
         """
         self._store = store
         self._audit = audit
@@ -105,9 +102,7 @@ class Standing:
     def leave(self, silo_id: str, *, revoke: bool) -> None:
         """Take a silo at its word that it takes part no more; asking twice changes nothing.
 
-        Args:
-            silo_id: The caller.
-            revoke: Whether its certificates end too.
+        With ``revoke`` its certificates end too.
         """
         silo = self._silo(silo_id)
         if silo.left and not revoke:

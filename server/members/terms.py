@@ -73,11 +73,7 @@ def described(row: FederationRow) -> dict[str, str | int]:
 
 
 def require_federation(store: Store, asked: str = "") -> FederationRow:
-    """Return the federation, which must be the one that is asked for.
-
-    Args:
-        store: The coordinator's.
-        asked: Its name; empty stands for the only one.
+    """Return the federation, which must be the one asked for; empty stands for the only one.
 
     Raises:
         NoFederationError: There is none, or it has another name.

@@ -60,11 +60,7 @@ MAX_NAME_CHARS: Final = 40
 
 
 def certificate_sha256(certificate: x509.Certificate) -> bytes:
-    """Return the digest by which invites pin and the store names a certificate.
-
-    Returns:
-        SHA-256 of its DER form.
-    """
+    """Return the SHA-256 of the DER, by which invites pin and the store names a certificate."""
     return hashlib.sha256(der(certificate)).digest()
 
 
@@ -104,21 +100,14 @@ class Leaf:
         return b"".join(_pem(ca) for ca in (self.ca, *self.also_trusted))
 
     def save(self, directory: Path, name: str) -> None:
-        """Write ``<name>.pem``, ``<name>.key`` and ``ca.pem``.
-
-        Args:
-            directory: Created with mode 0700.
-            name: First part of the file names.
-        """
+        """Write ``<name>.pem``, ``<name>.key`` and ``ca.pem`` to a directory of mode 0700."""
         self.save_pair(directory, name)
         replace_file(directory / "ca.pem", (self.ca_pem,), mode=0o644)
 
     def save_pair(self, directory: Path, name: str) -> None:
         """Write ``<name>.key``, then ``<name>.pem``; a crash between them leaves no pair.
 
-        Args:
-            directory: Created with mode 0700.
-            name: First part of the file names.
+        The directory is created with mode 0700.
         """
         private_directory(directory)
         replace_file(directory / f"{name}.key", (self.key_pem,))
@@ -134,13 +123,9 @@ class CertificateAuthority:
 
     @classmethod
     def create(cls, name: str) -> CertificateAuthority:
-        """Make a new CA with a key of its own.
+        """Make a new CA with a key of its own, in memory only.
 
-        Args:
-            name: Shown in its subject, beside a random part.
-
-        Returns:
-            The CA, in memory only.
+        Its subject shows the name beside a random part.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         common_name = f"{name[:MAX_NAME_CHARS]} issuing CA {secrets.token_hex(4)}"
@@ -156,11 +141,7 @@ class CertificateAuthority:
 
     @classmethod
     def load(cls, directory: Path, *, passphrase: bytes | None = None) -> CertificateAuthority:
-        """Read a saved CA.
-
-        Args:
-            directory: Where :meth:`save` put it.
-            passphrase: Of its key, if that is encrypted; otherwise it is not looked at.
+        """Read a CA from where :meth:`save` put it; the passphrase counts if its key is encrypted.
 
         Raises:
             PkiError: A file is absent, unreadable, encrypted with another passphrase, or key and
@@ -190,11 +171,9 @@ class CertificateAuthority:
         return cls(certificate=certificate, key=key)
 
     def save(self, directory: Path, *, passphrase: bytes | None = None) -> None:
-        """Write ``ca.pem`` and ``ca.key``.
+        """Write ``ca.pem`` and ``ca.key``, encrypted if there is a passphrase.
 
-        Args:
-            directory: Created with mode 0700.
-            passphrase: Encrypts the key; nothing does if None.
+        The directory is created with mode 0700.
         """
         private_directory(directory)
         replace_file(directory / "ca.key", (private_pem(self.key, passphrase),))
@@ -206,10 +185,7 @@ class CertificateAuthority:
         return certificate_sha256(self.certificate)
 
     def issue_server(self, host_names: tuple[str, ...]) -> Leaf:
-        """Make the coordinator's server certificate.
-
-        Args:
-            host_names: DNS names and IP addresses.
+        """Make the coordinator's server certificate for DNS names and IP addresses.
 
         Raises:
             PkiError: A name is neither.
@@ -226,12 +202,7 @@ class CertificateAuthority:
         return Leaf(certificate=certificate, key=key, ca=self.certificate)
 
     def issue_admin(self, name: str, *, role: str = "admin") -> Leaf:
-        """Make an operator's client certificate.
-
-        Args:
-            name: Who it is for.
-            role: ``admin``, or ``viewer`` for reading only.
-        """
+        """Make an operator's client certificate; the role ``viewer`` is for reading only."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(
             key.public_key(),
@@ -243,12 +214,9 @@ class CertificateAuthority:
         return Leaf(certificate=certificate, key=key, ca=self.certificate)
 
     def issue_silo(self, csr_der: bytes, silo_id: str, *, federation: str) -> x509.Certificate:
-        """Sign a silo's request.
+        """Sign a silo's request, PKCS#10, of which only the key is used.
 
-        Args:
-            csr_der: PKCS#10; only its key is used.
-            silo_id: Whose certificate it becomes.
-            federation: The silo's trust domain.
+        ``federation`` is the silo's trust domain.
 
         Raises:
             CertificateRequestError: Malformed, not signed by its key, or not a P-256 key.
@@ -276,16 +244,10 @@ class CertificateAuthority:
         )
 
     def vouch_for(self, older: x509.Certificate) -> x509.Certificate:
-        """Certify the CA before this one.
+        """Certify the CA before this one, by name and key, for no longer than it is valid itself.
 
         A server certificate of the older CA is then good for those who know this one alone: who
         joined during a rotation with an invite that pins the newer CA.
-
-        Args:
-            older: Its self-signed certificate.
-
-        Returns:
-            A certificate for the same name and key, signed by this CA, no longer valid than it.
 
         Raises:
             PkiError: It has another kind of key.

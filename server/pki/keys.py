@@ -29,11 +29,7 @@ __all__ = [
 
 
 def create_signing_key(path: Path, *, passphrase: bytes | None = None) -> Ed25519PrivateKey:
-    """Make a key and write it, once.
-
-    Args:
-        path: The file.
-        passphrase: Encrypts the file; nothing does if None.
+    """Make a key and write it, once; encrypted if there is a passphrase.
 
     Raises:
         PkiError: The file exists.
@@ -76,11 +72,7 @@ def is_encrypted(path: Path) -> bool:
 
 
 def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> Ed25519PrivateKey:
-    """Read a private key.
-
-    Args:
-        path: The file.
-        passphrase: Of the file, if it is encrypted; otherwise it is not looked at.
+    """Read a private key; the passphrase counts if the file is encrypted.
 
     Raises:
         PkiError: Absent, open to other users, encrypted with another passphrase, or not an
@@ -103,24 +95,14 @@ def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> Ed25519P
 
 
 def public_key_pem(public_key: bytes) -> bytes:
-    """Encode a public key.
-
-    Args:
-        public_key: 32 bytes.
-    """
+    """Encode a public key of 32 bytes."""
     return Ed25519PublicKey.from_public_bytes(public_key).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
 
 
 def read_public_key(path: Path) -> bytes:
-    """Read a public key.
-
-    Args:
-        path: The PEM file.
-
-    Returns:
-        32 bytes.
+    """Read the 32 bytes of a public key from a PEM file.
 
     Raises:
         PkiError: Absent, not an Ed25519 public key, or one that proves nobody.

@@ -80,10 +80,7 @@ class ServerTls:
         return not_after_unix_s(self._leaf.certificate)
 
     def refresh(self) -> bool:
-        """Renew the certificate if it is time, and show what is trusted now.
-
-        Returns:
-            Whether there is a new certificate.
+        """Renew the certificate if it is time, and show what is trusted now; True if it is new.
 
         Raises:
             PkiError: A host name is malformed.
@@ -105,12 +102,8 @@ class ServerTls:
     ) -> grpc.ServerCredentials:
         """Make one port's credentials; what they present follows this object.
 
-        Args:
-            require_client: Whether a client needs a certificate of a trusted CA.
-            connected: Told of each connection before its handshake, on gRPC's own threads.
-
-        Returns:
-            For ``add_secure_port``.
+        With ``require_client`` a client needs a certificate of a trusted CA. ``connected`` is told
+        of each connection before its handshake, on gRPC's own threads.
         """
         given = self._shown
         lock = threading.Lock()

@@ -84,12 +84,10 @@ class Trust:
         passphrase: bytes | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Trust:
-        """Read the CAs; changes nothing on disk.
+        """Read the CAs from the directory of CA and server certificate; changes nothing on disk.
 
-        Args:
-            pki: The directory of CA and server certificate.
-            passphrase: Opens keys that are encrypted, and encrypts new ones.
-            clock: Decides when an overlap is over.
+        The passphrase opens keys that are encrypted, and encrypts new ones; the clock decides when
+        an overlap is over.
 
         Raises:
             PkiError: A file is absent or unreadable, or does not say what it must.
@@ -116,11 +114,7 @@ class Trust:
         return self.issuing if retiring is None else retiring.authority
 
     def certificates(self) -> tuple[x509.Certificate, ...]:
-        """Return every CA that is trusted now.
-
-        Returns:
-            The issuing one first.
-        """
+        """Return every CA that is trusted now, the issuing one first."""
         state, retiring = self._state, self.retiring
         older = () if retiring is None else (retiring.authority.certificate,)
         return (state.issuing.certificate, *older)
@@ -152,15 +146,11 @@ class Trust:
         name: str,
         noted: Callable[[CertificateAuthority, Retiring], None] = lambda _new, _old: None,
     ) -> Retiring:
-        """Make a new issuing CA.
+        """Make a new issuing CA; returns the one before, and until when it is trusted.
 
-        Args:
-            overlap_s: How long the present one is trusted beside it.
-            name: Shown in the new CA's subject.
-            noted: Told before anything changes; what it raises keeps everything as it is.
-
-        Returns:
-            The CA before, and until when it is trusted.
+        The present one is trusted beside it for ``overlap_s``; ``name`` is shown in the new one's
+        subject. ``noted`` is told before anything changes; what it raises keeps everything as it
+        is.
 
         Raises:
             CaRotationError: The overlap is out of bounds, or the last rotation is not over.
@@ -183,11 +173,8 @@ class Trust:
     def tidy(self, noted: Callable[[bytes], None] = lambda _digest: None) -> bytes | None:
         """Forget a CA whose overlap is over, and make good what a crash left undone.
 
-        Args:
-            noted: Told the digest of that CA before it is forgotten.
-
-        Returns:
-            The digest of the CA that was forgotten now; None if there was none.
+        ``noted`` is told the digest of that CA before it is forgotten. The digest is returned; None
+        if there was none.
         """
         state, forgotten = self._state, None
         if state.retiring is not None and self.retiring is None:

@@ -48,14 +48,9 @@ class Upkeep:
         """Whether a new certificate of the server is not in the log yet."""
 
     def rotate(self, overlap_s: int, *, admin: str) -> Retiring:
-        """Make a new issuing CA.
+        """Make a new issuing CA; returns the one before, and until when it is trusted.
 
-        Args:
-            overlap_s: How long the present one is trusted beside it.
-            admin: Who asks.
-
-        Returns:
-            The CA before, and until when it is trusted.
+        The present one is trusted beside it for ``overlap_s``.
 
         Raises:
             CaRotationError: The overlap is out of bounds, or another rotation is not over.

@@ -165,14 +165,9 @@ class AccessPolicy:
         self._clock = clock
 
     def admit(self, method: str, certificate_pem: bytes | None) -> Peer | None:
-        """Decide one call.
+        """Decide one call by its full method name and the certificate that TLS verified, if any.
 
-        Args:
-            method: The full method name.
-            certificate_pem: What TLS verified; None if there is none.
-
-        Returns:
-            The caller; None where the method needs none.
+        The caller is None where the method needs none.
 
         Raises:
             AccessError: The call is refused; the type says why.
@@ -282,11 +277,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler of a call.
-
-        Returns:
-            The wrapped handler, or None for a method that nobody serves.
-        """
+        """Wrap the handler of a call; None for a method that nobody serves."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

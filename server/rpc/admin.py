@@ -405,10 +405,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 async def _read_start(
     stream: AsyncIterator[pb.StartRunRequest],
 ) -> tuple[pb.StartRunOpening, bytes]:
-    """What a start asks for, and the bytes of the adapter that it starts from.
-
-    Args:
-        stream: The opening, then chunks of the adapter.
+    """What a start asks for, and the bytes of the adapter that come after it in chunks.
 
     Raises:
         MalformedMessageError: It is not what its opening says, or says too much.

@@ -23,11 +23,7 @@ _UNDECODABLE: Final = object()
 
 
 def guarded(deserialise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Let a deserialiser mark what it cannot read.
-
-    Returns:
-        The same, which never raises for what a caller sent.
-    """
+    """Let a deserialiser mark what it cannot read: it never raises for what a caller sent."""
 
     def read(content: bytes) -> Any:
         try:
@@ -39,10 +35,7 @@ def guarded(deserialise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def require_decoded(request: Any) -> Any:
-    """Return a request that was read.
-
-    Args:
-        request: What a guarded deserialiser returned.
+    """Return a request that a guarded deserialiser could read.
 
     Raises:
         MalformedMessageError: It is no message of its type.

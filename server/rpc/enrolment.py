@@ -82,11 +82,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServiceServicer):
         self._clock = clock
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
-        """Redeem an invite.
-
-        Returns:
-            The certificate, its CA and the consortium root's key.
-        """
+        """Redeem an invite for a certificate, its CA and the consortium root's key."""
         _ = context
         try:
             response = self._join(request)

@@ -58,8 +58,7 @@ Options = tuple[tuple[str, int], ...]
 def rounds_options(open_files: int) -> Options:
     """Return what silos and admins may take of the port with mutual TLS.
 
-    Args:
-        open_files: How many file descriptors the process may have.
+    ``open_files`` is how many file descriptors the process may have.
     """
     return (
         *_BOTH,
@@ -75,8 +74,7 @@ def rounds_options(open_files: int) -> Options:
 def enrolment_options(open_files: int) -> Options:
     """Return what anybody may take of the enrolment port.
 
-    Args:
-        open_files: How many file descriptors the process may have.
+    ``open_files`` is how many file descriptors the process may have.
     """
     return (
         *_BOTH,
@@ -119,14 +117,8 @@ class EnrolmentPort:
     ) -> None:
         """Nothing listens before the first look.
 
-        Args:
-            listen: host:port.
-            service: What is served.
-            interceptor: Around each call.
-            credentials: TLS, made anew for each opening.
-            invites: Say whether somebody can join.
-            open_files: How many file descriptors the process may have.
-            clock: Unix seconds.
+        ``credentials`` makes TLS anew for each opening, and ``invites`` says whether somebody can
+        join. ``open_files`` is how many file descriptors the process may have.
         """
         self._listen = listen
         self._service = service

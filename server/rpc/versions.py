@@ -50,11 +50,9 @@ class SiloVersions:
         self._said: dict[str, tuple[Version, float]] = {}
 
     def admit(self, silo_id: str, words: Iterable[tuple[Any, Any]] | None) -> Version:
-        """Judge the version of one call.
+        """Judge the version in the metadata of one call.
 
-        Args:
-            silo_id: Who calls, authenticated; empty for somebody who joins.
-            words: The call's metadata.
+        ``silo_id`` is authenticated; it is empty for somebody who joins.
 
         Raises:
             VersionError: It is malformed.
@@ -99,8 +97,7 @@ _LATER_KEYS: Final = {
 def plan_protocol(plan: Plan) -> int:
     """Return the protocol that a silo must speak to read a plan and take part in it.
 
-    Args:
-        plan: The plan; what it leaves out counts as not there.
+    What the plan leaves out counts as not there.
     """
     asked = (
         protocol
@@ -112,13 +109,9 @@ def plan_protocol(plan: Plan) -> int:
 
 
 def require_protocol(needed: int, theirs: Version, *, silo_id: str, what: str) -> None:
-    """Go on only if a silo knows something.
+    """Go on only if a silo knows something; it is known from the protocol ``needed`` on.
 
-    Args:
-        needed: The protocol from which on it is known.
-        theirs: What the silo runs.
-        silo_id: Who it is.
-        what: What is to be known, for people.
+    ``theirs`` is what the silo runs, ``what`` the thing to be known, for people.
 
     Raises:
         VersionMismatchError: It is too old; the text names both versions.

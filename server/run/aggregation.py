@@ -133,14 +133,10 @@ def aggregate(
 ) -> Aggregated:
     """Apply one sum.
 
-    Args:
-        plan: The run's plan.
-        previous: Published bytes of the adapter the deltas start from.
-        total: Unmasked sum modulo 2^32, uint32, delta then metrics block.
-        descriptor: What it was summed under.
-        survivors: Whose vectors are in it.
-        optimiser: The run's, as the release before this one left it. It moves on; applying the
-            same release again is allowed and gives the same bytes.
+    ``previous`` is the published adapter that the deltas start from, ``total`` the unmasked sum
+    modulo 2^32, uint32, delta then metrics block, summed under ``descriptor``. The optimiser is the
+    run's, as the release before this one left it. It moves on; applying the same release again is
+    allowed and gives the same bytes.
 
     Raises:
         OptimiserStateError: the optimiser has not seen the release before this one.
@@ -199,11 +195,9 @@ def aggregate(
 
 
 def require_usable(finished: Sequence[RoundFigures], plan: Plan) -> None:
-    """End a run whose last sums were all quarantined.
+    """End a run whose last sums, as many as its plan says, were all quarantined.
 
-    Args:
-        finished: Its closed releases, oldest first.
-        plan: Says how many in a row.
+    ``finished`` are its closed releases, oldest first.
 
     Raises:
         RunError: There are as many; the text says what to do.
@@ -222,12 +216,9 @@ def require_usable(finished: Sequence[RoundFigures], plan: Plan) -> None:
 def norm_ratio(finished: Sequence[RoundFigures], plan: Plan) -> float:
     """‖Δ̄‖ of the newest sum over the median of the run's earlier ones; noise is in all of them.
 
-    Args:
-        finished: Its closed releases, oldest first.
-        plan: Says whether the same factors are trained in each round.
-
-    Returns:
-        NaN before a fourth sum of the same factors, and where the median is zero.
+    ``finished`` are its closed releases, oldest first; the plan says whether the same factors are
+    trained in each round. NaN before a fourth sum of the same factors, and where the median is
+    zero.
     """
     sums = [done for done in finished if done.outcome == "aggregated"]
     if not sums:

@@ -295,10 +295,7 @@ class Attempts:
     ) -> None:
         """Note in the store how an attempt ended and whom it lost, and delete its secrets there.
 
-        Args:
-            identity: Which one.
-            outcome: How.
-            attempt: None if a restart could not continue it, so that nobody was waited for.
+        ``attempt`` is None if a restart could not continue it, so that nobody was waited for.
         """
         with self._context.store.transaction():
             if not _end(self._context.store, identity, outcome) or attempt is None:

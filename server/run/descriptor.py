@@ -50,17 +50,10 @@ def build_descriptor(
     adapter_sha256: bytes,
     now_unix_s: int,
 ) -> Descriptor:
-    """D for the silos that reported ready.
+    """D for the silos that reported ready, each with the environment families that it declares.
 
-    Args:
-        identity: Which aggregation.
-        plan: The run's plan.
-        plan_sha256: Of its TOML bytes.
-        roster: The published roster.
-        ready: Silo to the environment families it declares.
-        adapter: Published bytes of the global adapter.
-        adapter_sha256: Their digest, the head of the chain.
-        now_unix_s: Deadlines count from here, one plan phase each.
+    The adapter is the published one of the chain's head. Deadlines count from ``now_unix_s``, one
+    plan phase each.
     """
     spec = plan.spec
     release = spec.release

@@ -35,11 +35,9 @@ class RunOptimiser:
         self._optimiser = plan.optimiser()
 
     def ready_for(self, place: Place, *, dimension: int) -> Optimiser:
-        """The optimiser as the release before this one left it.
+        """The optimiser as the release before the one at ``place`` left it.
 
-        Args:
-            place: The release that it will move.
-            dimension: Coordinates that the round shares.
+        ``dimension`` counts the coordinates that the round shares.
 
         Raises:
             BlobError: A stored sum is missing or damaged.

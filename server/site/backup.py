@@ -52,10 +52,6 @@ READS: Final = 5
 def backup_to(path: Path, config: CoordinatorConfig) -> Manifest:
     """Write a backup to a new file, readable for its owner alone.
 
-    Args:
-        path: Must not exist.
-        config: The coordinator's.
-
     Raises:
         BackupError: The file exists, or the coordinator is not in a state to be backed up.
         AuditChainError: The audit log is broken.
@@ -84,11 +80,7 @@ def backup_to(path: Path, config: CoordinatorConfig) -> Manifest:
 
 
 def backup(sink: BinaryIO, config: CoordinatorConfig) -> Manifest:
-    """Write a backup to a stream.
-
-    Args:
-        sink: Need not be seekable.
-        config: The coordinator's.
+    """Write a backup to a stream, which need not be seekable.
 
     Raises:
         BackupError: The coordinator is not in a state to be backed up.

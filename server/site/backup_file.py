@@ -106,13 +106,10 @@ class Manifest:
 def write_backup(
     sink: BinaryIO, manifest: Manifest, contents: Mapping[str, Path | bytes], *, at_unix_s: int
 ) -> None:
-    """Write the file.
+    """Write the file to a stream, which need not be seekable.
 
-    Args:
-        sink: Need not be seekable.
-        manifest: Lists what follows.
-        contents: Of each file, by name; for a path its bytes are read now.
-        at_unix_s: For the members' times.
+    ``contents`` has each file that the manifest lists by its name; a path's bytes are read now.
+    ``at_unix_s`` is for the members' times.
 
     Raises:
         BackupError: A file is not what the manifest says any more.
@@ -154,9 +151,8 @@ class BackupReader:
     def files(self) -> Iterator[tuple[Member, Iterator[bytes]]]:
         """Go through the files; each one's bytes must be read to the end before the next.
 
-        Yields:
-            What the manifest says of a file, and its bytes. The last piece comes before the digest
-            is checked: nothing may be used before the iteration is over.
+        The last piece of a file comes before its digest is checked: nothing may be used before the
+        iteration is over.
 
         Raises:
             BackupError: The file is not what its manifest says.

@@ -53,11 +53,9 @@ class Founding:
 
 
 def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
-    """Make a data directory.
+    """Make a data directory of mode 0700.
 
-    Args:
-        data_dir: Created with mode 0700; left-overs of an interrupted founding are refused.
-        founding: What to make.
+    Left-overs of an interrupted founding are refused.
 
     Raises:
         ConfigurationError: There is a coordinator already, or a value is refused.
@@ -126,17 +124,11 @@ def create_configured(config: CoordinatorConfig, store: Store, audit: AuditLog) 
 def renew_admin(
     config: CoordinatorConfig, name: str, *, role: str = "admin", out: Path | None = None
 ) -> int:
-    """Issue a new operator's certificate for a day.
+    """Issue a new operator's certificate for a day, and return when it ends, Unix time.
 
-    Args:
-        config: The coordinator's configuration; its CA key must be readable.
-        name: Who it is for.
-        role: ``admin``, or ``viewer`` for reading only.
-        out: A directory for somebody else to carry away, with the certificate and where to dial;
-            this data directory's own ``admin`` if None.
-
-    Returns:
-        When it ends, Unix time.
+    The CA key must be readable. The role ``viewer`` is for reading only. ``out`` is a directory for
+    somebody else to carry away, with the certificate and where to dial; this data directory's own
+    ``admin`` if None.
 
     Raises:
         PkiError: The CA cannot be read, or the name is malformed.

@@ -68,11 +68,7 @@ class Restored:
 
 
 def restore(source: BinaryIO, data_dir: Path) -> Restored:
-    """Make a data directory from a backup.
-
-    Args:
-        source: The file; read once, from the beginning to the end.
-        data_dir: New or empty.
+    """Make a new or empty data directory from a backup, read once, from beginning to end.
 
     Raises:
         BackupError: The directory or the database is in use, or the file is refused.

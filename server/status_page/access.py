@@ -50,11 +50,7 @@ class PageAccess:
     """Decides one request at a time. Called from threads of the probe port."""
 
     def __init__(self, policy: AccessPolicy) -> None:
-        """Judge by a policy.
-
-        Args:
-            policy: That of the gRPC ports.
-        """
+        """Judge by the policy of the gRPC ports."""
         self._policy = policy
 
     def refusal(self, request: PageRequest) -> str:

@@ -62,14 +62,9 @@ def curve(
     description: str,
     shown: Callable[[Figure], str],
 ) -> Html:
-    """Draw a line with its band.
+    """Draw a line with its band, from 0 at the bottom to ``high`` at the top.
 
-    Args:
-        points: In order.
-        high: The value at the top; 0 is at the bottom.
-        title: What is drawn.
-        description: What it shows, in words.
-        shown: Writes a figure.
+    ``description`` says in words what it shows; ``shown`` writes a figure.
     """
     reach = high if high > 0 else 1.0
 
@@ -110,10 +105,7 @@ def curve(
 def columns(values: Sequence[Column], *, title: str, description: str) -> Html:
     """Draw columns of which a part is missing.
 
-    Args:
-        values: In order.
-        title: What is drawn.
-        description: What it shows, in words.
+    ``description`` says in words what they show.
     """
     most = max((value.whole for value in values), default=0) or 1
     wide = WIDTH / max(len(values), 1)

@@ -29,12 +29,7 @@ _TAKES_PART: Final = frozenset({SiloState.ROSTERED, SiloState.SITTING_OUT, SiloS
 
 
 def adapters(run: RunView, *, most: int) -> Html:
-    """Which adapter each round ended with, newest first.
-
-    Args:
-        run: The run.
-        most: How many are shown.
-    """
+    """Which adapter each round ended with, newest first, at most ``most`` of them."""
     shown = list(reversed(run.adapters[-most:]))
     older = bool(shown) and shown[-1].round > 0
     return joined(

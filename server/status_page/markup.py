@@ -86,11 +86,8 @@ def table(
 ) -> Html:
     """A table that stays one on a phone: there each row becomes a small block with its labels.
 
-    Args:
-        caption: What it is, for who does not see it.
-        heads: Of the columns.
-        rows: The cells of each row; the first is its header.
-        class_: Its layout (``style.py``).
+    The caption is for who does not see it, the first cell of a row is its header, and ``class_`` is
+    the layout (``style.py``).
     """
     titles = (element("th", head, scope="col", role="columnheader") for head in heads)
     return element(

@@ -90,11 +90,9 @@ class Observer:
         self._runs = _RunObserver(context, shown)
 
     def look(self, run_id: str = "", *, releases: int) -> Picture:
-        """Take a picture of now.
+        """Take a picture of now, with the newest ``releases`` of the run that is shown in full.
 
-        Args:
-            run_id: The run that is shown in full; empty for the one that matters now.
-            releases: How many of its newest releases are looked at.
+        An empty ``run_id`` stands for the run that matters now.
 
         Raises:
             UnknownRunError: There is no such run.

@@ -94,12 +94,9 @@ def run_page(picture: Picture, run: RunView, *, held: bool) -> bytes:
 
 
 def failure_page(title: str, text: str, *, again: bool) -> bytes:
-    """What is shown when there is no picture.
+    """What is shown when there is no picture: what is wrong in a few words, and what to do.
 
-    Args:
-        title: What is wrong, in a few words.
-        text: What to do.
-        again: Whether that may pass by itself, so that the page tries again.
+    With ``again`` that may pass by itself, so that the page tries again.
     """
     level = Level.ALARM if again else Level.SETUP
     section = element(

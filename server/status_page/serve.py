@@ -72,17 +72,10 @@ def status_page(
     shown: Callable[[], RunDriver | None],
     clock: Callable[[], float] = time.time,
 ) -> Callable[[PageRequest], PageAnswer | None]:
-    """Make the pages of one coordinator.
+    """Make the pages of one coordinator, for what is no probe in ``ops.probes.server.Probes``.
 
-    Args:
-        context: What its runs work with.
-        trust: Its CAs.
-        data_dir: Where its files are.
-        shown: The run that silos are told of now.
-        clock: Decides whether a certificate is valid.
-
-    Returns:
-        What ``ops.probes.server.Probes`` asks for what is no probe; None is what it does not know.
+    They answer None for what they do not know. ``shown`` gives the run that silos are told of now;
+    the clock decides whether a certificate is valid.
     """
     store = context.store
     policy = AccessPolicy(

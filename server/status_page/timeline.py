@@ -48,13 +48,9 @@ class _Round:
 def timeline(
     releases: Sequence[Release], current: Current | None, *, now_unix_s: float, most: int
 ) -> Html:
-    """Draw the newest rounds.
+    """Draw the newest rounds, at most ``most``, from releases with the oldest first.
 
-    Args:
-        releases: Oldest first.
-        current: What the run does now; None if it is not driven.
-        now_unix_s: The time of the picture.
-        most: How many rounds are drawn.
+    ``current`` is what the run does now; None if it is not driven.
     """
     rounds = [
         _Round(number=number, releases=tuple(members))

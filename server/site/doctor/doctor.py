@@ -25,12 +25,9 @@ __all__ = ["examine_coordinator"]
 def examine_coordinator(
     data_dir: Path, *, call: Callable[[], network.Called], told: Callable[[Finding], None]
 ) -> Checkup:
-    """Take every step.
+    """Take every step, and tell each finding as it is made.
 
-    Args:
-        data_dir: The coordinator's data directory.
-        call: One authenticated call.
-        told: Is given each finding as it is made.
+    ``call`` is one authenticated call.
     """
     return examine(_Coordinator(data_dir, call).checks(), told=told)
 

@@ -138,8 +138,7 @@ def judge_tls(config: CoordinatorConfig) -> Verdict:
 def judge_versions(running: Version | None) -> Verdict:
     """What is installed here, and what the coordinator that serves was started with.
 
-    Args:
-        running: What it says; None if it did not answer.
+    ``running`` is what it says; None if it did not answer.
     """
     ours = this_version()
     if running is None:
@@ -163,11 +162,7 @@ class Called:
 
 
 def judge_call(call: Callable[[], Called]) -> tuple[Verdict, Version | None]:
-    """One authenticated call.
-
-    Returns:
-        The verdict, and what the coordinator says that it runs if it answered.
-    """
+    """Make one authenticated call, which tells what the coordinator runs if it answers."""
     import grpc
 
     try:
