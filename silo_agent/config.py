@@ -360,12 +360,10 @@ def foreign_specs(tables: Any) -> dict[str, ForeignSpec]:
 
 
 def spec_of(kind: type[SpecT], table: Any, *, directory: Path | None = None) -> SpecT:
-    """A frozen dataclass of a table with its fields as keys.
+    """A frozen dataclass of a table as TOML gave it, with the dataclass's fields as keys.
 
-    Args:
-        kind: The dataclass; its annotations and defaults are what is checked.
-        table: As TOML gave it; a ready ``kind`` is taken as it is.
-        directory: What relative paths are relative to.
+    Annotations and defaults are what is checked; a ready ``kind`` is taken as it is. Relative paths
+    are relative to ``directory``.
 
     Raises:
         ValueError: With every problem found.

@@ -44,11 +44,9 @@ _TOKENS = "agent_tokens"
 
 
 class SiloMetrics:
-    """Every metric of one daemon.
+    """Every metric of one daemon, in a registry of its own if none is given.
 
-    Args:
-        registry: One of its own when absent.
-        families: Those that the silo declares, beside the built-in ones.
+    ``families`` are those that the silo declares, beside the built-in ones.
     """
 
     def __init__(
@@ -151,13 +149,10 @@ class SiloMetrics:
         successes: Mapping[str, int],
         figures: Mapping[str, float],
     ) -> None:
-        """Show one round of local work.
+        """Show one round of local work: episodes, and solved ones, per family.
 
-        Args:
-            episodes: Episodes per family.
-            successes: Solved ones per family.
-            figures: The method's own figures; ``last_loss``, ``agent_tokens`` and ``task_reward``
-                are shown where present.
+        ``figures`` are the method's own; ``last_loss``, ``agent_tokens`` and ``task_reward`` are
+        shown where present.
         """
         played = dict.fromkeys(self._families, 0)
         solved = dict.fromkeys(self._families, 0)

@@ -219,8 +219,7 @@ class Session:
     def close(self, *, keep_spool: bool = False) -> None:
         """Wipe secrets and what was answered; idempotent.
 
-        Args:
-            keep_spool: Leave the masked vector on disk for the next process to finish sending.
+        ``keep_spool`` leaves the masked vector on disk for the next process to finish sending.
         """
         self._state.wipe()
         self._answers.clear()

@@ -76,14 +76,9 @@ class Spool:
         header: MaskedInputHeader,
         descriptor_sha256: bytes,
     ) -> Self:
-        """Keep a masked vector durably.
+        """Keep a masked vector of uint32 ring elements durably; a missing directory is made.
 
-        Args:
-            directory: Made if it is missing.
-            identity: The aggregation the vector was masked for.
-            vector: Ring elements, uint32.
-            header: The signed statement of the upload; its digest is the vector's.
-            descriptor_sha256: Digest of the descriptor in force.
+        ``header`` is the signed statement of the upload; its digest is the vector's.
 
         Raises:
             SpoolError: The vector is not the header's, the identity has a spool, or the disk

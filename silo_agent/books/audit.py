@@ -114,12 +114,7 @@ class AuditLog(audit_log.AuditLog[SiloEvent]):
         clock: Callable[[], float] = time.time,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open or begin the log.
-
-        Args:
-            data_dir: The silo's data directory.
-            clock: Unix seconds.
-            on_failure: Counts a ``note`` that could not be written.
+        """Open or begin the log; ``on_failure`` counts a ``note`` that could not be written.
 
         Raises:
             AuditLogError: It cannot be opened, or its last record is unreadable.

@@ -230,14 +230,11 @@ def require_silo(data_dir: Path) -> None:
 
 
 def wipe(data_dir: Path, *, proofs: bool) -> Wiped:
-    """Delete what this silo holds; says what was there.
+    """Delete what a silo whose daemon does not run holds; says what was there.
 
-    Configuration and policy stay: they are the site's own text. An interrupted call is finished by
-    the next one.
-
-    Args:
-        data_dir: Of a silo whose daemon does not run.
-        proofs: Also the ledger, the adopted heads, the approvals and the audit log.
+    ``proofs`` are the ledger, the adopted heads, the approvals and the audit log; they go too if it
+    is set. Configuration and policy stay: they are the site's own text. An interrupted call is
+    finished by the next one.
 
     Raises:
         LocalStoreError: It is not a silo's, a daemon runs, or something could not be deleted.

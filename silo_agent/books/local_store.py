@@ -273,12 +273,8 @@ class LocalStore:
     ) -> None:
         """Report how one adapter did: a line for each row, all with the run and the round.
 
-        Args:
-            run_id: The run.
-            round_number: Of the global adapter.
-            adapter_sha256: Of the global adapter, also where the personal one was judged.
-            rows: One per environment, label and temperature.
-            personal: Whether what was judged is this silo's own.
+        A row is one environment, label and temperature. Round and digest are the global adapter's,
+        also where the silo's own ``personal`` one was judged.
 
         Raises:
             LocalStoreError: The disk refused.

@@ -17,16 +17,7 @@ __all__ = ["note_done"]
 
 
 def note_done(data: Path, event: SiloEvent, **details: Detail) -> str:
-    """Write one record, or say why it could not be written.
-
-    Args:
-        data: The silo's data directory.
-        event: What was done.
-        details: About it.
-
-    Returns:
-        What went wrong; empty where it is written.
-    """
+    """Write one record; what went wrong if it could not be written, else empty."""
     try:
         AuditLog(data).append(event, **details)
     except AuditLogError as error:

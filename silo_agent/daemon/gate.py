@@ -110,14 +110,9 @@ class Gate:
     ) -> None:
         """Go on only with a verified task that is allowed; its run is noted, and waits if it must.
 
-        Args:
-            task: The coordinator signed it.
-            plan: The plan that it names by digest.
-            work: Knows what this silo has, and how the plan's work fits this machine.
-            ledger: This silo's.
-            identity: This silo's.
-            echo: What came beside the task.
-            fetch: Gives a plan's bytes by digest; called where they are not noted yet.
+        The coordinator signed the task, which names the plan by digest; ``echo`` came beside it.
+        ``work`` knows what this silo has, and how the plan's work fits this machine. ``fetch``
+        gives a plan's bytes by digest, and is called where they are not noted yet.
 
         Raises:
             PolicyRefusalError: With the rule that fired.
@@ -224,11 +219,8 @@ class Gate:
     ) -> None:
         """Let a refusal have its effects, here and outside.
 
-        Args:
-            refusal: Of whatever raised it.
-            asked: The run and the step that the coordinator asked for; None if it asked for none.
-            audit: Takes it.
-            coordinator: Told its public reason, and nothing else.
+        ``asked`` is the run and the step that the coordinator asked for; None if it asked for none.
+        The coordinator is told the public reason, and nothing else.
 
         Raises:
             LocalStoreError: The disk refused the note about the run.

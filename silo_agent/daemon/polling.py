@@ -84,13 +84,10 @@ class Polling:
     ) -> None:
         """Wire the loop.
 
-        Args:
-            coordinator: Asked.
-            stopping: Ends the loop, and every pause of it.
-            obey: Acts on an instruction; says whether there was anything to do.
-            refuse: Told of a refusal of the guardian.
-            survive: Told of every other failure; what it raises ends the loop.
-            settle: Called after each instruction that was dealt with.
+        ``stopping`` ends the loop, and every pause of it. ``obey`` acts on an instruction and says
+        whether there was anything to do; ``refuse`` is told of a refusal of the guardian,
+        ``survive`` of every other failure, and what that raises ends the loop. ``settle`` is called
+        after each instruction that was dealt with.
         """
         self._coordinator = coordinator
         self._stopping = stopping

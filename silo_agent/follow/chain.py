@@ -91,12 +91,9 @@ class ChainFollower:
     ) -> None:
         """Delete what a crash left half-fetched.
 
-        Args:
-            coordinator: Publishes.
-            store: Keeps.
-            max_dimension: The longest vector that this site uploads.
-            admit: Raises for a verified record that the site does not follow.
-            adopting: Told of each record before it becomes the head.
+        ``max_dimension`` is the longest vector that this site uploads. ``admit`` raises for a
+        verified record that the site does not follow; ``adopting`` is told of each record before it
+        becomes the head.
         """
         self._admit = admit
         self._adopting = adopting
@@ -109,10 +106,8 @@ class ChainFollower:
     def sync(self, run_id: str, plan_of: Callable[[bytes], Plan], coordinator_key: bytes) -> Head:
         """Follow the chain of a run to its end.
 
-        Args:
-            run_id: The run.
-            plan_of: Finds the plan by the digest that the verified chain names.
-            coordinator_key: From the trusted roster.
+        ``plan_of`` finds the plan by the digest that the verified chain names; the key is from the
+        trusted roster.
 
         Raises:
             ChainMismatchError: the published chain contradicts what this silo adopted before.

@@ -44,14 +44,10 @@ class Published:
     ) -> None:
         """Begin with nothing at hand.
 
-        Args:
-            coordinator: Publishes.
-            identity: This silo, which pins the root.
-            store: Remembers epochs and heads.
-            max_dimension: The longest vector that this site uploads.
-            adopted: Told of the head each time a chain was followed to its end.
-            admit: Raises for a verified record that the site does not follow.
-            adopting: Told of each record before it becomes its run's head.
+        The identity pins the root, and the store remembers epochs and heads. ``max_dimension`` is
+        the longest vector that this site uploads. ``adopted`` is told of the head each time a chain
+        was followed to its end. ``admit`` raises for a verified record that the site does not
+        follow; ``adopting`` is told of each record before it becomes its run's head.
         """
         self._coordinator = coordinator
         self._identity = identity

@@ -76,11 +76,9 @@ class InviteRefusedError(IdentityError):
 
 
 def join(invite: Invite | str, data_dir: Path) -> Identity:
-    """Redeem an invite and store the new identity.
+    """Redeem an invite, or the admin's line for one, and store the new identity.
 
-    Args:
-        invite: The line from the admin, or what it parses to.
-        data_dir: The silo's data directory; created with mode 0700.
+    The silo's data directory is created with mode 0700.
 
     Raises:
         InviteRefusedError: The invite is malformed, expired, spent or unknown.

@@ -36,12 +36,7 @@ class Judge:
     """Judges what a daemon adopts."""
 
     def __init__(self, *, config: SiloConfig, store: LocalStore, metrics: SiloMetrics) -> None:
-        """Read what was judged before.
-
-        Args:
-            config: This silo.
-            store: Its reports.
-            metrics: Its own metrics, for the time that judging takes.
+        """Read what was judged before; the metrics are for the time that judging takes.
 
         Raises:
             LocalStoreError: The evaluation file is damaged.
@@ -53,12 +48,7 @@ class Judge:
         self._judged = {(row["run"], int(row["round"])) for row in store.evaluations()}
 
     def take(self, record: AdapterRecord, plan: Plan) -> bool:
-        """Whether an adopted adapter is to be judged; said once for each.
-
-        Args:
-            record: Of the adapter.
-            plan: Says how often.
-        """
+        """Whether an adopted adapter is to be judged, by the plan; said once for each."""
         key = (record.run_id, record.round)
         due = record.round % plan.evaluate.every_rounds == 0 or record.round == plan.rounds.count
         if plan.evaluate.held_out == 0 or not self._config.evaluate or not due:
@@ -71,12 +61,7 @@ class Judge:
 
     @spanned("evaluate")
     def judge(self, evolver: Evolver, head: Head, plan: Plan) -> None:
-        """Judge an adopted adapter, and the silo's own beside it where it keeps one.
-
-        Args:
-            evolver: The plan's method.
-            head: The adapter.
-            plan: Says how.
+        """Judge an adopted adapter as the plan says, and the silo's own where it keeps one.
 
         Raises:
             EvolveError: The method cannot judge it.
@@ -101,12 +86,6 @@ def judge_and_keep(
     evolver: Evolver, asked: Sequence[Evaluation], *, store: LocalStore, run_id: str
 ) -> None:
     """Judge adapters one after the other, each kept before the next is begun.
-
-    Args:
-        evolver: The method.
-        asked: What to judge.
-        store: Where the rows go.
-        run_id: The run they are of.
 
     Raises:
         EvolveError: The method cannot judge one of them.

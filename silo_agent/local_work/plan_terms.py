@@ -51,13 +51,9 @@ _TRAINED_APART: Final = frozenset({"ditto", "finetune"})
 def evolver_setup(
     config: SiloConfig, plan: Plan, *, state_dir: Path, privacy: PrivacySpec | None
 ) -> EvolverSetup:
-    """What this silo gives the plan's method.
+    """What this silo gives the plan's method, with ``state_dir`` for the method's stores.
 
-    Args:
-        config: This silo.
-        plan: Names the method.
-        state_dir: For the method's stores.
-        privacy: The plan's; None for work whose result never leaves the silo.
+    ``privacy`` is the plan's; None for work whose result never leaves the silo.
 
     Raises:
         EvolverSetupError: An option of the silo's cannot go with the plan's aggregation.
@@ -193,13 +189,8 @@ def work_of(
 ) -> Work:
     """One round as the method is asked for it.
 
-    Args:
-        plan: The run's.
-        layout: Of the shared vector.
-        task: The round.
-        adapter: All factors of the global adapter.
-        seed: This silo's own.
-        reserve: Charges ``record_local``; other modes do not see it.
+    ``adapter`` has all factors of the global adapter, and ``seed`` is this silo's own. ``reserve``
+    charges ``record_local``; other modes do not see it.
     """
     spec = plan.spec
     protects = LocalPrivacy(spec=spec, reserve=reserve if spec.mode is Mode.RECORD_LOCAL else None)
@@ -225,13 +216,8 @@ def step_work_of(
 ) -> StepWork:
     """One release of ``record_distributed`` as the method is asked for it.
 
-    Args:
-        plan: The run's.
-        layout: Of the shared vector, in its order.
-        identity: The release.
-        adapter: All factors at that step.
-        adapter_sha256: Their identity.
-        seed: This silo's own.
+    ``layout`` is of the shared vector, in its order; ``adapter`` has all factors at that step, and
+    the digest is their identity. ``seed`` is this silo's own.
     """
     names = tuple(tensor.name for tensor in layout.specs)
     return StepWork(

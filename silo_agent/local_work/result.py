@@ -204,8 +204,7 @@ class KeptResults:
     def keep(self, result: Result) -> tuple[str, int] | None:
         """Keep a result in the place of its run's older one.
 
-        Returns:
-            Run and round of the result that had to go to make room, if one had to.
+        Returns run and round of the result that had to go to make room, if one had to.
         """
         self._newest.pop(result.run_id, None)
         self._newest[result.run_id] = result
@@ -227,14 +226,8 @@ def result_of(
 ) -> Result | None:
     """Do a round's work; None where the silo is silent about it.
 
-    Args:
-        method: Gives the plan's method, made by the first job that needs it.
-        work: Makes the round's work.
-        task: The round.
-        plan: The run's.
-        layout: Of the shared vector.
-        reservation: Charges ``record_local``; settled here.
-        on_failure: Counts a round that failed.
+    ``method`` gives the plan's method, made by the first job that needs it. ``reservation`` charges
+    ``record_local`` and is settled here; ``on_failure`` counts a round that failed.
 
     Raises:
         WorkCalledOffError: Nobody asks for the round any more, and nothing of it was begun.

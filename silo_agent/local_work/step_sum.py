@@ -36,13 +36,9 @@ def fulfil(
     empty: Callable[[], UnitSum],
     on_failure: Callable[[], None],
 ) -> None:
-    """Compute the sum into its future.
+    """Compute the sum into its future, which is running and nobody else's to end.
 
-    Args:
-        future: Running, and nobody else's to end.
-        compute: Makes the sum.
-        empty: Makes the sum without units.
-        on_failure: Counts a sum that could not be made.
+    ``empty`` makes the sum without units; ``on_failure`` counts a sum that could not be made.
     """
     try:
         made = compute()
@@ -64,12 +60,7 @@ def fulfil(
 
 
 def empty_sum(spec: PrivacySpec, dimension: int) -> UnitSum:
-    """A sum without units.
-
-    Args:
-        spec: The plan's.
-        dimension: Of the shared vector.
-    """
+    """A sum without units, of the plan's privacy and the shared vector's dimension."""
     release = spec.release
     grid = Grid(clip_l2=release.clip_l2, steps=release.grid, dimension=dimension)
     return UnitSum(grid, max_units=release.max_units)

@@ -99,18 +99,12 @@ class LocalWork:
     ) -> None:
         """Start the thread.
 
-        Args:
-            config: This silo.
-            coordinator: Told when a round is ready.
-            store: The silo's own reports.
-            metrics: The silo's own metrics.
-            audit: The silo's own audit log; takes charges.
-            ledger_of: The ledger that is open now; local training is charged to it.
-            seed_of: A secret seed for a run id. Without it a second run of one plan would make the
-                very same deltas, and the difference of two sums would be one silo's.
-            allow: Raises where the operator has taken an accepted task back.
-            refuse: Acts on a refusal that a round's work came to.
-            limits: Of the site's policy; those on time and disk are kept here.
+        The coordinator is told when a round is ready, and the silo's own audit log takes charges.
+        Local training is charged to the ledger that ``ledger_of`` says is open now. ``seed_of``
+        makes a secret seed for a run id: without it a second run of one plan would make the very
+        same deltas, and the difference of two sums would be one silo's. ``allow`` raises where the
+        operator has taken an accepted task back, and ``refuse`` acts on a refusal that a round's
+        work came to. Of the site's limits those on time and disk are kept here.
         """
         self._config = config
         self._limits, self._allow, self._tell_refusal = limits, allow, refuse

@@ -50,13 +50,9 @@ def write_default(path: Path) -> None:
 def write_for_plan(path: Path, plan: Plan, *, accept_no_privacy: bool = False) -> None:
     """Write a commented policy that allows what one plan asks for, and as little more as possible.
 
-    It replaces the starter file that refuses everything, if nobody has edited that.
-
-    Args:
-        path: Where.
-        plan: The plan.
-        accept_no_privacy: Whether the operator accepts what a plan of mode ``none`` gives up;
-            without it such a plan stays refused until the line is uncommented.
+    It replaces the starter file that refuses everything, if nobody has edited that. Without
+    ``accept_no_privacy``, the operator's word for what a plan of mode ``none`` gives up, such a
+    plan stays refused until the line is uncommented.
 
     Raises:
         PolicyFileError: There is a file, or it cannot be written.

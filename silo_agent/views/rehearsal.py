@@ -146,10 +146,7 @@ class Rehearsal(Coordinator):
     ) -> None:
         """Say everything that one attempt takes, and what surrounds it.
 
-        Args:
-            attempt: What it is made from.
-            header: The real upload's, where it was made.
-            spool: The real upload, where it was made.
+        Header and spool are the real upload's, where it was made.
         """
         identity, me = attempt.identity, attempt.silo_id
         peers = tuple(silo for silo in attempt.cohort if silo != me)
