@@ -26,11 +26,7 @@ Field = int | bool | float | str | bytes | tuple["Field", ...]
 
 
 def encode(domain: str, *fields: Field) -> bytes:
-    """Encode the fields under a domain.
-
-    Args:
-        domain: What the encoding is for, e.g. ``chorale/v1/key-bundle``.
-        fields: The values, in the order their purpose fixes.
+    """Encode the fields under a domain such as ``chorale/v1/key-bundle``, in the order it fixes.
 
     Raises:
         ParameterError: A value has no canonical encoding.

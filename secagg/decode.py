@@ -42,10 +42,7 @@ def centred_lift(vector: Vector) -> SignedVector:
 
 
 def split_sum(vector: Vector, descriptor: Descriptor) -> DecodedSum:
-    """Lift an unmasked sum and part it into delta and metrics.
-
-    Returns:
-        Views into the vector.
+    """Lift an unmasked sum and part it into delta and metrics, which are views into the vector.
 
     Raises:
         ParameterError: Another dtype, layout or length.

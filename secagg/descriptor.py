@@ -234,10 +234,7 @@ def sign_descriptor(descriptor: Descriptor, coordinator_key: Ed25519PrivateKey) 
 
 
 def verify_descriptor(signed: SignedDescriptor, roster: Roster) -> Parameters:
-    """Check the coordinator's signature and then the descriptor itself.
-
-    Returns:
-        The sizes of the aggregation.
+    """Check the coordinator's signature and then the descriptor; gives the aggregation's sizes.
 
     Raises:
         VerificationError: descriptor_signature, or a check of `check_descriptor`.
@@ -251,10 +248,7 @@ def verify_descriptor(signed: SignedDescriptor, roster: Roster) -> Parameters:
 
 
 def check_descriptor(descriptor: Descriptor, roster: Roster) -> Parameters:
-    """Check a descriptor against the roster and the rules of the protocol.
-
-    Returns:
-        The sizes of the aggregation.
+    """Check a descriptor against the roster and the protocol; gives the aggregation's sizes.
 
     Raises:
         VerificationError: The first check that fails.
@@ -329,9 +323,7 @@ def _check_no_wrap(descriptor: Descriptor) -> None:
 def check_identity(identity: AggregationId, newest: AggregationId | None) -> None:
     """Refuse an aggregation that is not strictly newer than the newest seen in its run.
 
-    Args:
-        identity: The aggregation about to begin.
-        newest: The newest of the same run in the silo's durable ledger; None before the first.
+    `newest` is of the same run in the silo's durable ledger; None before the first.
 
     Raises:
         VerificationError: identity.

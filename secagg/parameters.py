@@ -16,17 +16,11 @@ MAX_SILOS: Final = 200
 
 
 def threshold(n: int, c: int) -> int:
-    """Return t = max(⌊(n+c)/2⌋ + 1, c + 2).
+    """Return t = max(⌊(n+c)/2⌋ + 1, c + 2), of n = 3 to 200 silos of which c ≥ 1 may collude.
 
-    The first term is the least t with 2t > n + c (Bonawitz et al. 2017, security against an active
-    server); the second keeps two honest silos in every released sum.
-
-    Args:
-        n: Cohort size, 3 to 200.
-        c: Colluding silos assumed, at least 1.
-
-    Returns:
-        The number of silos that must answer for a sum to be released.
+    So many silos must answer for a sum to be released. The first term is the least t with 2t > n +
+    c (Bonawitz et al. 2017, security against an active server); the second keeps two honest silos
+    in every released sum.
 
     Raises:
         ParameterError: n or c out of range, or t would exceed n.

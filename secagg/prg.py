@@ -123,11 +123,8 @@ class MaskStreams:
     Feed consecutive pieces to `apply`; together they are masked as the whole vector would be. Close
     it, or use it as a context, so that its threads end and its buffers are overwritten.
 
-    Args:
-        masks: The keystreams.
-        words: Length of the whole vector. Needed for more than one thread, so that nothing is made
-            beyond the end.
-        threads: How many threads make keystreams, the caller's included.
+    `words` is the length of the whole vector, needed for more than one thread, so that nothing is
+    made beyond the end. `threads` threads make keystreams, the caller's included.
     """
 
     __slots__ = ("_ahead", "_count", "_position", "_streams", "_words")

@@ -265,14 +265,10 @@ def follow_rosters(
 ) -> Roster:
     """Accept rosters one after the other, from the one accepted last or from one the root signed.
 
-    Args:
-        rosters: In ascending order of epoch; the first may be the one accepted last.
-        root_public_key: The root whose digest the silo pinned.
-        last_epoch: The newest epoch this silo has accepted; 0 before the first.
-        last_sha256: Digest of the roster accepted then.
-
-    Returns:
-        The last of them.
+    They come in ascending order of epoch, and the first may be the one accepted last; the last of
+    them is returned. The silo pinned the digest of the root's key. `last_epoch` is the newest that
+    this silo has accepted, 0 before the first, and `last_sha256` the digest of the roster accepted
+    then.
 
     Raises:
         VerificationError: roster_signature, roster_epoch or roster_approvals.

@@ -69,11 +69,7 @@ def lagrange_weights(
 def split(secret: Secret, n: int, t: int, entropy: Entropy) -> tuple[bytes, ...]:
     """Split a 32-byte secret into n shares of 33 bytes of which any t give it back.
 
-    Args:
-        secret: 32 bytes.
-        n: Number of shares; share k (from 0) belongs to x = k + 1.
-        t: Shares needed.
-        entropy: Source of the polynomial.
+    Share k, from 0, belongs to x = k + 1; the entropy makes the polynomial.
 
     Raises:
         ParameterError: Sizes that make no sense, or an entropy source that is stuck.
@@ -91,11 +87,7 @@ def is_share(share: Secret) -> bool:
 
 
 def combine(shares: Mapping[int, bytes], t: int) -> bytes:
-    """Give back the secret from the t shares of lowest x.
-
-    Args:
-        shares: Share by x; at least t of them.
-        t: Shares needed.
+    """Give back the secret from the t shares of lowest x, of at least t by x.
 
     Raises:
         VerificationError: Too few shares, or values that cannot come from a 32-byte secret.
@@ -127,11 +119,7 @@ class Interpolation:
     def open(self, shares: Mapping[int, bytes]) -> Opened:
         """Give back the secret behind the shares at this object's points.
 
-        Args:
-            shares: Share by x, at these points and perhaps further ones.
-
-        Returns:
-            The secret, and whether the further shares agree.
+        If there are shares by x at further points, it says whether they agree.
 
         Raises:
             VerificationError: A share is no field element, or no 32-byte secret is behind them.

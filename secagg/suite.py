@@ -165,13 +165,10 @@ def is_low_order(public_key: bytes) -> bool:
 
 
 def derive_key(secret: Secret, purpose: str, ctx: bytes, *names: str) -> bytes:
-    """Derive a 32-byte key for one purpose in one aggregation.
+    """Derive a 32-byte key for one of PURPOSES from a shared secret or a seed.
 
-    Args:
-        secret: A shared secret or a seed.
-        purpose: One of PURPOSES.
-        ctx: The 32-byte context of the aggregation.
-        names: Silo ids, in the order the purpose fixes.
+    `ctx` has 32 bytes and is one aggregation's; the names are silo ids, in the order the purpose
+    fixes.
 
     Raises:
         ParameterError: Unknown purpose, or a ctx of another length.

@@ -55,11 +55,8 @@ def check_bundle(
 ) -> None:
     """Check a bundle's signature, that its keys are new, and that none has low order.
 
-    Args:
-        roster: The verified roster.
-        descriptor_sha256: Digest of the descriptor the bundle must be signed for.
-        bundle: The bundle.
-        seen: Keys of the bundles before it; this bundle's are added once it is accepted.
+    It must be signed for the descriptor of this digest, and the roster is verified. `seen` has the
+    keys of the bundles before it; this bundle's are added once it is accepted.
 
     Raises:
         VerificationError: bundle_signature, key_distinct or low_order_key.
@@ -82,13 +79,9 @@ def check_bundle(
 def check_families(metrics: MetricsLayout, bundles: Collection[KeyBundle], least: int) -> None:
     """Check that no figure of the metrics block is about fewer silos than a sum may be about.
 
-    A family with coordinates must be declared by enough silos of U1. So must ``other``: each silo
-    counted for it declares a family that has no coordinates of its own.
-
-    Args:
-        metrics: The descriptor's metrics block.
-        bundles: The bundles of U1, their signatures checked.
-        least: max(t, n_min).
+    A family with coordinates must be declared by enough silos of U1, max(t, n_min). So must
+    ``other``: each silo counted for it declares a family that has no coordinates of its own. The
+    signatures of the bundles, those of U1, were checked.
 
     Raises:
         VerificationError: metrics_families.

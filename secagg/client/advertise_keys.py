@@ -22,10 +22,7 @@ from secagg.verification import check_bundle, check_families, check_ordered_subs
 
 
 def begin(setup: ClientSetup) -> tuple["AdvertiseKeys", KeyBundle]:
-    """Check the setup, make the keys of this aggregation and advertise them.
-
-    Returns:
-        The first state and the message of R0.
+    """Check the setup, make the keys of this aggregation and give the message of R0.
 
     Raises:
         VerificationError: The descriptor is refused; no key was made.

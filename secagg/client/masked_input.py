@@ -59,13 +59,9 @@ class MaskedInput(ClientState):
         raise self._unexpected(message)
 
     def mask(self, vector: Vector) -> tuple[ConsistencyCheck, MaskedInputHeader]:
-        """Mask the vector in place, tile by tile.
+        """Mask the vector in place, tile by tile, and sign the statement of the upload.
 
-        Args:
-            vector: Ring elements, little-endian uint32, exactly `words` of them.
-
-        Returns:
-            The next state and the signed statement of the upload.
+        The vector holds exactly `words` ring elements, little-endian uint32.
 
         Raises:
             UnexpectedMessageError: This state is over.

@@ -11,11 +11,9 @@ from secagg.verification import check_bundle, check_families
 
 
 def open_aggregation(descriptor: SignedDescriptor, roster: SignedRoster) -> "CollectBundles":
-    """Open R0 for the cohort of a descriptor.
+    """Open R0 for the cohort of a descriptor, which is checked as the silos will check it.
 
-    Args:
-        descriptor: As signed by the coordinator; checked as the silos will check it.
-        roster: Already accepted by `verify_roster`.
+    The roster has already been accepted by `verify_roster`.
 
     Raises:
         VerificationError: The silos would refuse this descriptor.
@@ -37,10 +35,7 @@ class CollectBundles(ServerState[KeyBundle]):
         self._seen_keys: set[bytes] = set()
 
     def receive(self, message: KeyBundle) -> bool:
-        """Take one bundle.
-
-        Returns:
-            Whether it is new.
+        """Take one bundle, and say whether it is new.
 
         Raises:
             UnexpectedMessageError: The state is closed.

@@ -51,10 +51,7 @@ class CollectConsistency(ServerState[ConsistencySignature]):
         return self._aggregation.parameters.t
 
     def receive(self, message: ConsistencySignature) -> bool:
-        """Take one signature.
-
-        Returns:
-            Whether it is new.
+        """Take one signature, and say whether it is new.
 
         Raises:
             UnexpectedMessageError: The state is closed.

@@ -44,10 +44,9 @@ class CollectMaskedInputs(ServerState[MaskedInputHeader]):
         return frozenset(self._announced)
 
     def expect(self, header: MaskedInputHeader) -> bool:
-        """Take the signed header that opens an upload.
+        """Take the signed header that opens an upload, and say whether it is new.
 
-        Returns:
-            Whether it is new; the same header again resumes the upload.
+        The same header again resumes the upload.
 
         Raises:
             UnexpectedMessageError: The survivors have been declared.
@@ -68,14 +67,9 @@ class CollectMaskedInputs(ServerState[MaskedInputHeader]):
         return True
 
     def completed(self, silo_id: str, masked_sha256: bytes) -> bool:
-        """Record that a silo's bytes have arrived in full.
+        """Record that a silo's bytes have arrived in full, and say whether they had not before.
 
-        Args:
-            silo_id: The silo.
-            masked_sha256: Digest of the bytes as received.
-
-        Returns:
-            Whether the upload was not complete before.
+        The digest is that of the bytes as received.
 
         Raises:
             UnexpectedMessageError: The survivors have been declared, or no header came before.

@@ -28,10 +28,7 @@ class CollectShares(ServerState[ShareBoxes]):
         return self._ctx
 
     def receive(self, message: ShareBoxes) -> bool:
-        """Take one silo's boxes.
-
-        Returns:
-            Whether they are new.
+        """Take one silo's boxes, and say whether they are new.
 
         Raises:
             UnexpectedMessageError: The state is closed.
@@ -44,10 +41,7 @@ class CollectShares(ServerState[ShareBoxes]):
         return True
 
     def close(self) -> tuple[CollectMaskedInputs, Mapping[str, BoxDelivery]]:
-        """Fix U2.
-
-        Returns:
-            The next state and, for each silo of U2, every header with its own boxes.
+        """Fix U2, and give each silo of it every header with its own boxes.
 
         Raises:
             VerificationError: shares_size.

@@ -84,10 +84,7 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
         return self._aggregation.parameters.t
 
     def receive(self, message: UnmaskingShares) -> bool:
-        """Take one silo's shares and keep the good ones.
-
-        Returns:
-            Whether they are new.
+        """Take one silo's shares, keep the good ones, and say whether they are new.
 
         Raises:
             UnexpectedMessageError: The state is closed.
@@ -120,10 +117,7 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
         return True
 
     def finish(self) -> Unmasking:
-        """Recover the secrets.
-
-        Returns:
-            The masks to take off the accumulator.
+        """Recover the secrets of the masks to take off the accumulator.
 
         Raises:
             UnexpectedMessageError: Already finished.

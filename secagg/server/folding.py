@@ -49,9 +49,7 @@ class Fold:
     def add(self, total: Vector, masked: Masked) -> None:
         """Add the upload's next tile to the sum's, in place.
 
-        Args:
-            total: A tile of the sum.
-            masked: The tile of the upload; it must stay as it is until the next call.
+        The upload's must stay as it is until the next call.
 
         Raises:
             ParameterError: Another dtype, layout or length; nothing changed.

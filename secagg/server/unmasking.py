@@ -27,9 +27,8 @@ class Unmasking:
     def apply(self, accumulator: Vector, *, threads: int = DEFAULT_THREADS) -> None:
         """Subtract every mask from the accumulator in place, tile by tile.
 
-        Args:
-            accumulator: Σ y_i mod 2^32 over U3, little-endian uint32; may be a memory map.
-            threads: How many threads make keystreams, the caller's included.
+        The accumulator is Σ y_i mod 2^32 over U3, little-endian uint32, and may be a memory map.
+        `threads` threads make keystreams, the caller's included.
 
         Raises:
             ParameterError: Another dtype, layout or length; nothing changed.
