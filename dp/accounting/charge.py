@@ -118,12 +118,9 @@ def run_charges(
 ) -> tuple[Charge, ...]:
     """What a whole run costs at most.
 
-    Args:
-        spec: The plan's.
-        releases: Attempts that reach the upload, spare ones included.
-        first_steps: How many of them are of step 0; all when not given.
-        trainings: Local trainings; when not given as many as releases, for each of them may have
-            needed one of its own.
+    ``releases`` are the attempts that reach the upload, spare ones included, of which
+    ``first_steps`` are of step 0; all when not given. Local trainings are as many as releases when
+    not given, for each of them may have needed one of its own.
     """
     firsts = releases if first_steps is None else first_steps
     if not 0 <= firsts <= releases:

@@ -78,13 +78,10 @@ def rdp_subsampled(q: float, z: float, steps: int) -> Divergences:
 
 
 def epsilon(rdp: npt.ArrayLike, delta: float) -> float:
-    """ε at δ from the divergences at ``ORDERS``.
+    """ε ≥ 0 at δ from the divergences at ``ORDERS``; inf where they support no finite value.
 
     ε = min_α [R(α) + ln(1 − 1/α) − ln(δα)/(α−1)]: Canonne–Kamath–Steinke, arXiv 2004.00010,
-    Prop. 12. Divergences that are all exactly zero give ε = 0.
-
-    Returns:
-        ε ≥ 0, or inf where the divergences support no finite value.
+    Proposition 12. Divergences that are all exactly zero give ε = 0.
     """
     if not 0.0 < delta < 1.0:
         raise SpecError(f"delta must lie in (0, 1), got {delta!r}")
@@ -103,11 +100,8 @@ def epsilon(rdp: npt.ArrayLike, delta: float) -> float:
 def calibrate(*, target_epsilon: float, delta: float, steps: int, q: float = 1.0) -> float:
     """Least noise multiplier, to 1e-6 relative from above, that keeps ε at or below the target.
 
-    Args:
-        target_epsilon: ε not to be passed.
-        delta: The δ it is stated at.
-        steps: Number of charged releases, spare attempts included.
-        q: Poisson sampling rate; 1 for no sampling.
+    ``steps`` counts charged releases, spare attempts included; ``q`` is the Poisson sampling rate,
+    1 for no sampling.
 
     Raises:
         SpecError: If no noise multiplier below 1e9 reaches the target.
@@ -146,11 +140,9 @@ def joint_noise_multiplier(z1: float, z2: float) -> float:
 
 
 def charged_attempts(rounds: int, spare_attempts: int | None = None) -> int:
-    """Releases a plan reserves: its rounds and the attempts that may abort after upload.
+    """Releases a plan reserves: its T rounds and the attempts that may abort after upload.
 
-    Args:
-        rounds: Planned rounds T.
-        spare_attempts: Attempts beyond T; ⌈0.2·T⌉ when not given.
+    ``spare_attempts`` are those beyond T; ⌈0.2·T⌉ when not given.
     """
     if rounds < 1:
         raise SpecError(f"a plan has at least one round, got {rounds}")

@@ -86,14 +86,13 @@ def silos_needed(
 ) -> int:
     """Least number of silos whose predicted cosine reaches ``min_cosine``.
 
-    Args:
-        min_cosine: The gate, in (0, 1).
-        noise_multiplier: z of the delta.
-        dimension: d.
-        divisor: k as a function of n that does not decrease; ``undivided`` is the lower bound
-            over all protocols, ``alone`` is ``record_local``.
-        expected_units: B̄; 1 for a delta.
-        signal_fraction: Norm of the mean in multiples of the clip.
+    The gate is in (0, 1). ``divisor`` is k as a function of n that does not decrease: ``undivided``
+    is the lower bound over all protocols, ``alone`` is ``record_local``. The rest is as in
+    ``predicted_cosine``.
+
+    The gate is in (0, 1). ``divisor`` is k as a function of n that does not decrease: ``undivided``
+    is the lower bound over all protocols, ``alone`` is ``record_local``. The rest is as in
+    ``predicted_cosine``.
     """
 
     def cosine(silos: int) -> float:
@@ -118,15 +117,9 @@ def units_needed(
     divisor: int,
     signal_fraction: float = 1.0,
 ) -> int:
-    """Least B̄ whose predicted cosine reaches ``min_cosine``.
+    """Least B̄ whose predicted cosine reaches ``min_cosine``, a gate in (0, 1).
 
-    Args:
-        min_cosine: The gate, in (0, 1).
-        noise_multiplier: z of the step.
-        dimension: d.
-        silos: Silos in the mean, n.
-        divisor: k, what each silo's variance is divided by.
-        signal_fraction: Norm of the mean in multiples of the clip.
+    The other arguments are those of ``predicted_cosine``.
     """
 
     def cosine(units: int) -> float:

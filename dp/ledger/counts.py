@@ -48,11 +48,7 @@ class Totals:
     __slots__ = ("_failure", "_rdp", "caps", "delta")
 
     def __init__(self, *, delta: float, caps: Mapping[UnitKind, float]) -> None:
-        """Begin with nothing spent.
-
-        Args:
-            delta: δ at which ε is computed.
-            caps: Largest ε of each kind; a kind that is missing pays for nothing.
+        """Begin with nothing spent, to compute ε at δ; a kind without a cap pays for nothing.
 
         Raises:
             SpecError: If δ or a cap is out of range, or a kind is unknown.

@@ -95,13 +95,9 @@ class Ledger:
     ) -> Self:
         """Open or create a ledger, verify its whole chain and hold its lock.
 
-        Args:
-            path: The file; its directory must exist.
-            delta: δ at which ε is computed.
-            caps: ε of each unit kind that no reservation may pass; a kind that is missing pays for
-                nothing.
-            clock: Unix seconds; debits are counted by its days.
-            max_debits_per_day: Attempts and trainings of one of its days; None for any number.
+        Its directory must exist. ε is computed at δ, and no reservation may pass the cap of its
+        unit kind; a kind without one pays for nothing. Attempts and trainings are counted by the
+        clock's days, and None allows any number of them.
 
         Raises:
             LedgerLockedError: If another process holds it.
@@ -143,12 +139,9 @@ class Ledger:
     ) -> TrainingReceipt:
         """Charge all steps of one local training durably, before the first of them.
 
-        Args:
-            run: Run id.
-            round: Round that the training is for.
-            spec: The plan's; its mode must be ``record_local``.
-            adapter_sha256: Digest of the released adapter that training starts from.
-            max_in_run: Trainings that the run may be charged with; None for any number.
+        The plan's mode must be ``record_local``. Training for the round starts from the released
+        adapter of this digest. ``max_in_run`` is how many trainings the run may be charged with;
+        None for any number.
 
         Raises:
             SpecError: If the spec charges no training.

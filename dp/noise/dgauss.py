@@ -51,12 +51,9 @@ _WORD_BITS: Final = 64
 
 
 def sample(count: int, sigma: float, source: WordSource) -> Integers:
-    """Draw independent samples of N_Z(0, σ²).
+    """Draw independent samples of N_Z(0, σ²) from fresh uniform words.
 
-    Args:
-        count: How many.
-        sigma: σ > 0 of the discrete Gaussian's weight exp(−x²/2σ²).
-        source: Fresh uniform words.
+    σ > 0 is that of the discrete Gaussian's weight exp(−x²/2σ²).
     """
     if count < 0:
         raise SpecError(f"cannot draw {count} samples")

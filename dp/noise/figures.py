@@ -76,9 +76,7 @@ def readable_ratio(ratio: Estimate) -> float:
 def why_hidden(value: float, standard_error: float) -> str:
     """Why a figure has no value to show; empty if it has one.
 
-    Args:
-        value: The figure for display, NaN where there is none.
-        standard_error: Its error, NaN where no sum tells the figure.
+    The value is NaN where there is none, the error where no sum tells the figure.
     """
     if not math.isnan(value):
         return ""
@@ -111,12 +109,8 @@ def percent_parts(ratio: Estimate) -> tuple[str, str, str]:
 def mean_success(success: Mapping[str, Estimate]) -> Estimate:
     """The mean over the environments whose figures noise does not hide.
 
-    Args:
-        success: Each environment's ratio. Their noises are independent.
-
-    Returns:
-        The mean as summed, without clipping; NaN with an infinite error if noise hides all of them,
-        NaN with a NaN error if none is reported.
+    The ratios' noises are independent. The mean is as summed, without clipping; NaN with an
+    infinite error if noise hides all of them, NaN with a NaN error if none is reported.
     """
     known = [ratio for ratio in success.values() if not math.isnan(readable_ratio(ratio))]
     if not known:
@@ -129,19 +123,14 @@ def mean_success(success: Mapping[str, Estimate]) -> Estimate:
 
 
 def newest_of_the_best(figures: Sequence[Estimate]) -> int | None:
-    """Which of several rounds is the best, as far as noise lets that be said.
+    """The place of the best of several rounds; None if noise tells no round from the highest one.
 
-    A figure is told from the highest one if it lies below it by more than z·√(e₁² + e₂²). Of R
-    rounds each of the R(R − 1)/2 pairs may look apart, and the highest is chosen among all of them,
-    so z is the normal quantile that the Bonferroni inequality asks for (Dunn, "Multiple comparisons
-    among means", JASA 56, 1961): 1.96 for two rounds, 2.39 for three, 3.86 for thirty. Of those
-    that are not told from the highest the newest is taken: it has learned from the most rounds.
-
-    Args:
-        figures: Oldest first, none of them hidden.
-
-    Returns:
-        Its place; None if no round is told from the highest one.
+    The figures come oldest first, none of them hidden. A figure is told from the highest one if it
+    lies below it by more than z·√(e₁² + e₂²). Of R rounds each of the R(R − 1)/2 pairs may look
+    apart, and the highest is chosen among all of them, so z is the normal quantile that the
+    Bonferroni inequality asks for (Dunn, "Multiple comparisons among means", JASA 56, 1961): 1.96
+    for two rounds, 2.39 for three, 3.86 for thirty. Of those that are not told from the highest the
+    newest is taken: it has learned from the most rounds.
     """
     count = len(figures)
     if count < 2:

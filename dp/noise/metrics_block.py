@@ -106,7 +106,7 @@ class MetricsBlock:
         return encoded
 
     def unit_steps(self, *, tries: int) -> int:
-        """Integer L2 sensitivity of the block to one task that is there or not.
+        """Integer L2 sensitivity, at most ``grid``, of the block to one task that is there or not.
 
         A task belongs to one family and has at most ``tries`` episodes, each a success or not. So
         it changes two values, the family's episodes and successes, by at most ``tries`` each, and
@@ -121,9 +121,6 @@ class MetricsBlock:
         Two changes of at most k have a norm of at most √2·k, and √2·s ≤ Δ for two coordinates.
 
         A block with a coordinate of any other name is taken to depend on a task as a whole.
-
-        Returns:
-            The sensitivity, at most ``grid``.
         """
         if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
             raise SpecError(f"a task has a positive number of tries, got {tries!r}")
@@ -143,15 +140,11 @@ class MetricsBlock:
     def decode(
         self, total: npt.NDArray[np.int64], count: int, noise_sigma_total: float
     ) -> dict[str, Estimate]:
-        """Turn the signed integer sum into means over silos.
+        """Turn the signed integer sum over ``count`` silos into means over silos.
 
-        Rounding adds at most half a grid step per silo, bound/(2s) on the mean, which is not part
-        of the standard error.
-
-        Args:
-            total: Signed sum of the block over the silos that were summed.
-            count: How many silos were summed.
-            noise_sigma_total: Standard deviation of the summed noise in grid units.
+        ``noise_sigma_total`` is the standard deviation of the summed noise in grid units. Rounding
+        adds at most half a grid step per silo, bound/(2s) on the mean, which is not part of the
+        standard error.
         """
         if total.shape != (self.size,) or total.dtype != np.int64:
             raise SpecError(f"expected {self.size} int64 metric sums")

@@ -97,15 +97,9 @@ def metrics_sigma(
     """Standard deviation, in the block's grid units, of each silo's noise on the metrics block.
 
     In ``record_local`` every silo adds all of it, so that it holds against everybody; in the other
-    modes the silos share it, as they share the noise of the vector.
-
-    Args:
-        spec: The plan's.
-        block: Layout and grid of the block.
-        tries: Most episodes of one task.
-        t: Threshold of the secure aggregation.
-        n_min: Least number of summed silos that a silo accepts.
-        c: Colluding silos assumed.
+    modes the silos share it, as they share the noise of the vector. ``tries`` is the most episodes
+    of one task; t, n_min and c are as in ``per_silo_sigma``. ``tries`` is the most episodes of one
+    task; t, n_min and c are as in ``per_silo_sigma``.
 
     Raises:
         SpecError: As ``per_silo_sigma``.
@@ -194,14 +188,9 @@ class NoiseShare:
         metrics_sigma: float,
         source: NoiseSource,
     ) -> None:
-        """Draw the noise.
+        """Draw the noise of σ_i on the delta and on the metrics block, each in its own grid units.
 
-        Args:
-            grid: Encoding of the delta.
-            block: Encoding of the metrics.
-            sigma: σ_i of the delta in grid units.
-            metrics_sigma: σ_i of the metrics block in its grid units.
-            source: A fresh production source; a deterministic one is refused.
+        The source is a fresh production source; a deterministic one is refused.
         """
         if type(source) is not NoiseSource:
             raise NoiseSourceError("a release takes its noise from a NoiseSource only")
@@ -228,15 +217,10 @@ class NoiseShare:
     ) -> RingVector:
         """Add the data and hand the buffer over; the share is empty afterwards.
 
-        Args:
-            delta: The silo's vector, in ``record_distributed`` its sum of units; or None for the
-                zero vector.
-            metrics: The silo's figures, or None for zeros.
-            receipt: The ledger's receipt for this descriptor.
-            descriptor_sha256: Digest of the descriptor in force.
-
-        Returns:
-            d + m ring elements: the delta, then the metrics block.
+        ``delta`` is the silo's vector, in ``record_distributed`` its sum of units, or None for the
+        zero vector; without ``metrics`` the figures are zeros. The receipt is the ledger's for the
+        descriptor in force, whose digest is given too. The buffer has d + m ring elements: the
+        delta, then the metrics block.
 
         Raises:
             NonFiniteError: If the data hold a NaN or an infinity; nothing was consumed.

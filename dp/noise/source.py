@@ -55,8 +55,7 @@ class NoiseSource:
     def fresh(cls, purpose: str) -> NoiseSource:
         """Key a new source from the operating system.
 
-        Args:
-            purpose: What the noise is for, shown in ``repr``; it is no input to the key.
+        ``purpose`` is shown in ``repr``; it is no input to the key.
         """
         if not purpose:
             raise NoiseSourceError("a noise source needs a purpose")

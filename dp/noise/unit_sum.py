@@ -36,11 +36,7 @@ class UnitSum:
     __slots__ = ("_buffer", "_grid", "_max_units", "_null_units", "_units")
 
     def __init__(self, grid: Grid, *, max_units: int) -> None:
-        """Start with nothing.
-
-        Args:
-            grid: C, Δ and d of one unit's vector.
-            max_units: B_max.
+        """Start with nothing, on a grid of one unit's C, Δ and d, for at most B_max units.
 
         Raises:
             SpecError: If ``max_units`` is not a positive integer.
@@ -96,10 +92,7 @@ class UnitSum:
         self._units += 1
 
     def add_to(self, out: npt.NDArray[np.uint32]) -> None:
-        """Add the sum to ring elements modulo 2³², once; it is empty afterwards.
-
-        Args:
-            out: d ring elements, noise included.
+        """Add the sum to d ring elements, noise included, modulo 2³², once; it is empty afterwards.
 
         Raises:
             SpecError: If ``out`` has another length or type.

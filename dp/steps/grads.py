@@ -94,13 +94,10 @@ class GradientBackend(ABC, Generic[RowT]):
         loss: RowLoss[RowT],
         probe: Sequence[RowT],
     ) -> None:
-        """Check that rows stand apart.
+        """Check that rows stand apart, on a probe of two public rows of different lengths.
 
-        Args:
-            model: In evaluation mode; the backend holds on to it.
-            parameters: Float32, in the order of the flat vector; each requires a gradient.
-            loss: Of the rows.
-            probe: Two public rows of different lengths for the check.
+        The backend holds on to the model, which is in evaluation mode. The parameters are float32,
+        in the order of the flat vector, and each requires a gradient.
 
         Raises:
             CouplingError: If one row's gradient depends on another row.

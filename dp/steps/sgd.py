@@ -87,15 +87,8 @@ def unit_sum(
 ) -> UnitSum:
     """Draw a fresh sample and add up its clipped gradients, without noise.
 
-    Args:
-        population: Every unit that may be sampled, with rows or without.
-        rows_of: The rows of the units that have some.
-        spec: The plan's, with record settings.
-        dimension: Coordinates of a gradient.
-        backend: Computes the gradients.
-
-    Returns:
-        Integers that can only be added to noise, never read as floats.
+    The population is every unit that may be sampled, with rows or without; the spec is the plan's,
+    with record settings. The integers can only be added to noise, never read as floats.
 
     Raises:
         TooManyUnitsError: If the sample holds more than B_max units.
@@ -165,12 +158,7 @@ class DpStep(Generic[RowT]):
     def __init__(
         self, *, receipt: TrainingReceipt, dimension: int, backend: UnitGradients[RowT]
     ) -> None:
-        """Check that the steps can be exact.
-
-        Args:
-            receipt: The ledger's; it names the spec and limits the steps.
-            dimension: Coordinates of a gradient.
-            backend: Computes the gradients.
+        """Check that the steps, which the ledger's receipt names and limits, can be exact.
 
         Raises:
             SpecError: If the spec is of another mode or too coarse for the dimension.
@@ -198,14 +186,9 @@ class DpStep(Generic[RowT]):
     def gradient(
         self, population: Sequence[UnitId], rows_of: Mapping[UnitId, Sequence[RowT]]
     ) -> Vector:
-        """Take one step.
+        """Take one step on a sample of the population, every unit with rows or without.
 
-        Args:
-            population: Every unit that may be sampled, with rows or without.
-            rows_of: The rows of the units that have some.
-
-        Returns:
-            A direction of descent, protected; everything made of it is post-processing.
+        It is a direction of descent, protected; everything made of it is post-processing.
 
         Raises:
             TooManyUnitsError: If the sample holds more than B_max units; the step is spent.

@@ -50,10 +50,8 @@ def poisson_sample(
 ) -> tuple[UnitId, ...]:
     """Draw one sample, in the order of the population; it may be empty.
 
-    Args:
-        population: Every unit that may be sampled, each once.
-        q: Probability of each, in (0, 1].
-        source: A production source, fresh for this sample.
+    The population is every unit that may be sampled, each once with probability q, in (0, 1]. The
+    source is a production source, fresh for this sample.
 
     Raises:
         NoiseSourceError: If the source is not a production source.
