@@ -121,8 +121,7 @@ def this_version() -> Version:
 def read_version(words: Iterable[tuple[Any, Any]] | None) -> Version:
     """Read what a peer says of itself in the metadata of its call or its answer.
 
-    Returns:
-        Its version; :data:`UNANNOUNCED` if it says nothing.
+    A peer that says nothing is :data:`UNANNOUNCED`.
 
     Raises:
         VersionError: It says it twice, by half, or in another form.
@@ -145,13 +144,7 @@ def read_version(words: Iterable[tuple[Any, Any]] | None) -> Version:
 
 
 def require_compatible(ours: Version, theirs: Version, *, us: str, them: str) -> None:
-    """Go on only if there is a protocol that both speak.
-
-    Args:
-        ours: What this process runs.
-        theirs: What the peer said.
-        us: Who this process is, for people.
-        them: Who the peer is.
+    """Go on only if there is a protocol that both speak; ``us`` and ``them`` are for people.
 
     Raises:
         VersionMismatchError: There is none; the text names both and which to upgrade.

@@ -90,9 +90,7 @@ def adapter_header(layout: Layout) -> bytes:
 def decode_adapter(adapter_bytes: Buffer, *, max_bytes: int) -> dict[str, npt.NDArray[np.float32]]:
     """Read an adapter that may be hostile; files written by other safetensors writers pass too.
 
-    Args:
-        adapter_bytes: The whole file; the tensors are read-only views of it.
-        max_bytes: Longest file accepted.
+    ``max_bytes`` is the longest file accepted. The tensors are read-only views of the bytes.
 
     Raises:
         AdapterError: If the bytes are too long, malformed, not float32, or not finite.

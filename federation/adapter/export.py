@@ -69,16 +69,10 @@ def write_peft_adapter(
     provenance: Mapping[str, str],
     card: str | None = None,
 ) -> Path:
-    """Write an adapter directory.
+    """Write an adapter directory with all factors, by peft state-dict key; None writes no card.
 
-    Args:
-        tensors: All factors by peft state-dict key.
-        out_dir: Directory to write; created if absent.
-        base: What the adapter sits on: a directory or a model id.
-        rank: r.
-        alpha: α.
-        provenance: Where the adapter comes from.
-        card: The model card (`federation.adapter.card`); None writes none.
+    The directory is created if absent. ``base`` is what the adapter sits on: a directory or a model
+    id; ``card`` is as `federation.adapter.card` makes it.
 
     Raises:
         ExportError: A name is not a LoRA factor's, a factor lacks its partner, a shape does not

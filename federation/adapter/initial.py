@@ -35,16 +35,9 @@ _A: Final = ".lora_A.weight"
 
 
 def first_factor(module: str, *, rank: int, in_features: int, seed: int) -> npt.NDArray[np.float32]:
-    """A of one linear layer.
+    """A of one linear layer with its name in the base model: r × in, float32.
 
-    Args:
-        module: The layer's name in the base model.
-        rank: r.
-        in_features: Width of the layer's input.
-        seed: Of the run.
-
-    Returns:
-        r × in, float32.
+    ``in_features`` is the width of the layer's input; the seed is the run's.
     """
     key = hashlib.sha256(f"{_DOMAIN}\0{seed}\0{module}".encode()).digest()
     draw = np.random.Generator(np.random.Philox(int.from_bytes(key[:16], "little")))
@@ -58,15 +51,7 @@ def first_factor(module: str, *, rank: int, in_features: int, seed: int) -> npt.
 def initial_adapter(
     shape: ModelShape, *, rank: int, seed: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """φ₀, as the module defines it.
-
-    Args:
-        shape: The base model's.
-        rank: r.
-        seed: Decides every entry of A.
-
-    Returns:
-        Float32 factors by name.
+    """φ₀ as the module defines it: float32 factors by name; the seed decides every entry of A.
 
     Raises:
         LayoutError: If the adapter would be larger than any the protocol carries.

@@ -126,13 +126,9 @@ def training_memory(
 
 
 def rollout_memory(shape: ModelShape, *, conversations: int, tokens: int, dtype: str) -> Rollout:
-    """Estimate playing.
+    """Estimate playing so many conversations at once, the longest of ``tokens`` tokens.
 
-    Args:
-        shape: The base model.
-        conversations: At once.
-        tokens: Of the longest one.
-        dtype: Of weights and cache: a key of `DTYPE_BYTES`.
+    The dtype, of weights and cache, is a key of `DTYPE_BYTES`.
 
     Raises:
         ValueError: A number out of range, or another dtype.

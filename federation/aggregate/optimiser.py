@@ -46,14 +46,10 @@ class Optimiser(ABC):
     def move(
         self, mean: Mean, *, round_number: int, step: int, noise_variance: float = 0.0
     ) -> Mean:
-        """The move of a release; it may be read any number of times.
+        """The move of a release from its mean; it may be read any number of times.
 
-        Args:
-            mean: Of the release.
-            round_number: Its round.
-            step: Its step in the round.
-            noise_variance: Of one coordinate of the mean, as far as everyone knows it
-                (``federation.chain.sums.least_noise_variance``).
+        The variance is of one coordinate of the mean, as far as everyone knows it
+        (``federation.chain.sums.least_noise_variance``).
 
         Raises:
             OptimiserStateError: If this release does not follow the newest one.

@@ -50,12 +50,9 @@ class MeanOfSum:
     """The mean delta over the silos of a sum, computed where it is read."""
 
     def __init__(self, total: SignedVector, *, scale: float, count: int) -> None:
-        """Read a sum as a mean.
+        """Read a signed integer sum over the shared layout as a mean; it may be a memory map.
 
-        Args:
-            total: Signed integer sum over the shared layout; it may be a memory map.
-            scale: Grid steps per unit, s = Δ/C.
-            count: Silos in the sum, K.
+        The scale is s = Δ/C, grid steps per unit; the count is K, the silos in the sum.
 
         Raises:
             UpdateError: If the sum is not int32 or int64, or scale or count is not positive.

@@ -315,11 +315,8 @@ def require_link(
 ) -> None:
     """Check that one record follows another; signatures are not looked at.
 
-    Args:
-        parent: The record before it.
-        record: The record.
-        sums_per_round: S of the plan. None where the plan is not at hand: then a round may end
-            after any of its steps.
+    ``sums_per_round`` is S of the plan. None where the plan is not at hand: then a round may end
+    after any of its steps.
 
     Raises:
         ChainError: If it does not.
@@ -348,10 +345,8 @@ def require_restored(
 ) -> None:
     """Check that a rollback brings back the adapter of a record; links are not looked at.
 
-    Args:
-        restored: The record, verified to be an earlier one of the same chain.
-        rollback: Of kind rollback.
-        sums_per_round: S of the plan.
+    The record is verified to be an earlier one of the same chain; ``sums_per_round`` is S of the
+    plan.
 
     Raises:
         ChainError: If it is not the record that the named round ended with, or has another adapter.

@@ -49,14 +49,11 @@ def replay(
 ) -> None:
     """Bring an optimiser, whatever its state, to the end of the releases before one.
 
-    Args:
-        optimiser: The plan's.
-        plan: The run's plan.
-        round_number: The round of the release that comes next.
-        dimension: Coordinates that it shares (``Aggregator.shared_layout``); where a state crosses
-            rounds every round shares the same.
-        releases: Verified records from ``replay_start`` on, or from a rollback after it, with the
-            whole published sum of each, delta then metrics block; None for one without a sum.
+    The optimiser is the plan's, and ``round_number`` that of the release that comes next.
+    ``dimension`` counts the coordinates that it shares (``Aggregator.shared_layout``); where a
+    state crosses rounds every round shares the same. The releases are verified records from
+    ``replay_start`` on, or from a rollback after it, with the whole published sum of each, delta
+    then metrics block; None for one without a sum.
 
     Raises:
         UpdateError: If a record is out of order or a sum is not the one it names.

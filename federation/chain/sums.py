@@ -117,10 +117,7 @@ def mean_of_release(plan: Plan, delta: SignedVector, survivors: int) -> MeanOfSu
     Deltas count once for each silo. Gradients are divided by K·B̄ with the plan's B̄: how many units
     were sampled is nobody's to know.
 
-    Args:
-        plan: The run's plan.
-        delta: The sum without its metrics block; it may be a memory map.
-        survivors: Silos in it, K.
+    ``delta`` is the sum without its metrics block, and may be a memory map; the survivors are K.
 
     Raises:
         UpdateError: If the sum is not one of int32 or int64, or K is not positive.
@@ -165,13 +162,9 @@ class MetricsNames(NamedTuple):
 def metrics_layout(
     plan: Plan, declared: Mapping[str, tuple[str, ...]], *, t: int, n_min: int
 ) -> MetricsNames:
-    """The metrics block of one cohort.
+    """The metrics block of one cohort, whose silos each declare some families.
 
-    Args:
-        plan: The run's plan.
-        declared: Families that each cohort silo declares, by silo id.
-        t: Threshold of the secure aggregation.
-        n_min: Least number of survivors.
+    ``t`` is the threshold of the secure aggregation, ``n_min`` the least number of survivors.
 
     Raises:
         LayoutError: If a declaration is malformed.

@@ -74,16 +74,11 @@ def verify_update(
 ) -> None:
     """Check that a published adapter follows from the previous one and the sum.
 
-    All three may be memory maps; without the gauge no second copy of any of them is made.
-
-    Args:
-        plan: The run's plan.
-        record: The aggregated record, its signature and links verified before.
-        previous: The adapter's bytes that the round started from.
-        total: The whole published sum as signed integers, delta then metrics block.
-        published: The adapter's bytes that the record asks to adopt.
-        optimiser: The plan's, as the release before this one left it; this release moves it on,
-            and the same one can be checked again after a failure.
+    All three may be memory maps; without the gauge no second copy of any of them is made. The
+    record is the aggregated one, its signature and links verified before. ``previous`` is the
+    adapter that the round started from, ``total`` the whole published sum as signed integers, delta
+    then metrics block. The optimiser is the plan's, as the release before this one left it; this
+    release moves it on, and the same one can be checked again after a failure.
 
     Raises:
         OptimiserStateError: If the optimiser has not seen the release before this one.

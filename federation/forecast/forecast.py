@@ -100,14 +100,10 @@ def forecast_plan(
     dimension: int,
     adapter_dimension: int | None = None,
 ) -> Forecast:
-    """Work out a plan for ``silos`` silos of which ``colluding`` may collude.
+    """Work out a plan for ``silos`` silos of which ``colluding`` may collude, each at least one.
 
-    Args:
-        plan: The run's plan.
-        silos: Cohort size n, at least one.
-        colluding: c of the roster, at least one.
-        dimension: Coordinates uploaded per release (``shared_dimension``).
-        adapter_dimension: Coordinates of the whole adapter; ``dimension`` when not given.
+    ``dimension`` counts the coordinates uploaded per release (``shared_dimension``),
+    ``adapter_dimension`` those of the whole adapter, as many when not given.
 
     Raises:
         PlanError: If the cohort or a dimension is not positive.

@@ -36,11 +36,7 @@ def renew_statement(
 ) -> bytes:
     """Return what the silo's Ed25519 key signs when it asks for its next certificate.
 
-    Args:
-        federation: Its name.
-        silo_id: Who asks.
-        certificate_sha256: Digest of the certificate that asks, in DER.
-        csr_der: The request for the next one.
+    The digest is of the certificate that asks, in DER; the request is for the next one.
     """
     return canonical.encode(
         _RENEW_DOMAIN, federation, silo_id, certificate_sha256, hashlib.sha256(csr_der).digest()

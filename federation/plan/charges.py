@@ -72,11 +72,8 @@ def epsilon_of_releases(
 ) -> dict[UnitKind, float]:
     """ε at the spec's δ of so many attempts that reached the upload, and of local trainings.
 
-    Args:
-        spec: The plan's.
-        releases: Attempts, the failed ones included.
-        first_steps: How many of them were of a round's step 0.
-        trainings: Under ``record_local``, of one silo; as many as releases when not given.
+    Failed attempts are included; ``first_steps`` of them were of a round's step 0. Under
+    ``record_local`` the trainings are one silo's; as many as releases when not given.
 
     Raises:
         SpecError: If there are more first steps than releases.

@@ -152,13 +152,9 @@ def verify_transcript(
 ) -> Iterator[Passed]:
     """Check a transcript; every check that holds is yielded before the next one is made.
 
-    Args:
-        transcript: The document.
-        root_public_key: The consortium root's key, 32 bytes, from a source that is trusted.
-        total: The published sum's bytes, where they are at hand.
-
-    Yields:
-        The checks that hold, in the order of the module's docstring.
+    The checks come in the order of the module's docstring. The consortium root's key has 32 bytes
+    and comes from a source that is trusted; ``total`` is the published sum's bytes, where they are
+    at hand.
 
     Raises:
         TranscriptError: Naming the first check that fails.
