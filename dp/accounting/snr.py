@@ -84,15 +84,10 @@ def silos_needed(
     expected_units: int = 1,
     signal_fraction: float = 1.0,
 ) -> int:
-    """Least number of silos whose predicted cosine reaches ``min_cosine``.
+    """Least number of silos whose predicted cosine reaches ``min_cosine``, a gate in (0, 1).
 
-    The gate is in (0, 1). ``divisor`` is k as a function of n that does not decrease: ``undivided``
-    is the lower bound over all protocols, ``alone`` is ``record_local``. The rest is as in
-    ``predicted_cosine``.
-
-    The gate is in (0, 1). ``divisor`` is k as a function of n that does not decrease: ``undivided``
-    is the lower bound over all protocols, ``alone`` is ``record_local``. The rest is as in
-    ``predicted_cosine``.
+    ``divisor`` is k as a function of n that does not decrease: ``undivided`` is the lower bound
+    over all protocols, ``alone`` is ``record_local``. The rest is as in ``predicted_cosine``.
     """
 
     def cosine(silos: int) -> float:

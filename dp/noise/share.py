@@ -98,11 +98,7 @@ def metrics_sigma(
 
     In ``record_local`` every silo adds all of it, so that it holds against everybody; in the other
     modes the silos share it, as they share the noise of the vector. ``tries`` is the most episodes
-    of one task; t, n_min and c are as in ``per_silo_sigma``. ``tries`` is the most episodes of one
-    task; t, n_min and c are as in ``per_silo_sigma``.
-
-    Raises:
-        SpecError: As ``per_silo_sigma``.
+    of one task; t, n_min, c and the errors are those of ``per_silo_sigma``.
     """
     if not block.size:
         return 0.0  # There is no coordinate to put noise on.

@@ -67,11 +67,7 @@ def poisson_sample(
 
 
 def sampled(words: npt.NDArray[np.uint64], q: float) -> npt.NDArray[np.bool_]:
-    """Which of the words are below ⌊q·2⁶⁴⌋, in integers.
-
-    Raises:
-        SpecError: If q is not in (0, 1].
-    """
+    """Which of the words are below ⌊q·2⁶⁴⌋, in integers; a SpecError if q is not in (0, 1]."""
     if not 0.0 < q <= 1.0:
         raise SpecError(f"the sampling rate must lie in (0, 1], got {q!r}")
     # A float is a rational, so the threshold is exact.

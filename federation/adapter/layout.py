@@ -128,11 +128,7 @@ class Layout:
         return f"Layout({len(self.specs)} tensors, dimension {self.dimension})"
 
     def subset(self, predicate: Callable[[TensorSpec], bool]) -> Layout:
-        """The tensors for which ``predicate`` holds, in the same order.
-
-        Raises:
-            LayoutError: If none is left.
-        """
+        """The tensors for which ``predicate`` holds, in order; a LayoutError if none is left."""
         return Layout(tuple(spec for spec in self.specs if predicate(spec)))
 
     def require(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:

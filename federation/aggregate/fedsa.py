@@ -37,10 +37,6 @@ class SharedA(Aggregator):
         return self.layout.subset(lambda spec: factor(spec.name) == "A")
 
     def gauge_form(self, next_round: int) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            LayoutError: Always.
-        """
+        """Refuse, by a LayoutError."""
         del next_round
         raise LayoutError("method 'fedsa' leaves B to each silo, so no common product exists")

@@ -35,10 +35,6 @@ class FrozenA(Aggregator):
         return self.layout.subset(lambda spec: factor(spec.name) == "B")
 
     def gauge_form(self, next_round: int) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            LayoutError: Always.
-        """
+        """Refuse, by a LayoutError."""
         del next_round
         raise LayoutError("method 'ffa' keeps A as it was, which a gauge would rewrite")

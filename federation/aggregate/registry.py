@@ -147,10 +147,6 @@ def require_optimiser(name: str) -> None:
 
 
 def make_optimiser(name: str) -> Optimiser:
-    """The server optimiser of that name, without state.
-
-    Raises:
-        ValueError: If it is unknown.
-    """
+    """The server optimiser of that name, without state; a ValueError if it is unknown."""
     require_optimiser(name)
     return OPTIMISERS[name]()

@@ -77,11 +77,7 @@ def last_position_of(round_number: int, sums_per_round: int) -> int:
 
 
 def place_at(position: int, sums_per_round: int) -> Place:
-    """The inverse of ``position_of``.
-
-    Raises:
-        ChainError: If the position or S is out of range.
-    """
+    """The inverse of ``position_of``; a ChainError if the position or S is out of range."""
     if position < 0 or sums_per_round < 1:
         raise ChainError(f"no position {position} with {sums_per_round} sums a round")
     if position == 0:

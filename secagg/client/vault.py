@@ -23,21 +23,13 @@ class Vault:
         raise TypeError("a vault is never serialised")
 
     def put(self, kind: str, silo_id: str, secret: Secret) -> None:
-        """Keep a copy of a secret.
-
-        Raises:
-            ParameterError: There is one by that name already.
-        """
+        """Keep a copy of a secret; a ParameterError if there is one by that name already."""
         if (kind, silo_id) in self._items:
             raise ParameterError("a secret of that name is already kept")
         self._items[kind, silo_id] = bytearray(secret)
 
     def get(self, kind: str, silo_id: str) -> bytearray:
-        """Return a secret, which stays in the vault's memory.
-
-        Raises:
-            ParameterError: There is none by that name.
-        """
+        """Return a secret, which stays in the vault's memory; a ParameterError if there is none."""
         if (kind, silo_id) not in self._items:
             raise ParameterError("no secret of that name is kept")
         return self._items[kind, silo_id]

@@ -15,11 +15,7 @@ _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration_s(text: str, option: str) -> int:
-    """Read a duration like 30m, 24h or 7d; a refusal names the option.
-
-    Raises:
-        CommandError: It is not one.
-    """
+    """Read a duration like 30m, 24h or 7d; else a CommandError names the option."""
     matched = _DURATION.fullmatch(text)
     if matched is None:
         raise CommandError(

@@ -248,11 +248,7 @@ def _parse_certificate(pem: bytes) -> x509.Certificate:
 
 
 def _spiffe_name(certificate: x509.Certificate) -> tuple[str, str, str]:
-    """Trust domain, role and name, without judging them.
-
-    Raises:
-        UnauthenticatedError: It does not carry exactly one SPIFFE URI.
-    """
+    """Trust domain, role and name of the one SPIFFE URI, unjudged; else an UnauthenticatedError."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError) as error:

@@ -70,7 +70,7 @@ class Rollbacks:
         return self._first(and_(rollbacks.c.run_id == run_id, rollbacks.c.round.is_(None)))
 
     def done(self, run_id: str, round_number: int) -> None:
-        """Note that the request that waits has its record, in the place of ``round_number``.
+        """Note that the request that waits has its record, in the place of round ``round_number``.
 
         Raises:
             StoreError: None waits.

@@ -98,11 +98,7 @@ class _Answer:
     """Sends the same bytes whenever it is called."""
 
     def repeat(self, message: Message) -> None:
-        """Answer the very same message again.
-
-        Raises:
-            SessionError: it is another one.
-        """
+        """Answer the very same message again; a SessionError if it is another one."""
         if message != self.message:
             # A second descriptor under one identity would lead to other keys under that name.
             second = isinstance(message, SignedDescriptor)

@@ -157,11 +157,7 @@ def _typed() -> Iterator[None]:
 
 @contextmanager
 def _daemon_stopped(data_dir: Path) -> Iterator[None]:
-    """Hold the lock that a daemon holds on its ledger.
-
-    Raises:
-        CommandError: A daemon holds it.
-    """
+    """Hold the lock that a daemon holds on its ledger; a CommandError if one does."""
     from silo_agent.books.ledger import LEDGER_FILE
 
     try:

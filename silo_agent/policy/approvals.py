@@ -124,20 +124,13 @@ class Approvals:
             return self._read()
 
     def about(self, run_id: str) -> Word | None:
-        """The newest word about a run.
-
-        Raises:
-            LocalStoreError: As ``words``.
-        """
+        """The newest word about a run; it raises what ``words`` does."""
         return next((word for word in reversed(self.words()) if word.run_id == run_id), None)
 
     def standing(self, run_id: str, plan_sha256: bytes, *, manual: bool) -> Standing:
-        """How a run with this plan stands.
+        """How a run with this plan stands; it raises what ``words`` does.
 
         ``manual`` is whether somebody has to approve it.
-
-        Raises:
-            LocalStoreError: As ``words``.
         """
         for word in reversed(self.words()):
             if word.run_id != run_id:
