@@ -87,7 +87,7 @@ def is_share(share: Secret) -> bool:
 
 
 def combine(shares: Mapping[int, bytes], t: int) -> bytes:
-    """Give back the secret from the t shares of lowest x, of at least t by x.
+    """Give back the secret from the t shares of lowest x; there must be at least t, by x.
 
     Raises:
         VerificationError: Too few shares, or values that cannot come from a 32-byte secret.
@@ -119,7 +119,8 @@ class Interpolation:
     def open(self, shares: Mapping[int, bytes]) -> Opened:
         """Give back the secret behind the shares at this object's points.
 
-        If there are shares by x at further points, it says whether they agree.
+        The shares are by x, at these points and perhaps further ones; it says whether the further
+        ones agree.
 
         Raises:
             VerificationError: A share is no field element, or no 32-byte secret is behind them.

@@ -69,10 +69,10 @@ def write_peft_adapter(
     provenance: Mapping[str, str],
     card: str | None = None,
 ) -> Path:
-    """Write an adapter directory with all factors, by peft state-dict key; None writes no card.
+    """Write an adapter directory, created if absent, with all factors by peft state-dict key.
 
-    The directory is created if absent. ``base`` is what the adapter sits on: a directory or a model
-    id; ``card`` is as `federation.adapter.card` makes it.
+    ``base`` is what the adapter sits on: a directory or a model id. ``card`` is as
+    `federation.adapter.card` makes it; None writes none.
 
     Raises:
         ExportError: A name is not a LoRA factor's, a factor lacks its partner, a shape does not

@@ -63,7 +63,7 @@ EMPTY: Final = ChainHead(index=-1, sha256="0" * 64)
 def make_line(
     head: ChainHead, *, at_unix_s: float, event: str, details: dict[str, Detail]
 ) -> tuple[bytes, ChainHead]:
-    """Make the record after a head, with its line feed, and the log's new head.
+    """Make the record after a head: its line with the line feed, and the log's new head.
 
     Raises:
         ValueError: It is longer than any reader takes.

@@ -171,7 +171,7 @@ class CertificateAuthority:
         return cls(certificate=certificate, key=key)
 
     def save(self, directory: Path, *, passphrase: bytes | None = None) -> None:
-        """Write ``ca.pem`` and ``ca.key``, encrypted if there is a passphrase.
+        """Write ``ca.pem`` and ``ca.key``, the latter encrypted if there is a passphrase.
 
         The directory is created with mode 0700.
         """

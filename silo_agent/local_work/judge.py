@@ -48,7 +48,7 @@ class Judge:
         self._judged = {(row["run"], int(row["round"])) for row in store.evaluations()}
 
     def take(self, record: AdapterRecord, plan: Plan) -> bool:
-        """Whether an adopted adapter is to be judged, by the plan; said once for each."""
+        """Whether the plan wants an adopted adapter judged; said once for each."""
         key = (record.run_id, record.round)
         due = record.round % plan.evaluate.every_rounds == 0 or record.round == plan.rounds.count
         if plan.evaluate.held_out == 0 or not self._config.evaluate or not due:
