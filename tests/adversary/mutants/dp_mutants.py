@@ -21,6 +21,9 @@ MUTANTS: tuple[Mutant, ...] = (*dp_noise.MUTANTS, *dp_account.MUTANTS)
 def run(chosen: list[str]) -> int:
     """Run the mutants; whether all of them were caught is the exit status."""
     mutants = [m for m in MUTANTS if not chosen or any(part in m.name for part in chosen)]
+    if not mutants:
+        print(f"no mutant has {' or '.join(chosen)} in its name", file=sys.stderr)
+        return 1
     started = time.monotonic()
     caught = 0
     try:

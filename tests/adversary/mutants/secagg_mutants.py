@@ -45,6 +45,9 @@ MUTANTS: tuple[Mutant, ...] = (
 
 def main(chosen: list[str]) -> int:
     mutants = [m for m in MUTANTS if not chosen or any(part in m.name for part in chosen)]
+    if not mutants:
+        print(f"no mutant has {' or '.join(chosen)} in its name", file=sys.stderr)
+        return 1
     started = time.monotonic()
     caught = 0
     try:
