@@ -15,6 +15,8 @@ import sysconfig
 import time
 from pathlib import Path
 
+from tests.kit.waiting import until
+
 INIT = Path("/lib/systemd/systemd")
 CGROUPS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 UNITS = "/etc/chorale-machine"
@@ -110,10 +112,12 @@ class SystemdMachine:
         os.close(slave)
         os.set_blocking(self._master, False)
         self._directory = directory
-        end = time.monotonic() + 30
-        while time.monotonic() < end and not self._booted():
-            time.sleep(0.1)
-        assert self._booted(), (directory / "boot").read_text() + self.said()
+        until(
+            self._booted,
+            "the machine boots",
+            told=lambda: (directory / "boot").read_text() + self.said(),
+            within_s=30,
+        )
 
     def _started(self, environment, boot) -> subprocess.Popen:
         return subprocess.Popen(

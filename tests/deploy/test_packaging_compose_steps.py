@@ -11,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ops.probes.metrics import MetricsAccess
 from ops.probes.server import Probes
 from ops.probes.tls import ProbeTls
 from tests.kit.paths import ROOT
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -103,12 +103,13 @@ class Machine:
             )  # fmt: skip
         health = ROOT / "deploy" / "images" / "health.py"
         url = f"http://127.0.0.1:{self.ports[2]}/readyz"
-        end = time.monotonic() + 60
-        while subprocess.run(
-            [sys.executable, "-IS", health, url], check=False, capture_output=True
-        ).returncode:
-            assert time.monotonic() < end, (self.directory / "coordinator.log").read_text()
-            time.sleep(0.2)
+        asking = [sys.executable, "-IS", health, url]
+        until(
+            lambda: not subprocess.run(asking, check=False, capture_output=True).returncode,
+            "the coordinator is ready",
+            told=(self.directory / "coordinator.log").read_text,
+            within_s=60,
+        )
         return daemon
 
     def asks(self, *words):

@@ -17,11 +17,11 @@ import pytest
 from tests.deploy import systemd_machine
 from tests.kit.deploy.packaged import build_wheel, system_python
 from tests.kit.paths import ROOT
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("packaging_systemd")]
 
 COORDINATOR, SILO = "chorale-coordinator", "chorale-silo"
-STEPS_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +58,6 @@ def deploys(machine, command, out):
     return json.loads(done.stdout)["data"]
 
 
-def until(what, *, seconds=STEPS_S):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if what():
-            return
-        time.sleep(0.2)
-    raise AssertionError("it did not come to pass in time")
-
-
 def answers(machine, port, path):
     """The status of a GET inside the machine; 0 without an answer."""
     asking = (
@@ -86,7 +77,7 @@ def coordinator(machine):
     machine.runs("install", "-D", "-m", "644", "/opt/root/root.pub", "/opt/public/root.pub")
     for step in data["next_steps"]:
         machine.types(step.replace("root.pub", "/opt/public/root.pub"))
-    until(lambda: answers(machine, 7445, "/readyz") == 200)
+    until(lambda: answers(machine, 7445, "/readyz") == 200, "the coordinator is ready")
     return machine
 
 
@@ -116,8 +107,8 @@ def test_the_coordinator_serves_as_its_own_account_without_rights(coordinator):
 def test_it_is_started_again_when_it_is_killed_and_stops_in_order(coordinator):
     unit = f"{COORDINATOR}.service"
     coordinator.runs("systemctl", "kill", "--kill-whom=main", "--signal=KILL", unit)
-    until(lambda: coordinator.property(unit, "NRestarts") == "1")
-    until(lambda: answers(coordinator, 7445, "/readyz") == 200)
+    until(lambda: coordinator.property(unit, "NRestarts") == "1", "the unit is started again")
+    until(lambda: answers(coordinator, 7445, "/readyz") == 200, "it is ready")
     begun = time.monotonic()
     coordinator.runs("systemctl", "stop", unit)
     assert time.monotonic() - begun < 15
@@ -125,7 +116,7 @@ def test_it_is_started_again_when_it_is_killed_and_stops_in_order(coordinator):
     last = coordinator.runs("tail", "-n", "1", "/var/lib/chorale/audit.jsonl").stdout
     assert "coordinator_stopped" in last
     coordinator.runs("systemctl", "start", unit)
-    until(lambda: answers(coordinator, 7445, "/readyz") == 200)
+    until(lambda: answers(coordinator, 7445, "/readyz") == 200, "it is ready")
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +145,16 @@ def silo(coordinator):
 def test_a_silo_serves_and_reaches_the_coordinator(silo):
     unit = f"{SILO}.service"
     address = "/var/lib/chorale-silo/probes.address"
-    until(lambda: silo.runs("test", "-e", address, code=None).returncode == 0)
+    until(
+        lambda: silo.runs("test", "-e", address, code=None).returncode == 0,
+        "the silo has an address",
+    )
     port = int(silo.runs("cat", address).stdout.rpartition(":")[2])
-    until(lambda: answers(silo, port, "/readyz") == 200)
-    until(lambda: any(s["last_seen_unix_s"] for s in admin(silo, "silo", "list")["silos"]))
+    until(lambda: answers(silo, port, "/readyz") == 200, "the silo is ready")
+    until(
+        lambda: any(s["last_seen_unix_s"] for s in admin(silo, "silo", "list")["silos"]),
+        "the silo is heard of",
+    )
     silo.runs("systemctl", "stop", unit)
     assert silo.property(unit, "Result") == "success"
 

@@ -25,6 +25,7 @@ from server.metrics import CoordinatorMetrics
 from tests.kit.deploy import prometheus_files as files
 from tests.kit.deploy.tools import require
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("prometheus")
 
@@ -78,14 +79,6 @@ def configure(directory, loopback):
     return config
 
 
-def until(condition, timeout_s=120):
-    give_up_at = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.5)
-    return found
-
-
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory):
     require("prometheus", "prometheus")
@@ -96,7 +89,7 @@ def scene(tmp_path_factory):
         cf.await_heard(loopback)
         config = configure(directory / "config", loopback)
         with Prometheus(config, data_dir=directory / "data") as prometheus:
-            until(lambda: len(prometheus.query("up == 1")) == 1 + len(cf.SILOS))
+            until(lambda: len(prometheus.query("up == 1")) == 1 + len(cf.SILOS), "all are up")
             plan, adapter = cf.write_run(
                 loopback,
                 cf.plan_toml(
@@ -111,10 +104,15 @@ def scene(tmp_path_factory):
             last, finished = cf.watch_to_end(loopback, run)
             assert last["run"]["state"] == "finished", last
             assert [done["outcome"] for done in finished] == ["aggregated"] * ROUNDS
-            until(lambda: prometheus.query(f"chorale_rounds_total == {ROUNDS}"))
+            until(
+                lambda: prometheus.query(f"chorale_rounds_total == {ROUNDS}"), "rounds are scraped"
+            )
             scraped = datetime.now(UTC)
             # A rule is evaluated up to two seconds after what it reads was scraped.
-            until(lambda: all(evaluated_at(rule) > scraped for rule in all_rules(prometheus)))
+            until(
+                lambda: all(evaluated_at(rule) > scraped for rule in all_rules(prometheus)),
+                "every rule is evaluated",
+            )
             yield Scene(
                 loopback=loopback,
                 prometheus=prometheus,
@@ -152,7 +150,7 @@ def test_every_target_is_up(scene):
         return found if {target["health"] for target in found} == {"up"} else None
 
     # A scrape that took too long on a busy machine is followed by the next.
-    targets = until(well)
+    targets = until(well, "every target is up")
     assert {target["lastError"] for target in targets} == {""}
     jobs = [target["labels"]["job"] for target in targets]
     assert sorted(jobs) == ["chorale-coordinator"] + ["chorale-silo"] * len(cf.SILOS)
@@ -164,7 +162,7 @@ def test_every_rule_is_loaded_and_evaluates(scene):
         found = all_rules(scene.prometheus)
         return found if all(rule["health"] != "unknown" for rule in found) else None
 
-    loaded = until(evaluated)
+    loaded = until(evaluated, "every rule is evaluated")
     shipped = [rule for part in files.PARTS for rule in files.rules(part)]
     assert sorted(rule["name"] for rule in loaded) == sorted(rule.name for rule in shipped)
     for rule in loaded:
@@ -218,7 +216,7 @@ def test_recorded_values_are_those_of_the_federation(scene):
         return 0 < spent == pytest.approx(shown / EPSILON_CAP)
 
     # A rule is evaluated up to two seconds after what it reads was scraped.
-    until(spent_is_recorded)
+    until(spent_is_recorded, "what is spent is recorded")
     (errors,) = values("chorale:rpc_errors:ratio_rate5m").values()
     assert errors == 0
     (least,) = values("chorale:federation_success:least").values()
@@ -237,7 +235,7 @@ def test_a_dead_silo_is_told(scene):
     address = (scene.loopback.silo_dir(victim) / "probes.address").read_text().strip()
     scene.loopback.kill(victim)
 
-    (alert,) = until(lambda: firing(scene.prometheus))
+    (alert,) = until(lambda: firing(scene.prometheus), "an alert fires")
     assert alert["labels"] == {
         "alertname": "SiloDown",
         "severity": "ticket",
@@ -266,9 +264,9 @@ def test_a_stalled_round_moves_its_deadline_and_not_its_start(scene):
         )
         return float(found["value"][1])
 
-    begun = until(lambda: gauge("phase_started"))
+    begun = until(lambda: gauge("phase_started"), "a phase starts")
     deadlines = set()
-    until(lambda: deadlines.add(gauge("deadline")) or len(deadlines) >= 3)
+    until(lambda: deadlines.add(gauge("deadline")) or len(deadlines) >= 3, "three deadlines")
     assert gauge("phase_started") == begun
     assert min(deadlines) < time.time()
     loopback.chorale("run", "abort", run, "--data", str(loopback.data_dir))
@@ -308,8 +306,11 @@ def test_the_probe_port_is_scraped_over_tls(tmp_path):
         config.write_text(text)
         shutil.copytree(files.DIRECTORY / "rules", tmp_path / "rules")
         with Prometheus(config, data_dir=tmp_path / "data") as prometheus:
-            until(lambda: prometheus.query('chorale_build_info{job="chorale-coordinator"}'))
-            until(lambda: prometheus.query("up == 1"))
+            until(
+                lambda: prometheus.query('chorale_build_info{job="chorale-coordinator"}'),
+                "the coordinator is scraped",
+            )
+            until(lambda: prometheus.query("up == 1"), "it is up")
             with pytest.raises(PrometheusError, match="parse error"):
                 prometheus.query("sum(")
         assert prometheus.url == ""

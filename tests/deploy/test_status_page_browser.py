@@ -14,6 +14,7 @@ import pytest
 
 from deploy.browser import Browser, executable
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = [
     pytest.mark.long,
@@ -55,14 +56,6 @@ def text(loopback, path="/"):
     return " ".join(re.sub(r"<style>.*?</style>|<[^>]+>", " ", html).split())
 
 
-def until(condition, timeout_s=120.0):
-    give_up_at = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.2)
-    return found
-
-
 def require_good(chromium, loopback, directory, name, path="/"):
     """Look at a page on a desk and on a phone, by day and by night."""
     for (device, width), dark in itertools.product(WIDTHS.items(), (False, True)):
@@ -98,7 +91,7 @@ def test_a_federation_from_its_roster_to_its_last_round(loopback, chromium, tmp_
         cf.plan_toml(rounds=ROUNDS, mode="silo", noise=1.0, epsilon_cap=2000, ready_after_s=1),
     )
     run_id = loopback.start_run(plan, adapter, token="seen")
-    until(lambda: re.search(r"Round ([5-9]|\d\d) of 40:", text(loopback)))
+    until(lambda: re.search(r"Round ([5-9]|\d\d) of 40:", text(loopback)), "the fifth round")
     going = text(loopback)
     assert f"{run_id} is running" in going
     assert "ε" in going
@@ -108,8 +101,8 @@ def test_a_federation_from_its_roster_to_its_last_round(loopback, chromium, tmp_
         assert (loaded.wider_by_px, loaded.overflowing) == (0, []), width
 
     loopback.kill("silo-d")
-    until(lambda: "waiting for silo-d." in text(loopback))
-    until(lambda: "Not heard of: silo-d." in text(loopback))
+    until(lambda: "waiting for silo-d." in text(loopback), "silo-d is waited for")
+    until(lambda: "Not heard of: silo-d." in text(loopback), "silo-d is missed")
     require_good(chromium, loopback, tmp_path, "silent")
     assert "rostered silent" in text(loopback)
     require_good(chromium, loopback, tmp_path, "run", f"/runs/{run_id}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
+from tests.kit.waiting import until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +107,12 @@ class Collector:
 
     def until(self, found: Callable[[list[Seen]], Any], *, seconds: float = 120.0) -> list[Seen]:
         """Wait until the spans so far are what is waited for."""
-        give_up_at = time.monotonic() + seconds
-        while not found(self.spans):
-            assert time.monotonic() < give_up_at, sorted({span.name for span in self.spans})
-            time.sleep(0.1)
+        until(
+            lambda: found(self.spans),
+            "the spans",
+            told=lambda: sorted({span.name for span in self.spans}),
+            within_s=seconds,
+        )
         return self.spans
 
 

@@ -12,13 +12,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 
 from lab.loopback import free_port
+from tests.kit.waiting import until
 
 SETTINGS = {
     # Data need not survive a power cut of the machine that tests: only its own crashes.
@@ -107,16 +107,15 @@ class PostgresqlServer:
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as(),
             )  # fmt: skip
-        give_up_at = time.monotonic() + 120
-        while True:
-            assert self._process.poll() is None, (self.directory / "log").read_text()
-            try:
-                self.connect("postgres").close()
-            except psycopg.OperationalError:
-                assert time.monotonic() < give_up_at, (self.directory / "log").read_text()
-                time.sleep(0.05)
-            else:
-                return
+        until(self._answers, "PostgreSQL answers")
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, (self.directory / "log").read_text()
+        try:
+            self.connect("postgres").close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
     def stop(self) -> None:
         """End it at once, as a crash would: clients lose their connections."""

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import obstore
 from obstore.store import S3Store
 
 from lab.loopback import free_port
+from tests.kit.waiting import until
 
 
 @dataclass
@@ -48,16 +48,15 @@ class S3Server:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": self.endpoint},
         )
-        give_up_at = time.monotonic() + 120
-        while True:
-            assert self._process.poll() is None, "the S3 server stopped at its start"
-            try:
-                urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5).close()  # noqa: S310
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                assert time.monotonic() < give_up_at, "the S3 server does not answer"
-                time.sleep(0.1)
-            else:
-                return
+        until(self._answers, "the S3 server answers")
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, "the S3 server stopped at its start"
+        try:
+            urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5).close()  # noqa: S310
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+        return True
 
     def stop(self) -> None:
         if self._process is not None:

@@ -8,10 +8,9 @@ import atexit
 import hashlib
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from evolution.methods.constant import constant_pattern
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from lab.loopback import LoopbackFederation
 from silo_agent.policy.document import NO_PRIVACY
+from tests.kit.waiting import until
 
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
 FIVE = (*SILOS, "silo-e")
@@ -238,10 +238,11 @@ def await_heard(
         since: How long the coordinator's log was before; for one that was started again.
     """
     waiting = {f'"silo": "{silo_id}", "version"' for silo_id in silos}
-    give_up_at = time.monotonic() + 120
-    while any(line not in loopback.log("coordinator")[since:] for line in waiting):
-        assert time.monotonic() < give_up_at, loopback.log("coordinator")
-        time.sleep(0.1)
+    until(
+        lambda: all(line in loopback.log("coordinator")[since:] for line in waiting),
+        "the coordinator heard all",
+        told=lambda: loopback.log("coordinator"),
+    )
 
 
 def write_run(loopback: LoopbackFederation, plan: str) -> tuple[Path, Path]:
@@ -266,11 +267,9 @@ def await_adopted(
     loopback: LoopbackFederation, adapter_sha256: str, silos: tuple[str, ...] = SILOS
 ) -> None:
     """Wait until silos keep an adapter: they hear of it after whoever watches the run."""
-    give_up_at = time.monotonic() + 120
     for silo_id in silos:
-        while not (loopback.silo_dir(silo_id) / "adapters" / adapter_sha256).exists():
-            assert time.monotonic() < give_up_at, loopback.log(silo_id)[-3000:]
-            time.sleep(0.1)
+        kept = loopback.silo_dir(silo_id) / "adapters" / adapter_sha256
+        until(kept.exists, f"{silo_id} keeps it", told=partial(loopback.log, silo_id))
 
 
 def fixed_point(value: float) -> np.ndarray:

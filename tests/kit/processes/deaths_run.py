@@ -1,8 +1,7 @@
 """A run whose coordinator is killed at chosen instants."""
 
-import time
-
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 MODULE = "tests.kit.processes.dying_coordinator"
 
@@ -22,10 +21,11 @@ def run_through_deaths(loopback, deaths, plan, adapter, environment=None):
     cf.await_heard(loopback)
     run_id = loopback.start_run(plan, adapter, token="restart")
     for _ in deaths:
-        give_up_at = time.monotonic() + 120
-        while loopback.alive("coordinator") and time.monotonic() < give_up_at:
-            time.sleep(0.02)
-        assert not loopback.alive("coordinator"), loopback.log("coordinator")
+        until(
+            lambda: not loopback.alive("coordinator"),
+            "the coordinator dies",
+            told=lambda: loopback.log("coordinator"),
+        )
         loopback.start_coordinator(module=MODULE)
     assert sorted(done.read_text().split()) == sorted(deaths)
     last, rounds = cf.watch_to_end(loopback, run_id)

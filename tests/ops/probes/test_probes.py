@@ -1,11 +1,11 @@
 """The probe port answers, over HTTP and TLS, and no caller can hold it."""
 
+import contextlib
 import http.client
 import socket
 import ssl
 import stat
 import threading
-import time
 from contextlib import closing
 from http import HTTPStatus
 
@@ -19,6 +19,7 @@ from ops.address import joined_address, split_address
 from ops.probes.metrics import MetricsAccess
 from ops.probes.server import ADDRESS_FILE, MAX_CONNECTIONS, PageAnswer, Probes, Spaced
 from ops.probes.tls import ProbeTls
+from tests.kit.waiting import until
 
 
 def served(**options):
@@ -186,10 +187,7 @@ def test_ipv6(opened):
 
 def await_places(probes, left):
     """Wait until so many more callers are let in."""
-    deadline = time.monotonic() + 60
-    while probes._server._places._value != left:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: probes._server._places._value == left, f"{left} places are left", within_s=60)
 
 
 def test_callers_that_say_nothing_are_few_and_do_not_stop_the_others(opened, monkeypatch):
@@ -210,14 +208,12 @@ def test_callers_that_say_nothing_are_few_and_do_not_stop_the_others(opened, mon
     finally:
         for connection in silent:
             connection.close()
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            assert ask(probes, "/livez")[0] == 200
-            break
-        except (OSError, http.client.HTTPException):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+
+    def status():
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return ask(probes, "/livez")[0]
+
+    assert until(status, "it answers again", within_s=60) == 200
 
 
 # TLS ----------------------------------------------------------------------------------------------

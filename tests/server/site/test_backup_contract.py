@@ -2,7 +2,6 @@
 
 import fcntl
 import threading
-import time
 from contextlib import closing
 
 import pytest
@@ -37,6 +36,7 @@ from tests.kit.server.store_samples import (
     silo,
 )
 from tests.kit.server.world_bundle import make_bundle
+from tests.kit.waiting import until
 
 URL = "CHORALE_COORDINATOR_DATABASE_URL"
 SECRET = b"a revealed share" * 20
@@ -229,9 +229,7 @@ def test_a_backup_of_a_busy_coordinator_is_of_one_instant(coordinator, tmp_path,
     writer.start()
     try:
         for number in range(3):
-            give_up_at = time.monotonic() + 120
-            while len(done) < 3 * number + 3 and time.monotonic() < give_up_at:
-                time.sleep(0.01)
+            until(lambda least=3 * number + 3: len(done) >= least, "three more rounds")
             backup_to(tmp_path / f"{number}.tar", coordinator)
     finally:
         stop.set()

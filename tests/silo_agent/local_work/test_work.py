@@ -26,6 +26,7 @@ from tests.kit.silo_agent.working_silo import (
     plan_of,
     task_of,
 )
+from tests.kit.waiting import until
 
 
 @pytest.fixture
@@ -118,10 +119,7 @@ def test_a_silo_that_is_stopped_does_not_say_ready_too_soon(silo):
     text = sw.plan_toml(rounds=4).decode()
     plan = read_plan(text.replace("[rounds]", "[rounds]\nready_after_s = 30").encode())
     one.work.start(task=task_of(), plan=plan, head=head_of())
-    give_up_at = time.monotonic() + 120
-    while not one.store.rounds():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
+    until(one.store.rounds, "a round is kept")
     one.work.close()
     assert not one.work._thread.is_alive()
     assert one.reports.calls == []

@@ -7,7 +7,6 @@ a silo of another version got wrong by one grid unit is seen.
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 
 from lab.loopback import LoopbackFederation
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 from tests.system.upgrade.installations import Installation
 
 EXACT = {
@@ -123,10 +123,3 @@ def require_exact(
         np.testing.assert_array_equal(after, expected)
         before = after
     return before
-
-
-def until(condition, what: str, timeout_s: float = 120.0) -> None:
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.2)

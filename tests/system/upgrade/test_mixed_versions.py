@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 from tests.system.upgrade.mixed_federation import (
     EXACT,
     POLICY,
@@ -19,7 +20,6 @@ from tests.system.upgrade.mixed_federation import (
     founded,
     require_exact,
     start_silos,
-    until,
 )
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("upgrade")]

@@ -10,7 +10,6 @@ Not covered: what the results say.
 import json
 import shlex
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.kit.paths import ROOT
 from tests.kit.processes import constant_federation as cf
 from tests.kit.processes.commands import BESIDES, LEAVES, PROGRAMS
 from tests.kit.processes.server_harness import Coordinator
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("cli_results")
 
@@ -77,13 +77,6 @@ def types(monkeypatch, capfd, tmp_path):
     return run
 
 
-def until(what):
-    give_up_at = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
-
-
 def federation_begins(types, loopback):
     at = f"--data {loopback.data_dir}"
     types("chorale root init --dir another-root")
@@ -138,7 +131,10 @@ def run_is_steered(types, loopback):
             break
     for resumed in (True, False):
         types(f"chorale run pause {run} {at}")
-        until(lambda: " paused " in next(x for x in types(f"chorale run list {at}") if run in x))
+        until(
+            lambda: " paused " in next(x for x in types(f"chorale run list {at}") if run in x),
+            "the run is paused",
+        )
         if resumed:
             types(f"chorale run resume {run} {at}")
     # No site allows it: once it is resumed the run would fail before anybody could abort it.

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 import tomllib
 import urllib.request
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import pytest
 
 from lab.loopback import free_port
 from tests.kit.paths import ROOT
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -127,16 +127,6 @@ class Person:
                 daemon.wait()
 
 
-def until(what, *, seconds: float = 120.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError("it did not come to pass in time")
-
-
 def ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
@@ -188,7 +178,7 @@ def founded(people) -> tuple[Person, int]:
     )
     admin.types("chorale doctor")
     admin.starts("chorale-coordinator serve")
-    until(lambda: ready(probes))
+    until(lambda: ready(probes), "the coordinator is ready")
     admin.types(
         "chorale federation create oncology --min-silos 3 --colluding 1 --epsilon-cap 8 "
         "--delta 1e-5"
@@ -280,7 +270,8 @@ def test_from_nothing_to_an_adapter_and_out_again(people):
 
     # One is revoked: its live daemon is refused at its next call, the others go on without it.
     admin.types("chorale silo revoke hospital-d --reason left-the-consortium")
-    until(lambda: "certificate_revoked" in people["hospital-d"].log(), seconds=90)
+    log = people["hospital-d"].log
+    until(lambda: "certificate_revoked" in log(), "hospital-d hears of it", told=log, within_s=90)
     states = {s["silo_id"]: s["state"] for s in admin.asks("chorale silo list")["silos"]}
     assert states == {**dict.fromkeys(SILOS[:3], "rostered"), "hospital-d": "revoked"}
     sign_roster(people)

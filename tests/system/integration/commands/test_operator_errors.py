@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -24,6 +23,7 @@ from federation.plan.read import read_plan
 from ops.cli.envelope import Exit
 from silo_agent.books.ledger import LEDGER_FILE
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("operator_errors")
 
@@ -129,11 +129,8 @@ def federation(tmp_path_factory):
 
 
 def await_ledger(directory):
-    give_up_at = time.monotonic() + 120
     ledger = directory / LEDGER_FILE
-    while not (ledger.exists() and ledger.stat().st_size):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
+    until(lambda: ledger.exists() and ledger.stat().st_size, "the silo has a ledger")
 
 
 def run(loopback, token):

@@ -1,7 +1,6 @@
 """Sites that say yes, no and goodbye, as real processes of a real federation."""
 
 import json
-import time
 
 import pytest
 
@@ -14,19 +13,11 @@ from tests.kit.processes.constant_federation import (
     watch_to_end,
     write_run,
 )
+from tests.kit.waiting import until
 
 ASKED = ("silo-c", "silo-d")
 """Two of four: without them there is no quorum of three."""
 MANUAL = '[policy]\napproval = "manual"\n'
-
-
-def until(check, seconds=120):
-    give_up_at = time.monotonic() + seconds
-    while time.monotonic() < give_up_at:
-        if (found := check()) is not None:
-            return found
-        time.sleep(0.2)
-    raise AssertionError("it did not happen")
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +47,13 @@ def test_a_run_waits_for_two_sites_begins_when_they_approve_and_not_where_one_re
     run_id = loopback.start_run(plan, adapter, token="gate")
     for silo_id in ASKED:
         waits = until(
-            lambda silo_id=silo_id: run_in_state(loopback, silo_id, "waiting for approval", run_id)
+            lambda silo_id=silo_id: run_in_state(loopback, silo_id, "waiting for approval", run_id),
+            f"{silo_id} waits for approval",
         )
         assert waits["epsilons_at_most"]["silo"] > 0
         assert waits["epsilons_charged"] == {}
         key = 'chorale_silo_policy_decisions_total{decision="refuse",rule="approval_pending"}'
-        until(lambda silo_id=silo_id, key=key: loopback.metrics(silo_id)[key] or None)
+        until(lambda silo_id=silo_id, key=key: loopback.metrics(silo_id)[key], f"{silo_id} refuses")
     # Nothing was learned, charged or sent meanwhile.
     assert not (loopback.silo_dir("silo-c") / "rounds.jsonl").exists()
 
@@ -72,14 +64,16 @@ def test_a_run_waits_for_two_sites_begins_when_they_approve_and_not_where_one_re
 
     loopback.silo("refuse", run_id, "--data", str(loopback.silo_dir("silo-d")))
     said_no = 'chorale_silo_policy_decisions_total{decision="refuse",rule="refused_by_operator"}'
-    until(lambda: loopback.metrics("silo-d")[said_no] or None)
+    until(lambda: loopback.metrics("silo-d")[said_no], "silo-d refuses")
     loopback.silo("approve", run_id, "--plan-sha256", shown["plan_sha256"], "--data", data)
     status, rounds = watch_to_end(loopback, run_id)
     assert status["run"]["state"] == "finished", status
     assert len(rounds) == 1
     assert sorted(rounds[0]["survivors"]) == ["silo-a", "silo-b", "silo-c"]
 
-    finished = until(lambda: run_in_state(loopback, "silo-c", "finished", run_id))
+    finished = until(
+        lambda: run_in_state(loopback, "silo-c", "finished", run_id), "silo-c hears of the end"
+    )
     assert finished["rounds_taken_part"] == 1
     assert finished["epsilons_charged"]["silo"] > 0
     refused = run_in_state(loopback, "silo-d", "refused", run_id)
@@ -105,12 +99,12 @@ def test_a_run_waits_for_two_sites_begins_when_they_approve_and_not_where_one_re
 @pytest.mark.xdist_group("site_gate")
 def test_a_site_leaves_its_daemon_ends_and_the_coordinator_knows(loopback):
     directory = loopback.silo_dir("silo-d")
-    until(lambda: (directory / "privacy.ledger").exists() or None)
+    until((directory / "privacy.ledger").exists, "silo-d has a ledger")
     done = loopback.silo(
         "leave", "--drain", "--revoke", "--wipe", "--yes", "--data", str(directory)
     )
     assert done["told"], done
-    until(lambda: None if loopback.alive("silo-d") else True)
+    until(lambda: not loopback.alive("silo-d"), "silo-d ends")
     assert not (directory / "identity").exists()
     assert (directory / "privacy.ledger").exists()
     assert (directory / "audit.jsonl").exists()
@@ -124,7 +118,7 @@ def test_a_site_leaves_although_nobody_can_be_reached(loopback):
     loopback.kill("coordinator")
     with pytest.raises(LoopbackError, match="coordinator_not_told"):
         loopback.silo("leave", "--wipe", "--yes", "--data", str(directory))
-    until(lambda: None if loopback.alive("silo-c") else True)
+    until(lambda: not loopback.alive("silo-c"), "silo-c ends")
     assert not (directory / "identity").exists()
     with pytest.raises(LoopbackError, match='"left"'):
         loopback.silo("run", "--data", str(directory))

@@ -6,20 +6,14 @@ while it sits out, or that is forgotten.
 
 import os
 import signal
-import time
+from functools import partial
 
 from silo_agent.books.audit import AUDIT_FILE
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 STALLS, DIES = cf.SILOS[3], cf.SILOS[0]
 PHASE_S = 8
-
-
-def until(condition, what):
-    give_up_at = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < give_up_at, what()
-        time.sleep(0.1)
 
 
 def last_seen(loopback, silo_id):
@@ -71,11 +65,12 @@ def test_a_silo_that_stalls_in_every_round_is_left_out_and_named(tmp_path):
 def test_a_silo_that_died_before_a_restart_is_still_missed(tmp_path):
     with cf.federation(tmp_path) as loopback:
         loopback.start_silo(DIES)
-        until(lambda: last_seen(loopback, DIES), lambda: loopback.log("coordinator"))
+        log = partial(loopback.log, "coordinator")
+        until(lambda: last_seen(loopback, DIES), f"{DIES} is heard of", told=log)
         loopback.kill(DIES)
         before = last_seen(loopback, DIES)
         os.kill(loopback.pid("coordinator"), signal.SIGTERM)
-        until(lambda: not loopback.alive("coordinator"), lambda: loopback.log("coordinator"))
+        until(lambda: not loopback.alive("coordinator"), "the coordinator dies", told=log)
         loopback.start_coordinator()
         assert last_seen(loopback, DIES) == before > 0
         # There from the start on: the alert counts from the coordinator's own start then.

@@ -16,6 +16,7 @@ import pytest
 from lab.loopback import LoopbackError, LoopbackFederation
 from server.site.backup_file import BackupReader
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -23,11 +24,8 @@ SPARE = "quorum = 3\nspare_attempts = 2"
 MODULE = "tests.kit.processes.dying_coordinator"
 
 
-def wait_for(loopback, condition, what, timeout_s=120):
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_at, f"{what}: {loopback.log('coordinator')[-3000:]}"
-        time.sleep(0.05)
+def wait_for(loopback, condition, what):
+    until(condition, what, told=lambda: loopback.log("coordinator"))
 
 
 def closed_rounds(loopback):

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 FULL_LOG = "tests.system.integration.faults.full_log"
 UNLIMITED = resource.RLIM_INFINITY
@@ -37,11 +38,11 @@ def readiness(loopback):
         return refused.code, refused.read().decode()
 
 
-def until(loopback, true, timeout_s=120):
-    give_up_at = time.monotonic() + timeout_s
-    while not true(loopback.metrics("coordinator")):
-        assert time.monotonic() < give_up_at, loopback.metrics("coordinator")
-        time.sleep(0.05)
+def await_metrics(loopback, what, true):
+    def metrics():
+        return loopback.metrics("coordinator")
+
+    until(lambda: true(metrics()), what, told=metrics)
 
 
 def limit_files(loopback, most_bytes):
@@ -57,11 +58,12 @@ def test_a_run_outlasts_a_disk_that_takes_neither_its_rows_nor_its_log(tmp_path)
         cf.await_heard(loopback)
         plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=12, phase_deadline_s=20))
         run_id = loopback.start_run(plan, adapter, token="full")
-        until(loopback, lambda now: now[ROUNDS] >= 2)
+        await_metrics(loopback, "two rounds", lambda now: now[ROUNDS] >= 2)
         assert readiness(loopback) == (200, "ready\n")
         limit_files(loopback, 0)
-        until(
+        await_metrics(
             loopback,
+            "the disk is full",
             lambda now: (
                 now["chorale_storage_faults_total"]
                 and now.get("chorale_log_write_failures_total")
@@ -75,7 +77,7 @@ def test_a_run_outlasts_a_disk_that_takes_neither_its_rows_nor_its_log(tmp_path)
         last, rounds = cf.watch_to_end(loopback, run_id)
         assert last["run"]["state"] == "finished", last
         assert [figures["outcome"] for figures in rounds] == ["aggregated"] * 12
-        until(loopback, lambda _: readiness(loopback) == (200, "ready\n"))
+        until(lambda: readiness(loopback) == (200, "ready\n"), "the coordinator is ready")
         for party in ("coordinator", *cf.SILOS):
             assert loopback.alive(party)
 
@@ -93,7 +95,9 @@ def test_daemons_whose_log_takes_no_line_start_work_and_stop(tmp_path):
         # A silo that is heard of before the run is counted on from its first round.
         heard = [f'chorale_silo_last_seen_timestamp_seconds{{silo="{one}"}}' for one in cf.SILOS]
         began = time.time()
-        until(loopback, lambda now: all(now[series] > began - 30 for series in heard))
+        await_metrics(
+            loopback, "all are heard", lambda now: all(now[series] > began - 30 for series in heard)
+        )
         plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=2))
         last, rounds = cf.watch_to_end(loopback, loopback.start_run(plan, adapter, token="log"))
         assert last["run"]["state"] == "finished", last

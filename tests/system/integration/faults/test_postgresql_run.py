@@ -11,6 +11,7 @@ import pytest
 
 from tests.kit.processes import constant_federation as cf
 from tests.kit.processes.deaths_run import run_through_deaths
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -69,10 +70,11 @@ def test_a_run_outlasts_a_restart_of_its_database(tmp_path, postgresql):
         assert next(statuses)["run"]["run_id"] == run_id
         assert any(status["run"]["round"] >= 1 for status in statuses)
         postgresql.stop()
-        give_up_at = time.monotonic() + 120
-        while "the database failed" not in loopback.log("coordinator"):
-            assert time.monotonic() < give_up_at, loopback.log("coordinator")
-            time.sleep(0.05)
+        until(
+            lambda: "the database failed" in loopback.log("coordinator"),
+            "the coordinator says that the database failed",
+            told=lambda: loopback.log("coordinator"),
+        )
         # Silos and the watcher are turned away meanwhile, and come again.
         time.sleep(2)
         postgresql.start()

@@ -1,11 +1,10 @@
 """Real processes: a silo killed with its upload spooled finishes it when it is started again."""
 
-import time
-
 import numpy as np
 import pytest
 
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 LAST = cf.SILOS[3]
 
@@ -21,10 +20,7 @@ def test_a_restarted_silo_is_in_the_sum_and_back_in_the_next_round(tmp_path):
         cf.await_heard(loopback)
         plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=2, phase_deadline_s=15))
         run_id = loopback.start_run(plan, adapter, token="restart")
-        give_up_at = time.monotonic() + 120
-        while loopback.alive(LAST):
-            assert time.monotonic() < give_up_at
-            time.sleep(0.1)
+        until(lambda: not loopback.alive(LAST), "the silo dies")
         spools = loopback.silo_dir(LAST) / "spool"
         assert len(list(spools.iterdir())) == 1
         loopback.start_silo(LAST)
@@ -47,7 +43,4 @@ def test_a_restarted_silo_is_in_the_sum_and_back_in_the_next_round(tmp_path):
         assert not any(metrics[name] for name in failed)
         assert "upload_finished" in loopback.log(LAST)
         # The last round's spool goes when the silo hears that the round is closed.
-        give_up_at = time.monotonic() + 120
-        while list(spools.iterdir()):
-            assert time.monotonic() < give_up_at
-            time.sleep(0.1)
+        until(lambda: not list(spools.iterdir()), "the spool goes")

@@ -23,6 +23,7 @@ from server.rpc.ports import MAX_JOIN_BYTES
 from silo_agent.identity.identity import Identity
 from tests.kit.hostile_inputs import LONG, Fuzz, methods
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("hostile_inputs")
 
@@ -378,11 +379,12 @@ def test_hostile_answers_to_a_silo(loopback, run_id, tmp_path):
         "CHORALE_TEST_TOLD": str(told),
     }
     loopback.start_coordinator(module="tests.system.integration.hostile.hostile_instructions")
-    give_up_at = time.monotonic() + 120
-    while not told.exists() or len(told.read_text().split()) < TO_THE_SILO:
+
+    def all_told():
         assert loopback.alive(TARGET), loopback.log(TARGET)[-3000:]
-        assert time.monotonic() < give_up_at, told.read_text() if told.exists() else "nothing told"
-        time.sleep(0.1)
+        return told.exists() and len(told.read_text().split()) >= TO_THE_SILO
+
+    until(all_told, "all is told", told=lambda: told.read_text() if told.exists() else "nothing")
     kinds = Counter(told.read_text().split())
     assert min(kinds[kind] for kind in ("undecodable", "random", "changed", "flipped")) > 20
     assert_rounds_go_on(loopback, run_id, TARGET)

@@ -26,6 +26,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +52,7 @@ from tests.kit.processes.leak_search import (
     number_needles,
     streams,
 )
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("leaks")]
 
@@ -194,11 +196,11 @@ class Capture:
         self.drain = threading.Thread(target=self.process.stderr.read, daemon=True)
         self.drain.start()
         # It says so a moment before it does so: until a packet is in the file it is not.
-        end = time.monotonic() + 30
-        while not self.file.exists() or self.file.stat().st_size < 500:
-            assert time.monotonic() < end, "tshark captures nothing"
-            self.speak(b"warming up")
-            time.sleep(0.2)
+        until(self._captures, "tshark captures", within_s=30)
+
+    def _captures(self):
+        self.speak(b"warming up")
+        return self.file.exists() and self.file.stat().st_size >= 500
 
     def speak(self, content):
         """Send bytes in clear over a connection that is captured."""
@@ -295,12 +297,13 @@ def played(loopback, capture, theirs, ours):
 
 
 def await_judged(loopback):
-    end = time.monotonic() + 120
     for silo_id in SILOS:
         file = loopback.silo_dir(silo_id) / "evaluation.jsonl"
-        while not file.exists() or '"round":1,' not in file.read_text():
-            assert time.monotonic() < end, loopback.log(silo_id)[-2000:]
-            time.sleep(0.2)
+        until(
+            lambda file=file: file.exists() and '"round":1,' in file.read_text(),
+            f"{silo_id} judges round 1",
+            told=partial(loopback.log, silo_id),
+        )
 
 
 # What is looked for -----------------------------------------------------------------------------

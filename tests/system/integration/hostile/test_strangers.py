@@ -21,6 +21,7 @@ import pytest
 from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc, round_pb2, round_pb2_grpc
 from lab.loopback import LoopbackError, LoopbackFederation
 from silo_agent.identity.join import join
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("strangers")
 CROWD = 1200
@@ -109,19 +110,12 @@ def listens(port):
         return False
 
 
-def soon(condition, *, within_s):
-    give_up_at = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("port", ["port", "enrol_port"])
 def test_a_crowd_that_says_nothing_keeps_no_silo_out_and_is_hung_up_on(federation, member, port):
     invite(federation, "hospital-z")
     with crowd(getattr(federation, port)) as silent:
         assert poll_s(member) < 5
-        soon(lambda: all(map(hung_up_on, silent)), within_s=HANDSHAKE_S + 10)
+        until(lambda: all(map(hung_up_on, silent)), "all are hung up on", within_s=HANDSHAKE_S + 10)
         assert poll_s(member) < 5
 
 
@@ -137,7 +131,7 @@ def test_the_enrolment_port_is_open_while_an_invite_is(tmp_path):
         federation.start_coordinator()
         assert listens(federation.enrol_port)
         join(second, tmp_path / "b")
-        soon(lambda: not listens(federation.enrol_port), within_s=120)
+        until(lambda: not listens(federation.enrol_port), "the port is closed")
         with pytest.raises(Exception, match=r"chorale invite \.\.\. hospital-b"):
             join(second, tmp_path / "c")
         assert poll_s(member) < 5
@@ -208,7 +202,7 @@ def test_a_daemon_dumps_no_core_shows_no_memory_and_may_open_enough(federation):
     federation.enrol("hospital-d")
     federation.start_silo("hospital-d")
     address = federation.silo_dir("hospital-d") / "probes.address"
-    soon(address.exists, within_s=60)
+    until(address.exists, "the silo has an address", within_s=60)
     for name in ("coordinator", "hospital-d"):
         process = Path(f"/proc/{federation.pid(name)}")
         limits = {

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-import time
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -17,6 +17,7 @@ from chorale.v1 import enrolment_pb2, enrolment_pb2_grpc
 from server.rpc.ports import MAX_MESSAGE_BYTES
 from silo_agent.identity.identity import Identity
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 from tests.system.integration.hostile.inflating_coordinator import INFLATED_BYTES
 
 pytestmark = pytest.mark.xdist_group("transport_limits")
@@ -25,6 +26,7 @@ SILO, MEMBER = cf.SILOS[:2]
 X25519MLKEM768 = 0x11EC
 """ECDH over X25519 and ML-KEM-768 in one group (draft-ietf-tls-ecdhe-mlkem, §8)."""
 HANDSHAKE, CLIENT_HELLO, SERVER_HELLO, KEY_SHARE = 22, 1, 2, 51
+FAILURES = 'chorale_silo_errors_total{kind="TransportError"}'
 GROWTH_BYTES = 48 << 20
 """Several messages of the largest size that is allowed, and what a daemon needs besides."""
 
@@ -63,13 +65,12 @@ class Tap:
 
     def server_hello(self):
         """The first one that a server said in answer to a client."""
-        give_up_at = time.monotonic() + 120
-        while time.monotonic() < give_up_at:
-            for _, back in self.said:
-                if (hello := hello_in(bytes(back), SERVER_HELLO)) is not None:
-                    return hello
-            time.sleep(0.05)
-        raise AssertionError("no server said hello")
+
+        def hello():
+            hellos = (hello_in(bytes(back), SERVER_HELLO) for _, back in self.said)
+            return next((found for found in hellos if found is not None), None)
+
+        return until(hello, "a server says hello")
 
 
 def hello_in(said, kind):
@@ -181,15 +182,14 @@ def test_a_message_that_inflates_costs_the_coordinator_no_memory(loopback, who):
 
 
 def test_an_answer_that_inflates_costs_a_silo_no_memory(loopback):
-    failures = 'chorale_silo_errors_total{kind="TransportError"}'
     loopback.kill("coordinator")
     try:
         loopback.start_silo(SILO)
         # It is up, and has not been answered yet.
-        until(loopback, lambda: loopback.metrics(SILO)[failures] == 0)
+        await_failures(loopback, lambda count: count == 0)
         before = peak_bytes(loopback.pid(SILO))
         loopback.start_coordinator(module="tests.system.integration.hostile.inflating_coordinator")
-        until(loopback, lambda: loopback.metrics(SILO)[failures] >= 2)
+        await_failures(loopback, lambda count: count >= 2)
         # The silo's own transport refuses it, so it is this that was measured.
         assert "Decompressed message larger than max" in loopback.log(SILO)
         assert peak_bytes(loopback.pid(SILO)) - before < GROWTH_BYTES
@@ -198,12 +198,15 @@ def test_an_answer_that_inflates_costs_a_silo_no_memory(loopback):
         loopback.start_coordinator()
 
 
-def until(loopback, done):
-    give_up_at = time.monotonic() + 120
-    while True:
+def await_failures(loopback, true):
+    """Until the number of failed calls that the silo shows is as it should be."""
+    log = partial(loopback.log, SILO)
+
+    def shown():
         with contextlib.suppress(OSError):
-            if done():
-                return
-        assert loopback.alive(SILO), loopback.log(SILO)[-3000:]
-        assert time.monotonic() < give_up_at, loopback.log(SILO)[-3000:]
-        time.sleep(0.1)
+            if true(loopback.metrics(SILO)[FAILURES]):
+                return True
+        assert loopback.alive(SILO), log()[-3000:]
+        return False
+
+    until(shown, "the failures that it shows", told=log)

@@ -1,21 +1,14 @@
 """A coordinator signs an adapter that does not follow from the sum: the silos stop, and say so."""
 
 import json
-import time
 
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 
 def chain_head(loopback, silo_id, run_id):
     state = json.loads((loopback.silo_dir(silo_id) / "state.json").read_text())
     return state["heads"].get(run_id)
-
-
-def awaited(condition, patience_s=120.0):
-    give_up_at = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
 
 
 def errors(loopback, silo_id):
@@ -46,7 +39,9 @@ def test_a_signed_wrong_update_stops_every_silo_until_the_coordinator_is_honest(
         records = loopback.chorale("adapter", "list", run_id, "--data", str(loopback.data_dir))
         good, wrong = (record["adapter_sha256"] for record in records["records"][1:])
         for silo_id in cf.SILOS:
-            awaited(lambda silo_id=silo_id: refused_updates(loopback, silo_id))
+            until(
+                lambda silo_id=silo_id: refused_updates(loopback, silo_id), f"{silo_id} refuses it"
+            )
             assert errors(loopback, silo_id) > 0
             head = chain_head(loopback, silo_id, run_id)
             assert (head["round"], head["adapter_sha256"]) == (1, good)
@@ -67,8 +62,14 @@ def test_a_signed_wrong_update_stops_every_silo_until_the_coordinator_is_honest(
         assert last["run"]["state"] == "finished", last
         assert tuple(rounds[0]["survivors"]) == cf.SILOS
         for silo_id in cf.SILOS:
-            awaited(lambda silo_id=silo_id: chain_head(loopback, silo_id, again) is not None)
-            awaited(lambda silo_id=silo_id: chain_head(loopback, silo_id, again)["round"] == 1)
+            until(
+                lambda silo_id=silo_id: chain_head(loopback, silo_id, again) is not None,
+                f"{silo_id} has a head",
+            )
+            until(
+                lambda silo_id=silo_id: chain_head(loopback, silo_id, again)["round"] == 1,
+                f"{silo_id} is at round 1",
+            )
             # A silo may still have been checking the wrong update when its coordinator ended; of
             # the honest run no update is refused.
             refused = refused_updates(loopback, silo_id)

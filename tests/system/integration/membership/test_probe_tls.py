@@ -1,15 +1,16 @@
 """TLS on the probe ports of real daemons, with the coordinator's own certificate and a site's."""
 
+import contextlib
 import http.client
 import ssl
 import subprocess
 import sys
-import time
 
 import pytest
 import trustme
 
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 SILOS = cf.SILOS[:3]
 
@@ -25,14 +26,12 @@ def ask(address, path, context):
         connection.close()
 
 
-def until_answered(address, context, timeout_s=120):
-    give_up_at = time.monotonic() + timeout_s
-    while True:
-        try:
+def until_answered(address, context):
+    def answer():
+        with contextlib.suppress(OSError, http.client.HTTPException):
             return ask(address(), "/readyz", context)
-        except (OSError, http.client.HTTPException):
-            assert time.monotonic() < give_up_at
-            time.sleep(0.1)
+
+    return until(answer, "the probe answers")
 
 
 def append(path, text):

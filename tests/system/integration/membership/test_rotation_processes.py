@@ -11,17 +11,11 @@ import pytest
 from cryptography import x509
 
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.long
 
 ROUNDS = 2
-
-
-def until(condition, what, timeout_s=120.0):
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.2)
 
 
 def leaf(loopback, silo_id):

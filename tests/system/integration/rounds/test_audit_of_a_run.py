@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 from federation.audit.lines import check_chain
 from ops.audit_log import verify_log
@@ -11,6 +10,7 @@ from server.store import Store
 from silo_agent.books.audit import AUDIT_FILE
 from silo_agent.books.audit_heads import kept_head
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 VALUES = {"silo-a": "nan", "silo-b": 0.0, "silo-c": 0.125}
 ROUND = [
@@ -49,10 +49,11 @@ def test_every_silo_leaves_the_same_records_whatever_it_learned(tmp_path):
         last, rounds = cf.watch_to_end(loopback, run_id)
         assert [one["outcome"] for one in rounds] == ["aggregated"] * 2, last
         newest = len(["log_begun", "joined", "daemon_started", "policy_changed", "record"]) + 9
-        give_up_at = time.monotonic() + 120
-        while exchanged(loopback) != dict.fromkeys(VALUES, newest):
-            assert time.monotonic() < give_up_at, (exchanged(loopback), loopback.log("silo-a"))
-            time.sleep(0.1)
+        until(
+            lambda: exchanged(loopback) == dict.fromkeys(VALUES, newest),
+            f"all exchanged heads up to {newest}",
+            told=lambda: (loopback.log("silo-a"), exchanged(loopback)),
+        )
         loopback.stop()
         for silo_id in VALUES:
             found = records(loopback, silo_id)

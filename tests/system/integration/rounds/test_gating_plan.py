@@ -8,7 +8,7 @@ the fourth.
 """
 
 import json
-import time
+from functools import partial
 
 import pytest
 
@@ -21,6 +21,7 @@ from lab.demo.scenario import FAMILIES, SILOS, DemoSettings, plan_toml, silo_tom
 from lab.loopback import LoopbackFederation
 from silo_agent.books.ledger import LEDGER_FILE
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("gating_plan")
 
@@ -60,7 +61,7 @@ def prepare(loopback, settings):
         loopback.start_silo(silo_id)
     for silo_id in SILOS:
         # The coordinator counts on nobody who is not there at the start.
-        until(lambda s=silo_id: said(loopback, s, "coordinator_version"), lambda: "nobody calls")
+        until(lambda s=silo_id: said(loopback, s, "coordinator_version"), f"{silo_id} calls")
     return toml
 
 
@@ -99,13 +100,6 @@ def heard(loopback, silo_id, run_id):
     return found
 
 
-def until(condition, what, timeout_s=120.0):
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_at, what()
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize(
     "privacy",
     [
@@ -133,11 +127,13 @@ def test_a_plan_about_one_silos_environment_trains_nobody_and_moves_no_ledger(lo
             assert (listed["state"], listed["rule"]) == ("refused", RULE)
 
         # The one that could serve it hears that the run is over before it begins to explore.
-        until(lambda: adopted(loopback, run_id), lambda: loopback.log(MAZE)[-3000:])
+        log = partial(loopback.log, MAZE)
+        until(lambda: adopted(loopback, run_id), f"{MAZE} adopts the adapter", told=log)
         if heard(loopback, MAZE, run_id)["state"] == "taking part":
             until(
                 lambda: said(loopback, MAZE, "work_called_off", run=run_id),
-                lambda: loopback.log(MAZE)[-3000:],
+                f"{MAZE} calls its work off",
+                told=log,
             )
         for silo_id in SILOS:
             directory = loopback.silo_dir(silo_id)

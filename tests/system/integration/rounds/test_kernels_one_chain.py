@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import pytest
 
 from tests.kit.paths import ROOT
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 COORDINATORS_KERNEL, OTHER_KERNEL = "Prescott", "Haswell"
 KERNEL_OF = dict(
@@ -76,16 +77,17 @@ def blob(loopback, sha256):
     return loopback.data_dir / "adapters" / sha256[:2] / sha256
 
 
-def adopted(loopback, silo_id, round_number, patience_s=120.0):
+def adopted(loopback, silo_id, round_number):
     """The silo's head, once it has followed the chain to a round."""
-    give_up_at = time.monotonic() + patience_s
-    while True:
+
+    def reached():
         heads = json.loads((loopback.silo_dir(silo_id) / "state.json").read_text())["heads"]
         head = next(iter(heads.values()))
-        if head["round"] == round_number:
-            return head
-        assert time.monotonic() < give_up_at, loopback.log(silo_id)[-2000:]
-        time.sleep(0.1)
+        return head if head["round"] == round_number else None
+
+    return until(
+        reached, f"{silo_id} is at round {round_number}", told=partial(loopback.log, silo_id)
+    )
 
 
 @pytest.mark.long

@@ -1,19 +1,11 @@
 """A run that is paused while another one goes on: the silos still have the work they did for it."""
 
-import time
-
 import pytest
 
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.xdist_group("paused_run"), pytest.mark.long]
-
-
-def until(condition, timeout_s=120.0):
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
 
 
 def test_what_silos_had_ready_for_a_paused_run_is_still_ready_after_another_run(tmp_path):
@@ -41,6 +33,6 @@ def test_what_silos_had_ready_for_a_paused_run_is_still_ready_after_another_run(
         assert last["run"]["state"] == "finished"
         chorale("run", "resume", paused)
         loopback.start_silo(cf.SILOS[3])
-        until(lambda: state(paused) == "finished")
+        until(lambda: state(paused) == "finished", "the paused run finishes")
         last, rounds = cf.watch_to_end(loopback, paused)
         assert rounds[0]["survivors"] == list(cf.SILOS)

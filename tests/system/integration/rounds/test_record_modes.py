@@ -15,6 +15,7 @@ that worked.
 
 import shutil
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,13 +31,13 @@ from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.identity.identity import Identity
 from silo_agent.line.transport import Coordinator
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("record_modes")
 
 STEPS, B_BAR = 4, 8
 KILLED, ROLLED_BACK, SPENT_UP = cf.FIVE[4], cf.FIVE[3], cf.FIVE[4]
 STEADY = cf.FIVE[:3]
-GIVE_UP_S = 120.0
 RECORD = f"""
 [privacy.record]
 sampling_rate = 0.5
@@ -62,12 +63,11 @@ def client_of(loopback, silo_id):
 
 def await_log(loopback, silo_id, *words):
     """Until one line of a silo's log holds all of these."""
-    give_up_at = time.monotonic() + GIVE_UP_S
-    while time.monotonic() < give_up_at:
-        if any(all(w in line for w in words) for line in loopback.log(silo_id).splitlines()):
-            return
-        time.sleep(0.02)
-    pytest.fail(f"{silo_id} never said {words}: {loopback.log(silo_id)[-3000:]}")
+    until(
+        lambda: any(all(w in line for w in words) for line in loopback.log(silo_id).splitlines()),
+        f"{silo_id} says {words}",
+        told=partial(loopback.log, silo_id),
+    )
 
 
 def adopted(number, step):

@@ -1,7 +1,7 @@
 """An admin takes a run back while real daemons run; one site does not allow it and stays behind."""
 
 import json
-import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from federation.adapter.layout import Layout
 from lab.loopback import LoopbackError
 from server.cli.client import connect
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.xdist_group("rollback"), pytest.mark.long]
 
@@ -41,10 +42,11 @@ def heads(loopback, silo):
 
 def await_head(loopback, silo, run_id, adapter_sha256):
     """A silo adopts the last adapter once it hears that the run is over."""
-    give_up_at = time.monotonic() + 120
-    while heads(loopback, silo)[run_id]["adapter_sha256"] != adapter_sha256:
-        assert time.monotonic() < give_up_at, loopback.log(silo)[-3000:]
-        time.sleep(0.1)
+    until(
+        lambda: heads(loopback, silo)[run_id]["adapter_sha256"] == adapter_sha256,
+        f"{silo} adopts the last adapter",
+        told=partial(loopback.log, silo),
+    )
 
 
 def lines_of(path):

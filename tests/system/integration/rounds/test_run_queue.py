@@ -7,7 +7,6 @@ and of whom.
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from chorale.v1 import admin_pb2
 from lab.loopback import LoopbackError
 from server.cli.client import connect, plain
 from tests.kit.processes import constant_federation as cf
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("run_queue")
 
@@ -38,13 +38,6 @@ def runs(loopback):
     with connect(loopback.data_dir) as stub:
         found = stub.ListRuns(admin_pb2.ListRunsRequest(), timeout=60).runs
     return {run.run_id: plain(run) for run in found}
-
-
-def until(condition, timeout_s=120.0):
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
 
 
 def first_status(loopback, run_id):
@@ -108,7 +101,10 @@ def test_runs_wait_rest_and_go_on_over_a_coordinators_death(loopback):
         require_rounds(loopback, runs(loopback)[run_id]["adapter_sha256"], 3)
         for silo in SILOS:
             # Nobody missed the last adapter of a run because the next one followed at once.
-            until(lambda silo=silo, run_id=run_id: adopted(loopback, silo, run_id) == 4)
+            until(
+                lambda silo=silo, run_id=run_id: adopted(loopback, silo, run_id) == 4,
+                f"{silo} adopts four",
+            )
     events = [json.loads(line)["event"] for line in audit(loopback)]
     counted = {name: events.count(f"run_{name}") for name in ("queued", "resumed", "unpaused")}
     assert counted == {"queued": 3, "resumed": 1, "unpaused": 1}
@@ -125,7 +121,7 @@ def test_a_run_is_paused_in_the_middle_and_loses_nothing(loopback):
     with connect(loopback.data_dir) as stub:
         state = stub.PauseRun(admin_pb2.PauseRunRequest(run_id=run_id), timeout=60).state
     assert state in {"paused", "pausing"}
-    until(lambda: runs(loopback)[run_id]["state"] == "paused")
+    until(lambda: runs(loopback)[run_id]["state"] == "paused", "the run is paused")
     at = runs(loopback)[run_id]["round"]
     assert at < rounds
     loopback.kill("coordinator")
