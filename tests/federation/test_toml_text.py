@@ -50,7 +50,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(
-    "number", [f"0x{'f' * 3600}", f"-{'9' * 20}", f"[[1, 0o{'7' * 5000}]]", str(2**63)]
+    "number",
+    [f"0x{'f' * 3600}", f"-{'9' * 20}", f"[[1, 0o{'7' * 5000}]]", str(2**63)],
+    ids=["hexadecimal", "negative", "octal in arrays", "one more than fits"],
 )
 def test_an_integer_that_could_not_even_be_printed_is_refused(number):
     with pytest.raises(TomlError, match="64 bits"):
@@ -80,6 +82,17 @@ def test_what_would_be_slow_or_deep_is_refused_at_once(shape):
         "x = '''''[[[[[[[[[[\n= ''''' # '''\ny = [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5]",
         "[a]\nx = 1.5\n[b]\nx = 1979-05-27T07:32:00.5\n[c]\nx.y = 'z'",
     ],
+    ids=[
+        "key",
+        "keys in keys",
+        "nest",
+        "entries",
+        "literal string and comment",
+        "string and comment",
+        "long string",
+        "long literal string",
+        "fractions",
+    ],
 )
 def test_what_is_within_the_bounds_is_what_tomllib_reads(text):
     assert parse_toml(text.encode()) == tomllib.loads(text)
@@ -88,6 +101,7 @@ def test_what_is_within_the_bounds_is_what_tomllib_reads(text):
 @pytest.mark.parametrize(
     "text",
     [f"{KEY}.a = 1", f"[{KEY}.a]", f"x = [{NEST}]", f"x = {{ y = {NEST} }}", f"{ENTRIES}z=1"],
+    ids=["key", "header", "nest", "nest in a table", "entries"],
 )
 def test_one_more_is_refused(text):
     tomllib.loads(text)
@@ -134,6 +148,7 @@ def test_no_string_and_no_comment_hides_what_follows_it(quote, text, then):
         (b"x = " + b"9" * 5000, "cannot be read"),
         (b"x = 1\n\n" + KEY.encode() + b".a = 1", "line 3"),
     ],
+    ids=["encoding", "no value", "key twice", "no such day", "long number", "long key"],
 )
 def test_what_is_wrong_is_said(content, said):
     with pytest.raises(TomlError, match=said):
