@@ -92,10 +92,6 @@ def test_what_the_consortium_agreed_on_is_never_touched(size):
     assert fitted.max_sequence_tokens <= plans.max_sequence_tokens
 
 
-def test_the_same_facts_give_the_same_choice():
-    assert fit(machine(48)) == fit(machine(48))
-
-
 def test_what_the_operator_set_is_kept():
     spec = TrainerSpec(micro_batch_tokens=8192, gradient_checkpointing=False)
     both = fit(machine(48), training=spec, fixed=("micro_batch_tokens", "gradient_checkpointing"))
