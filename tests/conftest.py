@@ -58,6 +58,17 @@ def store(store_url):
 
 
 @pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory):
+    """A tiny base model that nobody may write to."""
+    from tests.kit.evolution import tiny_base
+
+    base = tiny_base.build(tmp_path_factory.mktemp("tiny_base"))
+    for path in (*base.iterdir(), base):
+        path.chmod(0o555)
+    return base
+
+
+@pytest.fixture(scope="session")
 def s3():
     server = s3_server.S3Server()
     yield server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -17,27 +16,22 @@ from evolution.errors import (
     UnknownEnvironmentError,
 )
 from evolution.memory.buffer import SuccessBuffer
-from evolution.methods.evolver import Assignment, EvolverSetup, EvolveSettings, Work
+from evolution.methods.evolver import EvolveSettings, Work
 from evolution.methods.expert import EXPERT_ROUND, demonstrations
 from evolution.methods.expert_file import read_expert_file
-from evolution.methods.fed_se import FedSeEvolver
 from evolution.model.causal_lm import load_tokenizer
 from evolution.model.lora import initial_adapter
 from evolution.rollout.conversation import ChatFormat
-from tests.kit.evolution import tiny_base
+from tests.kit.evolution.silos import silos
+from tests.kit.evolution.tiny_base import SPECIALS
 
 RANK, ALPHA = 2, 4.0
 OK = "ok ."
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base.build(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def chat(base):
-    return ChatFormat.from_tokenizer(load_tokenizer(base))
+def chat(tiny_base):
+    return ChatFormat.from_tokenizer(load_tokenizer(tiny_base))
 
 
 def turn(author, value, loss=None):
@@ -191,7 +185,7 @@ def test_no_text_opens_or_closes_a_turn(write, chat):
     for message in talk:
         message["value"] = hostile
     (one,) = read_expert_file(write(episode(conversations=talk)), environment="x", chat=chat)
-    markers = {chat._tokenizer.convert_tokens_to_ids(m) for m in tiny_base.SPECIALS[1:5]}
+    markers = {chat._tokenizer.convert_tokens_to_ids(m) for m in SPECIALS[1:5]}
     # What ends the two replies, and the six headers and ends of the turns around them.
     plain = read_expert_file(write(episode()), environment="x", chat=chat)[0]
 
@@ -262,23 +256,9 @@ def test_a_file_that_nobody_can_read_or_that_has_no_end(write, chat, tmp_path, m
 
 
 @pytest.fixture
-def make_silo(base, tmp_path):
-    made = []
-
-    def make_one(name="silo", **changes):
-        setup = EvolverSetup(
-            assignments=(Assignment(environment="craft"),),
-            base_dir=base,
-            state_dir=tmp_path / name,
-            rank=RANK,
-            alpha=ALPHA,
-        )
-        made.append(FedSeEvolver(dataclasses.replace(setup, **changes)))
-        return made[-1]
-
-    yield make_one
-    for silo in made:
-        silo.close()
+def make_silo(tiny_base, tmp_path):
+    with silos(tiny_base, tmp_path, "craft", rank=RANK, alpha=ALPHA) as make:
+        yield make
 
 
 def work(adapter, **settings):
@@ -293,10 +273,10 @@ def work(adapter, **settings):
 
 
 def test_where_nothing_succeeds_the_expert_set_is_what_is_learned_from(
-    base, chat, make_silo, tmp_path
+    tiny_base, chat, make_silo, tmp_path
 ):
     """D_train[k, 0] = D_expert[k] (arXiv 2512.08870, algorithm 1), in every round's window."""
-    adapter = initial_adapter(base, RANK, ALPHA, 0)
+    adapter = initial_adapter(tiny_base, RANK, ALPHA, 0)
     ids = make("craft").task_ids(Split.TRAIN)[:6]
     shown = demonstrations("craft", ids, chat=chat, seed=0)
     other = demonstrations("maze", make("maze").task_ids(Split.TRAIN)[:2], chat=chat, seed=0)

@@ -10,14 +10,14 @@ from evolution.envs import catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError
-from evolution.methods.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
+from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.methods.explore import draw_tasks
-from evolution.methods.fed_se import FedSeEvolver
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import initial_adapter
 from evolution.train.sft import SftTrainer, TrajectoryLoss
 from evolution.train.trainer import SftSettings
 from evolution.trajectory import Step, Task, Trajectory
+from tests.kit.evolution.silos import silos
 
 LOSS = TrajectoryLoss()
 RANK, ALPHA = 4, 8.0
@@ -60,23 +60,9 @@ def environments(monkeypatch):
 
 
 @pytest.fixture
-def make_silo(base, tmp_path):
-    made = []
-
-    def make(name="silo", **changes):
-        setup = EvolverSetup(
-            assignments=(Assignment(environment="early"),),
-            base_dir=base,
-            state_dir=tmp_path / name,
-            rank=RANK,
-            alpha=ALPHA,
-        )
-        made.append(FedSeEvolver(dataclasses.replace(setup, **changes)))
-        return made[-1]
-
-    yield make
-    for silo in made:
-        silo.close()
+def make_silo(tiny_base, tmp_path):
+    with silos(tiny_base, tmp_path, "early", rank=RANK, alpha=ALPHA) as make:
+        yield make
 
 
 def first(base):
@@ -106,8 +92,8 @@ def solved(rows) -> float:
     return sum(r.successes for r in rows) / sum(r.episodes for r in rows)
 
 
-def test_a_silo_gets_better_at_what_it_explores(base, make_silo):
-    silo, adapter = make_silo(), first(base)
+def test_a_silo_gets_better_at_what_it_explores(tiny_base, make_silo):
+    silo, adapter = make_silo(), first(tiny_base)
     judge = {"episodes": 60, "temperatures": (1.0,), "max_new_tokens": 3}
     before = silo.evaluate(Evaluation(round=0, adapter={}, adapter_sha256="base", **judge))
     for index in range(4):
@@ -121,8 +107,8 @@ def test_a_silo_gets_better_at_what_it_explores(base, make_silo):
     assert [(r.label, r.episodes) for r in after] == [("even", 30), ("odd", 30)]
 
 
-def test_equal_work_gives_equal_deltas_and_other_seeds_do_not(base, make_silo):
-    adapter = first(base)
+def test_equal_work_gives_equal_deltas_and_other_seeds_do_not(tiny_base, make_silo):
+    adapter = first(tiny_base)
     one = make_silo("one").evolve(work(adapter))
     two = make_silo("two").evolve(work(adapter))
     other = make_silo("three").evolve(work(adapter, seed=1))
@@ -132,8 +118,8 @@ def test_equal_work_gives_equal_deltas_and_other_seeds_do_not(base, make_silo):
     assert all(d.dtype == np.float32 for d in one.delta.values())
 
 
-def test_each_round_starts_from_the_global_adapter_bit_for_bit(base, make_silo):
-    silo, adapter = make_silo(), first(base)
+def test_each_round_starts_from_the_global_adapter_bit_for_bit(tiny_base, make_silo):
+    silo, adapter = make_silo(), first(tiny_base)
     silo.evolve(work(adapter))
     rng = np.random.default_rng(0)
     broadcast = {k: v + rng.normal(0, 0.01, v.shape).astype("f4") for k, v in adapter.items()}
@@ -143,8 +129,8 @@ def test_each_round_starts_from_the_global_adapter_bit_for_bit(base, make_silo):
     assert idle.episodes == {"early": 24}
 
 
-def test_nothing_learned_survives_but_the_buffer(base, make_silo, tmp_path):
-    adapter = first(base)
+def test_nothing_learned_survives_but_the_buffer(tiny_base, make_silo, tmp_path):
+    adapter = first(tiny_base)
     restarted = make_silo("a")
     restarted.evolve(work(adapter))
     restarted.close()
@@ -154,8 +140,8 @@ def test_nothing_learned_survives_but_the_buffer(base, make_silo, tmp_path):
     assert same(again.evolve(work(adapter, 1)).delta, straight.evolve(work(adapter, 1)).delta)
 
 
-def test_only_the_trainable_factor_moves(base, make_silo):
-    adapter = first(base)
+def test_only_the_trainable_factor_moves(tiny_base, make_silo):
+    adapter = first(tiny_base)
     only_b = frozenset(name for name in adapter if "lora_B" in name)
     silo = make_silo()
     delta = silo.evolve(work(adapter, trainable=only_b)).delta
@@ -165,8 +151,8 @@ def test_only_the_trainable_factor_moves(base, make_silo):
     assert all(after[k].tobytes() == adapter[k].tobytes() for k in adapter if k not in only_b)
 
 
-def test_without_exploration_and_without_history_the_delta_is_zero(base, make_silo):
-    silo, adapter = make_silo(), first(base)
+def test_without_exploration_and_without_history_the_delta_is_zero(tiny_base, make_silo):
+    silo, adapter = make_silo(), first(tiny_base)
     evolution = silo.evolve(work(adapter, explore=False))
     assert is_zero(evolution.delta)
     assert evolution.delta.keys() == adapter.keys()
@@ -176,18 +162,18 @@ def test_without_exploration_and_without_history_the_delta_is_zero(base, make_si
     assert is_zero(silo.evolve(work(adapter, 9, explore=False)).delta)
 
 
-def test_failures_teach_nothing(base, make_silo, monkeypatch):
+def test_failures_teach_nothing(tiny_base, make_silo, monkeypatch):
     monkeypatch.setattr(Early, "success", lambda _self, _info: False)
-    evolution = make_silo().evolve(work(first(base)))
+    evolution = make_silo().evolve(work(first(tiny_base)))
     assert is_zero(evolution.delta)
     assert evolution.successes == {"early": 0}
 
 
-def test_a_silo_explores_only_its_shard_and_train_tasks(base):
+def test_a_silo_explores_only_its_shard_and_train_tasks(tiny_base):
     def drawn(round_index=0, seed=0):
         assignments = [Assignment(environment="early", shard=Shard(index=1, count=2))]
         return draw_tasks(
-            work(first(base), round_index, seed=seed), assignments, {"early": Early()}
+            work(first(tiny_base), round_index, seed=seed), assignments, {"early": Early()}
         )
 
     tasks = drawn()
@@ -200,8 +186,8 @@ def test_a_silo_explores_only_its_shard_and_train_tasks(base):
     assert not set(tasks) & set(drawn(seed=1))
 
 
-def test_counts_and_setup(base, make_silo):
-    evolution = make_silo("a").evolve(work(first(base)))
+def test_counts_and_setup(tiny_base, make_silo):
+    evolution = make_silo("a").evolve(work(first(tiny_base)))
     assert (sum(evolution.episodes.values()), evolution.metrics["dropped"]) == (24, 0)
     with pytest.raises(EvolverSetupError, match="option"):
         make_silo("c", options={"capacity": 1})
@@ -234,8 +220,8 @@ def episode(seed: int, turns: int) -> Trajectory:
     )
 
 
-def test_observation_tokens_carry_no_loss_and_no_gradient(base):
-    model = load_base(base)
+def test_observation_tokens_carry_no_loss_and_no_gradient(tiny_base):
+    model = load_base(tiny_base)
     batch = [episode(1, 1), episode(2, 3)]
     captured = []
     model.lm_head.register_forward_hook(lambda _m, _i, out: captured.append(out))
@@ -253,9 +239,9 @@ def test_observation_tokens_carry_no_loss_and_no_gradient(base):
     assert counts.tolist() == [3, 9]
 
 
-def test_unit_losses_stand_alone(base):
+def test_unit_losses_stand_alone(tiny_base):
     """Padding and neighbours do not change a trajectory's loss."""
-    model = load_base(base)
+    model = load_base(tiny_base)
     batch = [episode(1, 1), episode(2, 3), episode(3, 2)]
     with torch.no_grad():
         together, _ = LOSS.nll(model, *LOSS.collate(batch))
@@ -268,9 +254,9 @@ def test_unit_losses_stand_alone(base):
     assert abs(float(expected) - float(together[1])) < 1e-4
 
 
-def test_training_lowers_the_loss_and_depends_on_the_set_alone(base):
-    adapter = first(base)
-    trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype="float32")
+def test_training_lowers_the_loss_and_depends_on_the_set_alone(tiny_base):
+    adapter = first(tiny_base)
+    trainer = SftTrainer(tiny_base, rank=RANK, alpha=ALPHA, dtype="float32")
     episodes = [episode(seed, 1 + seed % 3) for seed in range(10)]
     every = frozenset(adapter)
     plan = SftSettings(

@@ -9,10 +9,10 @@ import pytest
 from evolution.envs import catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Split
-from evolution.methods.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
-from evolution.methods.fed_se import FedSeEvolver
+from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.model.lora import initial_adapter
 from evolution.trajectory import Step, Task, Trajectory
+from tests.kit.evolution.silos import silos
 
 RANK, ALPHA = 4, 8.0
 SETTINGS = EvolveSettings(
@@ -76,29 +76,18 @@ def environments(monkeypatch):
 
 
 @pytest.fixture
-def make_silo(base, tmp_path):
-    made = []
+def make_silo(tiny_base, tmp_path):
+    with silos(tiny_base, tmp_path, "rare", rank=RANK, alpha=ALPHA) as make:
 
-    def make(name="silo", environment="rare", **options):
-        setup = EvolverSetup(
-            assignments=(Assignment(environment=environment),),
-            base_dir=base,
-            state_dir=tmp_path / name,
-            rank=RANK,
-            alpha=ALPHA,
-            options=options,
-        )
-        made.append(FedSeEvolver(setup))
-        return made[-1]
+        def make_one(name="silo", environment="rare", **options):
+            return make(name, assignments=(Assignment(environment=environment),), options=options)
 
-    yield make
-    for silo in made:
-        silo.close()
+        yield make_one
 
 
 @pytest.fixture
-def adapter(base):
-    return initial_adapter(base, RANK, ALPHA, 0)
+def adapter(tiny_base):
+    return initial_adapter(tiny_base, RANK, ALPHA, 0)
 
 
 def work(adapter, round_index=0, **settings) -> Work:

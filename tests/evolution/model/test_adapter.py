@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import warnings
@@ -25,14 +24,9 @@ from evolution.model.lora import (
 from evolution.rollout.engine import Prompt, Sampling
 from evolution.rollout.hf import HfEngine
 from federation.adapter.export import ExportError, write_peft_adapter
-from tests.kit.evolution import tiny_base
+from tests.kit.evolution.tiny_base import writable_copy
 
 RANK, ALPHA = 4, 8.0
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return tiny_base.build(tmp_path_factory.mktemp("base"))
 
 
 def trained(base: Path) -> dict[str, np.ndarray]:
@@ -41,17 +35,17 @@ def trained(base: Path) -> dict[str, np.ndarray]:
     return {k: (v + rng.normal(0, 0.1, v.shape)).astype(np.float32) for k, v in first.items()}
 
 
-def test_initial_adapter_has_exactly_the_names_and_shapes_of_all_linear(base):
-    first = initial_adapter(base, RANK, ALPHA, 0)
-    model = attach_lora(load_base(base), rank=RANK, alpha=ALPHA)
+def test_initial_adapter_has_exactly_the_names_and_shapes_of_all_linear(tiny_base):
+    first = initial_adapter(tiny_base, RANK, ALPHA, 0)
+    model = attach_lora(load_base(tiny_base), rank=RANK, alpha=ALPHA)
     assert {k: v.shape for k, v in first.items()} == {
         k: tuple(v.shape) for k, v in lora_parameters(model).items()
     }
     assert not any("lm_head" in name or "embed" in name for name in first)
 
 
-def test_initial_adapter_is_a_function_of_the_seed(base):
-    one, again, other = (initial_adapter(base, RANK, ALPHA, seed) for seed in (5, 5, 6))
+def test_initial_adapter_is_a_function_of_the_seed(tiny_base):
+    one, again, other = (initial_adapter(tiny_base, RANK, ALPHA, seed) for seed in (5, 5, 6))
     for name, tensor in one.items():
         assert tensor.dtype == np.float32
         assert tensor.tobytes() == again[name].tobytes()
@@ -65,17 +59,17 @@ def test_initial_adapter_is_a_function_of_the_seed(base):
     assert abs(A.std() / 0.16 - 1) < 0.1
 
 
-def test_write_then_read_is_bit_for_bit(base):
-    tensors = trained(base)
-    model = attach_lora(load_base(base), rank=RANK, alpha=ALPHA)
+def test_write_then_read_is_bit_for_bit(tiny_base):
+    tensors = trained(tiny_base)
+    model = attach_lora(load_base(tiny_base), rank=RANK, alpha=ALPHA)
     write_adapter(model, tensors)
     back = read_adapter(model)
     assert {k: v.tobytes() for k, v in back.items()} == {k: v.tobytes() for k, v in tensors.items()}
 
 
-def test_foreign_tensors_are_refused(base):
-    tensors = trained(base)
-    model = attach_lora(load_base(base), rank=RANK, alpha=ALPHA)
+def test_foreign_tensors_are_refused(tiny_base):
+    tensors = trained(tiny_base)
+    model = attach_lora(load_base(tiny_base), rank=RANK, alpha=ALPHA)
     before = read_adapter(model)
     name = next(iter(tensors))
     with pytest.raises(AdapterMismatchError, match="1 names differ"):
@@ -85,25 +79,25 @@ def test_foreign_tensors_are_refused(base):
     assert all((before[k] == v).all() for k, v in read_adapter(model).items())
 
 
-def test_exported_adapter_loads_in_peft_and_gives_our_logits(base, tmp_path):
-    tensors = trained(base)
+def test_exported_adapter_loads_in_peft_and_gives_our_logits(tiny_base, tmp_path):
+    tensors = trained(tiny_base)
     out = write_peft_adapter(
         tensors,
         tmp_path / "out",
-        base=str(base),
+        base=str(tiny_base),
         rank=RANK,
         alpha=ALPHA,
-        provenance={"run": "r1", "base_sha256": base_sha256(base)},
+        provenance={"run": "r1", "base_sha256": base_sha256(tiny_base)},
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
-        model = PeftModel.from_pretrained(load_base(base), out).eval()
-    engine = HfEngine(base, alpha=ALPHA)
+        model = PeftModel.from_pretrained(load_base(tiny_base), out).eval()
+    engine = HfEngine(tiny_base, alpha=ALPHA)
     engine.load_adapter("v", tensors)
     prompt = engine.chat.opening("craft", "goal plank .")
     with torch.no_grad():
         theirs = torch.log_softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1], -1)
-        bare = torch.log_softmax(load_base(base)(torch.tensor([prompt])).logits[0, -1], -1)
+        bare = torch.log_softmax(load_base(tiny_base)(torch.tensor([prompt])).logits[0, -1], -1)
     sampling = Sampling(temperature=0.0, max_new_tokens=1, seed=0)
     ours = engine.generate([Prompt(key=0, token_ids=prompt)], sampling)[0]
     assert ours.token_ids[0] == int(theirs.argmax())
@@ -112,11 +106,11 @@ def test_exported_adapter_loads_in_peft_and_gives_our_logits(base, tmp_path):
     back = read_adapter(model)
     assert all(back[k].tobytes() == v.tobytes() for k, v in tensors.items())
     provenance = json.loads((out / "provenance.json").read_text())
-    assert provenance == {"run": "r1", "base_sha256": base_sha256(base)}
+    assert provenance == {"run": "r1", "base_sha256": base_sha256(tiny_base)}
 
 
-def test_export_is_reproducible_and_needs_no_torch(base, tmp_path):
-    tensors = trained(base)
+def test_export_is_reproducible_and_needs_no_torch(tiny_base, tmp_path):
+    tensors = trained(tiny_base)
     arguments = {"base": "b", "rank": RANK, "alpha": ALPHA, "provenance": {}}
     one = write_peft_adapter(tensors, tmp_path / "1", **arguments)
     backwards = dict(reversed(list(tensors.items())))
@@ -130,8 +124,8 @@ def test_export_is_reproducible_and_needs_no_torch(base, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_incomplete_or_broken_adapters_are_not_exported(base, tmp_path):
-    tensors = trained(base)
+def test_incomplete_or_broken_adapters_are_not_exported(tiny_base, tmp_path):
+    tensors = trained(tiny_base)
     name = next(iter(tensors))
     bad = [
         {},
@@ -148,10 +142,10 @@ def test_incomplete_or_broken_adapters_are_not_exported(base, tmp_path):
         assert not (tmp_path / str(index)).exists()
 
 
-def test_base_digest_sees_every_identifying_file_and_ignores_the_build_record(base, tmp_path):
-    copy = shutil.copytree(base, tmp_path / "copy")
+def test_base_digest_sees_every_identifying_file_and_ignores_the_build_record(tiny_base, tmp_path):
+    copy = writable_copy(tiny_base, tmp_path / "copy")
     digest = base_sha256(copy)
-    assert digest == base_sha256(base)
+    assert digest == base_sha256(tiny_base)
     (copy / "build.json").write_text("{}")
     (copy / "README.md").write_text("about")
     assert base_sha256(copy) == digest
@@ -165,12 +159,12 @@ def test_base_digest_sees_every_identifying_file_and_ignores_the_build_record(ba
         base_sha256(copy)
 
 
-def test_base_digest_follows_links_and_refuses_pickles(base, tmp_path):
+def test_base_digest_follows_links_and_refuses_pickles(tiny_base, tmp_path):
     linked = tmp_path / "linked"
     linked.mkdir()
-    for file in base.iterdir():
+    for file in tiny_base.iterdir():
         (linked / file.name).symlink_to(file)
-    assert base_sha256(linked) == base_sha256(base)
+    assert base_sha256(linked) == base_sha256(tiny_base)
     (linked / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(BaseModelError, match="pickled"):
         base_sha256(linked)

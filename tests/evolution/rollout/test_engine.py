@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -16,21 +14,15 @@ from evolution.rollout.episodes import EpisodeBatch, run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.sampling import draw, uniforms
 from evolution.trajectory import Task
-from tests.kit.evolution import tiny_base
 
 RANK, ALPHA = 4, 8.0
 TASKS = [Task(environment="craft", task_id=1_008_000 + i) for i in range(10)]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return tiny_base.build(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def adapter(base) -> dict[str, np.ndarray]:
+def adapter(tiny_base) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    first = initial_adapter(base, RANK, ALPHA, 0)
+    first = initial_adapter(tiny_base, RANK, ALPHA, 0)
     return {
         name: tensor + rng.normal(0, 0.1, tensor.shape).astype(np.float32)
         for name, tensor in first.items()
@@ -38,8 +30,8 @@ def adapter(base) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def engine(base, adapter) -> HfEngine:
-    engine = HfEngine(base, alpha=ALPHA)
+def engine(tiny_base, adapter) -> HfEngine:
+    engine = HfEngine(tiny_base, alpha=ALPHA)
     engine.load_adapter("v1", adapter)
     return engine
 
@@ -51,9 +43,9 @@ def play(engine: HfEngine, temperature: float, batch_size: int) -> EpisodeBatch:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_recorded_log_probabilities_match_teacher_forcing(engine, base, adapter, temperature):
+def test_recorded_log_probabilities_match_teacher_forcing(engine, tiny_base, adapter, temperature):
     played = play(engine, temperature, batch_size=10)
-    model = attach_lora(load_base(base), rank=RANK, alpha=ALPHA)
+    model = attach_lora(load_base(tiny_base), rank=RANK, alpha=ALPHA)
     write_adapter(model, adapter)
     for trajectory in played.trajectories:
         ids = torch.tensor([trajectory.token_ids])

@@ -13,14 +13,13 @@ from evolution.model.causal_lm import load_base
 from evolution.rollout.engine import Prompt, Sampling
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.kv_cache import RaggedCache, parts_of
-from tests.kit.evolution import tiny_base
 
 PASS_COSTS = [0, 6, 1 << 40]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return load_base(tiny_base.build(tmp_path_factory.mktemp("base")))
+def model(tiny_base):
+    return load_base(tiny_base)
 
 
 def chunks_of(rng, rows):
@@ -97,8 +96,8 @@ def test_a_step_of_single_tokens_is_one_pass_over_all_rows():
 
 
 @pytest.mark.parametrize("pass_cost", PASS_COSTS)
-def test_answers_do_not_depend_on_how_chunks_are_cut(tmp_path, pass_cost):
-    engine = HfEngine(tiny_base.build(tmp_path))
+def test_answers_do_not_depend_on_how_chunks_are_cut(tiny_base, pass_cost):
+    engine = HfEngine(tiny_base)
     sampling = Sampling(temperature=1.0, max_new_tokens=5, seed=3)
     rng = np.random.default_rng(2)
     prompts = [
@@ -110,11 +109,10 @@ def test_answers_do_not_depend_on_how_chunks_are_cut(tmp_path, pass_cost):
     assert [g.token_ids for g in engine.generate(prompts, sampling)] == alone
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path):
-    base = tiny_base.build(tmp_path)
+def test_a_device_that_is_not_there_is_refused(tiny_base):
     with pytest.raises(RolloutError, match="known"):
-        HfEngine(base, device="tpu")
-    assert HfEngine(base, device="auto").context_limit == 1024
+        HfEngine(tiny_base, device="tpu")
+    assert HfEngine(tiny_base, device="auto").context_limit == 1024
     if not torch.cuda.is_available():
         with pytest.raises(RolloutError, match="GPU"):
-            HfEngine(base, device="cuda")
+            HfEngine(tiny_base, device="cuda")

@@ -13,7 +13,6 @@ from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.workers import WorkerEngine
 from evolution.trajectory import Task
-from tests.kit.evolution import tiny_base
 
 RANK, ALPHA = 4, 8.0
 TASKS = [Task(environment="craft", task_id=1_008_000 + i) for i in range(10)]
@@ -23,14 +22,13 @@ def make(base, **spec):
     return make_engine(base, alpha=ALPHA, dtype="float32", threads=1, spec=EngineSpec(**spec))
 
 
-def test_workers_play_the_same_episodes_and_come_back_after_a_death(tmp_path):
-    base = tiny_base.build(tmp_path)
+def test_workers_play_the_same_episodes_and_come_back_after_a_death(tiny_base):
     rng = np.random.default_rng(0)
     adapter = {
         name: tensor + rng.normal(0, 0.1, tensor.shape).astype(np.float32)
-        for name, tensor in initial_adapter(base, RANK, ALPHA, 0).items()
+        for name, tensor in initial_adapter(tiny_base, RANK, ALPHA, 0).items()
     }
-    one, two = make(base), make(base, workers=2, device="cpu")
+    one, two = make(tiny_base), make(tiny_base, workers=2, device="cpu")
     assert isinstance(one, HfEngine)
     assert isinstance(two, WorkerEngine)
     assert two.context_limit == one.context_limit

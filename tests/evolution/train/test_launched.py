@@ -46,9 +46,9 @@ ROWS = EPISODES[:11]
 
 
 @pytest.fixture(scope="module")
-def adapter(base) -> dict[str, np.ndarray]:
+def adapter(tiny_base) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
-    first = initial_adapter(base, RANK, ALPHA, 0)
+    first = initial_adapter(tiny_base, RANK, ALPHA, 0)
     return {k: (v + rng.normal(0, 0.02, v.shape)).astype("f4") for k, v in first.items()}
 
 
@@ -118,7 +118,9 @@ def listening(root: int) -> tuple[set[str], int]:
     return found, len(family) - 1
 
 
-def test_workers_end_with_the_sites_time_and_change_nothing(base, tmp_path, adapter, monkeypatch):
+def test_workers_end_with_the_sites_time_and_change_nothing(
+    tiny_base, tmp_path, adapter, monkeypatch
+):
     started, begin = [], subprocess.Popen
 
     def noted(*arguments, **options):
@@ -126,7 +128,7 @@ def test_workers_end_with_the_sites_time_and_change_nothing(base, tmp_path, adap
         return started[-1]
 
     monkeypatch.setattr(launched.subprocess, "Popen", noted)
-    trainer = made(base, tmp_path, processes=2)
+    trainer = made(tiny_base, tmp_path, processes=2)
     with local_time(0.0), pytest.raises(LocalTimeError):
         trained(trainer, adapter)
     # By the signal, or by its own answer to it if it had come so far.
@@ -137,7 +139,7 @@ def test_workers_end_with_the_sites_time_and_change_nothing(base, tmp_path, adap
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(base, tmp_path, adapter):
+def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(tiny_base, tmp_path, adapter):
     seen, most, done = set(), [0], threading.Event()
 
     def look():
@@ -150,7 +152,7 @@ def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(base, tmp_pat
     watcher = threading.Thread(target=look)
     watcher.start()
     try:
-        require_equal(base, tmp_path, adapter, micro_batch_tokens=48)
+        require_equal(tiny_base, tmp_path, adapter, micro_batch_tokens=48)
     finally:
         done.set()
         watcher.join()
@@ -159,9 +161,9 @@ def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(base, tmp_pat
     assert seen <= {"0100007F"}
 
 
-def test_fsdp_equals_one_process(base, tmp_path, adapter):
+def test_fsdp_equals_one_process(tiny_base, tmp_path, adapter):
     require_equal(
-        base,
+        tiny_base,
         tmp_path,
         adapter,
         sharding="fsdp",
@@ -177,12 +179,12 @@ def test_fsdp_equals_one_process(base, tmp_path, adapter):
     [{}, {"micro_batch_tokens": 24}, {"gradient_checkpointing": True}],
     ids=str,
 )
-def test_each_option_equals_one_process(base, tmp_path, adapter, sharding, options):
-    require_equal(base, tmp_path, adapter, sharding=sharding, **options)
+def test_each_option_equals_one_process(tiny_base, tmp_path, adapter, sharding, options):
+    require_equal(tiny_base, tmp_path, adapter, sharding=sharding, **options)
 
 
-def test_a_failing_worker_is_told_without_data_and_changes_nothing(base, tmp_path, adapter):
-    trainer = made(base, tmp_path, processes=2)
+def test_a_failing_worker_is_told_without_data_and_changes_nothing(tiny_base, tmp_path, adapter):
+    trainer = made(tiny_base, tmp_path, processes=2)
     wrong = {name: value[:, :1].copy() for name, value in adapter.items()}
     trainer.reset(wrong)
     with pytest.raises(
@@ -199,7 +201,7 @@ def test_a_failing_worker_is_told_without_data_and_changes_nothing(base, tmp_pat
 
 
 def test_what_is_written_for_workers_is_private_and_holds_no_text(
-    base, tmp_path, adapter, monkeypatch
+    tiny_base, tmp_path, adapter, monkeypatch
 ):
     seen = {}
 
@@ -212,7 +214,7 @@ def test_what_is_written_for_workers_is_private_and_holds_no_text(
         launched_job.write_result(directory, adapter, NO_STEPS)
 
     monkeypatch.setattr(launched, "_launch", launch)
-    trainer = made(base, tmp_path, processes=2)
+    trainer = made(tiny_base, tmp_path, processes=2)
     trainer.reset(adapter)
     secret = "patient"
     row = ROWS[0]
@@ -245,10 +247,12 @@ def test_what_is_written_for_workers_is_private_and_holds_no_text(
 NO_STEPS = SftReport(optimiser_steps=0, agent_tokens=0, first_loss=0.0, last_loss=0.0)
 
 
-def test_a_result_of_another_shape_or_half_a_file_is_refused(base, tmp_path, adapter, monkeypatch):
+def test_a_result_of_another_shape_or_half_a_file_is_refused(
+    tiny_base, tmp_path, adapter, monkeypatch
+):
     def result(write):
         monkeypatch.setattr(launched, "_launch", lambda directory, **_: write(directory))
-        trainer = made(base, tmp_path, processes=2)
+        trainer = made(tiny_base, tmp_path, processes=2)
         trainer.reset(adapter)
         with pytest.raises(TrainingJobError):
             trainer.train(ROWS, PLAN, trainable=frozenset(adapter))
@@ -304,9 +308,9 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
         read_result(tmp_path, adapter=adapter, gradients_of=None)
 
 
-def test_no_worker_starts_for_nothing(base, tmp_path, adapter, monkeypatch):
+def test_no_worker_starts_for_nothing(tiny_base, tmp_path, adapter, monkeypatch):
     monkeypatch.setattr(launched, "_launch", lambda *_a, **_k: pytest.fail("a worker was started"))
-    trainer = made(base, tmp_path, processes=2)
+    trainer = made(tiny_base, tmp_path, processes=2)
     after, report = trained(trainer, adapter, max_sequence_tokens=1)
     assert apart(after, adapter) == 0.0
     assert report.optimiser_steps == 0
@@ -314,19 +318,19 @@ def test_no_worker_starts_for_nothing(base, tmp_path, adapter, monkeypatch):
     assert report.mean_gradient.keys() == adapter.keys()
 
 
-def test_record_level_gradients_are_refused_with_what_to_do(base, tmp_path, adapter):
-    trainer = made(base, tmp_path, processes=2)
+def test_record_level_gradients_are_refused_with_what_to_do(tiny_base, tmp_path, adapter):
+    trainer = made(tiny_base, tmp_path, processes=2)
     with pytest.raises(EvolverSetupError, match="processes to 1"):
         trainer.gradients(sorted(adapter), backend="loop")
     with pytest.raises(EvolverSetupError, match="processes to 1"):
         trainer.descend(sorted(adapter), lambda: np.zeros(1), steps=1, learning_rate=0.1)
 
 
-def test_jobs_of_a_daemon_that_was_killed_are_removed(base, tmp_path):
+def test_jobs_of_a_daemon_that_was_killed_are_removed(tiny_base, tmp_path):
     left = tmp_path / "training" / "job-left"
     left.mkdir(parents=True)
     (left / "rows.safetensors").write_bytes(b"tokens")
-    made(base, tmp_path, processes=2)
+    made(tiny_base, tmp_path, processes=2)
     assert not left.exists()
 
 

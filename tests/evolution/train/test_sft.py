@@ -27,10 +27,10 @@ from tests.kit.evolution.sft import ALPHA, EPISODES, PLAN, RANK, ROUNDING, apart
 
 
 @pytest.fixture(scope="module")
-def adapter(base) -> dict[str, np.ndarray]:
+def adapter(tiny_base) -> dict[str, np.ndarray]:
     """Both factors non-zero, so that both have a gradient from the start."""
     rng = np.random.default_rng(1)
-    first = initial_adapter(base, RANK, ALPHA, 0)
+    first = initial_adapter(tiny_base, RANK, ALPHA, 0)
     return {k: (v + rng.normal(0, 0.02, v.shape)).astype("f4") for k, v in first.items()}
 
 
@@ -58,9 +58,9 @@ def norm(tensors) -> float:
     ],
     ids=str,
 )
-def test_memory_options_change_rounding_alone(base, adapter, options):
-    whole, report = trained(base, adapter)
-    divided, other = trained(base, adapter, spec=TrainerSpec(**options))
+def test_memory_options_change_rounding_alone(tiny_base, adapter, options):
+    whole, report = trained(tiny_base, adapter)
+    divided, other = trained(tiny_base, adapter, spec=TrainerSpec(**options))
     assert apart(whole, adapter) > 1e-3
     assert apart(whole, divided) < ROUNDING
     assert (report.optimiser_steps, report.agent_tokens) == (
@@ -71,9 +71,9 @@ def test_memory_options_change_rounding_alone(base, adapter, options):
 
 
 @pytest.mark.parametrize("tokens", [0, 24])
-def test_one_step_has_the_token_weighted_mean_gradient(base, adapter, tokens):
+def test_one_step_has_the_token_weighted_mean_gradient(tiny_base, adapter, tokens):
     """The gradient itself, as the mean that a correction of zero reports after one step."""
-    model = adapted_base(base, rank=RANK, alpha=ALPHA, dtype="float32")
+    model = adapted_base(tiny_base, rank=RANK, alpha=ALPHA, dtype="float32")
     parameters = lora_parameters(model)
     for name, parameter in parameters.items():
         parameter.data = torch.from_numpy(adapter[name].copy())
@@ -89,7 +89,7 @@ def test_one_step_has_the_token_weighted_mean_gradient(base, adapter, tokens):
     expected = {name: p.grad.numpy() for name, p in parameters.items()}
     zeros = {name: np.zeros_like(value) for name, value in adapter.items()}
     _, report = trained(
-        base,
+        tiny_base,
         adapter,
         spec=TrainerSpec(micro_batch_tokens=tokens),
         epochs=1,
@@ -104,14 +104,14 @@ def test_one_step_has_the_token_weighted_mean_gradient(base, adapter, tokens):
     assert norm(expected) > 0.1
 
 
-def test_the_proximal_term_pulls_to_where_training_began_or_to_an_anchor(base, adapter):
-    free, _ = trained(base, adapter, epochs=6)
-    held, _ = trained(base, adapter, epochs=6, proximal_mu=100.0)
+def test_the_proximal_term_pulls_to_where_training_began_or_to_an_anchor(tiny_base, adapter):
+    free, _ = trained(tiny_base, adapter, epochs=6)
+    held, _ = trained(tiny_base, adapter, epochs=6, proximal_mu=100.0)
     assert apart(held, adapter) < 0.5 * apart(free, adapter)
-    named, _ = trained(base, adapter, epochs=6, proximal_mu=100.0, anchor=adapter)
+    named, _ = trained(tiny_base, adapter, epochs=6, proximal_mu=100.0, anchor=adapter)
     assert apart(named, held) == 0.0
     elsewhere = {name: value + np.float32(0.01) for name, value in adapter.items()}
-    pulled, _ = trained(base, adapter, epochs=6, proximal_mu=100.0, anchor=elsewhere)
+    pulled, _ = trained(tiny_base, adapter, epochs=6, proximal_mu=100.0, anchor=elsewhere)
     assert apart(pulled, elsewhere) < apart(held, elsewhere)
 
 
@@ -127,35 +127,35 @@ def test_the_cosine_is_torchs_own():
         scheduler.step()
 
 
-def test_a_falling_step_moves_less_and_begins_like_a_constant_one(base, adapter):
+def test_a_falling_step_moves_less_and_begins_like_a_constant_one(tiny_base, adapter):
     one = {"epochs": 1, "batch_size": len(EPISODES)}
-    constant, _ = trained(base, adapter, **one)
-    falling, _ = trained(base, adapter, **one, schedule="cosine")
+    constant, _ = trained(tiny_base, adapter, **one)
+    falling, _ = trained(tiny_base, adapter, **one, schedule="cosine")
     assert apart(constant, falling) == 0.0
-    constant, _ = trained(base, adapter, epochs=6)
-    falling, _ = trained(base, adapter, epochs=6, schedule="cosine")
+    constant, _ = trained(tiny_base, adapter, epochs=6)
+    falling, _ = trained(tiny_base, adapter, epochs=6, schedule="cosine")
     assert 0.2 * apart(constant, adapter) < apart(falling, adapter) < 0.9 * apart(constant, adapter)
 
 
-def test_the_proximal_gradient_is_mu_times_the_distance(base, adapter):
+def test_the_proximal_gradient_is_mu_times_the_distance(tiny_base, adapter):
     """FedProx's equation 2, read off the mean gradient of one step."""
     zeros = {name: np.zeros_like(value) for name, value in adapter.items()}
     moved = {name: value - np.float32(0.5) for name, value in adapter.items()}
     one = {"epochs": 1, "batch_size": len(EPISODES), "grad_clip_l2": 1e9, "correction": zeros}
-    _, plain = trained(base, adapter, **one)
-    _, pulled = trained(base, adapter, **one, proximal_mu=2.0, anchor=moved)
+    _, plain = trained(tiny_base, adapter, **one)
+    _, pulled = trained(tiny_base, adapter, **one, proximal_mu=2.0, anchor=moved)
     for name, gradient in pulled.mean_gradient.items():
         assert np.abs(gradient - plain.mean_gradient[name] - 1.0).max() < 1e-5
 
 
-def test_a_correction_changes_the_path_and_not_the_gradient_that_is_reported(base, adapter):
+def test_a_correction_changes_the_path_and_not_the_gradient_that_is_reported(tiny_base, adapter):
     rng = np.random.default_rng(2)
     shift = {k: rng.normal(0, 0.05, v.shape).astype("f4") for k, v in adapter.items()}
     zeros = {k: np.zeros_like(v) for k, v in adapter.items()}
     one = {"epochs": 1, "batch_size": len(EPISODES)}
-    plain, none = trained(base, adapter, **one)
-    same, unshifted = trained(base, adapter, **one, correction=zeros)
-    corrected, shifted = trained(base, adapter, **one, correction=shift)
+    plain, none = trained(tiny_base, adapter, **one)
+    same, unshifted = trained(tiny_base, adapter, **one, correction=zeros)
+    corrected, shifted = trained(tiny_base, adapter, **one, correction=shift)
     assert none.mean_gradient is None
     assert apart(plain, same) == 0.0
     assert apart(unshifted.mean_gradient, shifted.mean_gradient) == 0.0
@@ -167,32 +167,34 @@ def test_a_correction_changes_the_path_and_not_the_gradient_that_is_reported(bas
         assert (np.sign(corrected[name] - adapter[name])[clear] == -np.sign(given)[clear]).all()
 
 
-def test_what_is_reported_is_clipped_and_the_correction_is_not(base, adapter):
+def test_what_is_reported_is_clipped_and_the_correction_is_not(tiny_base, adapter):
     shift = {k: np.full_like(v, 3.0) for k, v in adapter.items()}
-    _, report = trained(base, adapter, grad_clip_l2=0.01, correction=shift)
+    _, report = trained(tiny_base, adapter, grad_clip_l2=0.01, correction=shift)
     assert 0 < norm(report.mean_gradient) <= 0.0101
 
 
-def test_only_the_trainable_factors_are_reported_and_all_of_them_are_needed(base, adapter):
+def test_only_the_trainable_factors_are_reported_and_all_of_them_are_needed(tiny_base, adapter):
     only_b = frozenset(name for name in adapter if "lora_B" in name)
-    after, report = trained(base, adapter, names=only_b, correction=adapter)
+    after, report = trained(tiny_base, adapter, names=only_b, correction=adapter)
     assert report.mean_gradient.keys() == only_b
     assert all(after[k].tobytes() == adapter[k].tobytes() for k in adapter if k not in only_b)
     for name in ("correction", "anchor"):
         with pytest.raises(ValueError, match="missing"):
-            trained(base, adapter, proximal_mu=1.0, **{name: {min(adapter): adapter[min(adapter)]}})
+            trained(
+                tiny_base, adapter, proximal_mu=1.0, **{name: {min(adapter): adapter[min(adapter)]}}
+            )
 
 
-def test_with_nothing_to_imitate_the_gradient_is_zero(base, adapter):
-    after, report = trained(base, adapter, max_sequence_tokens=1, correction=adapter)
+def test_with_nothing_to_imitate_the_gradient_is_zero(tiny_base, adapter):
+    after, report = trained(tiny_base, adapter, max_sequence_tokens=1, correction=adapter)
     assert report.optimiser_steps == 0
     assert norm(report.mean_gradient) == 0.0
     assert apart(after, adapter) == 0.0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_base_of_any_type_trains_factors_of_float32(base, adapter, dtype):
-    trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype=dtype)
+def test_a_base_of_any_type_trains_factors_of_float32(tiny_base, adapter, dtype):
+    trainer = SftTrainer(tiny_base, rank=RANK, alpha=ALPHA, dtype=dtype)
     trainer.reset(adapter)
     report = trainer.train(EPISODES, replace(PLAN, epochs=8), trainable=frozenset(adapter))
     assert report.last_loss < 0.95 * report.first_loss
@@ -202,8 +204,8 @@ def test_a_base_of_any_type_trains_factors_of_float32(base, adapter, dtype):
     assert frozen == {getattr(torch, dtype)}
 
 
-def test_kept_logits_are_those_before_agent_tokens_and_the_loss_is_the_same(base):
-    model = load_base(base)
+def test_kept_logits_are_those_before_agent_tokens_and_the_loss_is_the_same(tiny_base):
+    model = load_base(tiny_base)
     assert keeps_agent_logits(model, "cpu")
     widths = []
     model.lm_head.register_forward_hook(lambda _m, _i, out: widths.append(out.shape[:-1].numel()))
@@ -217,8 +219,8 @@ def test_kept_logits_are_those_before_agent_tokens_and_the_loss_is_the_same(base
     assert torch.allclose(full, kept, atol=1e-4)
 
 
-def test_a_model_that_ignores_or_refuses_the_question_is_found_out(base):
-    model = load_base(base)
+def test_a_model_that_ignores_or_refuses_the_question_is_found_out(tiny_base):
+    model = load_base(tiny_base)
 
     def ignores(*, logits_to_keep=None, **kwargs):
         return model(**kwargs)
@@ -241,14 +243,14 @@ def test_a_model_that_ignores_or_refuses_the_question_is_found_out(base):
         assert not keeps_agent_logits(other, "cpu"), other.__name__
 
 
-def test_padding_takes_the_longest_row(base):
+def test_padding_takes_the_longest_row(tiny_base):
     ids_BT, agent_BT = pad([([5], [True]), ([6, 7, 8], [False, True, False])])
     assert ids_BT.tolist() == [[5, 0, 0], [6, 7, 8]]
     assert agent_BT.tolist() == [[True, False, False], [False, True, False]]
 
 
-def test_checkpointing_recomputes_each_layer_and_leaves_no_trace(base, adapter):
-    model = adapted_base(base, rank=RANK, alpha=ALPHA, dtype="float32")
+def test_checkpointing_recomputes_each_layer_and_leaves_no_trace(tiny_base, adapter):
+    model = adapted_base(tiny_base, rank=RANK, alpha=ALPHA, dtype="float32")
     lora_parameters(model)[min(adapter)].requires_grad = True
     calls = []
     # Recomputing stops at the last tensor that is needed, which is inside the MLP.
@@ -268,13 +270,13 @@ def test_checkpointing_recomputes_each_layer_and_leaves_no_trace(base, adapter):
         pass
 
 
-def test_record_level_gradients_do_not_know_of_memory_options(base, adapter):
+def test_record_level_gradients_do_not_know_of_memory_options(tiny_base, adapter):
     """They are computed after training with every option, and are those of a plain trainer."""
     names = sorted(adapter)
     options = TrainerSpec(micro_batch_tokens=16, gradient_checkpointing=True)
     found = []
     for spec in (TrainerSpec(), options):
-        trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype="float32", spec=spec)
+        trainer = SftTrainer(tiny_base, rank=RANK, alpha=ALPHA, dtype="float32", spec=spec)
         trainer.reset(adapter)
         trainer.train(EPISODES[:4], PLAN, trainable=frozenset(adapter))
         trainer.reset(adapter)
@@ -283,9 +285,9 @@ def test_record_level_gradients_do_not_know_of_memory_options(base, adapter):
     assert found[0].tobytes() == found[1].tobytes()
 
 
-def test_record_level_gradients_leave_a_gpu_alone_or_refuse_it(base, adapter):
+def test_record_level_gradients_leave_a_gpu_alone_or_refuse_it(tiny_base, adapter):
     """No GPU here: the trainer is told that its model, which is on the CPU, is on one."""
-    trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype="float32")
+    trainer = SftTrainer(tiny_base, rank=RANK, alpha=ALPHA, dtype="float32")
     trainer.reset(adapter)
     trainer._device = torch.device("cuda")
     assert trainer.gradients(sorted(adapter), backend="loop").dimension > 0
@@ -297,11 +299,11 @@ def test_record_level_gradients_leave_a_gpu_alone_or_refuse_it(base, adapter):
         trainer.descend(sorted(adapter), lambda: np.zeros(1), steps=1, learning_rate=0.1)
 
 
-def test_only_a_bfloat16_base_on_a_gpu_is_cast(base, monkeypatch):
+def test_only_a_bfloat16_base_on_a_gpu_is_cast(tiny_base, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "autocast", lambda device, dtype: asked.append((device, dtype)))
     for dtype in ("float32", "bfloat16"):
-        model = adapted_base(base, rank=RANK, alpha=ALPHA, dtype=dtype)
+        model = adapted_base(tiny_base, rank=RANK, alpha=ALPHA, dtype=dtype)
         for device in ("cpu", "cuda"):
             autocast(model, torch.device(device))
     assert asked == [("cuda", torch.bfloat16)]
@@ -315,11 +317,11 @@ def test_logits_without_a_loss_are_left_out_where_memory_is_asked_for(asked):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused_and_auto_does_without(base, tmp_path):
+def test_a_gpu_that_is_not_there_is_refused_and_auto_does_without(tiny_base, tmp_path):
     assert resolve_device("auto").type == "cpu"
     for processes in (1, 2):
         spec = TrainerSpec(device="cuda", processes=processes)
         with pytest.raises(EvolverSetupError, match="GPU"):
             make_trainer(
-                base, rank=RANK, alpha=ALPHA, dtype="float32", state_dir=tmp_path, spec=spec
+                tiny_base, rank=RANK, alpha=ALPHA, dtype="float32", state_dir=tmp_path, spec=spec
             )

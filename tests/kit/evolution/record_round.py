@@ -9,14 +9,11 @@ import numpy as np
 from dp.config import Mode, PrivacySpec, RecordSpec
 from evolution.envs.environment import Environment
 from evolution.methods.evolver import (
-    Assignment,
-    EvolverSetup,
     EvolveSettings,
     LocalPrivacy,
     StepWork,
     Work,
 )
-from evolution.methods.fed_se import FedSeEvolver
 from evolution.methods.population import population_of
 
 RANK, ALPHA, STEPS = 2, 4.0, 3
@@ -80,18 +77,6 @@ class Small(Coin):
 
 
 ENVIRONMENTS = {"coin": f"{__name__}:Coin", "small": f"{__name__}:Small"}
-
-
-def make(base, state_dir, spec, **changes):
-    setup = EvolverSetup(
-        assignments=(Assignment(environment="coin"),),
-        base_dir=base,
-        state_dir=state_dir,
-        rank=RANK,
-        alpha=ALPHA,
-        privacy=spec,
-    )
-    return FedSeEvolver(dataclasses.replace(setup, **changes))
 
 
 def work(adapter, ledger=None, *, spec=LOCAL, round_index=0, **settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -49,4 +50,11 @@ def build(directory: Path, *, seed: int = 0) -> Path:
         bos_token_id=None,
     )
     Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def writable_copy(base: Path, directory: Path) -> Path:
+    """The shared model is read-only: who changes one changes a copy."""
+    shutil.copytree(base, directory, copy_function=shutil.copyfile)
+    directory.chmod(0o755)
     return directory

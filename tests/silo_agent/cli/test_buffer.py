@@ -14,7 +14,7 @@ from evolution.memory.buffer import SuccessBuffer
 from ops.cli.envelope import Exit
 from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.cli.main import main
-from tests.kit.evolution import tiny_base
+from tests.kit.evolution.tiny_base import writable_copy
 from tests.kit.evolution.trajectories import won
 
 
@@ -46,8 +46,8 @@ def call(monkeypatch, capsys):
 
 
 @pytest.fixture
-def silo(tmp_path):
-    tiny_base.build(tmp_path / "base")
+def silo(tiny_base, tmp_path):
+    writable_copy(tiny_base, tmp_path / "base")
     (tmp_path / "silo.toml").write_text('environments = ["craft"]\nbase_model = "base"')
     return tmp_path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +11,12 @@ from evolution.envs import catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError, PersonalStoreError
-from evolution.methods.evolver import Assignment, Evaluation, EvolverSetup, EvolveSettings, Work
-from evolution.methods.fed_se import FedSeEvolver
+from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.methods.personal.choice import validation_tasks
 from evolution.methods.personal.store import PersonalStore
 from evolution.model.lora import initial_adapter
 from evolution.trajectory import Task
-from tests.kit.evolution import tiny_base
+from tests.kit.evolution.silos import silos
 
 RANK, ALPHA = 2, 4.0
 SETTINGS = EvolveSettings(
@@ -49,11 +47,6 @@ class Coin(Environment):
         return info["solved"]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return tiny_base.build(tmp_path_factory.mktemp("base"))
-
-
 @pytest.fixture(autouse=True)
 def environments(monkeypatch):
     known = {**catalogue.ENVIRONMENTS, "coin": f"{__name__}:Coin"}
@@ -61,29 +54,15 @@ def environments(monkeypatch):
 
 
 @pytest.fixture
-def make_silo(base, tmp_path):
-    made = []
-
-    def make(name="silo", **options):
-        setup = EvolverSetup(
-            assignments=(Assignment(environment="coin", shard=Shard(index=1, count=2)),),
-            base_dir=base,
-            state_dir=tmp_path / name,
-            rank=RANK,
-            alpha=ALPHA,
-            options=options,
-        )
-        made.append(FedSeEvolver(setup))
-        return made[-1]
-
-    yield make
-    for silo in made:
-        silo.close()
+def make_silo(tiny_base, tmp_path):
+    shares = (Assignment(environment="coin", shard=Shard(index=1, count=2)),)
+    with silos(tiny_base, tmp_path, "coin", rank=RANK, alpha=ALPHA) as make:
+        yield lambda name="silo", **options: make(name, assignments=shares, options=options)
 
 
 @pytest.fixture
-def adapter(base):
-    return initial_adapter(base, RANK, ALPHA, 0)
+def adapter(tiny_base):
+    return initial_adapter(tiny_base, RANK, ALPHA, 0)
 
 
 def work(adapter, round_index=0, trainable=None, **settings) -> Work:

@@ -7,13 +7,9 @@ import pytest
 from dp.ledger.ledger import Ledger
 from evolution.envs import catalogue
 from evolution.model.lora import initial_adapter
-from tests.kit.evolution import record_round, tiny_base
+from tests.kit.evolution import record_round
 from tests.kit.evolution.record_round import ALPHA, LOCAL, RANK
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base.build(tmp_path_factory.mktemp("base"))
+from tests.kit.evolution.silos import silos
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +19,9 @@ def environments(monkeypatch):
 
 
 @pytest.fixture
-def make_silo(base, tmp_path):
-    made = []
-
-    def make(spec=LOCAL, name="silo", **changes):
-        made.append(record_round.make(base, tmp_path / name, spec, **changes))
-        return made[-1]
-
-    yield make
-    for silo in made:
-        silo.close()
+def make_silo(tiny_base, tmp_path):
+    with silos(tiny_base, tmp_path, "coin", rank=RANK, alpha=ALPHA) as make:
+        yield lambda spec=LOCAL, name="silo", **changes: make(name, privacy=spec, **changes)
 
 
 @pytest.fixture
@@ -42,5 +31,5 @@ def ledger(tmp_path):
 
 
 @pytest.fixture
-def adapter(base):
-    return initial_adapter(base, RANK, ALPHA, 0)
+def adapter(tiny_base):
+    return initial_adapter(tiny_base, RANK, ALPHA, 0)

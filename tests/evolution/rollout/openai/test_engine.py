@@ -25,7 +25,6 @@ from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.rollout.openai.http import api_key, require_private
 from evolution.trajectory import Task
-from tests.kit.evolution import tiny_base
 from tests.kit.evolution.model_server import KEY, completion, model_server
 
 RANK, ALPHA = 4, 8.0
@@ -35,22 +34,17 @@ COMPLETIONS, LOAD, UNLOAD = "/v1/completions", "/v1/load_lora_adapter", "/v1/unl
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base.build(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def adapter(base):
+def adapter(tiny_base):
     rng = np.random.default_rng(0)
     return {
         name: tensor + rng.normal(0, 0.1, tensor.shape).astype(np.float32)
-        for name, tensor in initial_adapter(base, RANK, ALPHA, 0).items()
+        for name, tensor in initial_adapter(tiny_base, RANK, ALPHA, 0).items()
     }
 
 
 @pytest.fixture
-def server(base):
-    with model_server(base, ALPHA) as server:
+def server(tiny_base):
+    with model_server(tiny_base, ALPHA) as server:
         yield server
 
 
@@ -76,8 +70,8 @@ def made(base, spec, **changes):
 
 
 @pytest.fixture
-def engine(base, spec):
-    engine = made(base, spec)
+def engine(tiny_base, spec):
+    engine = made(tiny_base, spec)
     yield engine
     engine.close()
 
@@ -88,10 +82,10 @@ def opening(engine):
 
 @pytest.mark.parametrize("adapted", [False, True])
 def test_greedy_episodes_are_those_of_the_engine_in_this_process(
-    base, engine, server, adapter, adapted
+    tiny_base, engine, server, adapter, adapted
 ):
     tensors = adapter if adapted else {}
-    here = HfEngine(base, alpha=ALPHA)
+    here = HfEngine(tiny_base, alpha=ALPHA)
     episodes = []
     for one in (here, engine):
         one.load_adapter("v1", tensors)
@@ -196,14 +190,14 @@ def test_an_adapter_that_is_none_is_refused_and_the_one_before_stays(engine, ser
     assert server.asked(COMPLETIONS)[-1]["model"] in kept
 
 
-def test_what_a_dead_process_left_is_cleared_and_what_lives_stays(base, spec, server, adapter):
-    living = made(base, spec)
+def test_what_a_dead_process_left_is_cleared_and_what_lives_stays(tiny_base, spec, server, adapter):
+    living = made(tiny_base, spec)
     living.load_adapter("living", adapter)
     left = spec.adapter_dir / ("0" * 16)
     left.mkdir(mode=0o700)
     server.adapters[f"chorale-{left.name}-000001-v"] = str(left)
     server.adapters["somebody-elses"] = "/elsewhere"
-    made(base, spec).close()
+    made(tiny_base, spec).close()
     assert not left.exists()
     assert len(server.adapters) == 2
     assert any(name.endswith("-living") for name in server.adapters)
@@ -222,7 +216,9 @@ def test_what_was_not_answered_is_asked_again(engine, server, fault):
 
 
 @pytest.mark.parametrize("batch_size", [4, 10])
-def test_a_server_that_is_gone_costs_its_episodes_and_no_time(base, engine, server, batch_size):
+def test_a_server_that_is_gone_costs_its_episodes_and_no_time(
+    tiny_base, engine, server, batch_size
+):
     def gone(handler):
         handler.hang_up()
 
@@ -257,8 +253,8 @@ def drip(handler):
 
 
 @pytest.mark.parametrize("slow", [drip, lambda h: h.server.world.release.wait(100)])
-def test_the_time_limit_is_for_the_whole_answer(base, spec, server, slow):
-    engine = made(base, spec, timeout_s=0.3)
+def test_the_time_limit_is_for_the_whole_answer(tiny_base, spec, server, slow):
+    engine = made(tiny_base, spec, timeout_s=0.3)
     server.faults[COMPLETIONS] = [slow]
     started_s = time.monotonic()
     with pytest.raises(EngineTimeoutError):
@@ -368,38 +364,38 @@ def test_one_bad_answer_costs_one_episode(engine, server):
         ({"max_in_flight": 0}, "positive"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(base, spec, changes, match):
+def test_settings_that_cannot_work_are_refused(tiny_base, spec, changes, match):
     with pytest.raises(EngineSetupError, match=match):
-        made(base, spec, **changes)
+        made(tiny_base, spec, **changes)
 
 
-def test_a_server_that_is_not_the_silos_is_refused(base, spec, server, tmp_path, monkeypatch):
+def test_a_server_that_is_not_the_silos_is_refused(tiny_base, spec, server, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "base", tmp_path)
     with pytest.raises(EngineSetupError, match="loaded from"):
-        made(base, spec)
+        made(tiny_base, spec)
     monkeypatch.undo()
     server.faults["/v1/models"] = [lambda h: h.say(200, {"data": []})]
     with pytest.raises(EngineSetupError, match="without a key"):
-        made(base, spec)
+        made(tiny_base, spec)
     spec.adapter_dir.mkdir(mode=0o755)
     spec.adapter_dir.chmod(0o755)
     with pytest.raises(EngineSetupError, match="chmod 700"):
-        made(base, spec)
+        made(tiny_base, spec)
 
 
-def test_a_server_that_is_ill_or_away_is_told_apart_from_a_working_one(base, spec, server):
+def test_a_server_that_is_ill_or_away_is_told_apart_from_a_working_one(tiny_base, spec, server):
     server.faults["/health"] = [lambda h: h.say(503, b"")]
     with pytest.raises(EngineUnreachableError, match="not healthy"):
-        made(base, spec)
+        made(tiny_base, spec)
     server.stop()
     with pytest.raises(EngineUnreachableError, match="cannot be reached"):
-        made(base, spec)
+        made(tiny_base, spec)
 
 
-def test_the_key_is_in_no_message(base, spec, server, caplog, capsys):
+def test_the_key_is_in_no_message(tiny_base, spec, server, caplog, capsys):
     server.key = "another"
     with pytest.raises(EngineServerError) as caught:
-        made(base, spec)
+        made(tiny_base, spec)
     shown = f"{caught.value!r}{caught.value.__cause__!r}{spec!r}{caplog.text}{capsys.readouterr()}"
     assert KEY not in shown
 
@@ -426,7 +422,7 @@ def test_loopback_and_tls_are_private(url):
     assert require_private(url) == url.rstrip("/")
 
 
-def test_models_that_are_none_are_refused(base, spec, server):
+def test_models_that_are_none_are_refused(tiny_base, spec, server):
     for data in ("x", [None], [{"id": 3}], [{"id": "base", "max_model_len": "9"}]):
         content = json.dumps({"data": data}).encode()
         server.faults["/v1/models"] = [
@@ -434,4 +430,4 @@ def test_models_that_are_none_are_refused(base, spec, server):
             lambda h, content=content: h.say(200, content),
         ]
         with pytest.raises(EngineReplyError):
-            made(base, spec)
+            made(tiny_base, spec)

@@ -24,7 +24,7 @@ from silo_agent.config import SiloConfig
 from silo_agent.doctor.doctor import examine_silo
 from silo_agent.identity.identity import Identity
 from silo_agent.policy.document import Policy
-from tests.kit.evolution import tiny_base
+from tests.kit.evolution.tiny_base import writable_copy
 from tests.kit.processes import constant_federation as cf
 from tests.kit.processes import doctor_servers as servers
 
@@ -327,11 +327,6 @@ action = { message = "{action}" }
 """
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base.build(tmp_path_factory.mktemp("base"))
-
-
 def learner(data_dir, base):
     (data_dir / "silo.toml").write_text(f'base_model = "{base}"\nenvironments = ["craft"]\n')
     allowed = SiloConfig.load(data_dir).base_sha256().hex()
@@ -339,8 +334,8 @@ def learner(data_dir, base):
     return data_dir
 
 
-def test_a_dry_round_trains_and_changes_nothing(data_dir, base, tmp_path, monkeypatch):
-    learner(data_dir, base)
+def test_a_dry_round_trains_and_changes_nothing(data_dir, tiny_base, tmp_path, monkeypatch):
+    learner(data_dir, tiny_base)
     a_ledger(data_dir)
     before = contents(data_dir)
     temporary = tmp_path / "temporary"
@@ -356,45 +351,45 @@ def test_a_dry_round_trains_and_changes_nothing(data_dir, base, tmp_path, monkey
     assert Identity.load(data_dir).silo_id == SILO
 
 
-def test_a_dry_round_tells_the_coordinator_nothing(loopback, data_dir, base):
+def test_a_dry_round_tells_the_coordinator_nothing(loopback, data_dir, tiny_base):
     def calls():
         name = "grpc_server_handled_total"
         samples = loopback.metrics("coordinator")
         return {key: value for key, value in samples.items() if key.startswith(name)}
 
     before = calls()
-    assert examined(learner(data_dir, base), dry_round=True).first_failed is None
+    assert examined(learner(data_dir, tiny_base), dry_round=True).first_failed is None
     after = calls()
     changed = {key for key, value in after.items() if value != before.get(key, 0)}
     assert len(changed) == 1, changed
     assert "GetRoster" in changed.pop()
 
 
-def test_a_broken_model_is_found_by_the_dry_round(data_dir, base, tmp_path):
-    broken = shutil.copytree(base, tmp_path / "broken")
+def test_a_broken_model_is_found_by_the_dry_round(data_dir, tiny_base, tmp_path):
+    broken = writable_copy(tiny_base, tmp_path / "broken")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4096])
     learner(data_dir, broken)
     assert_failed(data_dir, "dry_round", dry_round=True)
 
 
-def test_a_model_the_policy_does_not_allow(data_dir, base):
-    learner(data_dir, base)
+def test_a_model_the_policy_does_not_allow(data_dir, tiny_base):
+    learner(data_dir, tiny_base)
     (data_dir / "policy.toml").write_text(cf.policy_toml())
     finding = step(examined(data_dir), "base_model")
     assert finding.outcome is Outcome.WARNING
     assert "[models] allowed" in finding.found
 
 
-def test_a_model_without_weights(data_dir, base, tmp_path):
-    empty = shutil.copytree(base, tmp_path / "empty")
+def test_a_model_without_weights(data_dir, tiny_base, tmp_path):
+    empty = writable_copy(tiny_base, tmp_path / "empty")
     (empty / "model.safetensors").unlink()
     (data_dir / "silo.toml").write_text(f'base_model = "{empty}"\nenvironments = ["craft"]\n')
     assert_failed(data_dir, "base_model", "safetensors", skipped=("memory",))
 
 
-def test_a_model_that_does_not_fit(data_dir, base, tmp_path):
-    giant = shutil.copytree(base, tmp_path / "giant")
+def test_a_model_that_does_not_fit(data_dir, tiny_base, tmp_path):
+    giant = writable_copy(tiny_base, tmp_path / "giant")
     config = json.loads((giant / "config.json").read_text())
     config |= {"hidden_size": 65536, "num_hidden_layers": 512, "intermediate_size": 262144}
     (giant / "config.json").write_text(json.dumps(config))
