@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 from server.figures import Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
 from server.store.runs import RunState
-from server.store.silos import SiloRow
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import ACCEPTED, RULE_NAMES
+from tests.kit.server.store_samples import silo_row
 
 SCRAPE_S = 15
 SPAN_S = 1800
@@ -181,11 +181,8 @@ def _coordinator_now(metrics, at, elapsed, place) -> None:
     metrics.set_phase(phase.value)
     silent = elapsed > 0.66 * SPAN_S
     rows = [
-        SiloRow(
-            silo_id=silo,
-            spiffe_uri=f"spiffe://oncology/silo/{silo}",
-            verification_key=bytes(32),
-            certificate_sha256=bytes(32),
+        silo_row(
+            silo,
             certificate_expiry_unix_s=int(at + (5 + 8 * index) * DAY_S - elapsed),
             enrolled_unix_s=0,
             last_seen_unix_s=at - 3 - index

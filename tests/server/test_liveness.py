@@ -5,7 +5,7 @@ from sqlalchemy import event
 
 from server.context import Liveness
 from server.store import Store
-from tests.kit.server.store_samples import silo
+from tests.kit.server.store_samples import silo_row
 
 NAMES = [f"hospital-{number:03}" for number in range(200)]
 
@@ -22,7 +22,7 @@ def store(tmp_path):
     made = Store(f"sqlite:///{tmp_path}/coordinator.db", create=True)
     for number, name in enumerate(NAMES):
         made.silos.enrol(
-            silo(silo_id=name, spiffe_uri=f"spiffe://f/{name}",
+            silo_row(silo_id=name, spiffe_uri=f"spiffe://f/{name}",
                  certificate_sha256=number.to_bytes(32, "big"))
         )  # fmt: skip
     yield made

@@ -9,7 +9,7 @@ from server.errors import Reason
 from server.figures import STEPS, Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
 from server.store.runs import RunState
-from server.store.silos import SiloRow
+from tests.kit.server.store_samples import silo_row
 
 
 @pytest.fixture
@@ -79,23 +79,14 @@ def test_a_round_is_observed(metrics):
     assert value(metrics, name, environment="craft") == 0.01
 
 
-def silo(silo_id, **standing):
-    return SiloRow(
-        silo_id=silo_id,
-        spiffe_uri=f"spiffe://f/silo/{silo_id}",
-        verification_key=b"\x01" * 32,
-        certificate_sha256=b"\x02" * 32,
-        certificate_expiry_unix_s=77,
-        enrolled_unix_s=1,
-        last_seen_unix_s=5.0,
-        **standing,
-    )
+def row(silo_id, **standing):
+    return silo_row(silo_id, certificate_expiry_unix_s=77, last_seen_unix_s=5.0, **standing)
 
 
 def test_silos_are_counted_by_state(metrics):
     metrics.observe_silos(
         invited=2,
-        silos=[silo("a"), silo("b"), silo("c", revoked=True)],
+        silos=[row("a"), row("b"), row("c", revoked=True)],
         rostered=frozenset({"a", "c"}),
     )
     counts = {
@@ -115,7 +106,7 @@ WAITED_FOR = "chorale_round_waiting"
 
 def test_a_silo_that_is_gone_leaves_no_series_behind(metrics):
     rostered = frozenset({"a", "b", "c"})
-    everyone = [silo("a"), silo("b"), silo("c"), silo("new")]
+    everyone = [row("a"), row("b"), row("c"), row("new")]
     metrics.observe_waiting(("b",), since_unix_s=10.0, deadline_unix_s=20.0)
     metrics.observe_silos(invited=0, silos=everyone, rostered=rostered)
     assert [value(metrics, WAITED_FOR, silo=s) for s in "abc"] == [0, 1, 0]
@@ -125,7 +116,7 @@ def test_a_silo_that_is_gone_leaves_no_series_behind(metrics):
     assert value(metrics, "chorale_round_phase_started_timestamp_seconds") == 10
     assert value(metrics, "chorale_round_deadline_timestamp_seconds") == 20
 
-    gone = [silo("a", left=True), silo("b", revoked=True), silo("c", suspended=True)]
+    gone = [row("a", left=True), row("b", revoked=True), row("c", suspended=True)]
     metrics.observe_silos(invited=0, silos=gone, rostered=rostered)
     for name in (SEEN, WAITED_FOR):
         assert [value(metrics, name, silo=s) for s in "abc"] == [None, None, None]
@@ -135,10 +126,10 @@ def test_a_silo_that_is_gone_leaves_no_series_behind(metrics):
 
 def test_nobody_is_waited_for_when_no_run_is_driven(metrics):
     metrics.observe_waiting(("a",), since_unix_s=10.0, deadline_unix_s=20.0)
-    metrics.observe_silos(invited=0, silos=[silo("a")], rostered=frozenset({"a"}))
+    metrics.observe_silos(invited=0, silos=[row("a")], rostered=frozenset({"a"}))
     assert value(metrics, WAITED_FOR, silo="a") == 1
     metrics.observe_waiting(())
-    metrics.observe_silos(invited=0, silos=[silo("a")], rostered=frozenset({"a"}))
+    metrics.observe_silos(invited=0, silos=[row("a")], rostered=frozenset({"a"}))
     assert value(metrics, WAITED_FOR, silo="a") == 0
     assert value(metrics, "chorale_round_phase_started_timestamp_seconds") == 0
 

@@ -8,22 +8,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.figures import STEPS, Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
 from server.store.runs import RunState
-from server.store.silos import SiloRow
 from silo_agent.metrics import PHASES, SiloMetrics
+from tests.kit.server.store_samples import silo_row
 
 
 def coordinator():
     """The text of a coordinator in the middle of a run."""
     now = time.time()
     metrics = CoordinatorMetrics()
-    row = SiloRow(
-        silo_id="hospital-a",
-        spiffe_uri="spiffe://oncology/silo/hospital-a",
-        verification_key=b"\x01" * 32,
-        certificate_sha256=b"\x02" * 32,
-        certificate_expiry_unix_s=int(now) + 86400,
-        enrolled_unix_s=int(now),
-        last_seen_unix_s=now,
+    row = silo_row(
+        certificate_expiry_unix_s=int(now) + 86400, enrolled_unix_s=int(now), last_seen_unix_s=now
     )
     metrics.observe_waiting(("hospital-a",), since_unix_s=now, deadline_unix_s=now + 60)
     metrics.observe_silos(invited=1, silos=[row], rostered=frozenset({"hospital-a"}))

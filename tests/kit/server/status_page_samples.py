@@ -31,7 +31,7 @@ from server.store.blobs.directory import BlobStore
 from server.store.federation import FederationRow
 from server.store.runs import RunRow, RunState
 from server.store.schema import records, rounds
-from server.store.silos import SiloRow
+from tests.kit.server.store_samples import silo_row
 from tests.kit.server.world_plan import plan_toml
 
 NOW = 1_800_000_000.0
@@ -139,9 +139,8 @@ class Coordinator:
     def enrol(self, silo_id, *, seen_s=3.0, certificate_s=22.0 * DAY_S, **changes):
         """A silo that was heard of ``seen_s`` ago; None for never."""
         self.store.silos.enrol(
-            SiloRow(
-                silo_id=silo_id,
-                spiffe_uri=f"spiffe://oncology/silo/{silo_id}",
+            silo_row(
+                silo_id,
                 verification_key=digest(silo_id),
                 certificate_sha256=digest(f"certificate {silo_id}"),
                 certificate_expiry_unix_s=int(NOW + certificate_s),

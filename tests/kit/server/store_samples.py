@@ -28,7 +28,7 @@ def make_run(store, token="t", run_id="run-1"):
     )
 
 
-def silo(silo_id="hospital-a", **changes):
+def silo_row(silo_id="hospital-a", **changes):
     values = {
         "silo_id": silo_id,
         "spiffe_uri": f"spiffe://oncology/silo/{silo_id}",
@@ -38,6 +38,13 @@ def silo(silo_id="hospital-a", **changes):
         "enrolled_unix_s": 5,
     }
     return SiloRow(**{**values, **changes})
+
+
+def enrol(store, names, **changes):
+    """Silos that joined, each with a certificate of its own."""
+    for name in names:
+        own = {"certificate_sha256": name.encode().rjust(32), **changes}
+        store.silos.enrol(silo_row(name, **own))
 
 
 def at(round_number, attempt, step=0, run_id="run-1"):

@@ -10,8 +10,8 @@ from server.conductor.scrape import Scrape
 from server.errors import StoreError
 from server.pki.authority import CertificateAuthority
 from server.pki.trust import Trust
-from server.store.silos import SiloRow
 from tests.kit.server import world as sw
+from tests.kit.server.store_samples import enrol
 from tests.kit.server.world_plan import EPISODES, FAMILY, fixed_point
 
 STARTED = "chorale_round_phase_started_timestamp_seconds"
@@ -21,18 +21,7 @@ DEADLINE = "chorale_round_deadline_timestamp_seconds"
 @pytest.fixture
 def world(tmp_path):
     with sw.World(tmp_path) as made:
-        for name in made.silos:
-            made.store.silos.enrol(
-                SiloRow(
-                    silo_id=name,
-                    spiffe_uri=f"spiffe://f/silo/{name}",
-                    verification_key=b"\x01" * 32,
-                    certificate_sha256=name.encode().rjust(32),
-                    certificate_expiry_unix_s=77,
-                    enrolled_unix_s=1,
-                    last_seen_unix_s=50.0,
-                )
-            )
+        enrol(made.store, made.silos, last_seen_unix_s=50.0)
         yield made
 
 

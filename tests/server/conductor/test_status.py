@@ -24,7 +24,6 @@ from server.rpc import access
 from server.rpc.rounds import RoundService
 from server.run.budget import shown_epsilon
 from server.store.rounds import Charged
-from server.store.silos import SiloRow
 from tests.kit.server import world as sw
 from tests.kit.server.memory_journal import MemoryJournal
 from tests.kit.simulation.secagg_cohort import Cohort
@@ -145,18 +144,6 @@ def test_a_signal_wakes_every_waiter_and_a_silent_one_times_out():
 
 
 # The daemon's figures ----------------------------------------------------------------------------
-
-
-def silo_row(silo_id, last_seen=0.0):
-    return SiloRow(
-        silo_id=silo_id,
-        spiffe_uri=f"spiffe://f/silo/{silo_id}",
-        verification_key=b"\x01" * 32,
-        certificate_sha256=b"\x02" * 32,
-        certificate_expiry_unix_s=77,
-        enrolled_unix_s=1,
-        last_seen_unix_s=last_seen,
-    )
 
 
 def test_a_broken_audit_chain_is_counted_at_start_and_stops_nothing(tmp_path, capsys):

@@ -20,7 +20,7 @@ from server.members.audit_heads import AuditHeadExchange
 from server.metrics import CoordinatorMetrics
 from server.store import Store
 from server.store.federation import FederationRow
-from server.store.silos import SiloRow
+from tests.kit.server.store_samples import silo_row
 
 SILO = "hospital-a"
 COORDINATOR_KEY, SILO_KEY, NEW_KEY = (
@@ -53,16 +53,11 @@ class Desk:
 
     def enrol(self, key, silo_id=SILO):
         self.store.silos.enrol(
-            SiloRow(
-                silo_id=silo_id,
-                spiffe_uri=f"spiffe://oncology/silo/{silo_id}",
+            silo_row(
+                silo_id,
                 verification_key=verification_key(key),
-                certificate_sha256=bytes(32),
                 certificate_expiry_unix_s=NOW,
                 enrolled_unix_s=0,
-                last_seen_unix_s=0.0,
-                families=(),
-                revoked=False,
             )
         )
 

@@ -7,9 +7,9 @@ import pytest
 from server.errors import RosterError
 from server.members.presence import members_of, silence
 from server.store.runs import RunState
-from server.store.silos import SiloRow
 from tests.kit.server import world as sw
 from tests.kit.server.server_runs import settled, start, until
+from tests.kit.server.store_samples import enrol
 
 NOW = 1_800_000_000.0
 
@@ -18,18 +18,7 @@ NOW = 1_800_000_000.0
 def world(tmp_path):
     """Four silos that joined; three open a round."""
     with sw.World(tmp_path) as made:
-        for name in made.silos:
-            made.store.silos.enrol(
-                SiloRow(
-                    silo_id=name,
-                    spiffe_uri=f"spiffe://f/silo/{name}",
-                    verification_key=b"\x01" * 32,
-                    certificate_sha256=name.encode().rjust(32),
-                    certificate_expiry_unix_s=77,
-                    enrolled_unix_s=1,
-                    last_seen_unix_s=NOW,
-                )
-            )
+        enrol(made.store, made.silos, last_seen_unix_s=NOW)
         yield made
 
 

@@ -11,9 +11,9 @@ from server.errors import FederationTermsError, RosterError
 from server.members.roster_file import read_roster, roster_message, write_roster
 from server.members.rosters import MAX_EPOCH, Rosters
 from server.store.federation import FederationRow
-from server.store.silos import SiloRow
 from tests.kit.secagg.secagg_samples import COORDINATOR_KEY, ROOT_KEY, signing_key, silo_names
 from tests.kit.server.approvals_desk import Desk
+from tests.kit.server.store_samples import silo_row
 
 ROOT = suite.verification_key(ROOT_KEY)
 NAMES = silo_names(6)
@@ -37,11 +37,10 @@ def desk(tmp_path):
 
 def enrol(desk, name):
     desk.store.silos.enrol(
-        SiloRow(
-            silo_id=name,
+        silo_row(
+            name,
             spiffe_uri=silo_spiffe_uri("fed", name),
             verification_key=suite.verification_key(signing_key(name)),
-            certificate_sha256=bytes(32),
             certificate_expiry_unix_s=2**33,
             enrolled_unix_s=0,
         )

@@ -26,7 +26,7 @@ from server.members.peer import Role
 from server.pki.authority import CertificateAuthority, certificate_sha256, not_after_unix_s
 from server.rpc.access import ACCESS, AccessPolicy, current_peer
 from server.store.federation import FederationRow
-from server.store.silos import SiloRow
+from tests.kit.server.store_samples import silo_row
 
 CA = CertificateAuthority.create("oncology")
 NOW = not_after_unix_s(CA.issue_admin("x").certificate) - 86_400
@@ -48,15 +48,11 @@ CERTIFICATES = {
 
 
 def row(**changes):
-    values = {
-        "silo_id": "hospital-a",
-        "spiffe_uri": "spiffe://oncology/silo/hospital-a",
-        "verification_key": b"\x01" * 32,
+    held = {
         "certificate_sha256": certificate_sha256(SILO),
         "certificate_expiry_unix_s": not_after_unix_s(SILO),
-        "enrolled_unix_s": 0,
     }
-    return SiloRow(**{**values, **changes})
+    return silo_row(**held | changes)
 
 
 class OneSilo:

@@ -16,9 +16,9 @@ from server.figures import Phase
 from server.members.standing import Standing
 from server.run.dropouts import sitting_out_now
 from server.store.runs import RunState
-from server.store.silos import SiloRow
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
+from tests.kit.server.store_samples import enrol
 
 NAMES = silo_names(5)
 STALLS = NAMES[4]
@@ -297,17 +297,7 @@ def test_who_answers_though_it_sits_out_is_refused(world):
 
 
 def test_an_admin_lets_it_in_again(world):
-    for name in NAMES:
-        world.store.silos.enrol(
-            SiloRow(
-                silo_id=name,
-                spiffe_uri=f"spiffe://f/silo/{name}",
-                verification_key=b"\x01" * 32,
-                certificate_sha256=name.encode().rjust(32),
-                certificate_expiry_unix_s=77,
-                enrolled_unix_s=1,
-            )
-        )
+    enrol(world.store, NAMES)
     standing = Standing(
         store=world.store,
         audit=world.audit,

@@ -33,7 +33,7 @@ from tests.kit.server.store_samples import (
     record,
     signed,
     signed_roster,
-    silo,
+    silo_row,
 )
 from tests.kit.server.world_bundle import make_bundle
 from tests.kit.waiting import until
@@ -50,7 +50,7 @@ def link(number, adapter):
 
 def fill(store, blobs):
     """Something in every table, with an attempt that is open."""
-    store.silos.enrol(silo())
+    store.silos.enrol(silo_row())
     for name in ("hospital-b", "hospital-c"):
         store.invites.create(secret=name.encode(), silo_id=name, created_unix_s=1, expires_unix_s=9)
     store.rosters.publish(signed_roster(1), at_unix_s=1)

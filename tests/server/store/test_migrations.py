@@ -23,7 +23,7 @@ from server.store import Store
 from server.store.database import Database, _migrations
 from server.store.rounds import AttemptPlace
 from server.store.schema import METADATA
-from tests.kit.server.store_samples import FAMILIES, record, signed, silo
+from tests.kit.server.store_samples import FAMILIES, record, signed, silo_row
 
 REVISIONS = ("r0001", "r0002", "r0003", "r0004", "r0005", "r0006", "r0007", "r0008", "r0009")
 HEAD = REVISIONS[-1]
@@ -43,7 +43,7 @@ def put(connection, name, /, **values):
 
 def fill(connection, revision):
     """One of everything that a coordinator of this revision writes."""
-    row = silo()
+    row = silo_row()
     put(
         connection,
         "silos",
@@ -149,7 +149,7 @@ def test_what_an_older_coordinator_wrote_is_there_after_the_migration(empty_url,
         }
         (kept,) = store.silos.list()
         suspended = revision >= "r0005"
-        assert kept == silo(last_seen_unix_s=1.5, families=("maze",), suspended=suspended)
+        assert kept == silo_row(last_seen_unix_s=1.5, families=("maze",), suspended=suspended)
         assert [invite.silo_id for invite in store.invites.open()] == ["hospital-b"]
         run = store.runs.get("run-1")
         assert (run.state, run.state_since_unix_s) == ("running", 2.0 * (revision >= "r0006"))

@@ -20,7 +20,7 @@ from server.site.restore import restore
 from server.store import Store
 from server.store.database import Database
 from server.store.served import RECORD, database_in_force, record_served
-from tests.kit.server.store_samples import silo
+from tests.kit.server.store_samples import silo_row
 
 URL = "CHORALE_COORDINATOR_DATABASE_URL"
 ELSEWHERE = "postgresql://chorale@db.example.org/chorale"
@@ -40,7 +40,7 @@ def serve(data_dir):
     with closing(Store(database_in_force(config))) as store:
         record_served(database_in_force(config), config.data_dir)
         if not store.silos.list():
-            store.silos.enrol(silo())
+            store.silos.enrol(silo_row())
 
 
 def silos(url):

@@ -3,7 +3,7 @@
 import pytest
 
 from server.store import Store
-from server.store.silos import SiloRow
+from tests.kit.server.store_samples import silo_row
 
 FIRST, SECOND, THIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 
@@ -22,15 +22,8 @@ def store(url):
 
 
 def row(**changes):
-    values = {
-        "silo_id": "hospital-a",
-        "spiffe_uri": "spiffe://oncology/silo/hospital-a",
-        "verification_key": b"\x09" * 32,
-        "certificate_sha256": FIRST,
-        "certificate_expiry_unix_s": 100,
-        "enrolled_unix_s": 1,
-    }
-    return SiloRow(**{**values, **changes})
+    held = {"certificate_sha256": FIRST, "certificate_expiry_unix_s": 100}
+    return silo_row(**held | changes)
 
 
 def reread(url):

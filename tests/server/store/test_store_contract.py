@@ -31,7 +31,7 @@ from server.store.federation import FederationRow
 from server.store.heads import AuditHeadRow, HeadRow
 from server.store.runs import RunState
 from server.store.schema import METADATA, runs, silos
-from tests.kit.server.store_samples import at, make_run, record, signed_roster, silo
+from tests.kit.server.store_samples import at, make_run, record, signed_roster, silo_row
 from tests.kit.server.world_bundle import make_bundle
 
 
@@ -50,7 +50,7 @@ def test_a_transaction_is_all_or_nothing_across_nouns(store):
 
     def fail():
         with store.transaction():
-            store.silos.enrol(silo())
+            store.silos.enrol(silo_row())
             make_run(store)
             raise BoomError
 
@@ -81,14 +81,14 @@ def test_an_invite_is_spent_once_even_in_a_race(store):
 
 
 def test_silos_round_trip_and_change(store):
-    store.silos.enrol(silo())
+    store.silos.enrol(silo_row())
     store.silos.touch({"hospital-a": 12.5, "stranger": 13.5})
     store.silos.set_families("hospital-a", ("craft", "maze"))
     store.silos.revoke("hospital-a")
-    assert store.silos.get("hospital-a") == silo(
+    assert store.silos.get("hospital-a") == silo_row(
         last_seen_unix_s=12.5, families=("craft", "maze"), revoked=True
     )
-    store.silos.enrol(silo(certificate_sha256=b"\x03" * 32))
+    store.silos.enrol(silo_row(certificate_sha256=b"\x03" * 32))
     assert not store.silos.get("hospital-a").revoked
     assert store.silos.get("stranger") is None
 
@@ -301,7 +301,7 @@ def full(store):
     with store.transaction() as connection:
         if connection.dialect.name == "sqlite":
             connection.exec_driver_sql("PRAGMA max_page_count = 1")
-            store.silos.enrol(silo(families=("x" * 100_000,)))
+            store.silos.enrol(silo_row(families=("x" * 100_000,)))
         else:
             connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE='53100'; END $$")
 
@@ -312,7 +312,7 @@ def read_only(store):
         connection.exec_driver_sql(
             "PRAGMA query_only = ON" if sqlite else "SET TRANSACTION READ ONLY"
         )
-        store.silos.enrol(silo())
+        store.silos.enrol(silo_row())
 
 
 @pytest.mark.parametrize(("spoil", "why"), [(full, "disk is full"), (read_only, "read-only")])
@@ -362,7 +362,7 @@ def in_threads(count, work):
 
 def test_what_a_transaction_read_holds_when_it_writes(store):
     """Each reads a number and writes the next one: a lost update would leave a smaller one."""
-    store.silos.enrol(silo(enrolled_unix_s=0))
+    store.silos.enrol(silo_row(enrolled_unix_s=0))
 
     def add(_):
         for _ in range(5):
@@ -410,8 +410,8 @@ def test_one_of_several_wins_and_the_others_are_told(store):
 
 
 def test_a_snapshot_shows_one_instant_and_stops_nobody(store):
-    store.silos.enrol(silo("hospital-a"))
+    store.silos.enrol(silo_row("hospital-a"))
     with store.snapshot() as connection:
-        store.silos.enrol(silo("hospital-b"))
+        store.silos.enrol(silo_row("hospital-b"))
         assert len(store.silos.list()) == 2
         assert connection.execute(select(func.count()).select_from(silos)).scalar() == 1

@@ -10,11 +10,10 @@ import pytest
 from ops.cli.envelope import run_app
 from server.cli.main import app
 from server.store.runs import RunState
-from server.store.silos import SiloRow
 from tests.kit.paths import ROOT
-from tests.kit.processes.server_harness import FEDERATION, Coordinator
+from tests.kit.processes.server_harness import Coordinator
 from tests.kit.secagg.secagg_samples import make_roster, signed_roster
-from tests.kit.server.store_samples import make_run
+from tests.kit.server.store_samples import enrol, make_run
 from tests.kit.server.world_plan import INITIAL
 
 pytestmark = pytest.mark.xdist_group("absent_silos")
@@ -28,17 +27,8 @@ def coordinator(tmp_path):
     running = Coordinator(tmp_path)
     roster = signed_roster(make_roster(4, 1))
     running.store.rosters.publish(roster, at_unix_s=1)
-    for name in roster.roster.silo_ids:
-        running.store.silos.enrol(
-            SiloRow(
-                silo_id=name,
-                spiffe_uri=f"spiffe://{FEDERATION}/silo/{name}",
-                verification_key=b"\x01" * 32,
-                certificate_sha256=name.encode().rjust(32),
-                certificate_expiry_unix_s=int(time.time()) + 86400,
-                enrolled_unix_s=1,
-            )
-        )
+    names = roster.roster.silo_ids
+    enrol(running.store, names, certificate_expiry_unix_s=int(time.time()) + 86400)
     yield running
     running.close()
 

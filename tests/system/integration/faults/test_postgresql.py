@@ -8,7 +8,7 @@ import pytest
 from server.errors import StoreError, StoreUnavailableError
 from server.store import Store, database
 from server.store.database import WRITER_LOCK, Database
-from tests.kit.server.store_samples import make_run, silo
+from tests.kit.server.store_samples import make_run, silo_row
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def whole(error):
 
 def test_a_server_that_restarts_costs_an_error_and_nothing_else(postgresql, url):
     with closing(Store(url)) as store:
-        store.silos.enrol(silo())
+        store.silos.enrol(silo_row())
 
         def cut():
             with store.transaction():
@@ -46,16 +46,16 @@ def test_a_server_that_restarts_costs_an_error_and_nothing_else(postgresql, url)
         postgresql.start()
         # The first call after it works, on a connection of its own; nothing was half done.
         assert store.runs.list() == ()
-        assert store.silos.list() == (silo(),)
+        assert store.silos.list() == (silo_row(),)
         store.check_writable()
 
 
 def test_a_connection_that_died_between_two_transactions_is_not_noticed(postgresql, url):
     with closing(Store(url)) as store:
-        store.silos.enrol(silo())
+        store.silos.enrol(silo_row())
         postgresql.stop()
         postgresql.start()
-        assert store.silos.list() == (silo(),)
+        assert store.silos.list() == (silo_row(),)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def held(postgresql, name):
 def test_a_lock_that_is_not_let_go_is_a_typed_error(postgresql, url, migrated, monkeypatch):
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 1)
     with closing(Store(url)) as store:
-        store.silos.enrol(silo())
+        store.silos.enrol(silo_row())
         with held(postgresql, migrated):
             began = time.monotonic()
             with pytest.raises(StoreUnavailableError, match="the database failed"):
@@ -78,7 +78,7 @@ def test_a_lock_that_is_not_let_go_is_a_typed_error(postgresql, url, migrated, m
             monkeypatch.setattr(database, "MIGRATION_TIMEOUT_S", 1)
             with pytest.raises(StoreUnavailableError):
                 Store(url)
-        assert store.silos.list() == (silo(),)
+        assert store.silos.list() == (silo_row(),)
 
 
 def test_the_password_comes_from_a_file_and_is_in_no_error(postgresql, migrated, tmp_path):

@@ -23,8 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from chorale.v1 import admin_pb2, enrolment_pb2, membership_pb2, round_pb2
 from server.errors import Reason
 from server.pki.authority import CertificateAuthority, certificate_sha256
-from server.store.silos import SiloRow
 from tests.kit.processes.server_harness import FEDERATION, Coordinator
+from tests.kit.server.store_samples import silo_row
 
 pytestmark = pytest.mark.xdist_group("role_table")
 
@@ -169,10 +169,9 @@ class World:
 
     def enrolled(self, name, held, **changes):
         self.coordinator.store.silos.enrol(
-            SiloRow(
-                silo_id=name,
+            silo_row(
+                name,
                 spiffe_uri=uri("silo", name),
-                verification_key=b"\x01" * 32,
                 certificate_sha256=certificate_sha256(held.certificate),
                 certificate_expiry_unix_s=int(held.certificate.not_valid_after_utc.timestamp()),
                 enrolled_unix_s=0,
