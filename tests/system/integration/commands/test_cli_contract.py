@@ -69,7 +69,9 @@ TEXTS = {
     "overlap": "30d",
 }
 """A value of the right form for a required text, by the parameter's name."""
-HELP_LIMIT_S = 0.5
+BARE = (sys.executable, "-c", "import typer")
+HELP_LIMIT, TRIES = 3, 5
+"""A help takes at most so many times what starting Python with typer alone takes."""
 
 
 WITH_ENVELOPE = [leaf for leaf in LEAVES if leaf.path not in NO_ENVELOPE]
@@ -270,15 +272,12 @@ def test_an_unknown_option_is_exit_code_4(leaf, call):
 
 
 def cold_s(*command):
-    """Processor seconds: what a quiet machine's clock would say, whatever else runs beside it."""
-    times = []
-    for _ in range(3):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as popen:
-            _, status, usage = os.wait4(popen.pid, 0)
-            popen.returncode = os.waitstatus_to_exitcode(status)
-        assert popen.returncode == 0
-        times.append(usage.ru_utime + usage.ru_stime)
-    return min(times)
+    """Processor seconds of one process, which depend less on what else runs than the clock does."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as popen:
+        _, status, usage = os.wait4(popen.pid, 0)
+        popen.returncode = os.waitstatus_to_exitcode(status)
+    assert popen.returncode == 0
+    return usage.ru_utime + usage.ru_stime
 
 
 SAMPLE = [
@@ -302,4 +301,10 @@ QUESTIONS += [(program, "--version") for program in PROGRAMS]
 def test_help_and_version_are_quick_in_a_process_of_their_own(words):
     script = Path(sys.executable).with_name(words[0])
     assert script.exists(), "the console scripts are not installed"
-    assert cold_s(script, *words[1:]) < HELP_LIMIT_S
+    bare, ours = [], []
+    for _ in range(TRIES):
+        bare.append(cold_s(*BARE))
+        ours.append(cold_s(script, *words[1:]))
+        if min(ours) < HELP_LIMIT * min(bare):
+            return
+    pytest.fail(f"{min(ours):.3f} s, and {min(bare):.3f} s for Python with typer alone")
