@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -109,7 +107,7 @@ def test_exported_adapter_loads_in_peft_and_gives_our_logits(tiny_base, tmp_path
     assert provenance == {"run": "r1", "base_sha256": base_sha256(tiny_base)}
 
 
-def test_export_is_reproducible_and_needs_no_torch(tiny_base, tmp_path):
+def test_export_is_reproducible(tiny_base, tmp_path):
     tensors = trained(tiny_base)
     arguments = {"base": "b", "rank": RANK, "alpha": ALPHA, "provenance": {}}
     one = write_peft_adapter(tensors, tmp_path / "1", **arguments)
@@ -117,11 +115,6 @@ def test_export_is_reproducible_and_needs_no_torch(tiny_base, tmp_path):
     two = write_peft_adapter(backwards, tmp_path / "2", **arguments)
     for file in one.iterdir():
         assert file.read_bytes() == (two / file.name).read_bytes()
-    code = (
-        "import sys, federation.adapter.export, evolution.model.identity, evolution.memory.buffer;"
-        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'peft')))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_incomplete_or_broken_adapters_are_not_exported(tiny_base, tmp_path):
