@@ -9,6 +9,15 @@ from server.store.schema import METADATA
 
 pytest.register_assert_rewrite("tests.kit")
 from tests.kit import postgresql_server, s3_server  # noqa: E402
+from tests.kit.processes import constant_federation  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates(request, tmp_path_factory):
+    """Where founded federations stand, which every worker copies."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if hasattr(request.config, "workerinput") else own
+    constant_federation.TEMPLATES[:] = [shared]
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,10 @@ Silo k uploads ±2^-k·(1 + (j mod 8)/8): every value is a power-of-two pattern 
 doubled or swapped silo is visible in the sum.
 """
 
-import atexit
+import fcntl
 import hashlib
+import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -35,6 +35,9 @@ accept_no_privacy = "{NO_PRIVACY}"
 allow_exact_figures = true
 """
 """Of a policy that lists mode ``none``."""
+PORTS = ("port", "enrol_port", "probes_port")
+TEMPLATES: list[Path] = []
+"""The folder that all workers of a run of the tests share; tests/conftest.py puts it here."""
 
 
 def initial_tensors() -> dict[str, np.ndarray]:
@@ -200,11 +203,16 @@ def _found(loopback: LoopbackFederation, silos: tuple[str, ...]) -> None:
 
 @cache
 def _template(silos: tuple[str, ...]) -> LoopbackFederation:
-    """Founded once a process, through fourteen commands, and copied for each test."""
-    directory = Path(tempfile.mkdtemp(prefix="federation-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    with LoopbackFederation(directory=directory / "federation") as loopback:
-        _found(loopback, silos)
+    """Founded once for all workers, through fourteen commands, and copied for each test."""
+    directory = TEMPLATES[0] / "-".join(("federation", *silos))
+    ports = directory.with_suffix(".json")
+    with directory.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ports.exists():
+            return LoopbackFederation(directory=directory, **json.loads(ports.read_text()))
+        with LoopbackFederation(directory=directory) as loopback:
+            _found(loopback, silos)
+        ports.write_text(json.dumps({name: getattr(loopback, name) for name in PORTS}))
     return loopback
 
 
@@ -221,7 +229,7 @@ def _copy(template: LoopbackFederation, loopback: LoopbackFederation) -> None:
         *loopback.directory.glob("silos/*/identity/identity.json"),
     ):
         text = path.read_text()
-        for name in ("port", "enrol_port", "probes_port"):
+        for name in PORTS:
             old, new = (f"127.0.0.1:{getattr(one, name)}" for one in (template, loopback))
             text = text.replace(f'"{old}"', f'"{new}"')
         path.write_text(text)
