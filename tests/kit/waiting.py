@@ -18,14 +18,7 @@ def until(
     told: Callable[[], object] | None = None,
     within_s: float = WITHIN_S,
 ) -> T:
-    """The first true value of a condition.
-
-    Args:
-        condition: Called again and again; what it raises ends the waiting.
-        what: What is waited for, for the failure.
-        told: More for the failure, such as a log; its end is shown.
-        within_s: How long at the most.
-    """
+    """The first true value of a condition; in vain, it fails with ``what`` and ``told``'s end."""
     give_up_at = time.monotonic() + within_s
     while not (value := condition()):
         if time.monotonic() >= give_up_at:

@@ -14,11 +14,7 @@ RELEASE, NAMESPACE = "one", "chorale"
 
 
 def helm(chart, cases):
-    """Lint and render a chart with several values.
-
-    Returns:
-        Name to ``{lint: [text], templates: {name: text}, error: text}``.
-    """
+    """Name to ``{lint: [text], templates: {name: text}, error: text}``, for several values."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.kit.deploy.helm_sdk"],
         input=json.dumps({"chart": str(chart), "values": cases}),

@@ -56,11 +56,7 @@ def unit_tests(part):
 
 
 def promtool(*arguments, text=None):
-    """Run promtool.
-
-    Returns:
-        Its exit code, and everything it said.
-    """
+    """The exit code of promtool, and everything it said."""
     require("promtool", "prometheus")
     done = subprocess.run(
         ["promtool", *map(str, arguments)],

@@ -66,11 +66,7 @@ def silo():
 
 
 def series(text):
-    """Every series of an exposition.
-
-    Returns:
-        Metric name to the label sets it has.
-    """
+    """Every series of an exposition: metric name to the label sets it has."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -7,12 +7,7 @@ import pytest
 
 
 def require(tool, package):
-    """Skip without a program; where CI promised them all, fail.
-
-    Args:
-        tool: The program.
-        package: The Debian package that has it.
-    """
+    """Skip without a program, which a Debian package has; where CI promised them all, fail."""
     if shutil.which(tool):
         return
     reason = f"{tool} is not installed: apt-get install {package}"

@@ -238,13 +238,7 @@ def _copy(template: LoopbackFederation, loopback: LoopbackFederation) -> None:
 def await_heard(
     loopback: LoopbackFederation, silos: tuple[str, ...] = SILOS, *, since: int = 0
 ) -> None:
-    """Wait until the coordinator heard all: it counts on nobody who is not there at the start.
-
-    Args:
-        loopback: The federation.
-        silos: All.
-        since: How long the coordinator's log was before; for one that was started again.
-    """
+    """Wait until it heard all: it counts on nobody who is not there; ``since``: in a later log."""
     waiting = {f'"silo": "{silo_id}", "version"' for silo_id in silos}
     until(
         lambda: all(line in loopback.log("coordinator")[since:] for line in waiting),
