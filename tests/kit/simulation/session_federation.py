@@ -55,15 +55,6 @@ Z = 1.0
 NO_DROPS: Mapping[str, Collection[str]] = {}
 
 
-@pytest.fixture(autouse=True)
-def no_disk_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What dies in these tests is a process and never the machine, so no write waits for the disk.
-
-    Power cuts are the subject of ``tests/dp/ledger/test_crash.py``.
-    """
-    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
-
-
 class Sent(NamedTuple):
     """What one call took out of a silo."""
 
