@@ -1,4 +1,4 @@
-"""Servers that several folders of tests share: started when the first test asks, once a session."""
+"""What several folders of tests share: made when the first test asks, once a session."""
 
 import contextlib
 
@@ -18,6 +18,15 @@ def templates(request, tmp_path_factory):
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if hasattr(request.config, "workerinput") else own
     constant_federation.TEMPLATES[:] = [shared]
+
+MAX_NAMED_CHARS = 60
+
+
+def pytest_make_parametrize_id(val, argname):
+    """A long text is named by its length: the names of tests are there to be read and typed."""
+    if isinstance(val, str | bytes) and len(val) > MAX_NAMED_CHARS:
+        return f"{argname} of {len(val)}"
+    return None
 
 
 @pytest.fixture(scope="session")
