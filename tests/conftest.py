@@ -19,6 +19,7 @@ def templates(request, tmp_path_factory):
     shared = own.parent if hasattr(request.config, "workerinput") else own
     constant_federation.TEMPLATES[:] = [shared]
 
+
 MAX_NAMED_CHARS = 60
 
 
