@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from server.cli.main import main
 from silo_agent.identity.join import join
 from tests.kit.paths import ROOT
 
@@ -16,15 +20,23 @@ pytestmark = pytest.mark.xdist_group("server_cli")
 PLAN = ROOT / "deploy" / "examples" / "plan-constant.toml"
 
 
-def chorale(*arguments, module="server.cli.main"):
-    return subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+@pytest.fixture
+def chorale(monkeypatch, capfd):
+    """Run ``chorale`` here: a process of its own would load everything again for every command."""
+
+    def run(*arguments):
+        words = ["chorale", *map(str, arguments)]
+        capfd.readouterr()
+        # The coordinator runs in this process too, and its log is no answer of the command.
+        with Path(os.devnull).open() as nobody, monkeypatch.context() as patch, capture_logs():
+            patch.setattr(sys, "argv", words)
+            patch.setattr(sys, "stdin", nobody)
+            with pytest.raises(SystemExit) as stop:
+                main()
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(words, stop.value.code or 0, out, err)
+
+    return run
 
 
 def data(done):
@@ -49,7 +61,7 @@ def failure(done, code):
     return envelope
 
 
-def test_from_invites_to_a_published_roster(coordinator, tmp_path):
+def test_from_invites_to_a_published_roster(chorale, coordinator, tmp_path):
     where = ("--data", coordinator.data_dir, "--format", "json")
     for silo_id in ("hospital-a", "hospital-b", "hospital-c"):
         invite = data(chorale("invite", "oncology", silo_id, "--ttl", "10m", *where))["invite"]
@@ -76,7 +88,7 @@ def test_from_invites_to_a_published_roster(coordinator, tmp_path):
     assert (forecast["silos"], forecast["threshold"]) == (3, 3)
 
 
-def test_watching_streams_json_lines_and_ends_with_the_run(coordinator):
+def test_watching_streams_json_lines_and_ends_with_the_run(chorale, coordinator):
     done = chorale("run", "watch", "run-1", "--data", coordinator.data_dir, "--format", "jsonl")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -84,7 +96,7 @@ def test_watching_streams_json_lines_and_ends_with_the_run(coordinator):
     assert lines[-1]["run"]["state"] == "finished"
 
 
-def test_a_list_can_be_piped_and_an_empty_one_has_no_line(coordinator):
+def test_a_list_can_be_piped_and_an_empty_one_has_no_line(chorale, coordinator):
     where = ("--data", coordinator.data_dir)
     done = chorale("silo", "list", *where)
     names = [line.split()[0] for line in done.stdout.splitlines()]
@@ -95,7 +107,7 @@ def test_a_list_can_be_piped_and_an_empty_one_has_no_line(coordinator):
     assert none.stderr.startswith("no runs yet: ")
 
 
-def test_exit_codes(coordinator, tmp_path):
+def test_exit_codes(chorale, coordinator, tmp_path):
     where = ("--data", coordinator.data_dir, "--format", "json")
     assert failure(chorale("invite", "--format", "json"), 4)["error_code"] == "arguments"
     absent = failure(chorale("silo", "list", "--data", tmp_path, "--format", "json"), 4)
@@ -112,7 +124,7 @@ def test_exit_codes(coordinator, tmp_path):
     assert "surprise" in refused["message"]
 
 
-def test_an_absent_coordinator_is_exit_code_2(tmp_path):
+def test_an_absent_coordinator_is_exit_code_2(chorale, tmp_path):
     root = data(chorale("root", "init", "--dir", tmp_path / "root", "--format", "json"))
     made = chorale(
         "init",
