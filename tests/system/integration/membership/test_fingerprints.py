@@ -4,6 +4,8 @@ import pytest
 
 from lab.loopback import LoopbackError, LoopbackFederation
 
+pytestmark = pytest.mark.xdist_group("fingerprints")
+
 SILOS = ("silo-a", "silo-b", "silo-c")
 
 
