@@ -49,7 +49,7 @@ _GROUP: Final = "chorale.environments"
 _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 _OLD_PATH: Final = "silo_agent.envs"
-"""What packages written for version 0.2 and earlier import from."""
+"""What packages written for version 0.1 import from."""
 
 
 class Catalogue:
