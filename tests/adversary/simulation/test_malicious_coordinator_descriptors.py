@@ -110,6 +110,7 @@ def test_a14j_a_descriptor_of_anybody_else_is_refused(tmp_path, key):
     federation = Federation(tmp_path)
     signed = sign_descriptor(federation.describe(identity_of()), signing_key(key))
     assert_not_joined(federation[ME], signed, Check.DESCRIPTOR_SIGNATURE)
+    assert_usable(federation, identity_of())
     federation.close()
 
 

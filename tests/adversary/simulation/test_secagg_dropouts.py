@@ -40,8 +40,9 @@ def _every_assignment(n, most):
                 yield drops
 
 
-@pytest.mark.parametrize("n", [3, 4, 5])
+@pytest.mark.parametrize("n", [3, 4, 5, pytest.param(6, marks=pytest.mark.long)])
 def test_masks_cancel_for_every_survivor_set(n):
+    """None of three may drop, one of four and of five, two of six."""
     for drops in _every_assignment(n, n - threshold(n, 1)):
         cohort = Cohort(n)
         _check(cohort, cohort.run(drops), drops)

@@ -100,10 +100,11 @@ def test_how_many_tasks_a_silo_has_refuses_nothing(make_silo, adapter, ledger):
     assert reserved[0].steps_left == 0
 
 
-def test_an_environment_that_cannot_be_made_refuses(make_silo):
+@pytest.mark.parametrize("spec", [None, LOCAL, SHARED], ids=["none", "local", "shared"])
+def test_an_environment_that_cannot_be_made_refuses(make_silo, spec):
     """That something is not installed is no data, and its zeros would count towards a sum."""
     with pytest.raises(EvolverSetupError, match="nowhere"):
-        make_silo(name="gone", assignments=(Assignment(environment="nowhere"),))
+        make_silo(spec, name="gone", assignments=(Assignment(environment="nowhere"),))
 
 
 def test_more_environments_than_the_plan_has_tasks_are_refused(make_silo, adapter, ledger):
