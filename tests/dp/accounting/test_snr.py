@@ -26,9 +26,22 @@ def test_silos_needed_for_the_documented_plan():
 def test_dropout_tolerance_has_its_price():
     z = rdp.calibrate(target_epsilon=8.0, delta=1e-5, steps=30)
     divisor = functools.partial(snr.threshold_divisor, colluding=1)
-    needed = snr.silos_needed(min_cosine=0.5, noise_multiplier=z, dimension=10**5, divisor=divisor)
-    assert needed == 903
-    assert needed / 639 == pytest.approx(math.sqrt(2), rel=0.01)
+    needed = {
+        d: snr.silos_needed(min_cosine=0.5, noise_multiplier=z, dimension=d, divisor=divisor)
+        for d in (10**3, 10**5, 10**6)
+    }
+    assert needed == {10**3: 91, 10**5: 903, 10**6: 2854}
+    assert needed[10**5] / 639 == pytest.approx(math.sqrt(2), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "z", "epsilon"), [(10**3, 0.21213, 677), (10**6, 0.0067082, 666_676)]
+)
+def test_with_five_silos_the_same_plan_claims_nothing(dimension, z, epsilon):
+    divisor = snr.threshold_divisor(5, colluding=1)
+    cosine = snr.predicted_cosine(noise_multiplier=z, dimension=dimension, silos=5, divisor=divisor)
+    assert cosine == pytest.approx(0.5, rel=1e-3)
+    assert rdp.epsilon(rdp.rdp_gaussian(z, 30), 1e-5) == pytest.approx(epsilon, rel=1e-2)
 
 
 @pytest.mark.parametrize(
