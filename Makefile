@@ -45,7 +45,8 @@ mutants-dp: setup
 audit: setup
 	@$(BIN)/python -m tests.adversary.audit.report $(AUDIT_ARGS)
 
-# Who was trained on? Without privacy, at epsilon 8 and at epsilon 1; draws docs/img/membership.png.
+# Who was trained on? Three seeds without privacy, at epsilon 8 and at epsilon 1, some ten minutes;
+# fails too if the attack is weaker than half of the bound. Draws docs/img/membership.png.
 membership: setup
 	@$(BIN)/python -m lab.membership.run $(MEMBERSHIP_ARGS)
 

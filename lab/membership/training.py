@@ -6,7 +6,7 @@ Adam runs on what it releases. Its population is all canaries, members or not: a
 out is a unit with gradient zero, which is exactly the neighbour that the accountant speaks of.
 
 Covered: one local training. Not covered: masking and averaging, which only take away from what an
-attacker sees.
+the attacker of the final adapter sees.
 """
 
 from __future__ import annotations
@@ -29,13 +29,23 @@ from evolution.train.sft import SftTrainer
 from evolution.train.trainer import SftSettings
 from lab.membership.canaries import Canaries, unit_of
 
-__all__ = ["Settings", "Trained", "record_spec", "train_plainly", "train_privately"]
+__all__ = [
+    "BACKEND",
+    "Settings",
+    "Step",
+    "Trained",
+    "record_spec",
+    "train_plainly",
+    "train_privately",
+    "trainer_of",
+]
 
 Adapter = dict[str, npt.NDArray[np.float32]]
 
 _DELTA = 1e-5
 _GRID = 1 << 18
-_BACKEND = "hooks"
+BACKEND = "hooks"
+"""Of the gradients, in training and in the attack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +54,10 @@ class Settings:
 
     base_dir: Path
     """The base model."""
+    seed: int
+    """Of φ₀ and of the order of batches."""
     rank: int = 16
     """r of the adapter; α is 2r."""
-    seed: int = 0
-    """Of φ₀ and of the order of batches."""
     epochs: int = 15
     """Without privacy: passes."""
     batch_size: int = 50
@@ -78,6 +88,16 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What a noisy step shows to somebody who sees it."""
+
+    adapter: Adapter
+    """All factors by name, as they were when the gradients were taken."""
+    noisy_sum: npt.NDArray[np.float32]
+    """The sum of clipped gradients with its noise, before the division by B̄."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
     """An adapter and what its training cost."""
 
@@ -87,11 +107,13 @@ class Trained:
     """What the ledger charged; infinite without privacy."""
     spec: PrivacySpec | None
     """The mechanism; None without privacy."""
+    steps: tuple[Step, ...]
+    """The noisy steps; none without privacy."""
 
 
 def train_plainly(settings: Settings, canaries: Canaries) -> Trained:
     """Imitate the members as a silo without privacy does."""
-    trainer = _trainer(settings)
+    trainer = trainer_of(settings)
     trainer.train(
         canaries.members,
         SftSettings(
@@ -104,7 +126,7 @@ def train_plainly(settings: Settings, canaries: Canaries) -> Trained:
         ),
         trainable=frozenset(settings.trainable()),
     )
-    return Trained(adapter=trainer.adapter(), epsilon=float("inf"), spec=None)
+    return Trained(adapter=trainer.adapter(), epsilon=float("inf"), spec=None, steps=())
 
 
 def record_spec(settings: Settings, *, canaries: int, epsilon: float) -> PrivacySpec:
@@ -148,10 +170,14 @@ def train_privately(
 
     The ledger is one that this training may charge.
     """
-    trainer = _trainer(settings)
+    trainer = trainer_of(settings)
     adapter = trainer.adapter()
     names = settings.trainable()
     rows_of = group_by_unit(canaries.members, unit_of)
+    record = spec.record
+    if record is None:
+        raise ValueError("a training with noisy steps takes record settings")
+    seen: list[Step] = []
     with Ledger.open(ledger_file, delta=spec.delta, caps={"task": spec.epsilon_cap}) as ledger:
         receipt = ledger.reserve_training(
             run="membership", round=0, spec=spec, adapter_sha256=_digest(adapter)
@@ -159,19 +185,27 @@ def train_privately(
         step = DpStep(
             receipt=receipt,
             dimension=sum(adapter[name].size for name in names),
-            backend=trainer.gradients(names, backend=_BACKEND),
+            backend=trainer.gradients(names, backend=BACKEND),
         )
+
+        def watched() -> npt.NDArray[np.float32]:
+            at = trainer.adapter()
+            released = step.gradient(canaries.population, rows_of)
+            seen.append(Step(adapter=at, noisy_sum=released * np.float32(record.expected_units)))
+            return released
+
         trainer.descend(
             names,
-            lambda: step.gradient(canaries.population, rows_of),
+            watched,
             steps=settings.steps,
             learning_rate=settings.private_learning_rate,
         )
         charged = ledger.spent_epsilons()["task"]
-    return Trained(adapter=trainer.adapter(), epsilon=charged, spec=spec)
+    return Trained(adapter=trainer.adapter(), epsilon=charged, spec=spec, steps=tuple(seen))
 
 
-def _trainer(settings: Settings) -> SftTrainer:
+def trainer_of(settings: Settings) -> SftTrainer:
+    """A trainer at φ₀."""
     trainer = SftTrainer(
         settings.base_dir, rank=settings.rank, alpha=settings.alpha, dtype="float32"
     )
