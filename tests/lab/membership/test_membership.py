@@ -1,7 +1,8 @@
-"""The membership attack: canaries, trade-off curves, rates, and the whole machinery in small."""
+"""Canaries, trade-off curves, the real mechanism under attack, verdicts, and all of it in small."""
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -11,10 +12,17 @@ from dp_accounting.pld import PLDAccountant
 
 from dp.accounting.charge import epsilon_of, training_charges
 from lab.membership import run
-from lab.membership.attack import rates_at, roc
+from lab.membership.attack import Gradients
 from lab.membership.canaries import plant, unit_of
+from lab.membership.rates import Sample
 from lab.membership.tradeoff import gaussian_mu, gaussian_power, sampled_gaussian
-from lab.membership.training import Settings, record_spec
+from lab.membership.training import (
+    BACKEND,
+    Settings,
+    record_spec,
+    train_privately,
+    trainer_of,
+)
 from tests.kit.paths import ROOT
 
 BASE = ROOT / "lab" / "base_model"
@@ -58,65 +66,127 @@ def test_sampling_lowers_the_curve():
     assert half.epsilon(1e-5) < full.epsilon(1e-5)
 
 
-def test_rates_count_at_the_threshold_of_the_others():
-    scores = np.concatenate((np.arange(200.0), np.arange(200.0) + 100.0))
-    included = np.arange(400) >= 200
-    rates = rates_at(scores, included, target=0.01)
-    # Two of the 200 others lie above 197, and so do 102 of the members.
-    assert (rates.false_positive_rate, rates.true_positive_rate) == (0.01, 0.51)
-    assert rates.true_positive_low < 0.51 < rates.true_positive_high
-    assert rates.false_positive_high > 0.01
-    assert rates.exceeds(0.4)
-    assert not rates.exceeds(0.5)
-    false, true = roc(scores, included)
-    assert false[-1] == true[-1] == 1.0
-    assert (np.diff(false) >= 0).all()
-
-
 def test_the_noise_is_the_least_that_reaches_epsilon():
-    spec = record_spec(Settings(base_dir=BASE), canaries=2000, epsilon=8.0)
+    spec = record_spec(Settings(base_dir=BASE, seed=0), canaries=2000, epsilon=8.0)
     charged = epsilon_of(training_charges(spec), spec.delta)["task"]
     assert 7.99 < charged <= 8.0
     assert spec.record.expected_units == 1000
 
 
-def outcome(scores, included, allowed=None):
-    return run.Outcome(
-        name="x",
+def test_what_is_seen_of_a_step_is_a_sum_of_some_members_clipped_gradients(tmp_path):
+    settings = Settings(base_dir=BASE, seed=0, rank=4, steps=2)
+    planted = plant(BASE, 24, seed=3)
+    # So little noise that the sum is all there is to see.
+    spec = record_spec(settings, canaries=24, epsilon=1e6)
+    trained = train_privately(settings, planted, spec, ledger_file=tmp_path / "ledger")
+    gradients = Gradients(
+        trainer_of(settings), settings.trainable(), backend=BACKEND, clip_l2=settings.clip_l2
+    )
+    assert len(trained.steps) == 2
+    for step in trained.steps:
+        rows = gradients.of(planted, step.adapter).astype(np.float64)
+        lengths = np.linalg.norm(rows, axis=1)
+        assert lengths == pytest.approx(np.full(24, settings.clip_l2), rel=1e-5)
+        sampled = np.linalg.lstsq(rows.T, step.noisy_sum.astype(np.float64), rcond=None)[0]
+        assert sampled == pytest.approx(np.round(sampled), abs=0.05)
+        assert set(np.round(sampled)) == {0.0, 1.0}
+        assert np.round(sampled[~planted.included]).sum() == 0
+    first, second = (step.adapter for step in trained.steps)
+    assert any((first[name] != second[name]).any() for name in settings.trainable())
+
+
+def several(make, *, members=1000, others=1000):
+    """Three seeds of scores by a function of a generator and a count of members and others."""
+    included = np.arange(members + others) < members
+    return [
+        Sample(scores=make(np.random.default_rng(seed), included), included=included)
+        for seed in range(3)
+    ]
+
+
+def blind(rng, included):
+    return rng.standard_normal(included.size)
+
+
+def perfect(rng, included):
+    return included + rng.random(included.size) / 2
+
+
+def gaussian(mu):
+    return lambda rng, included: rng.standard_normal(included.size) + mu * included
+
+
+STRONG = gaussian(1.2)
+"""Finds about the 0.17 that the curve of ``runs`` allows."""
+
+
+def a_run(name, allowed, **scores):
+    return run.Run(
+        name=name,
         epsilon=8.0,
         noise_multiplier=1.0,
-        scores=scores,
-        rates=rates_at(scores, included, target=run.TARGET),
         allowed=allowed,
-        one_run=None,
-        seconds=0.0,
+        samples={getattr(run, score): several(make) for score, make in scores.items()},
     )
 
 
-def test_a_weak_attack_and_a_leak_are_both_failures():
-    rng = np.random.default_rng(0)
-    included = rng.random(2000) < 0.5
-    blind, strong = rng.standard_normal(2000), included + rng.random(2000) / 2
+def runs(*, plain=perfect, final=blind, seen=STRONG):
     curve = sampled_gaussian(q=0.5, z=1.7, steps=20, epsilon_max=12.0)
-    safe, leaking = outcome(blind, included, curve), outcome(strong, included, curve)
-    assert run.weak_or_leaking([outcome(strong, included), safe, safe]) == []
-    assert "too weak" in run.weak_or_leaking([outcome(blind, included), safe, safe])[0]
-    assert "leaks" in run.weak_or_leaking([outcome(strong, included), leaking, safe])[0]
+    tight = sampled_gaussian(q=0.5, z=9.3, steps=20, epsilon_max=3.0)
+    return [
+        a_run("no noise", None, LOSS=plain, RIDGE=blind),
+        a_run("ε = 8", curve, LOSS=final, RIDGE=blind, STEPS=blind, STEPS_KNOWN=seen),
+        a_run("ε = 1", tight, LOSS=blind, RIDGE=blind, STEPS=blind, STEPS_KNOWN=blind),
+    ]
+
+
+def test_an_attack_that_is_strong_enough_and_finds_no_leak_passes():
+    assert run.weak_or_leaking(runs()) == []
+
+
+def test_a_weak_attack_fails_with_noise_and_without():
+    (without,) = run.weak_or_leaking(runs(plain=blind))
+    assert "without noise" in without
+    # A final adapter that gives much away does not stand for an attack on the steps.
+    (under,) = run.weak_or_leaking(runs(seen=blind, final=STRONG))
+    assert "with all steps seen" in under
+    assert "less than 0.5 of the bound 0.17" in under
+
+
+def test_every_score_of_every_run_is_held_against_its_curve():
+    found = run.weak_or_leaking(runs(final=perfect, seen=gaussian(3.0)))
+    assert [problem.split(":")[0] for problem in found] == [
+        "ε = 8, final adapter",
+        "ε = 8, all steps, other members known",
+    ]
+
+
+def test_two_seeds_are_no_verdict(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--seeds", "1", "2", "2"])
+    assert "at least 3 different seeds" in capsys.readouterr().err
 
 
 def test_the_whole_machinery_in_small(tmp_path, capsys, monkeypatch):
-    small = Settings(base_dir=BASE, rank=2, epochs=1, steps=2)
-    monkeypatch.setattr(run, "Settings", lambda base_dir: small)
+    small = functools.partial(Settings, rank=2, epochs=1, steps=2)
+    monkeypatch.setattr(run, "Settings", small)
+    # Forty canaries find less than any share of the bound: each part still has to do its work.
+    monkeypatch.setattr(run, "LEAST_SHARE", 1000.0)
     picture = tmp_path / "img" / "membership.png"
-    status = run.main(["--base", str(BASE), "--canaries", "60", "--plot", str(picture)])
+    seeds = ["--seeds", "1", "2", "3"]
+    status = run.main(["--base", str(BASE), "--canaries", "40", *seeds, "--plot", str(picture)])
     shown = capsys.readouterr().out
-    # One pass over sixty canaries teaches nothing: the attack is weak and says so.
     assert status == 1
-    assert "too weak" in shown
-    assert "leaks" not in shown
+    assert "less than 1000 of the bound" in shown
+    assert "more members found" not in shown
     summary = json.loads(shown.splitlines()[-1])
-    assert [one["run"] for one in summary["runs"]] == ["DP off", "ε = 8", "ε = 1"]
-    assert summary["runs"][0]["epsilon"] is None
-    assert summary["runs"][1]["epsilon"] <= 8.0
-    assert summary["runs"][2]["allowed"] < summary["runs"][1]["allowed"] < 1.0
+    plain, eight, one = summary["runs"]
+    assert [part["run"] for part in summary["runs"]] == ["no noise", "ε = 8", "ε = 1"]
+    assert plain["epsilon"] is None
+    assert eight["epsilon"] <= 8.0
+    assert one["allowed"] < eight["allowed"] < 1.0
+    assert list(plain["scores"]) == [run.LOSS, run.RIDGE]
+    assert list(one["scores"]) == [run.LOSS, run.RIDGE, run.STEPS, run.STEPS_KNOWN]
+    assert all(len(score["tpr_seeds"]) == 3 for score in eight["scores"].values())
+    assert "one_run_epsilon_seeds" not in eight["scores"][run.STEPS_KNOWN]
     assert picture.read_bytes().startswith(b"\x89PNG")
