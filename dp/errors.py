@@ -15,6 +15,7 @@
     ├── LedgerLockedError       another process holds the ledger
     ├── LedgerCorruptError      the ledger's bytes or chain are not what was written
     ├── LedgerFormatError       the ledger was written by a release with another format
+    ├── OpeningError            the ledger did not begin with what was spent before
     └── LedgerRolledBackError   the ledger is behind a head that somebody has already seen
 
 Every error carries a ``reason`` that is safe to export as a metric label: it never depends on
@@ -44,6 +45,7 @@ class Reason(StrEnum):
     LEDGER_LOCKED = "ledger_locked"
     LEDGER_CORRUPT = "ledger_corrupt"
     LEDGER_FORMAT = "ledger_format"
+    LEDGER_OPENING = "ledger_opening"
     LEDGER_ROLLED_BACK = "ledger_rolled_back"
 
 
@@ -158,6 +160,12 @@ class LedgerFormatError(PrivacyError):
     """The ledger is whole, but of a format that this release does not charge in."""
 
     reason = Reason.LEDGER_FORMAT
+
+
+class OpeningError(PrivacyError):
+    """The ledger did not begin with what its caller says was spent before."""
+
+    reason = Reason.LEDGER_OPENING
 
 
 class LedgerRolledBackError(PrivacyError):

@@ -5,29 +5,34 @@ several reasons; all charges of a release are debited together.
 
     mode                 before a local training       per attempt that reaches the upload
     none                 –                             –
-    silo                 –                             silo: z ⊕ z_m
-    record_local         unit: (q, z) × S              unit: z_m; and silo: z_s ⊕ z_m, if z_s > 0
+    silo                 –                             silo: z and z_m
+    record_local         unit: (q, z) × S              unit: z_m; and silo: z_s and z_m, if z_s > 0
     record_distributed   –                             unit: (q, z) × 1; in step 0 also unit: z_m
 
-z_m is the metrics block's. z₁ ⊕ z₂ = (z₁⁻² + z₂⁻²)^(−1/2) is the z of two Gaussian releases on the
-same data. The delta of ``record_local`` is protected before it is masked, so masking it again costs
-the unit nothing but another metrics block. In ``record_distributed`` only step 0 carries figures.
+z_m is the metrics block's, in a charge of its own. The delta of ``record_local`` is protected
+before it is masked, so masking it again costs the unit nothing but another metrics block. In
+``record_distributed`` only step 0 carries figures.
+
+A charge names the unit that the noise was made for. What it costs the units inside that unit
+(``Charge.rdp_inside``) differs by block, because the two bound a contribution differently:
+
+    vector    any direction, norm at most C: two contributions lie up to 2C apart
+    metrics   every coordinate in [0, bound], norm at most the grid: ‖m − m′‖² ≤ ‖m‖² + ‖m′‖², so
+              two lie up to √2 grids apart, and the block counts at z_m/√2
 
 Covered: one table for the ledger, the guardian, the forecast and the coordinator.
-Not covered: amplification by choosing silos, shuffling or hiding iterates: none is claimed.
+Not covered: which unit lies in which, and sums (``dp.accounting.compose``); amplification by
+choosing silos, shuffling or hiding iterates: none is claimed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal, get_args
 
-import numpy as np
-
-from dp.accounting.rdp import ORDERS, Divergences, epsilon, joint_noise_multiplier, rdp_subsampled
+from dp.accounting.rdp import Divergences, epsilon, rdp_replaced, rdp_subsampled
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import SpecError
 
@@ -35,6 +40,10 @@ UnitKind = Literal["silo", "task", "user"]
 """Whose contribution a charge is about."""
 
 UNIT_KINDS: Final[tuple[UnitKind, ...]] = get_args(UnitKind)
+Block = Literal["vector", "metrics"]
+"""Which part of a release a charge is for."""
+
+BLOCKS: Final[tuple[Block, ...]] = get_args(Block)
 MAX_STEPS: Final = 1 << 40
 """Most releases that one charge may stand for."""
 
@@ -53,6 +62,8 @@ class Charge:
     """Releases."""
     delta: float = 0.0
     """Probability of a failure that is added to δ as it is."""
+    block: Block = "vector"
+    """What is released; a charge for both at once counts as the vector, which costs more."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be charged."""
@@ -66,17 +77,35 @@ class Charge:
             raise SpecError(f"a charge has between 1 and 2^40 steps, got {self.steps}")
         if not (0.0 < self.q <= 1.0 and math.isfinite(self.z) and self.z > 0.0):
             raise SpecError(f"a charge needs q in (0, 1] and z > 0, got {self.q!r}, {self.z!r}")
+        if self.block not in BLOCKS:
+            raise SpecError(f"block must be one of {', '.join(BLOCKS)}, got {self.block!r}")
+        if self.block == "metrics" and self.q != 1.0:
+            raise SpecError("a metrics block is released without sampling")
 
     @property
     def rdp(self) -> Divergences:
-        """Rényi divergences at ``dp.accounting.rdp.ORDERS``, read-only."""
+        """What it costs its unit: divergences at ``dp.accounting.rdp.ORDERS``, read-only."""
         return _divergences(self.q, self.z, self.steps)
+
+    @property
+    def rdp_inside(self) -> Divergences:
+        """What it costs each unit inside its own: divergences at ``ORDERS``, read-only."""
+        if self.block == "metrics":
+            return _divergences(1.0, self.z / math.sqrt(2.0), self.steps)
+        return _divergences_inside(self.q, self.z, self.steps)
+
+
+# A ledger is replayed with the same charge thousands of times.
+@lru_cache(maxsize=256)
+def _divergences(q: float, z: float, steps: int) -> Divergences:
+    found = rdp_subsampled(q, z, steps)
+    found.flags.writeable = False
+    return found
 
 
 @lru_cache(maxsize=256)
-def _divergences(q: float, z: float, steps: int) -> Divergences:
-    # A ledger is replayed with the same charge thousands of times.
-    found = rdp_subsampled(q, z, steps)
+def _divergences_inside(q: float, z: float, steps: int) -> Divergences:
+    found = rdp_replaced(q, z, steps)
     found.flags.writeable = False
     return found
 
@@ -90,23 +119,21 @@ def training_charges(spec: PrivacySpec) -> tuple[Charge, ...]:
 
 def attempt_charges(spec: PrivacySpec, *, step: int) -> tuple[Charge, ...]:
     """What one attempt at an aggregation costs when it reaches the upload; steps count from 0."""
-    z_metrics = spec.metrics_noise_multiplier
+    metrics = spec.metrics_noise_multiplier
     match spec.mode:
         case Mode.NONE:
             return ()
         case Mode.SILO:
-            return (_once("silo", joint_noise_multiplier(spec.noise_multiplier, z_metrics)),)
+            return _silo(spec.noise_multiplier, metrics)
         case Mode.RECORD_LOCAL:
-            charges: tuple[Charge, ...] = (_once(spec.unit, z_metrics),)
+            charges: tuple[Charge, ...] = (_metrics(spec.unit, metrics),)
             z_silo = spec.release.noise_multiplier
-            if z_silo > 0.0:
-                charges += (_once("silo", joint_noise_multiplier(z_silo, z_metrics)),)
-            return charges
+            return charges + _silo(z_silo, metrics) if z_silo > 0.0 else charges
         case Mode.RECORD_DISTRIBUTED:
             if spec.record is None:
                 raise SpecError("mode 'record_distributed' needs its record settings")
             charges = (_steps(spec, spec.record, 1),)
-            return (*charges, _once(spec.unit, z_metrics)) if step == 0 else charges
+            return (*charges, _metrics(spec.unit, metrics)) if step == 0 else charges
 
 
 def run_charges(
@@ -148,31 +175,18 @@ def _times(charges: tuple[Charge, ...], count: int) -> tuple[Charge, ...]:
     )
 
 
-def epsilon_of(charges: Iterable[Charge], delta: float) -> dict[UnitKind, float]:
-    """ε at δ for each unit kind that is charged at all, in the order of ``UNIT_KINDS``.
-
-    Failure probabilities come off δ; where nothing is left ε is infinite.
-    """
-    totals: dict[UnitKind, Divergences] = {}
-    failures: dict[UnitKind, float] = {}
-    for charge in charges:
-        totals[charge.unit] = totals.get(charge.unit, np.zeros(len(ORDERS))) + charge.rdp
-        failures[charge.unit] = failures.get(charge.unit, 0.0) + charge.delta
-    return {
-        unit: epsilon_after(totals[unit], delta, failures[unit])
-        for unit in UNIT_KINDS
-        if unit in totals
-    }
-
-
 def epsilon_after(rdp: Divergences, delta: float, failure: float) -> float:
     """ε at δ of which ``failure`` is already used up by events without any guarantee."""
     left = delta - failure
     return epsilon(rdp, left) if left > 0.0 else math.inf
 
 
-def _once(unit: UnitKind, z: float) -> Charge:
-    return Charge(unit=unit, q=1.0, z=z, steps=1)
+def _silo(z: float, z_metrics: float) -> tuple[Charge, ...]:
+    return Charge(unit="silo", q=1.0, z=z, steps=1), _metrics("silo", z_metrics)
+
+
+def _metrics(unit: UnitKind, z: float) -> Charge:
+    return Charge(unit=unit, q=1.0, z=z, steps=1, block="metrics")
 
 
 def _steps(spec: PrivacySpec, record: RecordSpec, steps: int) -> Charge:

@@ -3,6 +3,9 @@
 Orders: the integers 2…256 and 320, 384, 512, 768, 1024. At integer orders the subsampled formula
 is exact for the discrete Gaussian as well, because a lattice sum is shift invariant.
 
+Adjacency is zero-out: a unit's contribution is there, or is the null one. ``rdp_replaced`` is for
+two contributions of the same unit, neither of which is null, as when one task inside it changes.
+
 Invariants:
     1. Any numerical doubt gives ε = inf: a NaN, a negative divergence, a wrong length.
     2. ε never decreases with steps or q, and never increases with z or δ.
@@ -14,6 +17,7 @@ Not covered: privacy loss distributions (reports only), amplification by shuffli
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,11 +29,13 @@ Divergences = npt.NDArray[np.float64]
 
 ORDERS: Final[tuple[int, ...]] = (*range(2, 257), 320, 384, 512, 768, 1024)
 _ORDERS: Final = np.array(ORDERS, dtype=np.float64)
+_DOUBLED: Final = tuple(2 * order for order in ORDERS)
+_BELOW_DOUBLED: Final = tuple(2 * order - 1 for order in ORDERS)
 _MAX_NOISE_MULTIPLIER: Final = 1e9
 _SPARE_FRACTION: Final = 0.2
 
 
-def rdp_gaussian(z: float, steps: int) -> Divergences:
+def rdp_gaussian(z: float, steps: int, orders: Sequence[int] = ORDERS) -> Divergences:
     """RDP of ``steps`` releases with noise multiplier z, without sampling.
 
     R(α) = steps · α / (2z²): Mironov, "Rényi Differential Privacy", arXiv 1702.07476, Cor. 3; for
@@ -37,10 +43,10 @@ def rdp_gaussian(z: float, steps: int) -> Divergences:
     """
     _require_release(1.0, z, steps)
     with np.errstate(over="ignore", divide="ignore"):
-        return np.asarray(_ORDERS * (steps / 2.0) / z / z)
+        return np.asarray(np.array(orders, dtype=np.float64) * (steps / 2.0) / z / z)
 
 
-def rdp_subsampled(q: float, z: float, steps: int) -> Divergences:
+def rdp_subsampled(q: float, z: float, steps: int, orders: Sequence[int] = ORDERS) -> Divergences:
     """RDP of ``steps`` releases, each on a Poisson sample of rate q.
 
     A_α = Σ_k C(α,k) (1−q)^{α−k} q^k e^{(k²−k)/(2z²)} and R(α) = ln A_α / (α−1): Mironov, Talwar,
@@ -50,19 +56,19 @@ def rdp_subsampled(q: float, z: float, steps: int) -> Divergences:
     """
     _require_release(q, z, steps)
     if q == 0.0:
-        return np.zeros(len(ORDERS))
+        return np.zeros(len(orders))
     if q == 1.0:
-        return rdp_gaussian(z, steps)
+        return rdp_gaussian(z, steps, orders)
     log_q, log_1mq = math.log(q), math.log1p(-q)
-    k = np.arange(2, ORDERS[-1] + 1, dtype=np.float64)
+    k = np.arange(2, max(orders) + 1, dtype=np.float64)
     with np.errstate(over="ignore", divide="ignore"):
         growth = (k * k - k) / 2.0 / z / z
         # ln(e^g − 1) = g + ln(1 − e^{−g}).
         log_growth = growth + np.log(-np.expm1(-growth))
-    # ln k! for k = 0 … 1024.
-    log_factorial = np.array([math.lgamma(j + 1.0) for j in range(ORDERS[-1] + 1)])
-    divergence = np.empty(len(ORDERS))
-    for index, order in enumerate(ORDERS):
+    # ln k! for k = 0 … the highest order.
+    log_factorial = np.array([math.lgamma(j + 1.0) for j in range(max(orders) + 1)])
+    divergence = np.empty(len(orders))
+    for index, order in enumerate(orders):
         count = order - 1
         j = k[:count]
         log_weight = (
@@ -75,6 +81,29 @@ def rdp_subsampled(q: float, z: float, steps: int) -> Divergences:
         log_excess = float(np.logaddexp.reduce(log_weight + log_growth[:count]))
         divergence[index] = np.logaddexp(0.0, log_excess) / (order - 1)
     return divergence * steps
+
+
+def rdp_replaced(q: float, z: float, steps: int) -> Divergences:
+    """RDP of the same releases between two contributions of one unit, each of norm at most C.
+
+    The lesser of two bounds, order by order, with R(·) of one ``rdp_subsampled`` release:
+
+        2α/z²                                     the sampling is a mixture that both sides share,
+                                                  and the contributions lie at most 2C apart
+        (α − ½)/(α − 1)·R(2α) + R(2α − 1)         by way of the null contribution: D_α(P‖Q) ≤
+                                                  (α − ½)/(α − 1)·D_{2α}(P‖O) + D_{2α−1}(O‖Q),
+                                                  Mironov, arXiv 1702.07476, Corollary 4
+
+    R bounds both directions, P from O and O from Q (Mironov, Talwar, Zhang, Theorem 5). The first
+    is the lesser one without sampling.
+    """
+    _require_release(q, z, steps)
+    shared = 4.0 * rdp_gaussian(z, 1)
+    with np.errstate(over="ignore"):
+        through_null = (_ORDERS - 0.5) / (_ORDERS - 1.0) * rdp_subsampled(
+            q, z, 1, _DOUBLED
+        ) + rdp_subsampled(q, z, 1, _BELOW_DOUBLED)
+    return np.minimum(shared, through_null) * steps
 
 
 def epsilon(rdp: npt.ArrayLike, delta: float) -> float:

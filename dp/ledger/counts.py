@@ -1,14 +1,16 @@
 """What the records of a ledger add up to, and the ceilings that a new debit has to stay under.
 
     Totals      by unit kind: ε = min over α of the conversion of ΣR(α) at δ − Σ failure
-                probabilities, against the silo's own caps
+                probabilities, against the silo's own caps; what was carried into the ledger is the
+                first term, and ``dp.accounting.compose`` says who pays for a charge
     RunCount    by run: attempts and trainings, against what the run's plan states ε for
     DayCount    by UTC day: debits of either kind, against the site's ceiling. A day is counted in
                 whole days since 1970-01-01 00:00 UTC, but is never before the newest debited one
 
 Invariants:
     1. Kinds do not pay for each other: each has its own sum, its own failures and its own cap.
-    2. A kind without a cap, or with a cap of 0, pays for nothing.
+    2. A kind without a cap, or with a cap of 0, is charged for nothing that was made to protect it.
+       What it pays because it lies inside a charged unit is counted, and capped if it has a cap.
     3. All charges of a debit fit, or none is made.
     4. Days never go back, so a clock that is set back neither empties the count of the day that it
        left nor begins another count. A clock that stood ahead for a while keeps its day until the
@@ -31,24 +33,22 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-import numpy as np
-
-from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind, epsilon_after
-from dp.accounting.rdp import ORDERS, Divergences
+from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind
+from dp.accounting.compose import Epsilon, Spent, capped_kinds
 from dp.errors import BudgetExceededError, SpecError, TooManyDebitsError
-from dp.ledger.record import Debit, debits_of
+from dp.ledger.record import Debit
 
 DAY_S: Final = 86_400
 _MAX_DAY: Final = (1 << 32) - 1
 
 
 class Totals:
-    """Divergences and failure probabilities so far."""
+    """What was spent so far, and the caps on it."""
 
-    __slots__ = ("_failure", "_rdp", "caps", "delta")
+    __slots__ = ("_spent", "caps", "delta")
 
     def __init__(self, *, delta: float, caps: Mapping[UnitKind, float]) -> None:
-        """Begin with nothing spent, to compute ε at δ; a kind without a cap pays for nothing.
+        """Begin with nothing spent, to compute ε at δ.
 
         Raises:
             SpecError: If δ or a cap is out of range, or a kind is unknown.
@@ -64,43 +64,42 @@ class Totals:
         self.caps: Mapping[UnitKind, float] = MappingProxyType(
             {unit: float(caps.get(unit, 0.0)) for unit in UNIT_KINDS}
         )
-        self._rdp: dict[UnitKind, Divergences] = {
-            unit: np.zeros(len(ORDERS)) for unit in UNIT_KINDS
-        }
-        self._failure: dict[UnitKind, float] = dict.fromkeys(UNIT_KINDS, 0.0)
+        self._spent = Spent.nothing()
 
-    def add(self, debits: Iterable[Debit]) -> None:
-        """Count what was written."""
-        for debit in debits:
-            unit = debit.charge.unit
-            self._rdp[unit] = self._rdp[unit] + debit.rdp
-            self._failure[unit] += debit.charge.delta
+    @property
+    def spent(self) -> Spent:
+        """Everything that was counted."""
+        return self._spent
 
-    def epsilons(self) -> dict[UnitKind, float]:
-        """ε of every kind; 0 where nothing was charged."""
-        return {
-            unit: epsilon_after(self._rdp[unit], self.delta, self._failure[unit])
-            for unit in UNIT_KINDS
-        }
+    def carry(self, before: Spent) -> None:
+        """Count what was spent before the ledger began."""
+        self._spent = self._spent + before
+
+    def add(self, debits: tuple[Debit, ...], *, releases: int) -> None:
+        """Count one record: an upload is one release, a training none."""
+        self._spent = self._spent + Spent.of(
+            (debit.charge for debit in debits),
+            releases=releases,
+            written=(debit.rdp for debit in debits),
+        )
+
+    def epsilons(self) -> dict[UnitKind, Epsilon]:
+        """ε of every kind, with what it does not cover; 0 where nothing was charged."""
+        return self._spent.epsilons(self.delta)
 
     def projected(self, charges: Iterable[Charge]) -> dict[UnitKind, float]:
-        """ε of every kind if the charges were made as well."""
-        after = Totals(delta=self.delta, caps=self.caps)
-        after._rdp.update(self._rdp)
-        after._failure.update(self._failure)
-        after.add(debits_of(tuple(charges)))
-        return after.epsilons()
+        """ε of every kind if charges of one spec were made as well, to be compared with a cap."""
+        after = self._spent + Spent.of(charges, releases=0)
+        return {kind: found.value for kind, found in after.epsilons(self.delta).items()}
 
     def require_affordable(self, charges: tuple[Charge, ...]) -> None:
-        """Refuse charges that would pass a cap.
+        """Refuse charges of one spec that would pass a cap.
 
         Raises:
             BudgetExceededError: Naming the first unit kind that would.
         """
         projected = self.projected(charges)
-        for unit in UNIT_KINDS:
-            if not any(charge.unit == unit for charge in charges):
-                continue
+        for unit in capped_kinds(charges, self.caps):
             # ε may round to zero, and a cap of zero still allows nothing.
             if not (projected[unit] <= self.caps[unit] and self.caps[unit] > 0):
                 raise BudgetExceededError(

@@ -6,7 +6,7 @@ caller names the file, the silo's own policy supplies δ and a cap for each kind
 sums and counts.
 
 Record kinds:
-    genesis    a random id, so that two ledgers never share a head
+    genesis    a random id, so that two ledgers never share a head; and what was spent before
     joined     the silo is about to show its keys for an identity (R0); nothing is charged
     trained    a local training that is about to begin: all of its steps, debited before the first
     spent      one attempt that reached upload: the debits and the "spent" mark in one record
@@ -17,7 +17,8 @@ Ordered invariants of ``reserve`` and ``reserve_training``:
        of no round before the run's newest. A delta of ``record_local`` is released only in a round
        whose training was charged.
     2. The projected ε of every unit kind that is charged is at or below its cap, and neither the
-       day nor, for a training, the run holds as many debits as the caller allows.
+       day nor, for a training, the run holds as many debits as the caller allows. A kind inside a
+       charged unit is charged with it, and is held to a cap if it has one.
     3. One record with all the debits is on disk.
     4. Only then does a receipt exist. So trained ≤ debited and released ≤ debited, whatever crashes
        where.
@@ -30,8 +31,12 @@ Charging: every attempt that reaches ``reserve`` is charged, aborted or not, and
 that is begun again after a crash. Re-sending identical bytes needs no new receipt and costs
 nothing. Every figure in the file is a function of the configuration and of the clock alone, so
 showing ε leaks nothing. Each debit carries its day, so the count of a day survives a restart.
-Mode ``none`` charges nothing, because there is nothing to charge with: ``unprotected_releases``
-counts its uploads instead.
+Mode ``none`` charges nothing, because there is nothing to charge with: its uploads are counted
+beside every kind's ε, and so are, beside a larger kind's, those that only a smaller unit's noise
+protects (``dp.accounting.compose``).
+
+Opening, following and adopting never refuse for a cap: a ledger whose sums are above one, as they
+may be after the rules of composition became stricter, opens, and refuses the next release.
 
 Covered: crashes, two processes, damage, rollback behind a head that somebody has seen.
 Not covered: a rollback that nobody can contradict.
@@ -49,12 +54,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from dp.accounting.charge import Charge, UnitKind, training_charges
+from dp.accounting.compose import Epsilon
 from dp.config import Mode, PrivacySpec
-from dp.errors import IdentityError, LedgerCorruptError, LedgerRolledBackError, SpecError
+from dp.errors import (
+    IdentityError,
+    LedgerCorruptError,
+    LedgerRolledBackError,
+    OpeningError,
+    SpecError,
+)
 from dp.ledger import record as form
 from dp.ledger.counts import DayCount, RunCount, RunDebits, Totals
 from dp.ledger.entry import DIGEST_BYTES, Identity, LedgerEntry, TrainingEntry
 from dp.ledger.journal import Journal
+from dp.ledger.opening import Carried, carried_fields
 from dp.ledger.receipt import ISSUER, Receipt, TrainingReceipt
 from dp.ledger.record import Debit, debits_of
 
@@ -64,7 +77,9 @@ __all__ = ["Identity", "Ledger", "LedgerEntry"]
 class Ledger:
     """An open ledger; use ``open``, and close it or use it as a context manager."""
 
-    def __init__(self, journal: Journal, totals: Totals, days: DayCount) -> None:
+    def __init__(
+        self, journal: Journal, totals: Totals, days: DayCount, opening: Carried | None
+    ) -> None:
         """Replay the journal; callers use ``open``."""
         self._journal = journal
         self._totals = totals
@@ -77,11 +92,13 @@ class Ledger:
         self._agreed: set[tuple[str, int, int, int]] = set()
         self._joined: dict[str, tuple[Identity, bytes]] = {}
         self._trained: dict[str, int] = {}
-        self._unprotected = 0
+        self._opening: Carried | None = None
         for seq, record in enumerate(journal.load()):
             self._replay(seq, record)
         if journal.length == 0:
-            journal.append(form.genesis_record(os.urandom(form.ID_BYTES)))
+            self._begin(opening)
+        elif opening is not None:
+            self._require_opening(opening)
 
     @classmethod
     def open(
@@ -92,14 +109,20 @@ class Ledger:
         caps: Mapping[UnitKind, float],
         clock: Callable[[], float] = time.time,
         max_debits_per_day: int | None = None,
+        opening: Carried | None = None,
     ) -> Self:
         """Open or create a ledger, verify its whole chain and hold its lock.
 
         Its directory must exist. ε is computed at δ, and no reservation may pass the cap of its
-        unit kind; a kind without one pays for nothing. Attempts and trainings are counted by the
-        clock's days, and None allows any number of them.
+        unit kind; nothing is charged to protect a kind without one. Attempts and trainings are
+        counted by the clock's days, and None allows any number of them.
+
+        A ledger that is new begins with ``opening``, in its first record; one that is not must have
+        begun with the very same. A crash before the first record is on disk leaves a ledger that is
+        still new: whoever begins one with an opening gives it again until this has returned.
 
         Raises:
+            OpeningError: If the ledger began with another opening, or with none.
             LedgerLockedError: If another process holds it.
             LedgerCorruptError: If its bytes, its chain or a record is not what was written.
             LedgerFormatError: If it was written in another format.
@@ -107,7 +130,7 @@ class Ledger:
         totals = Totals(delta=delta, caps=caps)
         journal = Journal(Path(path))
         try:
-            return cls(journal, totals, DayCount(clock, most=max_debits_per_day))
+            return cls(journal, totals, DayCount(clock, most=max_debits_per_day), opening)
         except BaseException:
             # Whatever the failure, the lock must not outlive it; the error goes on.
             journal.close()
@@ -230,13 +253,22 @@ class Ledger:
         known += [self._joined[run][0]] if run in self._joined else []
         return max(known, default=None)
 
-    def spent_epsilons(self) -> dict[UnitKind, float]:
+    def carried(self) -> Carried:
+        """Everything charged and counted so far, the opening included: the next one's opening."""
+        with self._lock:
+            return self._totals.spent
+
+    def epsilons(self) -> dict[UnitKind, Epsilon]:
         """ε of everything charged so far at this ledger's δ, for every unit kind."""
         with self._lock:
             return self._totals.epsilons()
 
+    def spent_epsilons(self) -> dict[UnitKind, float]:
+        """The values of ``epsilons``, to compare with."""
+        return {kind: found.value for kind, found in self.epsilons().items()}
+
     def projected_epsilons(self, charges: Iterable[Charge]) -> dict[UnitKind, float]:
-        """ε of every unit kind if these charges were made as well."""
+        """ε of every unit kind if these charges of one spec were made as well, to compare with."""
         with self._lock:
             return self._totals.projected(charges)
 
@@ -281,8 +313,13 @@ class Ledger:
 
     @property
     def unprotected_releases(self) -> int:
-        """Uploads under mode ``none``, which no ε describes."""
-        return self._unprotected
+        """Uploads under mode ``none``, which no ε describes, those of before included."""
+        return self._totals.spent.unprotected
+
+    @property
+    def opening(self) -> Carried | None:
+        """What was spent before this ledger began."""
+        return self._opening
 
     @property
     def torn_tail_repaired(self) -> bool:
@@ -304,6 +341,24 @@ class Ledger:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _begin(self, opening: Carried | None) -> None:
+        self._journal.append(form.genesis_record(os.urandom(form.ID_BYTES), opening))
+        self._carry(opening)
+
+    def _carry(self, opening: Carried | None) -> None:
+        self._opening = opening
+        if opening is not None:
+            self._totals.carry(opening)
+
+    def _require_opening(self, opening: Carried) -> None:
+        held = self._opening
+        if held is None or carried_fields(held) != carried_fields(opening):
+            raise OpeningError(
+                "this ledger began with "
+                + ("nothing spent" if held is None else "something else spent")
+                + " before it: what was spent before is said once, when a ledger is new"
+            )
 
     def _require_joinable(self, identity: Identity) -> None:
         if identity.aggregation in self._agreed:
@@ -346,15 +401,14 @@ class Ledger:
 
     def _charge(self, entry: LedgerEntry, debits: tuple[Debit, ...]) -> None:
         identity = entry.identity
-        self._totals.add(debits)
+        self._totals.add(debits, releases=1)
         self._spent[identity] = entry.descriptor_sha256
         self._newest[identity.run] = max(identity, self._newest.get(identity.run, identity))
         self._newest_attempt[identity.aggregation] = identity.attempt
         self._runs.add_release(identity.run, step=identity.step)
-        self._unprotected += entry.mode is Mode.NONE
 
     def _charge_training(self, entry: TrainingEntry, debits: tuple[Debit, ...]) -> None:
-        self._totals.add(debits)
+        self._totals.add(debits, releases=0)
         self._trained[entry.run] = entry.round
         self._runs.add_training(entry.run)
 
@@ -366,7 +420,7 @@ class Ledger:
                 raise LedgerCorruptError("a ledger begins with its only genesis record")
             match kind:
                 case "genesis":
-                    form.require_genesis(record)
+                    self._carry(form.read_genesis(record))
                 case "joined":
                     identity, descriptor_sha256 = form.read_joined(record)
                     self._require_joinable(identity)

@@ -1,15 +1,22 @@
 """The ledger's records as JSON objects, and back with every field verified.
 
-    genesis    {format, id}
+    genesis    {format, id, opening: null, or what was spent before (``dp.ledger.opening``)}
     joined     {run, round, step, part, attempt, descriptor_sha256}
     trained    {run, round, mode, charges, adapter_sha256, spec_sha256, day}
     spent      {run, round, step, part, attempt, mode, charges, d, descriptor_sha256, day}
     signed_r3  {run, round, step, part, attempt}
 
     day        of the debit: whole days since 1970 in UTC, a function of the clock alone
-    charges    [{unit, q, z, steps, delta, rdp: [R(α) for α in dp.accounting.rdp.ORDERS]}, …]
+    charges    [{unit, block, q, z, steps, delta, rdp: [R(α) for α in ORDERS]}, …]
 
-``dp.ledger.journal`` adds ``seq`` and ``prev_sha256`` to each.
+``dp.ledger.journal`` adds ``seq`` and ``prev_sha256`` to each. The opening is part of the first
+record, so that no crash leaves a ledger that has one without the other.
+
+Format 2, of earlier releases, is read and appended to as it is. It differs from format 3 in this:
+its genesis has no ``opening``, and its charges have no ``block``. Such a charge may hold vector
+and metrics block in one joint z; it is read as a vector's, which costs the units inside at least as
+much: 4/z² + 2/z_m² ≤ 4/z_joint². What is appended has blocks, which earlier releases refuse to
+read.
 
 Invariants of reading:
     1. A record has exactly the fields of its kind, each of its very type: no bool for an integer,
@@ -34,8 +41,10 @@ from dp.accounting.rdp import ORDERS, Divergences
 from dp.config import Mode
 from dp.errors import LedgerCorruptError, LedgerFormatError
 from dp.ledger.entry import DIGEST_BYTES, Identity, LedgerEntry, TrainingEntry
+from dp.ledger.opening import Carried, carried_fields, read_carried
 
-FORMAT: Final = 2
+FORMAT: Final = 3
+_FORMAT_WITHOUT_BLOCKS: Final = 2
 ID_BYTES: Final = 16
 _RELATIVE: Final = 1e-12
 _CHAIN_KEYS: Final = frozenset({"seq", "prev_sha256", "kind"})
@@ -45,7 +54,7 @@ _SPENT_KEYS: Final = _JOINED_KEYS | {"mode", "charges", "d", "day"}
 _TRAINED_KEYS: Final = frozenset(
     {"run", "round", "mode", "charges", "adapter_sha256", "spec_sha256", "day"}
 )
-_CHARGE_KEYS: Final = frozenset({"unit", "q", "z", "steps", "delta", "rdp"})
+_CHARGE_KEYS: Final = frozenset({"unit", "block", "q", "z", "steps", "delta", "rdp"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +72,14 @@ def debits_of(charges: tuple[Charge, ...]) -> tuple[Debit, ...]:
     return tuple(Debit(charge=charge, rdp=charge.rdp) for charge in charges)
 
 
-def genesis_record(ledger_id: bytes) -> dict[str, Any]:
+def genesis_record(ledger_id: bytes, opening: Carried | None) -> dict[str, Any]:
     """The first record."""
-    return {"kind": "genesis", "format": FORMAT, "id": ledger_id.hex()}
+    return {
+        "kind": "genesis",
+        "format": FORMAT,
+        "id": ledger_id.hex(),
+        "opening": None if opening is None else carried_fields(opening),
+    }
 
 
 def joined_record(identity: Identity, descriptor_sha256: bytes) -> dict[str, Any]:
@@ -109,23 +123,30 @@ def signed_record(identity: Identity) -> dict[str, Any]:
     return {"kind": "signed_r3", **Identity(*identity)._asdict()}
 
 
-def require_genesis(record: Mapping[str, Any]) -> None:
-    """Check the first record of a ledger.
+def read_genesis(record: Mapping[str, Any]) -> Carried | None:
+    """What was spent before the ledger began, from its first record.
 
     Raises:
-        LedgerFormatError: If the ledger is of another format.
+        LedgerFormatError: If the ledger is of a format that cannot be read.
         LedgerCorruptError: If it is no genesis record.
+        SpecError: If its opening is of another form.
     """
-    _require_keys(record, frozenset({"format", "id"}))
-    version = _integer(record, "format")
-    if version != FORMAT:
+    version = _integer(record, "format") if "format" in record else None
+    if version == _FORMAT_WITHOUT_BLOCKS:
+        _require_keys(record, frozenset({"format", "id"}))
+        _hexadecimal(record, "id", ID_BYTES)
+        return None
+    if version is not None and version != FORMAT:
         raise LedgerFormatError(
-            f"this ledger is of format {version}, this release charges in format {FORMAT}: keep "
-            "the file as the account of what was spent, lower the caps in the silo's policy by "
-            "the epsilon that the release that wrote it shows, and start the silo again with a "
-            "new data directory"
+            f"this ledger is of format {version}, this release reads formats "
+            f"{_FORMAT_WITHOUT_BLOCKS} and {FORMAT}: keep the file as the account of what was "
+            "spent, lower the caps in the silo's policy by the epsilon that the release that wrote "
+            "it shows, and start the silo again with a new data directory"
         )
+    _require_keys(record, frozenset({"format", "id", "opening"}))
     _hexadecimal(record, "id", ID_BYTES)
+    opening = record["opening"]
+    return None if opening is None else read_carried(opening)
 
 
 def read_joined(record: Mapping[str, Any]) -> tuple[Identity, bytes]:
@@ -187,7 +208,7 @@ def read_debits(value: object) -> tuple[Debit, ...]:
 
 
 def _debit(value: object) -> Debit:
-    if not isinstance(value, dict) or set(value) != _CHARGE_KEYS:
+    if not isinstance(value, dict) or set(value) | {"block"} != _CHARGE_KEYS:
         raise LedgerCorruptError("a ledger record holds a charge of unknown form")
     charge = Charge(
         # Safety: Charge refuses a unit that is not one of its kinds.
@@ -196,6 +217,8 @@ def _debit(value: object) -> Debit:
         z=_real(value["z"]),
         steps=_integer(value, "steps"),
         delta=_real(value["delta"]),
+        # Safety: Charge refuses a block that is not one of its own.
+        block=_text(value, "block") if "block" in value else "vector",  # type: ignore[arg-type]
     )
     figures = value["rdp"]
     if not isinstance(figures, list) or len(figures) != len(ORDERS):
@@ -213,6 +236,7 @@ def _charge_fields(debit: Debit) -> dict[str, Any]:
     charge = debit.charge
     return {
         "unit": charge.unit,
+        "block": charge.block,
         "q": float(charge.q),
         "z": float(charge.z),
         "steps": charge.steps,

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 
-from dp.accounting.charge import Charge, UnitKind, epsilon_of, run_charges
+from dp.accounting.charge import Charge, UnitKind, run_charges
+from dp.accounting.compose import epsilon_of
 from dp.config import RECORD_MODES, Mode, PrivacySpec
 from federation.plan.plan import Plan
 

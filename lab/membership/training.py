@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dp.accounting.charge import epsilon_of, training_charges
+from dp.accounting.charge import training_charges
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.ledger.ledger import Ledger
 from dp.steps.sgd import DpStep

@@ -35,7 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind, epsilon_of
+from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode
 from dp.ledger.entry import LedgerEntry, TrainingEntry
 from dp.ledger.journal import Journal

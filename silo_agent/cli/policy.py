@@ -78,7 +78,7 @@ def policy_check(
     for `chorale-silo approve` when a run of it begins.
     """
     with answering(output):
-        from dp.accounting.charge import epsilon_of
+        from dp.accounting.compose import epsilon_of
         from federation.plan.charges import charges_of_run
         from silo_agent.config import SiloConfig
         from silo_agent.machine.machine import site_of

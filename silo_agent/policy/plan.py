@@ -21,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dp.accounting.charge import UnitKind, epsilon_of
+from dp.accounting.charge import UnitKind
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode, PrivacySpec
 from evolution.errors import UnknownEvolverError
 from evolution.methods.registry import dp_compat_of

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from dp.accounting.charge import UnitKind, epsilon_of
+from dp.accounting.charge import UnitKind
+from dp.accounting.compose import epsilon_of
 from dp.config import RECORD_MODES, Mode
 from federation.plan.charges import (
     charged_steps,

@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dp.accounting.charge import Charge, UnitKind, attempt_charges, epsilon_of, run_charges
+from dp.accounting.charge import Charge, UnitKind, attempt_charges, run_charges
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode, PrivacySpec
 from dp.noise.metrics_block import MetricsBlock
 from federation.adapter.encoding import decode_adapter

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from dp.accounting.charge import UnitKind, epsilon_of
+from dp.accounting.charge import UnitKind
+from dp.accounting.compose import epsilon_of
 from federation.plan.charges import charges_of_run
 from silo_agent.books.budget import read_budget
 from silo_agent.books.departure import Departure

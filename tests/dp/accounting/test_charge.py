@@ -15,10 +15,10 @@ from dp.accounting.charge import (
     Charge,
     attempt_charges,
     epsilon_after,
-    epsilon_of,
     run_charges,
     training_charges,
 )
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import SpecError
 

@@ -25,7 +25,8 @@ from tests.kit.paths import ROOT
 
 DRIVER = """
 import fcntl, json, os, signal, sys
-from dp.accounting.charge import attempt_charges, epsilon_of, training_charges
+from dp.accounting.charge import attempt_charges, training_charges
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.ledger.ledger import Ledger, LedgerEntry
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from dp.accounting import rdp
-from dp.accounting.charge import attempt_charges, epsilon_of, run_charges, training_charges
+from dp.accounting.charge import attempt_charges, run_charges, training_charges
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode
 from dp.errors import (
     BudgetExceededError,

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from dp.accounting.charge import epsilon_of, run_charges
+from dp.accounting.charge import run_charges
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import SpecError
 from federation.forecast.alternatives import Alternative, alternatives

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from dp.accounting.charge import epsilon_of, run_charges
+from dp.accounting.charge import run_charges
+from dp.accounting.compose import epsilon_of
 from dp.accounting.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
 from dp.accounting.snr import predicted_cosine
 from dp.noise.share import per_silo_sigma

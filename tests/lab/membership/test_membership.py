@@ -10,7 +10,8 @@ import pytest
 from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from dp.accounting.charge import epsilon_of, training_charges
+from dp.accounting.charge import training_charges
+from dp.accounting.compose import epsilon_of
 from lab.membership import run
 from lab.membership.attack import Gradients
 from lab.membership.canaries import plant, unit_of

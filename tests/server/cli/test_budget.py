@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from dp.accounting.charge import epsilon_of, training_charges
+from dp.accounting.charge import training_charges
+from dp.accounting.compose import epsilon_of
 from server.cli import client
 from server.cli.main import app
 from server.run.budget import budget_response

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from chorale.v1 import round_pb2 as pb
-from dp.accounting.charge import epsilon_of, training_charges
+from dp.accounting.charge import training_charges
+from dp.accounting.compose import epsilon_of
 from federation.plan.charges import own_unit
 from secagg import wire
 from secagg.errors import MalformedMessageError

@@ -5,7 +5,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from dp.accounting.charge import attempt_charges, epsilon_of
+from dp.accounting.charge import attempt_charges
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode
 from dp.errors import TooManyUnitsError
 from secagg.descriptor import AggregationId

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dp.accounting.charge import attempt_charges, epsilon_of, run_charges
+from dp.accounting.charge import attempt_charges, run_charges
+from dp.accounting.compose import epsilon_of
 from dp.ledger.counts import RunDebits
 from dp.ledger.ledger import Identity, Ledger, LedgerEntry
 from federation.chain.record import Place

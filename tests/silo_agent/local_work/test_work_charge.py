@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp.accounting.charge import epsilon_of, training_charges
+from dp.accounting.charge import training_charges
+from dp.accounting.compose import epsilon_of
 from dp.errors import BudgetExceededError, LedgerCorruptError, ReceiptError
 from dp.ledger.ledger import Ledger
 from evolution.errors import EvolverSetupError

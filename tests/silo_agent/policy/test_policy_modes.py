@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dp.accounting.charge import epsilon_of
+from dp.accounting.compose import epsilon_of
 from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from federation.plan.read import read_plan
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, MetricsLayout

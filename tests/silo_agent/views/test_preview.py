@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from chorale.v1 import membership_pb2, round_pb2
-from dp.accounting.charge import attempt_charges, epsilon_of
+from dp.accounting.charge import attempt_charges
+from dp.accounting.compose import epsilon_of
 from dp.config import Mode
 from dp.ledger.ledger import Ledger
 from federation.adapter.encoding import encode_adapter

@@ -17,7 +17,8 @@ import sys
 
 import pytest
 
-from dp.accounting.charge import attempt_charges, epsilon_of
+from dp.accounting.charge import attempt_charges
+from dp.accounting.compose import epsilon_of
 from dp.ledger.journal import Journal
 from federation.plan.read import read_plan
 from ops.cli.envelope import Exit

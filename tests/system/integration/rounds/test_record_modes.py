@@ -21,7 +21,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dp.accounting.charge import attempt_charges, epsilon_of, training_charges
+from dp.accounting.charge import attempt_charges, training_charges
+from dp.accounting.compose import epsilon_of
 from dp.ledger.journal import Journal
 from dp.ledger.ledger import Ledger
 from federation.adapter.encoding import encode_adapter
