@@ -48,6 +48,9 @@ class Mode(StrEnum):
 RECORD_MODES: Final = frozenset({Mode.RECORD_LOCAL, Mode.RECORD_DISTRIBUTED})
 """The modes whose unit is a task or a user."""
 
+ADJACENCY: Final = "zero-out adjacency"
+"""Said beside every ε: a unit's contribution is there, or is the null one."""
+
 DELTA_GRID: Final = 1 << 20
 """Δ of a delta that carries its own noise already: it only has to be fine."""
 

@@ -108,6 +108,14 @@ class SiloMetrics:
         self.dp_epsilon_cap = self._gauge(
             "dp_epsilon_cap", "Epsilon that the silo's own policy allows", "unit"
         )
+        self.dp_partial_releases = self._gauge(
+            "dp_partial_releases",
+            "Releases that the epsilon of a unit does not speak of: protected for a smaller one",
+            "unit",
+        )
+        self.dp_unprotected_releases = self._gauge(
+            "dp_unprotected_releases", "Releases in mode none, which no epsilon speaks of"
+        )
         self.phase_duration = Histogram(
             "chorale_silo_phase_duration_seconds",
             "Seconds this silo took for a phase of a round",
@@ -137,10 +145,12 @@ class SiloMetrics:
 
     def observe_ledger(self, ledger: Ledger) -> None:
         """Show what was spent and what may be."""
-        spent, caps = ledger.spent_epsilons(), ledger.caps
+        spent, caps = ledger.epsilons(), ledger.caps
         for unit in UNIT_KINDS:
-            self.dp_epsilon_spent.labels(unit=unit).set(spent.get(unit, 0.0))
+            self.dp_epsilon_spent.labels(unit=unit).set(spent[unit].epsilon)
+            self.dp_partial_releases.labels(unit=unit).set(spent[unit].partial_releases)
             self.dp_epsilon_cap.labels(unit=unit).set(caps.get(unit, 0.0))
+        self.dp_unprotected_releases.set(ledger.unprotected_releases)
 
     def observe_evolution(
         self,
@@ -200,6 +210,7 @@ class SiloMetrics:
         for unit in UNIT_KINDS:
             self.dp_epsilon_spent.labels(unit=unit)
             self.dp_epsilon_cap.labels(unit=unit)
+            self.dp_partial_releases.labels(unit=unit)
         for phase in PHASES:
             self.phase_duration.labels(phase=phase)
 

@@ -27,9 +27,9 @@ Not covered: groups of units of one kind; ε of a kind for the releases that are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -37,52 +37,40 @@ from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind, epsilon_after, ru
 from dp.accounting.rdp import ORDERS, Divergences
 from dp.config import PrivacySpec
 
-ADJACENCY: Final = "zero-out adjacency"
-"""Said beside every ε; ``docs/privacy.md`` says what it means."""
-
 _INWARDS: Final[tuple[UnitKind, ...]] = ("silo", "user", "task")
 """Each kind lies in those before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epsilon:
-    """ε of one kind of unit, and the releases that it does not speak of."""
+    """ε of one kind of unit, and the releases that it does not speak of.
 
-    value: float
-    """What a cap is compared with."""
-    partial: int = 0
+    ``str`` is how people see it, ``dataclasses.asdict`` the JSON form.
+    """
+
+    epsilon: float
+    """What a cap is compared with; may be infinite."""
+    partial_releases: int = 0
     """Releases that were protected for a smaller unit only."""
-    unprotected: int = 0
+    unprotected_releases: int = 0
     """Releases in mode ``none``."""
-
-    @property
-    def flagged(self) -> bool:
-        """Whether ε is not the whole of it."""
-        return self.partial > 0 or self.unprotected > 0
+    adjacency: Literal["zero-out"] = field(default="zero-out", init=False)
+    """Between which data sets it bounds the difference."""
 
     @property
     def exceptions(self) -> str:
-        """The counts in words, empty if there are none."""
+        """The releases in words, empty if ε speaks of all."""
         parts = []
-        if self.partial:
-            parts.append(f"{_releases(self.partial)} protected for a smaller unit only")
-        if self.unprotected:
-            parts.append(f"{_releases(self.unprotected)} in mode none")
+        if self.partial_releases:
+            parts.append(f"{_releases(self.partial_releases)} protected for a smaller unit only")
+        if self.unprotected_releases:
+            parts.append(f"{_releases(self.unprotected_releases)} in mode none")
         return " and ".join(parts)
 
     def __str__(self) -> str:
-        """ε to four digits, with what it does not cover."""
+        """ε to four digits, with what it does not speak of."""
         exceptions = self.exceptions
-        return f"{self.value:.4g}" + (f" and {exceptions}" if exceptions else "")
-
-    def fields(self) -> dict[str, float | int | str]:
-        """The JSON form; ε may be infinite."""
-        return {
-            "epsilon": self.value,
-            "adjacency": "zero-out",
-            "partial_releases": self.partial,
-            "unprotected_releases": self.unprotected,
-        }
+        return f"{self.epsilon:.4g}" + (f" and {exceptions}" if exceptions else "")
 
 
 class Cost(NamedTuple):
@@ -189,10 +177,15 @@ class Spent:
 
 
 def epsilon_of(charges: Iterable[Charge], delta: float) -> dict[UnitKind, float]:
-    """ε at δ of charges of one spec, for each kind that they cost anything."""
+    """ε at δ of charges of one spec, for each kind that they cost anything; to compare with."""
+    return {kind: found.epsilon for kind, found in shown_epsilon_of(charges, delta).items()}
+
+
+def shown_epsilon_of(charges: Iterable[Charge], delta: float) -> dict[UnitKind, Epsilon]:
+    """The same, to be shown: of a kind that they cost anything, one spec leaves no release out."""
     made = tuple(charges)
     found = Spent.of(made, releases=0).epsilons(delta)
-    return {kind: found[kind].value for kind in charged_kinds(made)}
+    return {kind: found[kind] for kind in charged_kinds(made)}
 
 
 def charged_kinds(charges: Iterable[Charge]) -> tuple[UnitKind, ...]:

@@ -161,13 +161,6 @@ def calibrate(*, target_epsilon: float, delta: float, steps: int, q: float = 1.0
     return high
 
 
-def joint_noise_multiplier(z1: float, z2: float) -> float:
-    """The z of two Gaussian releases on the same data: (z₁⁻² + z₂⁻²)^(−1/2)."""
-    if not (z1 > 0.0 and z2 > 0.0 and math.isfinite(z1) and math.isfinite(z2)):
-        raise SpecError("noise multipliers to be joined must be positive and finite")
-    return 1.0 / math.hypot(1.0 / z1, 1.0 / z2)
-
-
 def charged_attempts(rounds: int, spare_attempts: int | None = None) -> int:
     """Releases a plan reserves: its T rounds and the attempts that may abort after upload.
 

@@ -90,7 +90,7 @@ class Totals:
     def projected(self, charges: Iterable[Charge]) -> dict[UnitKind, float]:
         """ε of every kind if charges of one spec were made as well, to be compared with a cap."""
         after = self._spent + Spent.of(charges, releases=0)
-        return {kind: found.value for kind, found in after.epsilons(self.delta).items()}
+        return {kind: found.epsilon for kind, found in after.epsilons(self.delta).items()}
 
     def require_affordable(self, charges: tuple[Charge, ...]) -> None:
         """Refuse charges of one spec that would pass a cap.

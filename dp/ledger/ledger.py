@@ -265,7 +265,7 @@ class Ledger:
 
     def spent_epsilons(self) -> dict[UnitKind, float]:
         """The values of ``epsilons``, to compare with."""
-        return {kind: found.value for kind, found in self.epsilons().items()}
+        return {kind: found.epsilon for kind, found in self.epsilons().items()}
 
     def projected_epsilons(self, charges: Iterable[Charge]) -> dict[UnitKind, float]:
         """ε of every unit kind if these charges of one spec were made as well, to compare with."""

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dp.accounting.charge import UnitKind
-from dp.config import RECORD_MODES, Mode, PrivacySpec
+from dp.accounting.compose import Epsilon
+from dp.config import ADJACENCY, RECORD_MODES, Mode, PrivacySpec
 from dp.noise.figures import NOT_REPORTED, success_words
 from dp.noise.metrics_block import Estimate
 from federation.text import escaped
@@ -95,7 +96,7 @@ class ModelCard:
     """Of the plan."""
     releases: int
     """Attempts of the run that reached the upload, so far."""
-    epsilon: Mapping[UnitKind, float]
+    epsilon: Mapping[UnitKind, Epsilon]
     """ε of the run so far, by unit kind; infinite without noise."""
     success: tuple[FamilySuccess, ...] = ()
     """In ascending order of rounds."""
@@ -203,7 +204,9 @@ def _privacy(card: ModelCard) -> str:
         f"Mode `{spec.mode.value}`. Of the run so far, {card.releases} releases with failed "
         "attempts included, whether or not this adapter depends on them:"
     )
-    return "\n\n".join((released, _table(("unit", "ε", "δ"), rows), _meaning(spec), _LIMITS))
+    return "\n\n".join(
+        (released, _table(("unit", f"ε ({ADJACENCY})", "δ"), rows), _meaning(spec), _LIMITS)
+    )
 
 
 def _meaning(spec: PrivacySpec) -> str:
@@ -245,8 +248,8 @@ def _unit(kind: str) -> str:
     return {"silo": "one silo", "task": "one task", "user": "one user"}.get(kind, escaped(kind))
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else "infinite"
+def _number(value: Epsilon) -> str:
+    return str(value) if math.isfinite(value.epsilon) else "infinite"
 
 
 def _digest(hexadecimal: str) -> str:

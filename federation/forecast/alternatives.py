@@ -103,10 +103,10 @@ def _alternative(plan: Plan, mode: Mode, silos: int, colluding: int, dimension: 
         releases=releases,
         noise_multiplier=spec.noise_multiplier,
         metrics_noise_multiplier=spec.metrics_noise_multiplier,
-        epsilon_round=epsilon_of_round(spec)[unit],
+        epsilon_round=epsilon_of_round(spec)[unit].epsilon,
         epsilon_total=epsilon_of_releases(spec, releases=charged, first_steps=plan.first_steps)[
             unit
-        ],
+        ].epsilon,
         predicted_cosine=signal.cosine(silos),
         silos_for_min_cosine=signal.silos_needed(least),
         units_for_min_cosine=signal.units_needed(least, silos),
@@ -158,7 +158,7 @@ def _calibrated(shape: PrivacySpec, charged: int, first_steps: int) -> PrivacySp
         spent = epsilon_of_releases(
             replace(shape, noise_multiplier=z), releases=charged, first_steps=first_steps
         )
-        return spent[unit] <= cap
+        return spent[unit].epsilon <= cap
 
     high = 1.0
     while not reaches(high):

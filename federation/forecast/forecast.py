@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dp.accounting.charge import UnitKind
+from dp.accounting.compose import Epsilon
 from dp.accounting.snr import threshold_divisor
 from dp.config import Mode, PrivacySpec
 from dp.errors import PrivacyError
@@ -28,7 +29,7 @@ from federation.adapter.layout import Layout
 from federation.chain.sums import UPDATE_NORM_SQ, figure_bounds
 from federation.errors import PlanError
 from federation.forecast.signal import Signal
-from federation.plan.charges import epsilon_of_round, epsilon_of_run
+from federation.plan.charges import epsilon_of_round, epsilon_of_run, units_of
 from federation.plan.plan import Plan
 from secagg.descriptor import EPISODES, OTHER_FAMILY, SUCCESSES
 
@@ -64,10 +65,10 @@ class Forecast:
     """Aggregations of the run: T, or T·S in ``record_distributed``."""
     charged_releases: int
     """Attempts that the total is stated for: the releases and the spare ones."""
-    epsilon_round: Mapping[UnitKind, float]
+    epsilon_round: Mapping[UnitKind, Epsilon]
     """ε of one round without a failed attempt at the plan's δ, by unit; inf without noise."""
-    epsilon_total: Mapping[UnitKind, float]
-    """ε of all charged attempts, by unit."""
+    epsilon_total: Mapping[UnitKind, Epsilon]
+    """ε of all charged attempts, by unit; the units inside a protected one included."""
     predicted_cosine: float
     """Upper bound on the cosine between the noisy and the noiseless mean of one step."""
     silos_for_min_cosine: int | None
@@ -224,11 +225,12 @@ def _ring(units: int, grid: int, noise: float, silos: int, refusals: list[str]) 
 
 
 def _privacy(
-    plan: Plan, spec: PrivacySpec, totals: Mapping[UnitKind, float], refusals: list[str]
+    plan: Plan, spec: PrivacySpec, totals: Mapping[UnitKind, Epsilon], refusals: list[str]
 ) -> None:
     if spec.mode is Mode.NONE:
         return
-    for unit, total in totals.items():
+    for unit in units_of(spec):
+        total = totals[unit].epsilon
         if total > spec.epsilon_cap:
             refusals.append(
                 f"privacy.epsilon_cap is {spec.epsilon_cap:.6g} but {plan.charged_releases} "

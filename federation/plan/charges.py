@@ -1,15 +1,17 @@
 """What a plan costs: whose budget it charges, how often at most, and which ε that makes.
 
 The guardian of a silo, the forecast, and the coordinator's budget all ask here, so that a run has
-one price; ``dp.accounting.charge`` says what a single training or attempt costs.
+one price; ``dp.accounting.charge`` says what a single training or attempt costs, and
+``dp.accounting.compose`` which units inside a charged one pay for it too.
 
     unit kinds    the silo in ``none`` and ``silo``, the plan's unit at record level, and both where
-                  ``record_local`` is composed with ``silo``
+                  ``record_local`` is composed with ``silo``; and every unit inside one of them
     most of it    every spare attempt is made, and under ``record_local`` each attempt needed a
                   training of its own
 
 Invariants:
-    1. Every unit kind that the plan speaks of has a figure.
+    1. Every unit kind that the plan speaks of has a figure. The plan's own cap is for those of
+       ``units_of``; the kinds inside them are shown, and each silo's policy may cap them.
     2. Without noise ε is infinite as soon as anything is released.
 
 Covered: a run, and a round of it. Not covered: what one silo's ledger was charged, also by other
@@ -19,9 +21,10 @@ runs (``dp.ledger.ledger``).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from dp.accounting.charge import Charge, UnitKind, run_charges
-from dp.accounting.compose import epsilon_of
+from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind, run_charges
+from dp.accounting.compose import Epsilon, Spent, kinds_inside
 from dp.config import RECORD_MODES, Mode, PrivacySpec
 from federation.plan.plan import Plan
 
@@ -41,6 +44,13 @@ def units_of(spec: PrivacySpec) -> tuple[UnitKind, ...]:
     own = own_unit(spec)
     composed = spec.record is not None and spec.record.silo_noise_multiplier > 0.0
     return ("silo", own) if composed else (own,)
+
+
+def shown_units(spec: PrivacySpec) -> tuple[UnitKind, ...]:
+    """``units_of`` and, where there is noise, every kind inside one of them."""
+    own = units_of(spec)
+    inside = () if spec.mode is Mode.NONE else kinds_inside(own[0])
+    return tuple(unit for unit in UNIT_KINDS if unit in own or unit in inside)
 
 
 def charges_of_run(plan: Plan) -> tuple[Charge, ...]:
@@ -70,28 +80,31 @@ def most_debits(plan: Plan) -> int:
 
 def epsilon_of_releases(
     spec: PrivacySpec, *, releases: int, first_steps: int, trainings: int | None = None
-) -> dict[UnitKind, float]:
+) -> dict[UnitKind, Epsilon]:
     """ε at the spec's δ of so many attempts that reached the upload, and of local trainings.
 
-    Failed attempts are included; ``first_steps`` of them were of a round's step 0. Under
-    ``record_local`` the trainings are one silo's; as many as releases when not given.
+    Of each unit kind that the plan speaks of and, where there is noise, of those inside it. Failed
+    attempts are included; ``first_steps`` of them were of a round's step 0. Under ``record_local``
+    the trainings are one silo's; as many as releases when not given.
 
     Raises:
         SpecError: If there are more first steps than releases.
     """
-    charges = run_charges(spec, releases=releases, first_steps=first_steps, trainings=trainings)
-    known = epsilon_of(charges, spec.delta)
-    unknown = math.inf if releases else 0.0
-    return {unit: known.get(unit, unknown) for unit in units_of(spec)}
+    spent = Spent.of_run(spec, releases=releases, first_steps=first_steps, trainings=trainings)
+    known = spent.epsilons(spec.delta)
+    if spec.mode is Mode.NONE:
+        unknown = math.inf if releases else 0.0
+        return {unit: replace(known[unit], epsilon=unknown) for unit in units_of(spec)}
+    return {unit: known[unit] for unit in shown_units(spec)}
 
 
-def epsilon_of_run(plan: Plan) -> dict[UnitKind, float]:
+def epsilon_of_run(plan: Plan) -> dict[UnitKind, Epsilon]:
     """ε of a whole run at the plan's δ, its spare attempts included."""
     return epsilon_of_releases(
         plan.spec, releases=plan.charged_releases, first_steps=plan.first_steps
     )
 
 
-def epsilon_of_round(spec: PrivacySpec) -> dict[UnitKind, float]:
+def epsilon_of_round(spec: PrivacySpec) -> dict[UnitKind, Epsilon]:
     """ε of a round in which nothing is lost."""
     return epsilon_of_releases(spec, releases=spec.sums_per_round, first_steps=1)

@@ -6,11 +6,14 @@ Covered: the four modes. Not covered: what a guarantee is worth against a given 
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
+from dp.accounting.compose import Epsilon
+from dp.config import ADJACENCY
 from lab.demo.choices import Privacy
 from lab.demo.outcome import Outcome
 from lab.demo.scenario import SILOS, DemoSettings
@@ -50,14 +53,14 @@ def summary(outcome: Outcome, settings: DemoSettings) -> str:
     return (
         f"mode {recipe.mode.value}: noise multiplier z = {recipe.noise_multiplier:g} on a clip of "
         f"{recipe.clip_l2:g}; epsilon spent for each {unit} = {_number(spent)} of a cap of "
-        f"{_number(outcome.epsilon_cap)} at delta = {outcome.delta:g}"
+        f"{_number(outcome.epsilon_cap)} at delta = {outcome.delta:g} ({ADJACENCY})"
     )
 
 
 def largest_spent(outcome: Outcome) -> float:
     """Of any silo's ledger, for the plan's own unit; the coordinator's count if there is none."""
     charged = [
-        float(row["epsilon_spent"])
+        float(row["epsilon_spent"]["epsilon"])
         for rows in outcome.budgets.values()
         for row in rows
         if row["unit"] == outcome.epsilon_unit
@@ -68,10 +71,20 @@ def largest_spent(outcome: Outcome) -> float:
 def rows_of_budgets(outcome: Outcome) -> list[tuple[str, str, str, str]]:
     """Silo, unit, epsilon spent and cap, from the silos' own ledgers."""
     return [
-        (silo_id, str(row["unit"]), _number(row["epsilon_spent"]), _number(row["epsilon_cap"]))
+        (silo_id, str(row["unit"]), _spent(row["epsilon_spent"]), _number(row["epsilon_cap"]))
         for silo_id in SILOS
         for row in outcome.budgets.get(silo_id, ())
     ]
+
+
+def _spent(shown: Mapping[str, Any]) -> str:
+    return str(
+        Epsilon(
+            float(shown["epsilon"]),
+            partial_releases=shown["partial_releases"],
+            unprotected_releases=shown["unprotected_releases"],
+        )
+    )
 
 
 def print_budgets(outcome: Outcome, console: Console) -> None:
@@ -79,7 +92,11 @@ def print_budgets(outcome: Outcome, console: Console) -> None:
     rows = rows_of_budgets(outcome)
     if not rows:
         return
-    table = Table(title="Epsilon, from each silo's own ledger", title_justify="left", min_width=48)
+    table = Table(
+        title=f"Epsilon ({ADJACENCY}), from each silo's own ledger",
+        title_justify="left",
+        min_width=48,
+    )
     for column in ("silo", "unit", "spent", "cap"):
         table.add_column(column)
     for row in rows:

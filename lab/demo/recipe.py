@@ -23,7 +23,7 @@ from typing import Final
 
 from dp.accounting.rdp import charged_attempts
 from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
-from federation.plan.charges import epsilon_of_releases
+from federation.plan.charges import epsilon_of_releases, units_of
 from lab.demo.choices import Privacy
 
 __all__ = ["DELTA", "EPSILON_CAP", "RECIPES", "Recipe"]
@@ -120,7 +120,7 @@ class Recipe:
                 releases=releases,
                 first_steps=min(releases, charged_attempts(self.rounds, self.spare_attempts)),
             )
-            return max(spent.values()) <= self.epsilon_cap
+            return max(spent[unit].epsilon for unit in units_of(spec)) <= self.epsilon_cap
 
         low, high = 0, 1024
         while not fits(high):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dp.config import ADJACENCY
 from evolution.model.identity import base_sha256
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from federation.adapter.layout import Layout
@@ -135,8 +136,8 @@ class Demo:
             raise DemoError("this cannot run: " + "; ".join(found.refusals))
         for unit, epsilon in found.epsilon_total.items():
             self.progress.say(
-                f"mode {found.mode}: epsilon at most {epsilon:.4g} for a {unit} at delta "
-                f"{plan.privacy.delta:g}, spare attempts included"
+                f"mode {found.mode}: epsilon at most {epsilon} for a {unit} at delta "
+                f"{plan.privacy.delta:g} ({ADJACENCY}), spare attempts included"
             )
 
     def _write_initial_adapter(self, plan: Plan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dp.config import ADJACENCY
 from ops.cli.envelope import Format, Output, say, show_result, succeed
 from server.cli.program import DEFAULT_DATA, Data, answering
 
@@ -62,5 +63,5 @@ def _described(run: admin_pb2.RunBudget) -> Iterator[str]:
     for unit in run.units:
         yield (
             f"  {unit.unit:<5} ε {unit.spent:.4g} spent, {unit.planned:.4g} planned, "
-            f"cap {run.epsilon_cap:.4g}, at δ = {run.delta:g}"
+            f"cap {run.epsilon_cap:.4g}, at δ = {run.delta:g} ({ADJACENCY})"
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from dp.config import ADJACENCY
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 from server.cli.program import DEFAULT_DATA, Data, answering
 
@@ -276,8 +277,9 @@ def _describe(output: Format, parsed: Plan, forecast: Forecast) -> None:
     for unit, total in forecast.epsilon_total.items():
         show_result(
             output,
-            f"{unit}-level ε: {forecast.epsilon_round[unit]:.4g} a round, {total:.4g} for "
-            f"{forecast.charged_releases} charged attempts at δ = {parsed.privacy.delta:g}",
+            f"{unit}-level ε: {forecast.epsilon_round[unit]} a round, {total} for "
+            f"{forecast.charged_releases} charged attempts at δ = {parsed.privacy.delta:g} "
+            f"({ADJACENCY})",
         )
     takes = f"silos: {_count(forecast.silos_for_min_cosine)}"
     if parsed.privacy.record is not None:
@@ -303,8 +305,8 @@ def _compare(output: Format, parsed: Plan, others: tuple[Alternative, ...]) -> N
     show_result(
         output,
         f"the same plan in the other modes, each with the least noise for ε = "
-        f"{privacy.epsilon_cap:g} at δ = {privacy.delta:g}; silos or batch: what a cosine of "
-        f"{privacy.min_cosine:g} would take",
+        f"{privacy.epsilon_cap:g} at δ = {privacy.delta:g} ({ADJACENCY}); silos or batch: "
+        f"what a cosine of {privacy.min_cosine:g} would take",
     )
     if sampled is not None:
         show_result(

@@ -29,6 +29,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from chorale.v1 import admin_pb2
+from dp.config import ADJACENCY
 from dp.noise.figures import (
     mean_success,
     ratio_below_noise,
@@ -337,11 +338,8 @@ def _current(
 
 def _budget(status: admin_pb2.WatchRunResponse) -> str:
     spent, cap = status.epsilon_spent, status.epsilon_cap
-    text = (
-        f"{status.epsilon_unit}-level ε {spent:.4g} of {cap:.4g} at δ = {status.delta:g}"
-        if status.epsilon_unit
-        else f"ε {spent:.4g} of {cap:.4g} at δ = {status.delta:g}"
-    )
+    unit = f"{status.epsilon_unit}-level " if status.epsilon_unit else ""
+    text = f"{unit}ε {spent:.4g} of {cap:.4g} at δ = {status.delta:g} ({ADJACENCY})"
     if not (math.isfinite(spent) and math.isfinite(cap)) or cap <= 0:
         return text
     filled = min(_METER, max(0, math.ceil(_METER * spent / cap)))

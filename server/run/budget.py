@@ -5,7 +5,9 @@ begun, so it can be shown to anyone. Under ``record_local`` a training is charge
 whether or not its round ever reaches an upload, so one training is counted for each round whose
 task went out: that is what a silo was charged that trained once in each of them.
 
-Invariant: a figure that cannot be computed is infinite, never a guess.
+Invariants: a figure that cannot be computed is infinite, never a guess. The kinds shown are those
+that the run's noise was made for and those inside them; of larger kinds no figure is stated. In
+mode ``none`` the one figure is infinite from the first release on, so none needs a flag.
 
 Covered: each unit kind's figure, the one that stands for a run, and the ledger heads. Not covered:
 a silo's own ledger, which is what binds and which only its operator sees: it was charged less where
@@ -20,8 +22,9 @@ import math
 import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2 as pb
 from dp.accounting.charge import UnitKind
+from dp.accounting.compose import Epsilon
 from dp.errors import PrivacyError
-from federation.plan.charges import epsilon_of_releases, epsilon_of_run, own_unit, units_of
+from federation.plan.charges import epsilon_of_releases, epsilon_of_run, own_unit, shown_units
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from server.store import Store
@@ -30,8 +33,8 @@ from server.store.rounds import Charged
 __all__ = ["budget_response", "epsilon_spent", "shown_epsilon"]
 
 
-def epsilon_spent(plan: Plan, charged: Charged) -> dict[UnitKind, float]:
-    """ε so far, by the plan, for each unit kind that the plan speaks of."""
+def epsilon_spent(plan: Plan, charged: Charged) -> dict[UnitKind, Epsilon]:
+    """ε so far, by the plan, for each unit kind that it costs anything."""
     try:
         return epsilon_of_releases(
             plan.spec,
@@ -40,12 +43,12 @@ def epsilon_spent(plan: Plan, charged: Charged) -> dict[UnitKind, float]:
             trainings=charged.rounds,
         )
     except PrivacyError:
-        return dict.fromkeys(units_of(plan.spec), math.inf)
+        return dict.fromkeys(shown_units(plan.spec), Epsilon(math.inf))
 
 
 def shown_epsilon(plan: Plan, charged: Charged) -> float:
     """ε so far, by the plan, for its own unit; infinite after the first release without noise."""
-    return epsilon_spent(plan, charged)[own_unit(plan.spec)]
+    return epsilon_spent(plan, charged)[own_unit(plan.spec)].epsilon
 
 
 def budget_response(store: Store) -> pb.GetBudgetResponse:
@@ -63,7 +66,7 @@ def budget_response(store: Store) -> pb.GetBudgetResponse:
             delta=plan.spec.delta,
             epsilon_cap=plan.spec.epsilon_cap,
             units=[
-                pb.UnitEpsilon(unit=unit, spent=spent[unit], planned=planned)
+                pb.UnitEpsilon(unit=unit, spent=spent[unit].epsilon, planned=planned.epsilon)
                 for unit, planned in epsilon_of_run(plan).items()
             ],
         )

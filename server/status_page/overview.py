@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dp.config import Mode
+from dp.config import ADJACENCY, Mode
 from server.figures import Phase
 from server.status_page import words
 from server.status_page.markup import Child, Html, brief, element, joined, lasting, moment, path_of
@@ -261,7 +261,7 @@ def _progress(picture: Picture, run: RunView) -> Html:
 
 
 def _spent(run: RunView) -> Html:
-    said = f"{run.unit}-level, δ = {run.delta:g}, mode {run.mode}"
+    said = f"{run.unit}-level, δ = {run.delta:g}, {ADJACENCY}, mode {run.mode}"
     releases = f"{run.charged} of {run.charged_most} charged releases"
     if run.mode == Mode.NONE.value:
         return _tile(

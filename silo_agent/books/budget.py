@@ -3,11 +3,13 @@
 For each kind of unit::
 
     spent       ε of everything charged so far: local trainings, and attempts that reached the
-                upload. This is the figure that the cap is compared with.
+                upload, also those that were charged to a unit around this one; and what was spent
+                before the ledger began. This is the figure that the cap is compared with. Beside it
+                stand the releases that it does not speak of.
     reserved    the part of it that is charged for local trainings alone whose round has no charged
                 upload yet: spent, less ε without those trainings. It becomes a release when the
                 round goes on. It is never given back, for what was trained could be trained on.
-    left        cap less spent, and not below zero.
+    left        cap less spent, and not below zero; a kind without a cap has nothing left.
 
 Invariants:
 
@@ -27,17 +29,18 @@ coordinator have seen.
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Self
 
-from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind
-from dp.accounting.compose import epsilon_of
-from dp.config import Mode
+from dp.accounting.charge import Charge, UnitKind
+from dp.accounting.compose import Epsilon, Spent
+from dp.config import ADJACENCY, Mode
 from dp.ledger.entry import LedgerEntry, TrainingEntry
 from dp.ledger.journal import Journal
 from dp.ledger.ledger import Ledger
@@ -55,7 +58,7 @@ class UnitBudget:
 
     unit: UnitKind
     """Whose contribution ε is about."""
-    epsilon_spent: float
+    epsilon_spent: Epsilon
     """Of everything charged so far."""
     epsilon_reserved: float
     """The part of it that nothing was released for yet."""
@@ -64,6 +67,19 @@ class UnitBudget:
     epsilon_cap: float
     """The silo's own; 0 where its policy names none."""
 
+    @property
+    def line(self) -> str:
+        """For people."""
+        said = f"epsilon for each {self.unit}: {self.epsilon_spent} spent ({ADJACENCY}), "
+        if self.epsilon_cap <= 0.0:
+            return said + "no cap"
+        return said + f"{self.epsilon_left:.4g} left of {self.epsilon_cap:.4g}"
+
+    @property
+    def over_cap(self) -> bool:
+        """Whether what was charged is above the cap, as a ledger may be that was recomputed."""
+        return 0.0 < self.epsilon_cap < self.epsilon_spent.epsilon
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunBudget:
@@ -71,8 +87,8 @@ class RunBudget:
 
     run: str
     """Its id."""
-    epsilons: Mapping[UnitKind, float]
-    """ε as if it were the only run, for each kind of unit that it was charged to."""
+    epsilons: Mapping[UnitKind, Epsilon]
+    """ε as if it were the only run, for each kind of unit that it costs or leaves unprotected."""
     attempts: int
     """Charged attempts that reached the upload."""
     trainings: int
@@ -88,11 +104,11 @@ class Budget:
     delta: float
     """At which every ε here is computed."""
     units: tuple[UnitBudget, ...]
-    """Each kind that has a cap or was charged."""
+    """Each kind that has a cap, was charged or left unprotected."""
     runs: tuple[RunBudget, ...]
     """In the order of their first charge."""
     unprotected: int
-    """Attempts in mode ``none`` of all runs."""
+    """Attempts in mode ``none`` of all runs, those before the ledger began included."""
     ledger_seq: int | None
     """Number of the newest record; None before the first."""
     ledger_sha256: str | None
@@ -109,6 +125,11 @@ class _Debit:
     charges: tuple[Charge, ...]
     uploaded: bool
     """True for an attempt that reached the upload, False for a local training."""
+
+    @property
+    def spent(self) -> Spent:
+        """What it cost every kind."""
+        return Spent.of(self.charges, releases=int(self.uploaded))
 
     @classmethod
     def of(cls, entry: LedgerEntry | TrainingEntry, *, uploaded: bool) -> Self:
@@ -143,7 +164,7 @@ def read_budget(data_dir: Path, *, delta: float, caps: Mapping[UnitKind, float])
             )
         return Budget(
             delta=delta,
-            units=_units({}, {}, caps),
+            units=_units(Spent.nothing().epsilons(delta), {}, caps),
             runs=(),
             unprotected=0,
             ledger_seq=None,
@@ -158,34 +179,35 @@ def read_budget(data_dir: Path, *, delta: float, caps: Mapping[UnitKind, float])
         with Ledger.open(copy, delta=delta, caps=caps) as ledger:
             if remembered is not None:
                 ledger.require_contains(*remembered)
-            spent = ledger.spent_epsilons()
+            spent, opening = ledger.epsilons(), ledger.opening or Spent.nothing()
+            unprotected = ledger.unprotected_releases
             seq, sha256 = ledger.head()
         debits = _debits(copy)
     return Budget(
         delta=delta,
-        units=_units(spent, _released(debits, spent, delta), caps),
+        units=_units(spent, _released(debits, opening, delta), caps),
         runs=_runs(debits, delta),
-        unprotected=sum(debit.mode is Mode.NONE for debit in debits),
+        unprotected=unprotected,
         ledger_seq=seq,
         ledger_sha256=sha256.hex(),
     )
 
 
 def _units(
-    spent: Mapping[UnitKind, float],
+    spent: Mapping[UnitKind, Epsilon],
     released: Mapping[UnitKind, float],
     caps: Mapping[UnitKind, float],
 ) -> tuple[UnitBudget, ...]:
     return tuple(
         UnitBudget(
             unit=unit,
-            epsilon_spent=spent.get(unit, 0.0),
-            epsilon_reserved=_less(spent.get(unit, 0.0), released.get(unit, 0.0)),
-            epsilon_left=_less(caps.get(unit, 0.0), spent.get(unit, 0.0)),
+            epsilon_spent=found,
+            epsilon_reserved=_less(found.epsilon, released.get(unit, found.epsilon)),
+            epsilon_left=_less(caps.get(unit, 0.0), found.epsilon),
             epsilon_cap=caps.get(unit, 0.0),
         )
-        for unit in UNIT_KINDS
-        if spent.get(unit, 0.0) > 0.0 or caps.get(unit, 0.0) > 0.0
+        for unit, found in spent.items()
+        if caps.get(unit, 0.0) > 0.0 or found != Epsilon(0.0)
     )
 
 
@@ -194,13 +216,17 @@ def _less(whole: float, part: float) -> float:
     return max(0.0, whole - part) if whole != part else 0.0
 
 
-def _released(
-    debits: Sequence[_Debit], spent: Mapping[UnitKind, float], delta: float
-) -> Mapping[UnitKind, float]:
-    """ε without the trainings of rounds that have no charged upload yet."""
+def _released(debits: Sequence[_Debit], opening: Spent, delta: float) -> Mapping[UnitKind, float]:
+    """ε without the trainings of rounds that have no charged upload yet; empty if there are none.
+
+    Summed in the order of the ledger, so that equal sums are equal to the last digit.
+    """
     uploaded = {(debit.run, debit.round) for debit in debits if debit.uploaded}
     released = [debit for debit in debits if (debit.run, debit.round) in uploaded]
-    return spent if len(released) == len(debits) else _epsilons(released, delta)
+    if len(released) == len(debits):
+        return {}
+    found = _sum(released, opening).epsilons(delta)
+    return {unit: epsilon.epsilon for unit, epsilon in found.items()}
 
 
 def _runs(debits: Sequence[_Debit], delta: float) -> tuple[RunBudget, ...]:
@@ -210,7 +236,11 @@ def _runs(debits: Sequence[_Debit], delta: float) -> tuple[RunBudget, ...]:
     return tuple(
         RunBudget(
             run=run,
-            epsilons=_epsilons(own, delta),
+            epsilons={
+                unit: found
+                for unit, found in _sum(own, Spent.nothing()).epsilons(delta).items()
+                if found != Epsilon(0.0)
+            },
             attempts=sum(debit.uploaded for debit in own),
             trainings=sum(not debit.uploaded for debit in own),
             unprotected=sum(debit.mode is Mode.NONE for debit in own),
@@ -219,23 +249,8 @@ def _runs(debits: Sequence[_Debit], delta: float) -> tuple[RunBudget, ...]:
     )
 
 
-def _epsilons(debits: Iterable[_Debit], delta: float) -> dict[UnitKind, float]:
-    """ε of some debits alone; equal mechanisms are composed at once, which is the same sum."""
-    steps: dict[tuple[UnitKind, float, float], int] = {}
-    failures: dict[tuple[UnitKind, float, float], float] = {}
-    for debit in debits:
-        for charge in debit.charges:
-            key = (charge.unit, charge.q, charge.z)
-            steps[key] = steps.get(key, 0) + charge.steps
-            failures[key] = failures.get(key, 0.0) + charge.delta
-    below_one = math.nextafter(1.0, 0.0)
-    return epsilon_of(
-        (
-            Charge(unit=unit, q=q, z=z, steps=count, delta=min(failures[unit, q, z], below_one))
-            for (unit, q, z), count in steps.items()
-        ),
-        delta,
-    )
+def _sum(debits: Iterable[_Debit], opening: Spent) -> Spent:
+    return reduce(add, (debit.spent for debit in debits), opening)
 
 
 def _debits(path: Path) -> tuple[_Debit, ...]:

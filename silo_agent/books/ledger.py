@@ -10,7 +10,8 @@ Ordered invariants:
    only under this silo's own signature: the coordinator cannot make one up.
 3. No work begins and no key is made that the ledger could not charge, unit kind by unit kind,
    beyond what the site allows in a day, or beyond the attempts and trainings that the run's plan
-   states ε for; nor for a step of which this silo signed survivors before.
+   states ε for; nor for a step of which this silo signed survivors before; nor with noise after an
+   upload in mode ``none``, unless the policy allows that.
 4. The charge of an attempt is a function of the plan's privacy part and of the step alone.
 
 Each refusal depends on configurations, ledger and clock, and so on no data.
@@ -27,6 +28,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dp.accounting.charge import Charge, attempt_charges
+from dp.accounting.compose import capped_kinds
 from dp.config import Mode, PrivacySpec
 from dp.errors import BudgetExceededError, LedgerRolledBackError, PrivacyError
 from dp.ledger.ledger import Identity, Ledger, LedgerEntry
@@ -40,8 +42,9 @@ from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError
 from silo_agent.line.instruction import LedgerEcho
-from silo_agent.policy.document import LimitsSection, Policy
+from silo_agent.policy.document import LimitsSection, Policy, PrivacySection
 from silo_agent.policy.refusal import (
+    after_none,
     agreed_before,
     ledger_rolled_back,
     over_budget,
@@ -55,6 +58,7 @@ __all__ = [
     "ledger_identity",
     "newest_identity",
     "open_ledger",
+    "require_after_none",
     "require_attempt_budget",
     "require_budget",
     "require_echoed",
@@ -191,6 +195,23 @@ def require_budget(ledger: Ledger, plan: Plan, limits: LimitsSection, task: Roun
     _require_affordable(ledger, charges)
 
 
+def require_after_none(ledger: Ledger, plan: Plan, privacy: PrivacySection) -> None:
+    """Refuse noise where an upload without any came before, unless the policy allows it.
+
+    ε of the run would be true and would say little: the earlier upload is in no ε.
+
+    Raises:
+        PolicyRefusalError: it came before, and ``after_none`` is not set.
+    """
+    done = ledger.unprotected_releases
+    if plan.spec.mode is not Mode.NONE and done and not privacy.after_none:
+        raise after_none(
+            f"the ledger counts {done} upload(s) in mode 'none', which no epsilon describes, and "
+            "this run would state one for the same data: set privacy.after_none = true if this "
+            "site goes on all the same"
+        )
+
+
 def require_attempt_budget(
     ledger: Ledger, plan: Plan, limits: LimitsSection, identity: AggregationId
 ) -> None:
@@ -244,7 +265,7 @@ def _require_room_today(ledger: Ledger, limits: LimitsSection, debits: int) -> N
 
 def _require_affordable(ledger: Ledger, charges: tuple[Charge, ...]) -> None:
     projected, caps = ledger.projected_epsilons(charges), ledger.caps
-    for unit in sorted({charge.unit for charge in charges}):
+    for unit in capped_kinds(charges, caps):
         cap = caps.get(unit, 0.0)
         # epsilon may round to zero, and a cap of zero still allows nothing.
         if not (projected[unit] <= cap and cap > 0.0):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from dp.config import ADJACENCY
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
@@ -78,7 +80,7 @@ def policy_check(
     for `chorale-silo approve` when a run of it begins.
     """
     with answering(output):
-        from dp.accounting.compose import epsilon_of
+        from dp.accounting.compose import capped_kinds, shown_epsilon_of
         from federation.plan.charges import charges_of_run
         from silo_agent.config import SiloConfig
         from silo_agent.machine.machine import site_of
@@ -89,14 +91,17 @@ def policy_check(
         policy, asked = Policy.load(config.policy_file), _plan(plan)
         notes, unfit = _fitted(config, policy, asked)
         decision = check_plan(policy, plan=asked, site=site_of(config), unfit=unfit)
-        costs = epsilon_of(charges_of_run(asked), policy.privacy.delta)
+        charges, caps = charges_of_run(asked), policy.privacy.caps()
+        costs = shown_epsilon_of(charges, policy.privacy.delta)
+        uncapped = [unit for unit in costs if unit not in capped_kinds(charges, caps)]
         manual = policy.policy.approval == "manual"
         data_out = {
             "accepted": decision.accepted,
             "rule": decision.rule,
             "public_reason": decision.public_reason,
             "detail": decision.detail,
-            "epsilons": costs,
+            "epsilons": {unit: asdict(cost) for unit, cost in costs.items()},
+            "shown_but_not_capped": uncapped,
             "approval": policy.policy.approval,
             "hardware": notes,
             "min_episodes_per_round": policy.limits.min_episodes_per_round,
@@ -120,8 +125,14 @@ def policy_check(
         for unit, cost in costs.items():
             show_result(
                 output,
-                f"the run costs at most epsilon {cost:.4g} for each {unit}, "
+                f"the run costs at most epsilon {cost} for each {unit} ({ADJACENCY}), "
                 "spare attempts included",
+            )
+        if uncapped:
+            show_result(
+                output,
+                f"shown, but not capped: {', '.join(uncapped)} "
+                "(privacy.epsilon_caps does not name it)",
             )
         for note in notes:
             show_result(output, f"on this machine: {note}")

@@ -11,11 +11,13 @@ before it holds. A refusal holds first. A preview is shown whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dp.config import ADJACENCY
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
@@ -64,7 +66,9 @@ def approve(
         Approvals(directory).say(word)
         show_result(output, f"approved plan {asked.plan_sha256[:12]} of run {run}")
         for unit, cost in asked.epsilons_at_most.items():
-            show_result(output, f"the run costs at most epsilon {cost:.4g} for each {unit}")
+            show_result(
+                output, f"the run costs at most epsilon {cost} for each {unit} ({ADJACENCY})"
+            )
         if asked.rule and asked.rule != "refused_by_operator":
             say(f"note: rule {asked.rule} of the policy refused it, and still does")
         succeed(output, _decided(asked, approved=True))
@@ -197,7 +201,7 @@ def _decided(asked: ListedRun, *, approved: bool) -> dict[str, object]:
         "run": asked.run,
         "plan_sha256": asked.plan_sha256,
         "approved": approved,
-        "epsilons_at_most": dict(asked.epsilons_at_most),
+        "epsilons_at_most": {unit: asdict(cost) for unit, cost in asked.epsilons_at_most.items()},
     }
 
 
@@ -219,9 +223,10 @@ def _vector(shown: Preview) -> Iterator[str]:
 
 def _costs(shown: Preview) -> Iterator[str]:
     for unit, cost in shown.charged.items():
-        yield f"  this attempt: epsilon {cost:.4g} for each {unit} at delta {shown.delta:g}"
+        at = f"at delta {shown.delta:g} ({ADJACENCY})"
+        yield f"  this attempt: epsilon {cost} for each {unit} {at}"
     for unit, cost in shown.charged_by_run.items():
-        yield f"  the whole run: at most epsilon {cost:.4g} for each {unit}"
+        yield f"  the whole run: at most epsilon {cost} for each {unit} ({ADJACENCY})"
     if not shown.charged:
         yield "  nothing is charged: there is no noise, and no epsilon describes it"
     yield f"  ledger: record {shown.ledger_seq}, head {shown.ledger_sha256[:12]}"

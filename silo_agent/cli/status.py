@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dp.config import ADJACENCY
 from dp.errors import PrivacyError
 from federation.membership.roster_change import fingerprint
 from ops.address import split_address
@@ -33,7 +34,7 @@ from silo_agent.views.runs import WAITING, ListedRun, list_runs
 __all__ = ["RunStatus", "Status", "budget_lines", "read_status"]
 
 _TIMEOUT_S = 2.0
-_HEAD = ("unit", "spent", "reserved", "left", "cap")
+_HEAD = ("unit", "reserved", "left", "cap", "spent")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,8 @@ class Status:
     runs: tuple[RunStatus, ...]
     """Runs this silo followed."""
     budget: tuple[UnitBudget, ...]
-    """Epsilon of each kind of unit that has a cap or was charged; empty where nobody can say."""
+    """Epsilon of each kind of unit that has a cap, was charged or left unprotected; empty where
+    nobody can say."""
     waiting: tuple[ListedRun, ...]
     """Runs that wait for an approval."""
     hardware: tuple[str, ...]
@@ -111,11 +113,7 @@ class Status:
                 f"{run.local_rounds} round(s) of local work"
             )
             lines += [f"run {run.run}: {judgement.line}" for judgement in run.judged]
-        lines += [
-            f"epsilon for each {row.unit}: {row.epsilon_spent:.4g} spent, "
-            f"{row.epsilon_left:.4g} left of {row.epsilon_cap:.4g}"
-            for row in self.budget
-        ]
+        lines += [row.line for row in self.budget]
         lines += [line for run in self.waiting for line in run.lines()]
         lines += [f"on this machine: {note}" for note in self.hardware]
         if self.leaving:
@@ -201,13 +199,19 @@ def read_status(data_dir: Path) -> Status:
 def budget_lines(budget: Budget) -> list[str]:
     """The budget for people: one table for the kinds of unit, one line for each run."""
     rows = [
-        (row.unit, *(_figure(value) for value in values))
-        for row in budget.units
-        for values in (
-            (row.epsilon_spent, row.epsilon_reserved, row.epsilon_left, row.epsilon_cap),
+        (
+            row.unit,
+            _figure(row.epsilon_reserved),
+            *(
+                (_figure(row.epsilon_left), _figure(row.epsilon_cap))
+                if row.epsilon_cap > 0.0
+                else ("-", "no cap")
+            ),
+            str(row.epsilon_spent),
         )
+        for row in budget.units
     ]
-    shown = [f"epsilon at delta {budget.delta:g}"]
+    shown = [f"epsilon at delta {budget.delta:g}, {ADJACENCY}"]
     if rows:
         shown += _table((_HEAD, *rows))
     else:
@@ -251,7 +255,7 @@ def _ask(address: str, config: SiloConfig) -> str:
 
 
 def _run_line(row: RunBudget) -> str:
-    alone = ", ".join(f"{unit} {_figure(cost)}" for unit, cost in row.epsilons.items())
+    alone = ", ".join(f"{unit} {cost}" for unit, cost in row.epsilons.items())
     counts = f"{row.attempts} upload(s)"
     if row.trainings:
         counts += f", {row.trainings} local training(s)"

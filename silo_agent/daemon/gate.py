@@ -38,7 +38,12 @@ from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, SignedDescriptor
 from silo_agent.books.departure import Departure
 from silo_agent.books.heard_runs import HeardRuns
-from silo_agent.books.ledger import require_attempt_budget, require_budget, require_echoed
+from silo_agent.books.ledger import (
+    require_after_none,
+    require_attempt_budget,
+    require_budget,
+    require_echoed,
+)
 from silo_agent.daemon.audited import DaemonAudit
 from silo_agent.errors import PolicyRefusalError, TransportError
 from silo_agent.identity.identity import Identity
@@ -141,6 +146,7 @@ class Gate:
         if decision.rule == APPROVAL_RULE:
             self._waiting = (task, echo)
         self._admit(decision)
+        require_after_none(ledger, plan, self._policy.privacy)
         require_budget(ledger, plan, self._policy.limits, task)
 
     def require_standing(self, task: RoundTask, plan: Plan) -> None:
@@ -202,6 +208,7 @@ class Gate:
         )
         self._admit(decision)
         self._runs.describe(signed)
+        require_after_none(ledger, plan, self._policy.privacy)
         require_attempt_budget(ledger, plan, self._policy.limits, descriptor.identity)
 
     def _admit(self, decision: Decision) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Final
 
+from dp.config import ADJACENCY
 from dp.errors import PrivacyError
 from evolution.envs.tasks import Split
 from evolution.errors import EnvironmentFailureError
@@ -100,7 +101,26 @@ def judge_ledger(config: SiloConfig, policy: Policy) -> Verdict:
             "put back the newest copy of privacy.ledger and state.json of the same moment; "
             "chorale-silo budget says the same",
         )
-    left = [f"{row.unit} {row.epsilon_left:.3g} of {row.epsilon_cap:.3g}" for row in found.units]
+    over = [
+        f"{row.unit} stands at {row.epsilon_spent} ({ADJACENCY}), its cap is {row.epsilon_cap:g}"
+        for row in found.units
+        if row.over_cap
+    ]
+    if over:
+        return warning(
+            f"above a cap: {'; '.join(over)}; every release that is charged to it is refused",
+            "raise epsilon_caps in policy.toml, if this site decides to",
+        )
+    left = [
+        f"{row.unit} {row.epsilon_left:.3g} of {row.epsilon_cap:.3g}"
+        for row in found.units
+        if row.epsilon_cap > 0
+    ]
+    exceptions = [
+        f"{row.unit}: no epsilon of {row.epsilon_spent.exceptions}"
+        for row in found.units
+        if row.epsilon_spent.exceptions
+    ]
     spent = [row.unit for row in found.units if row.epsilon_cap > 0 and row.epsilon_left <= 0]
     records = 0 if found.ledger_seq is None else found.ledger_seq
     if spent:
@@ -108,7 +128,8 @@ def judge_ledger(config: SiloConfig, policy: Policy) -> Verdict:
             f"the budget of {', '.join(spent)} is spent: no more noise-protected runs here",
             "raise epsilon_caps in policy.toml, if this site decides to",
         )
-    return ok(f"whole, newest record {records}; epsilon left: {', '.join(left) or 'no caps set'}")
+    shown = f"epsilon left ({ADJACENCY}): {', '.join(left) or 'no caps set'}"
+    return ok("; ".join((f"whole, newest record {records}", shown, *exceptions)))
 
 
 def judge_packages(config: SiloConfig) -> Verdict:

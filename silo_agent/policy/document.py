@@ -103,6 +103,9 @@ class PrivacySection(_Section):
     """Privacy modes that are acceptable; ``none`` only if it is written here."""
     accept_no_privacy: NoPrivacy | None = None
     """Mode ``none`` needs this sentence beside its name."""
+    after_none: bool = False
+    """Whether a run with noise may follow an upload in mode ``none``, which its ε does not speak
+    of."""
     allow_exact_figures: bool = False
     """Whether success and norms may be summed without noise, where a plan of mode ``none`` asks for
     them."""
@@ -122,7 +125,8 @@ class PrivacySection(_Section):
     max_steps_per_run: Count = 0
     """Noisy optimiser steps of one run at record level, those of spare attempts included."""
     epsilon_caps: EpsilonCapsSection = EpsilonCapsSection()
-    """ε that everything this silo ever takes part in may add up to, for each kind of unit."""
+    """ε that everything this silo ever takes part in may add up to, for each kind of unit. What a
+    kind that is not named pays for a unit around it is shown and not capped."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ at which every ε here is computed."""
 

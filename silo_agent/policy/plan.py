@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dp.accounting.charge import UnitKind
-from dp.accounting.compose import epsilon_of
+from dp.accounting.compose import capped_kinds, epsilon_of
 from dp.config import Mode, PrivacySpec
 from evolution.errors import UnknownEvolverError
 from evolution.methods.registry import dp_compat_of
@@ -198,8 +198,10 @@ def _epsilon_per_run(case: PlanCase) -> str | None:
 
 
 def _run_above_cap(case: PlanCase) -> str | None:
-    caps = case.policy.privacy.caps()
-    for unit, cost in epsilon_of(charges_of_run(case.plan), case.policy.privacy.delta).items():
+    caps, charges = case.policy.privacy.caps(), charges_of_run(case.plan)
+    costs = epsilon_of(charges, case.policy.privacy.delta)
+    for unit in capped_kinds(charges, caps):
+        cost = costs[unit]
         if unit not in caps:
             return f"privacy.epsilon_caps gives unit {unit!r} no budget, and the run charges it"
         if not cost <= caps[unit]:

@@ -95,11 +95,17 @@ def write_for_plan(path: Path, plan: Plan, *, accept_no_privacy: bool = False) -
 
 
 def _caps(plan: Plan, protected: UnitKind | None) -> dict[str, float]:
-    """The plan's own cap for the unit it protects; what the run costs for any other unit."""
-    costs = epsilon_of(charges_of_run(plan), plan.privacy.delta)
+    """The plan's own cap for the unit it protects; what the run costs for any other charged unit.
+
+    Units inside a charged one are left to the site: it may cap them, and need not.
+    """
+    charges = charges_of_run(plan)
+    costs = epsilon_of(charges, plan.privacy.delta)
+    own = {charge.unit for charge in charges}
     return {
         unit: plan.privacy.epsilon_cap if unit == protected else min(_MOST, _rounded_up(cost))
         for unit, cost in costs.items()
+        if unit in own
     }
 
 
@@ -224,6 +230,9 @@ modes = {modes}
 # Whether success and norms may be summed without noise where a plan of mode "none" asks for them.
 # The same holds of them: they may be one silo's. Without it the coordinator is told none.
 allow_exact_figures = {exact_figures}
+# Whether a run with noise may follow an upload in mode "none". No epsilon speaks of that upload, so
+# it stands beside every epsilon of this silo from then on; without this line such a run is refused.
+# after_none = true
 # What one unit may be in the record modes: "task", "user".
 units = {units}
 # Largest epsilon of one run, spare attempts included, for the unit that its mode protects and at
@@ -241,7 +250,9 @@ max_steps_per_run = {max_steps}
 # Epsilon that all runs together may ever cost, for each kind of unit that may lose anything, for
 # example {{ task = 8.0, silo = 50.0 }}. A kind that is not named here has no budget. The ledger
 # enforces it before every training and before every upload; `chorale-silo budget` shows what is
-# left. A run that adds noise for the silo to a record mode is charged to both.
+# left. A run that adds noise for the silo to a record mode is charged to both. A task lies in its
+# user and in the silo, so it pays for their releases too, about twice the epsilon where noise was
+# made for the silo: name the smaller kind as well to cap that. What is not named is shown only.
 epsilon_caps = {epsilon_caps}
 delta = {delta}
 

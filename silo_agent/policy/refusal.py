@@ -1,6 +1,6 @@
 """The refusals that need the ledger, which the guardian's rules do not read.
 
-Invariants: what leaves the silo is one of five fixed texts. Each refusal is a function of plan,
+Invariants: what leaves the silo is one of six fixed texts. Each refusal is a function of plan,
 policy, clock and ledger, and the ledger is one of configurations and the clock alone: nothing
 depends on data.
 
@@ -16,8 +16,10 @@ from dp.errors import BudgetExceededError, TooManyDebitsError
 from federation.chain.task import ATTEMPTS_USED_UP, SURVIVORS_ALREADY_SIGNED
 from ops.logs.errors import told
 from silo_agent.errors import PolicyRefusalError
+from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW
 
 __all__ = [
+    "AFTER_NONE",
     "ATTEMPTS_PER_DAY",
     "CONFIGURATION",
     "DAEMON_RULES",
@@ -25,6 +27,7 @@ __all__ = [
     "LEDGER_ROLLED_BACK",
     "LEDGER_UNUSABLE",
     "RUN_ATTEMPTS",
+    "after_none",
     "agreed_before",
     "cannot_run",
     "ledger_rolled_back",
@@ -34,6 +37,7 @@ __all__ = [
     "too_many_today",
 ]
 
+AFTER_NONE: Final = "after_none"
 ATTEMPTS_PER_DAY: Final = "attempts_per_day"
 CONFIGURATION: Final = "configuration"
 EPSILON_CAP: Final = "epsilon_cap"
@@ -41,6 +45,7 @@ LEDGER_ROLLED_BACK: Final = "ledger_rolled_back"
 LEDGER_UNUSABLE: Final = "ledger_unusable"
 RUN_ATTEMPTS: Final = "run_attempts"
 DAEMON_RULES: Final = (
+    AFTER_NONE,
     EPSILON_CAP,
     ATTEMPTS_PER_DAY,
     RUN_ATTEMPTS,
@@ -52,7 +57,13 @@ DAEMON_RULES: Final = (
 """What these refusals are counted under."""
 _BUDGET: Final = "budget"
 _LEDGER: Final = "ledger"
+_AFTER_NONE: Final = f"{POLICY_DOES_NOT_ALLOW} noise after an upload without any"
 _RUN: Final = "the run's attempts are used up"
+
+
+def after_none(detail: str) -> PolicyRefusalError:
+    """Noise would come after an upload without any, and the site's policy does not allow that."""
+    return PolicyRefusalError(rule=AFTER_NONE, public_reason=_AFTER_NONE, detail=detail)
 
 
 def over_budget(error: BudgetExceededError) -> PolicyRefusalError:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dp.accounting.charge import Charge, UnitKind, attempt_charges, run_charges
-from dp.accounting.compose import epsilon_of
+from dp.accounting.compose import Epsilon, shown_epsilon_of
 from dp.config import Mode, PrivacySpec
 from dp.noise.metrics_block import MetricsBlock
 from federation.adapter.encoding import decode_adapter
@@ -142,9 +142,9 @@ class Preview:
     """What is in the update already; None in the modes that train without noise."""
     metrics: tuple[Figure, ...]
     """The block."""
-    charged: Mapping[UnitKind, float]
+    charged: Mapping[UnitKind, Epsilon]
     """ε of this attempt alone when it reaches the upload, its local training included."""
-    charged_by_run: Mapping[UnitKind, float]
+    charged_by_run: Mapping[UnitKind, Epsilon]
     """ε of the run at most, spare attempts included."""
     delta: float
     """At which ε is computed."""
@@ -257,8 +257,8 @@ class _Look:
             noise_in_sum=release.noise_multiplier * release.clip_l2,
             trained_with=_training_noise(spec),
             metrics=figures,
-            charged=epsilon_of(_charges(spec, identity.step), self._delta),
-            charged_by_run=epsilon_of(charges_of_run(self._plan), self._delta),
+            charged=shown_epsilon_of(_charges(spec, identity.step), self._delta),
+            charged_by_run=shown_epsilon_of(charges_of_run(self._plan), self._delta),
             delta=self._delta,
             ledger_seq=self._ledger[0],
             ledger_sha256=self._ledger[1],

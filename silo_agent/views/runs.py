@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dp.accounting.charge import UnitKind
-from dp.accounting.compose import epsilon_of
+from dp.accounting.compose import Epsilon, shown_epsilon_of
+from dp.config import ADJACENCY
 from federation.plan.charges import charges_of_run
 from silo_agent.books.budget import read_budget
 from silo_agent.books.departure import Departure
@@ -59,9 +60,9 @@ class ListedRun:
     """In which this silo's upload is."""
     restored_round: int | None
     """The round whose adapter the adopted head is, where that is a rollback."""
-    epsilons_at_most: Mapping[UnitKind, float]
+    epsilons_at_most: Mapping[UnitKind, Epsilon]
     """What the whole run may cost, spare attempts included."""
-    epsilons_charged: Mapping[UnitKind, float]
+    epsilons_charged: Mapping[UnitKind, Epsilon]
     """What it was charged so far, as if it were the only run."""
     hardware: tuple[str, ...]
     """How its work is fitted to this machine."""
@@ -93,8 +94,8 @@ class ListedRun:
         if self.decided_by:
             lines.append(f"  decided by {self.decided_by}")
         lines += [
-            f"  epsilon for each {unit}: {self.epsilons_charged.get(unit, 0.0):.4g} charged, "
-            f"at most {cost:.4g} in all"
+            f"  epsilon for each {unit}: {self.epsilons_charged.get(unit, Epsilon(0.0))} charged, "
+            f"at most {cost} in all ({ADJACENCY})"
             for unit, cost in self.epsilons_at_most.items()
         ]
         if self.state == WAITING:
@@ -152,7 +153,7 @@ def list_runs(data_dir: Path, policy: Policy) -> tuple[ListedRun, ...]:
                 restored_round=None if head is None else head.restored_round,
                 epsilons_at_most={}
                 if plan is None
-                else epsilon_of(charges_of_run(plan), privacy.delta),
+                else shown_epsilon_of(charges_of_run(plan), privacy.delta),
                 epsilons_charged=charged.get(run.run_id, {}),
                 hardware=run.hardware,
             )

@@ -45,33 +45,30 @@ SILO = dataclasses.replace(LOCAL, mode=Mode.SILO, record=None)
 NONE = dataclasses.replace(SILO, mode=Mode.NONE, noise_multiplier=0.0, metrics_noise_multiplier=0.0)
 SPECS = (NONE, SILO, LOCAL, COMPOSED, DISTRIBUTED)
 OVERFLOW = LOCAL.record.overflow_delta
-
-
-def joined(z1, z2):
-    return (z1**-2 + z2**-2) ** -0.5
+SILO_METRICS, TASK_METRICS = ((unit, "metrics", 1.0, 6.0, 1, 0.0) for unit in ("silo", "task"))
 
 
 def plain(charges):
     """Charges as the table of the module writes them."""
-    return [(one.unit, one.q, one.z, one.steps, one.delta) for one in charges]
+    return [(one.unit, one.block, one.q, one.z, one.steps, one.delta) for one in charges]
 
 
 def test_the_table_mode_by_mode():
     table = {
         NONE: ([], [], []),
-        SILO: ([], *[[("silo", 1.0, joined(1.4, 6.0), 1, 0.0)]] * 2),
+        SILO: ([], *[[("silo", "vector", 1.0, 1.4, 1, 0.0), SILO_METRICS]] * 2),
         LOCAL: (
-            [("task", 0.05, 1.4, 20, 20 * OVERFLOW)],
-            *[[("task", 1.0, 6.0, 1, 0.0)]] * 2,
+            [("task", "vector", 0.05, 1.4, 20, 20 * OVERFLOW)],
+            *[[TASK_METRICS]] * 2,
         ),
         COMPOSED: (
-            [("task", 0.05, 1.4, 20, 20 * OVERFLOW)],
-            *[[("task", 1.0, 6.0, 1, 0.0), ("silo", 1.0, joined(3.0, 6.0), 1, 0.0)]] * 2,
+            [("task", "vector", 0.05, 1.4, 20, 20 * OVERFLOW)],
+            *[[TASK_METRICS, ("silo", "vector", 1.0, 3.0, 1, 0.0), SILO_METRICS]] * 2,
         ),
         DISTRIBUTED: (
             [],
-            [("task", 0.05, 1.4, 1, OVERFLOW), ("task", 1.0, 6.0, 1, 0.0)],
-            [("task", 0.05, 1.4, 1, OVERFLOW)],
+            [("task", "vector", 0.05, 1.4, 1, OVERFLOW), TASK_METRICS],
+            [("task", "vector", 0.05, 1.4, 1, OVERFLOW)],
         ),
     }
     for spec, (training, first, later) in table.items():
@@ -81,9 +78,9 @@ def test_the_table_mode_by_mode():
             plain(attempt_charges(spec, step=7)),
         )
         for ours, expected in zip(found, (training, first, later), strict=True):
-            assert [row[0] for row in ours] == [row[0] for row in expected]
+            assert [row[:2] for row in ours] == [row[:2] for row in expected]
             for row, wanted in zip(ours, expected, strict=True):
-                assert row[1:] == pytest.approx(wanted[1:], rel=1e-14)
+                assert row[2:] == pytest.approx(wanted[2:], rel=1e-14)
 
 
 def test_a_user_is_charged_as_a_user():
@@ -124,7 +121,7 @@ def test_epsilon_by_hand():
 
     task = rdp.rdp_subsampled(0.05, 1.4, 40) + rdp.rdp_gaussian(6.0, 2)
     found = epsilon_of(charges, DELTA)
-    assert list(found) == ["silo", "task"]
+    assert list(found) == ["silo", "task", "user"]
     assert found["task"] == pytest.approx(by_hand(task, DELTA - 3e-7), rel=1e-12)
     assert found["silo"] == pytest.approx(by_hand(rdp.rdp_gaussian(5.0, 2), DELTA), rel=1e-12)
     assert found["task"] > epsilon_of(charges[:1], DELTA)["task"] > 0
@@ -186,7 +183,7 @@ def test_a_run_of_no_first_steps_or_none_at_all():
     with pytest.raises(SpecError):
         run_charges(LOCAL, releases=1, trainings=-1)
     later = run_charges(DISTRIBUTED, releases=3, first_steps=0)
-    assert plain(later) == [("task", 0.05, 1.4, 3, pytest.approx(3 * OVERFLOW))]
+    assert plain(later) == [("task", "vector", 0.05, 1.4, 3, pytest.approx(3 * OVERFLOW))]
     for arguments in ((3, 4), (3, -1)):
         with pytest.raises(SpecError):
             run_charges(LOCAL, releases=arguments[0], first_steps=arguments[1])
@@ -220,6 +217,9 @@ def test_failures_of_many_steps_stay_a_probability():
         {"delta": -1e-12},
         {"delta": 1.0},
         {"delta": math.nan},
+        {"block": "metrics"},
+        {"block": "joint"},
+        {"block": None},
     ],
 )
 def test_impossible_charges(change):

@@ -163,16 +163,6 @@ def test_calibration_is_tight_from_above():
         rdp.calibrate(target_epsilon=0.0, delta=1e-5, steps=1)
 
 
-def test_joint_noise_multiplier_is_composition():
-    joint = rdp.joint_noise_multiplier(1.5, 4.0)
-    np.testing.assert_allclose(
-        rdp.rdp_gaussian(joint, 7), rdp.rdp_gaussian(1.5, 7) + rdp.rdp_gaussian(4.0, 7), rtol=1e-14
-    )
-    for bad in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(SpecError):
-            rdp.joint_noise_multiplier(1.0, bad)
-
-
 def test_charged_attempts():
     assert rdp.charged_attempts(30) == 36
     assert rdp.charged_attempts(1) == 2

@@ -144,6 +144,9 @@ def test_removed_swapped_and_impossible_records_are_refused(path):
         [{**genesis, "id": "00"}],
         [{**genesis, "id": 7}],
         [{**genesis, "note": 1}],
+        [{**genesis, "opening": 7}],
+        [{key: genesis[key] for key in genesis if key != "opening"}],
+        [{**genesis, "format": 2}],
         [genesis, spent, spent],
         [genesis, {**spent, "kind": "refund"}],
         [genesis, {**spent, "kind": None}],
@@ -153,7 +156,7 @@ def test_removed_swapped_and_impossible_records_are_refused(path):
         path.write_bytes(rewrite(bad))
         with pytest.raises(LedgerCorruptError):
             opened(path)
-    path.write_bytes(rewrite([{**genesis, "format": 3}, spent]))
+    path.write_bytes(rewrite([{**genesis, "format": 4}, spent]))
     with pytest.raises(LedgerFormatError):
         opened(path)
 
@@ -178,6 +181,7 @@ NUMBERS = (-1, 1 << 32, True, 1.0, "1", None, REMOVED)
 TEXTS = ("", 7, None, ["x"], REMOVED)
 DIGESTS = ("zz" * 32, "00", "AA" * 32, " " + "00" * 32, 0, None, REMOVED)
 FIGURES = {
+    "block": ("metrics ", "joint", 1, None),
     "unit": ("row", "silo ", 1, None, REMOVED),
     "q": (0.0, 1.5, -0.5, 1, True, "1", None, REMOVED, 0.04),
     "z": (0.0, -1.0, 1, 1e-170, True, None, REMOVED, 1.5),

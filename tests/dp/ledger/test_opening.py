@@ -43,8 +43,8 @@ def test_a_new_ledger_goes_on_where_the_old_one_ended(path):
         whole.reserve(none_entry(2))
         whole.reserve(entry(3))
         for kind, wanted in whole.epsilons().items():
-            assert both[kind].value == pytest.approx(wanted.value, rel=1e-12)
-            assert (both[kind].partial, both[kind].unprotected) == (0, 1)
+            assert both[kind].epsilon == pytest.approx(wanted.epsilon, rel=1e-12)
+            assert (both[kind].partial_releases, both[kind].unprotected_releases) == (0, 1)
     with opened(path) as ledger:
         assert ledger.epsilons() == both
         assert carried_fields(ledger.opening) == carried_fields(carried)

@@ -56,7 +56,11 @@ def step_entry(number=0, step=0, **change):
 
 
 def test_one_record_debits_every_unit(path):
-    assert [one.unit for one in BOTH] == ["task", "silo"]
+    assert [(one.unit, one.block) for one in BOTH] == [
+        ("task", "metrics"),
+        ("silo", "vector"),
+        ("silo", "metrics"),
+    ]
     with opened(path) as ledger:
         trained(ledger, 1)
         ledger.reserve(local_entry(1))
@@ -64,12 +68,12 @@ def test_one_record_debits_every_unit(path):
         spent, head = ledger.spent_epsilons(), ledger.head()
     assert head[0] == 3
     expected = epsilon_of((*training_charges(LOCAL), *BOTH, *BOTH), DELTA)
-    assert spent == pytest.approx({**expected, "user": 0.0}, rel=1e-12)
-    assert min(spent["task"], spent["silo"]) > 0
+    assert spent == pytest.approx(expected, rel=1e-12)
+    assert min(spent.values()) > 0
     with opened(path) as ledger:
         assert ledger.spent_epsilons() == spent
         assert ledger.head() == head
-    assert [one["unit"] for one in record_at(path, 2)["charges"]] == ["task", "silo"]
+    assert [one["unit"] for one in record_at(path, 2)["charges"]] == ["task", "silo", "silo"]
 
 
 def test_a_whole_run_costs_at_most_what_the_plan_reserved(path):
@@ -147,7 +151,10 @@ def test_failure_probabilities_come_off_delta_unit_by_unit(path):
         ledger.reserve(step_entry(0, 1, charges=(one,)))
         ledger.reserve(entry(1))
         spent = ledger.spent_epsilons()
-        assert spent["task"] == rdp.epsilon(2 * one.rdp, DELTA - (0.4 * DELTA + 0.4 * DELTA))
+        # The silo's release costs its tasks too, and takes no δ of theirs.
+        task = one.rdp + one.rdp + rdp.rdp_gaussian(2.0, 1)
+        left = DELTA - (0.4 * DELTA + 0.4 * DELTA)
+        assert spent["task"] == pytest.approx(rdp.epsilon(task, left), rel=1e-12)
         assert spent["silo"] == rdp.epsilon(rdp.rdp_gaussian(4.0, 1), DELTA)
         # A third one leaves nothing of δ, and no cap is above infinity.
         assert ledger.projected_epsilons((one,))["task"] == math.inf
@@ -182,6 +189,7 @@ def test_training_is_charged_durably_before_its_receipt_exists(path, monkeypatch
             "charges": [
                 {
                     "unit": "task",
+                    "block": "vector",
                     "q": 0.05,
                     "z": 1.4,
                     "steps": 20,
@@ -216,12 +224,16 @@ def test_training_over_budget_is_refused_before_it_begins(path):
         assert path.read_bytes() == before
 
 
-def test_users_and_tasks_are_charged_apart(path):
+def test_a_task_pays_for_its_user_and_a_user_for_no_task(path):
     with opened(path) as ledger:
         trained(ledger, 0)
         trained(ledger, 0, spec=USER)
         spent = ledger.spent_epsilons()
-    assert spent["task"] == spent["user"] > 0
+    (own,) = training_charges(LOCAL)
+    assert spent["user"] == epsilon_of((own,), DELTA)["task"]
+    both = own.rdp + rdp.rdp_replaced(0.05, 1.4, 20)
+    assert spent["task"] == pytest.approx(rdp.epsilon(both, DELTA - 2 * own.delta), rel=1e-12)
+    assert spent["silo"] == 0.0
 
 
 def test_a_delta_is_released_only_where_its_training_was_charged(path):

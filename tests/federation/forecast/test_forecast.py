@@ -8,7 +8,7 @@ import pytest
 
 from dp.accounting.charge import run_charges
 from dp.accounting.compose import epsilon_of
-from dp.accounting.rdp import epsilon, joint_noise_multiplier, rdp_gaussian
+from dp.accounting.rdp import epsilon, rdp_gaussian
 from dp.accounting.snr import predicted_cosine
 from dp.noise.share import per_silo_sigma
 from federation.adapter.layout import Layout, TensorSpec
@@ -38,12 +38,18 @@ def test_the_figures_are_those_of_the_privacy_core():
     assert shown.threshold == 111
     assert shown.drops == 40
     z = plan.privacy.noise_multiplier
-    joint = joint_noise_multiplier(z, plan.privacy.metrics_noise_multiplier)
+    z_metrics = plan.privacy.metrics_noise_multiplier
+    joint = (z**-2 + z_metrics**-2) ** -0.5
     assert (shown.mode, shown.noise_multiplier, shown.max_units) == ("silo", z, 1)
     assert (shown.releases, shown.charged_releases) == (10, 12)
-    assert shown.epsilon_round == {"silo": epsilon(rdp_gaussian(joint, 1), 1e-5)}
-    assert shown.epsilon_total == {"silo": epsilon(rdp_gaussian(joint, 12), 1e-5)}
-    assert shown.epsilon_total["silo"] < 8 < epsilon(rdp_gaussian(joint, 24), 1e-5)
+    # A change inside a silo moves its delta by up to two clips, its metrics by √2 grids.
+    inside = (4 * z**-2 + 2 * z_metrics**-2) ** -0.5
+    for found, count in ((shown.epsilon_round, 1), (shown.epsilon_total, 12)):
+        assert [*found] == ["silo", "task", "user"]
+        for unit, of in (("silo", joint), ("task", inside), ("user", inside)):
+            assert found[unit].epsilon == pytest.approx(epsilon(rdp_gaussian(of, count), 1e-5))
+            assert not found[unit].exceptions
+    assert shown.epsilon_total["silo"].epsilon < 8 < epsilon(rdp_gaussian(joint, 24), 1e-5)
     assert shown.units_for_min_cosine is None
     assert shown.silo_sigma == per_silo_sigma(z, 2**20, 111, 160, 20)
     assert shown.predicted_cosine == predicted_cosine(
@@ -137,7 +143,8 @@ def test_without_noise_no_privacy_is_claimed():
     plan = read_plan((EXAMPLES / "plan-constant.toml").read_bytes())
     shown = forecast_plan(plan, silos=4, colluding=1, dimension=100)
     assert shown.refusals == ()
-    assert shown.epsilon_round == shown.epsilon_total == {"silo": math.inf}
+    assert shown.epsilon_round == {"silo": Epsilon(math.inf, unprotected_releases=1)}
+    assert shown.epsilon_total["silo"].epsilon == math.inf
     assert shown.predicted_cosine == 1.0
     assert shown.silo_sigma == 0.0
 

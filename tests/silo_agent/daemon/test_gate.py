@@ -49,7 +49,12 @@ class Site(Bench):
             close=lambda: None,
             fitting=SimpleNamespace(choice=lambda _plan: SimpleNamespace(unfit="", notes=())),
         )
-        for name in ("gate.require_echoed", "gate.require_budget", "daemon.require_next"):
+        for name in (
+            "gate.require_echoed",
+            "gate.require_after_none",
+            "gate.require_budget",
+            "daemon.require_next",
+        ):
             monkeypatch.setattr(f"silo_agent.daemon.{name}", lambda *_, **__: None)
         monkeypatch.setattr("silo_agent.daemon.gate.check_task", self.verdict)
         # No pause between polls: the tests count them.
