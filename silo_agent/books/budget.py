@@ -88,7 +88,7 @@ class RunBudget:
     run: str
     """Its id."""
     epsilons: Mapping[UnitKind, Epsilon]
-    """ε as if it were the only run, for each kind of unit that it costs or leaves unprotected."""
+    """ε as if it were the only run, for each kind of unit that it costs anything."""
     attempts: int
     """Charged attempts that reached the upload."""
     trainings: int
@@ -239,7 +239,7 @@ def _runs(debits: Sequence[_Debit], delta: float) -> tuple[RunBudget, ...]:
             epsilons={
                 unit: found
                 for unit, found in _sum(own, Spent.nothing()).epsilons(delta).items()
-                if found != Epsilon(0.0)
+                if found.epsilon > 0.0
             },
             attempts=sum(debit.uploaded for debit in own),
             trainings=sum(not debit.uploaded for debit in own),

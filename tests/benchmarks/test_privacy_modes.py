@@ -44,7 +44,7 @@ def test_every_arm_may_start_with_five_silos(privacy, method, quick):
     assert found.refusals == ()
     assert plan.aggregation.method == method
     if privacy is not Privacy.NONE:
-        assert found.epsilon_total["task"] <= EPSILON_CAP
+        assert found.epsilon_total["task"].epsilon <= EPSILON_CAP
 
 
 def test_every_arm_explores_as_much():

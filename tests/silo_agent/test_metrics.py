@@ -12,6 +12,7 @@ from dp.ledger.ledger import Ledger, LedgerEntry
 from secagg.errors import Check
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import RULE_NAMES
+from tests.kit.dp.ledgers import none_entry
 
 NAMES = {
     "chorale_silo_build_info": "gauge",
@@ -37,6 +38,8 @@ NAMES = {
     "chorale_silo_train_loss": "gauge",
     "chorale_silo_dp_epsilon_spent": "gauge",
     "chorale_silo_dp_epsilon_cap": "gauge",
+    "chorale_silo_dp_partial_releases": "gauge",
+    "chorale_silo_dp_unprotected_releases": "gauge",
     "chorale_silo_phase_duration_seconds": "histogram",
 }
 
@@ -126,9 +129,29 @@ def test_the_ledger_is_shown(metrics: SiloMetrics, tmp_path: Path):
     assert value(metrics, "chorale_silo_dp_epsilon_spent", unit="silo") == spent
     assert value(metrics, "chorale_silo_dp_epsilon_cap", unit="silo") == 8.0
     for unit in ("task", "user"):
-        # A unit without a cap may not be charged at all.
-        assert value(metrics, "chorale_silo_dp_epsilon_spent", unit=unit) == 0.0
+        # It lies in the silo and pays, also without a cap of its own.
+        assert value(metrics, "chorale_silo_dp_epsilon_spent", unit=unit) > spent
         assert value(metrics, "chorale_silo_dp_epsilon_cap", unit=unit) == 0.0
+        assert value(metrics, "chorale_silo_dp_partial_releases", unit=unit) == 0.0
+    assert value(metrics, "chorale_silo_dp_unprotected_releases") == 0.0
+
+
+def test_what_epsilon_does_not_speak_of_is_shown(metrics: SiloMetrics, tmp_path: Path):
+    caps = dict.fromkeys(("silo", "task", "user"), 8.0)
+    with Ledger.open(tmp_path / "ledger", delta=1e-5, caps=caps) as ledger:
+        ledger.reserve(
+            LedgerEntry(
+                run="r", round=1, attempt=1, step=0, part=0, mode=Mode.RECORD_DISTRIBUTED,
+                charges=(Charge(unit="user", q=0.1, z=5.0, steps=1),), dimension=4,
+                descriptor_sha256=bytes(32),
+            )
+        )  # fmt: skip
+        ledger.reserve(none_entry(2))
+        metrics.observe_ledger(ledger)
+    name = "chorale_silo_dp_partial_releases"
+    counts = {unit: value(metrics, name, unit=unit) for unit in caps}
+    assert counts == {"silo": 1.0, "task": 0.0, "user": 0.0}
+    assert value(metrics, "chorale_silo_dp_unprotected_releases") == 1.0
 
 
 def test_two_daemons_share_no_registry():

@@ -135,7 +135,10 @@ def _budget() -> Panel:
     return Panel(
         kind=Kind.LINES,
         title="ε spent and cap",
-        shows="ε charged so far, for the unit that the plan protects, and what the plan allows.",
+        shows=(
+            "ε (zero-out adjacency) charged so far, for the unit that the plan protects, and what "
+            "the plan allows."
+        ),
         remedy=(
             "The slope times the rounds left must end below the cap; `chorale run plan PLAN` says "
             "what a plan will cost. Silos keep ledgers of their own and refuse at their own caps."

@@ -102,7 +102,10 @@ def _glance(alerts: Sequence[str]) -> tuple[Panel, ...]:
         Panel(
             kind=Kind.STAT,
             title="ε spent of the cap",
-            shows="Of the unit whose budget is nearest to its end.",
+            shows=(
+                "Of the unit whose budget is nearest to its end. What ε does not speak of is "
+                "below, with the privacy budget."
+            ),
             remedy=(
                 "Above 80 % decide, before rounds are refused, whether the site allows more: "
                 "`chorale-silo budget`, then `epsilon_caps` in `policy.toml`."

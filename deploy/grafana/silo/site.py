@@ -21,7 +21,7 @@ _OF: Final = SILO.of
 
 def budget_row() -> Row:
     """What privacy costs so far."""
-    return Row(title="Privacy budget", panels=(_epsilon(), _share()))
+    return Row(title="Privacy budget", panels=(_epsilon(), _share(), _exceptions()))
 
 
 def network_row() -> Row:
@@ -59,7 +59,10 @@ def _epsilon() -> Panel:
     return Panel(
         kind=Kind.LINES,
         title="ε by unit: spent and cap",
-        shows="ε in this silo's ledger for each protected unit, and what its own policy allows.",
+        shows=(
+            "ε (zero-out adjacency) in this silo's ledger for each unit, and what its own policy "
+            "allows. It does not speak of the releases in the panel below."
+        ),
         remedy=(
             "The ledger binds: at the cap this silo refuses, whatever the plan says. "
             "`chorale-silo budget` shows what is reserved besides."
@@ -97,6 +100,36 @@ def _share() -> Panel:
         thresholds=((None, "green"), (0.8, "orange"), (1, "red")),
         mappings=ENDLESS,
         quiet="no cap known",
+        runbooks=("SiloEpsilonOver80Percent",),
+    )
+
+
+def _exceptions() -> Panel:
+    return Panel(
+        kind=Kind.LINES,
+        title="Releases that ε does not speak of",
+        shows=(
+            "By unit, releases that were protected for a smaller unit only; and releases in mode "
+            "none, which stand beside every unit's ε. They never go away."
+        ),
+        remedy=(
+            "Read each ε together with its line here. Noise after mode `none` is refused unless "
+            "`after_none` in `policy.toml` allows it."
+        ),
+        queries=(
+            Query(
+                expr=f"{_OF('chorale_silo_dp_partial_releases')} > 0",
+                legend="{{unit}}: protected for a smaller unit only",
+            ),
+            Query(expr=f"{_OF('chorale_silo_dp_unprotected_releases')} > 0", legend="mode none"),
+        ),
+        unit="none",
+        decimals=0,
+        minimum=0,
+        steps=True,
+        quiet="none",
+        width=24,
+        height=5,
         runbooks=("SiloEpsilonOver80Percent",),
     )
 

@@ -16,6 +16,7 @@ from lab.audit.gaussian import audit_gaussian
 from lab.audit.noise import audit_independence, audit_presence, audit_scale
 from lab.audit.steps import audit_steps
 from tests.adversary.audit.canary_rows import CLIP_L2
+from tests.adversary.audit.histories import audit_histories
 from tests.adversary.audit.local_steps import LocalSteps
 from tests.adversary.audit.shared_steps import BLOCK, SILOS, SharedReleases, SharedSteps, silo_spec
 
@@ -35,10 +36,17 @@ class Size:
     silo_releases: int
     noise_dimension: int
     steps: int
+    histories: int
 
 
 SHORT = Size(
-    single_releases=10_000, runs=2, shared_runs=1, silo_releases=400, noise_dimension=2000, steps=30
+    single_releases=10_000,
+    runs=2,
+    shared_runs=1,
+    silo_releases=400,
+    noise_dimension=2000,
+    steps=30,
+    histories=60,
 )
 LONG = Size(
     single_releases=200_000,
@@ -47,7 +55,9 @@ LONG = Size(
     silo_releases=6_000,
     noise_dimension=20_000,
     steps=100,
+    histories=2000,
 )
+HISTORIES_SEED = 20
 NOISE_STEPS = 100
 NOISE_RELEASES = 40
 
@@ -178,6 +188,11 @@ def shared_noise(directory: Path, size: Size):
     )
 
 
+def histories(directory: Path, size: Size):
+    """The ledger's figure for every kind of unit, against an independent composition."""
+    return audit_histories(directory, histories=size.histories, seed=HISTORIES_SEED)
+
+
 AUDITS = (
     local_single,
     local_run,
@@ -187,4 +202,5 @@ AUDITS = (
     shared_run,
     silo_single,
     shared_noise,
+    histories,
 )

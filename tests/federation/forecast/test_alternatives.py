@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dp.accounting.charge import run_charges
-from dp.accounting.compose import epsilon_of
+from dp.accounting.compose import Epsilon, epsilon_of
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import SpecError
 from federation.forecast.alternatives import Alternative, alternatives
@@ -130,10 +130,14 @@ def test_a_mode_that_cannot_be_had_says_why():
 def test_epsilon_has_a_figure_for_every_unit_of_the_plan():
     local, silo, bare = (plan.spec for plan in (LOCAL, SILO, CONSTANT))
     assert (units_of(local), units_of(silo), units_of(bare)) == (("task",), ("silo",), ("silo",))
-    assert epsilon_of_releases(local, releases=0, first_steps=0) == {"task": 0.0}
-    assert epsilon_of_releases(bare, releases=0, first_steps=0) == {"silo": 0.0}
-    assert epsilon_of_releases(bare, releases=1, first_steps=1) == {"silo": math.inf}
-    spent = [epsilon_of_releases(local, releases=n, first_steps=n)["task"] for n in range(13)]
+    assert epsilon_of_releases(local, releases=0, first_steps=0) == {"task": Epsilon(0.0)}
+    assert epsilon_of_releases(bare, releases=0, first_steps=0) == {"silo": Epsilon(0.0)}
+    assert epsilon_of_releases(bare, releases=1, first_steps=1) == {
+        "silo": Epsilon(math.inf, unprotected_releases=1)
+    }
+    spent = [
+        epsilon_of_releases(local, releases=n, first_steps=n)["task"].epsilon for n in range(13)
+    ]
     assert spent == sorted(spent)
     with pytest.raises(SpecError):
         epsilon_of_releases(local, releases=1, first_steps=2)
@@ -146,7 +150,9 @@ def test_composed_modes_state_both_units():
         .replace(b"delta_clip_l2 = 2.0", b"delta_clip_l2 = 2.0\nsilo_noise_multiplier = 3.0")
     )
     spent = epsilon_of_releases(plan.spec, releases=12, first_steps=12)
-    assert set(spent) == {"silo", "task"}
-    assert all(0 < value < math.inf for value in spent.values())
+    # A user lies between the two: the silo's noise is all that hides it.
+    assert set(spent) == {"silo", "task", "user"}
+    assert all(0 < found.epsilon < math.inf for found in spent.values())
+    assert not any(found.exceptions for found in spent.values())
     # The other modes are compared without the composition.
     assert rows(plan)["record_local"].unit == "task"

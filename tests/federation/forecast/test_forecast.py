@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dp.accounting.charge import run_charges
-from dp.accounting.compose import epsilon_of
+from dp.accounting.compose import Epsilon, shown_epsilon_of
 from dp.accounting.rdp import epsilon, rdp_gaussian
 from dp.accounting.snr import predicted_cosine
 from dp.noise.share import per_silo_sigma
@@ -168,7 +168,7 @@ def test_every_shipped_plan_can_start_with_the_cohort_it_is_written_for(path):
     shown = forecast_plan(plan, silos=silos, colluding=colluding, dimension=dimension)
     assert shown.refusals == ()
     if shown.mode in {"record_local", "record_distributed"}:
-        assert shown.epsilon_total["task"] <= 8.0
+        assert shown.epsilon_total["task"].epsilon <= 8.0
         assert plan.privacy.delta == 1e-5
         assert shown.predicted_cosine > 0.9
     assert all(
@@ -193,10 +193,10 @@ def test_the_record_modes_are_charged_as_the_ledger_charges_them():
         charges = run_charges(spec, releases=charged, first_steps=12)
         assert shown.refusals == ()
         assert (shown.releases, shown.charged_releases) == (releases, charged)
-        assert shown.epsilon_total == epsilon_of(charges, 1e-5)
-        assert 7.0 < shown.epsilon_total["task"] < 8.0
+        assert shown.epsilon_total == shown_epsilon_of(charges, 1e-5)
+        assert 7.0 < shown.epsilon_total["task"].epsilon < 8.0
         one = run_charges(spec, releases=spec.sums_per_round, first_steps=1)
-        assert shown.epsilon_round == epsilon_of(one, 1e-5)
+        assert shown.epsilon_round == shown_epsilon_of(one, 1e-5)
 
 
 def test_the_upload_of_each_record_mode_has_its_own_clip_and_noise():
@@ -222,7 +222,7 @@ def test_the_cosine_of_a_step_is_that_of_the_formula():
     )
     noise_sq = z_over_b**2 * d / 10 + 0.25 * d / (10 * 6)
     assert composed.predicted_cosine == pytest.approx(1 / math.sqrt(1 + noise_sq), rel=1e-12)
-    assert set(composed.epsilon_total) == {"silo", "task"}
+    assert set(composed.epsilon_total) == {"silo", "task", "user"}
     assert any("for a silo" in refusal for refusal in composed.refusals)
 
 
@@ -253,7 +253,10 @@ def test_what_the_gate_says_would_help_does_help(base):
 def test_a_user_is_charged_as_a_user_and_hides_in_a_louder_block():
     """A user may have any number of tasks, so the whole block is one user's to change."""
     task, user = record(RECORD_LOCAL), record(RECORD_LOCAL, ('unit = "task"', 'unit = "user"'))
-    assert user.epsilon_total == {"user": task.epsilon_total["task"]}
+    assert user.epsilon_total["user"] == task.epsilon_total["task"]
+    assert set(task.epsilon_total) == {"task"}
+    # Its tasks pay as units inside it: another task in it is another contribution, not none.
+    assert user.epsilon_total["task"].epsilon > 1.5 * user.epsilon_total["user"].epsilon
     assert user.metrics_silo_sigma == 20.0 * 2**16 > 10 * task.metrics_silo_sigma
     shared = record(RECORD_DISTRIBUTED)
     assert shared.metrics_silo_sigma == pytest.approx(task.metrics_silo_sigma / math.sqrt(6))

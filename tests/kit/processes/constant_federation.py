@@ -33,6 +33,7 @@ NO_MODEL = "0" * 64
 ACCEPTED = f"""\
 accept_no_privacy = "{NO_PRIVACY}"
 allow_exact_figures = true
+after_none = true
 """
 """Of a policy that lists mode ``none``."""
 PORTS = ("port", "enrol_port", "probes_port")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,12 @@ def test_the_envelope_holds_the_forecast_and_every_mode(monkeypatch, capsys):
     data = json.loads(out)["data"]
     plan = read_plan(DISTRIBUTED.read_bytes())
     shown = forecast_plan(plan, silos=10, colluding=1, dimension=3072)
-    assert data["epsilon_total"] == dict(shown.epsilon_total)
-    assert data["epsilon_round"] == dict(shown.epsilon_round)
+    assert data["epsilon_total"] == {
+        unit: asdict(found) for unit, found in shown.epsilon_total.items()
+    }
+    assert data["epsilon_round"] == {
+        unit: asdict(found) for unit, found in shown.epsilon_round.items()
+    }
     assert data["predicted_cosine"] == shown.predicted_cosine
     assert (data["releases"], data["charged_releases"], data["max_units"]) == (160, 192, 128)
     assert [row["mode"] for row in data["alternatives"]] == MODES

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dp.accounting.charge import attempt_charges
+from dp.accounting.compose import Epsilon
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import LedgerCorruptError, LedgerFormatError, LedgerRolledBackError
 from dp.ledger.journal import Journal
@@ -83,6 +84,16 @@ def call(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
     return int(stop.value.code or 0), captured.out, captured.err
 
 
+def shown(epsilon, *, partial=0, unprotected=0):
+    """The JSON form of a figure."""
+    return {
+        "epsilon": epsilon,
+        "partial_releases": partial,
+        "unprotected_releases": unprotected,
+        "adjacency": "zero-out",
+    }
+
+
 @pytest.fixture
 def silo(tmp_path: Path) -> Path:
     (tmp_path / "silo.toml").write_text("environments = []")
@@ -93,8 +104,8 @@ def silo(tmp_path: Path) -> Path:
 def test_nothing_was_charged_yet(tmp_path):
     found = read_budget(tmp_path, delta=DELTA, caps=CAPS)
     assert [(row.unit, row.epsilon_spent, row.epsilon_left) for row in found.units] == [
-        ("silo", 0.0, 50.0),
-        ("task", 0.0, 40.0),
+        ("silo", Epsilon(0.0), 50.0),
+        ("task", Epsilon(0.0), 40.0),
     ]
     assert (found.runs, found.unprotected, found.ledger_seq) == ((), 0, None)
     assert not (tmp_path / LEDGER_FILE).exists()
@@ -117,7 +128,7 @@ def test_it_works_while_the_daemon_holds_the_ledger(silo: Path, monkeypatch, cap
         assert code == Exit.OK
         assert data["units"][0] == {
             "unit": "silo",
-            "epsilon_spent": spent,
+            "epsilon_spent": shown(spent, unprotected=1),
             "epsilon_reserved": 0.0,
             "epsilon_left": 50.0 - spent,
             "epsilon_cap": 50.0,
@@ -129,7 +140,11 @@ def test_it_works_while_the_daemon_holds_the_ledger(silo: Path, monkeypatch, cap
     assert data["unprotected"] == 1
     first, second = data["runs"]
     assert (first["run"], first["attempts"], first["unprotected"]) == ("run-1", 2, 0)
-    assert first["epsilons"] == {"silo": pytest.approx(spent, rel=1e-12)}
+    assert first["epsilons"]["silo"] == shown(pytest.approx(spent, rel=1e-12))
+    # What it tells of the silo it tells of its tasks and users, at up to two clips.
+    assert first["epsilons"]["task"] == first["epsilons"]["user"]
+    assert first["epsilons"]["task"]["epsilon"] > 1.5 * spent
+    assert [row["unit"] for row in data["units"]] == ["silo", "task", "user"]
     assert second == {
         "run": "run-2",
         "epsilons": {},
@@ -144,22 +159,22 @@ def test_a_training_is_reserved_until_its_round_is_uploaded(tmp_path):
     with opened(tmp_path) as ledger:
         train(ledger, of, 1)
         first = unit_of(read_budget(tmp_path, delta=DELTA, caps=CAPS), "task")
-        assert first.epsilon_reserved == first.epsilon_spent > 0.0
+        assert first.epsilon_reserved == first.epsilon_spent.epsilon > 0.0
         ledger.reserve(entry(of, 1))
         second = unit_of(read_budget(tmp_path, delta=DELTA, caps=CAPS), "task")
-        assert second.epsilon_spent > first.epsilon_spent
+        assert second.epsilon_spent.epsilon > first.epsilon_spent.epsilon
         assert second.epsilon_reserved == 0.0
         train(ledger, of, 2)
         found = read_budget(tmp_path, delta=DELTA, caps=CAPS)
         third = unit_of(found, "task")
-        assert third.epsilon_spent == ledger.spent_epsilons()["task"]
+        assert third.epsilon_spent == ledger.epsilons()["task"]
     # What is not reserved is what was spent before the second training.
-    released = third.epsilon_spent - third.epsilon_reserved
-    assert released == pytest.approx(second.epsilon_spent, rel=1e-12)
-    assert third.epsilon_left == 40.0 - third.epsilon_spent
+    released = third.epsilon_spent.epsilon - third.epsilon_reserved
+    assert released == pytest.approx(second.epsilon_spent.epsilon, rel=1e-12)
+    assert third.epsilon_left == 40.0 - third.epsilon_spent.epsilon
     assert (found.runs[0].attempts, found.runs[0].trainings) == (1, 2)
-    # The silo kind was charged nothing.
-    assert unit_of(found, "silo").epsilon_spent == 0.0
+    # The silo was charged nothing, and one release is not protected for it.
+    assert unit_of(found, "silo").epsilon_spent == Epsilon(0.0, partial_releases=1)
     assert set(found.runs[0].epsilons) == {"task"}
 
 
@@ -180,9 +195,10 @@ def test_noise_for_the_silo_on_top_is_charged_to_both_kinds(tmp_path):
         train(ledger, of, 1)
         ledger.reserve(entry(of, 1))
         found = read_budget(tmp_path, delta=DELTA, caps=CAPS)
-        assert set(found.runs[0].epsilons) == {"silo", "task"}
+        assert set(found.runs[0].epsilons) == {"silo", "task", "user"}
         for row in found.units:
-            assert row.epsilon_spent == ledger.spent_epsilons()[row.unit] > 0.0
+            assert row.epsilon_spent == ledger.epsilons()[row.unit]
+            assert row.epsilon_spent.epsilon > 0.0
             assert row.epsilon_reserved == 0.0
 
 
@@ -192,7 +208,7 @@ def test_a_kind_that_was_charged_is_shown_without_a_cap_as_well(tmp_path):
         for step in range(3):
             ledger.reserve(entry(of, 1, step=step))
     user = unit_of(read_budget(tmp_path, delta=DELTA, caps={"task": 9.0}), "user")
-    assert user.epsilon_spent > 0.0
+    assert user.epsilon_spent.epsilon > 0.0
     assert (user.epsilon_cap, user.epsilon_left) == (0.0, 0.0)
 
 
@@ -202,8 +218,8 @@ def test_runs_are_not_additive(tmp_path):
         ledger.reserve(entry(of, 1))
         ledger.reserve(entry(of, 1, run="run-2"))
     found = read_budget(tmp_path, delta=DELTA, caps={"silo": 1.0})
-    alone = sum(run.epsilons["silo"] for run in found.runs)
-    assert alone > unit_of(found, "silo").epsilon_spent > 1.0
+    alone = sum(run.epsilons["silo"].epsilon for run in found.runs)
+    assert alone > unit_of(found, "silo").epsilon_spent.epsilon > 1.0
     assert unit_of(found, "silo").epsilon_left == 0.0
 
 
@@ -213,15 +229,19 @@ def test_the_table_says_all_of_it(tmp_path):
         train(ledger, of, 1)
         ledger.reserve(entry(spec(Mode.NONE), 1, run="run-2"))
         head = ledger.head()[1].hex()
-    shown = budget_lines(read_budget(tmp_path, delta=DELTA, caps=CAPS))
-    assert shown[0] == "epsilon at delta 1e-05"
-    assert shown[1].split() == ["unit", "spent", "reserved", "left", "cap"]
-    text = "\n".join(shown)
+    lines = budget_lines(read_budget(tmp_path, delta=DELTA, caps=CAPS))
+    assert lines[0] == "epsilon at delta 1e-05, zero-out adjacency"
+    assert lines[1].split() == ["unit", "reserved", "left", "cap", "spent"]
+    for line, unit in zip(lines[2:5], ("silo", "task", "user"), strict=True):
+        assert line.split()[0] == unit
+        assert line.endswith(" and 1 release in mode none")
+    assert lines[4].split()[1:4] == ["0", "-", "no"]
+    text = "\n".join(lines)
     assert "run-1: epsilon alone task" in text
     assert "0 upload(s), 1 local training(s)" in text
     assert "run-2: epsilon alone none; charged for 1 upload(s), 1 without noise" in text
     assert "1 upload(s) in mode none, which no epsilon describes" in text
-    assert head[:16] in shown[-1]
+    assert head[:16] in lines[-1]
 
 
 def three_records(directory: Path) -> Path:

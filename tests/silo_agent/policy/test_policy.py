@@ -267,7 +267,11 @@ def test_mode_none_is_accepted_only_by_name_and_then_has_no_noise_to_check():
 def test_unlimited_epsilon_must_be_that_word():
     change = ("max_epsilon_per_run = 6.0", 'max_epsilon_per_run = "unlimited"')
     plan = make_plan(("count = 5", "count = 5000"))
-    most = (("max_rounds = 5", "max_rounds = 5000"), ("silo = 50.0", "silo = 1e6"))
+    most = (
+        ("max_rounds = 5", "max_rounds = 5000"),
+        ("silo = 50.0", "silo = 1e6"),
+        ("task = 40.0", "task = 1e6"),
+    )
     assert judge_task(policy=make_policy(*most), plan=plan).rule == "epsilon_per_run"
     assert judge_task(policy=make_policy(*most, change), plan=plan).accepted
     with pytest.raises(PolicyFileError, match="max_epsilon_per_run"):

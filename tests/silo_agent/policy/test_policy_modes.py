@@ -301,7 +301,9 @@ def test_a_run_that_alone_would_pass_a_cap_is_refused(mode):
 def test_noise_for_the_silo_on_top_needs_a_budget_of_its_own():
     plan = plan_of("composed")
     costs = epsilon_of(charges_of_run(plan), 1e-5)
-    assert set(costs) == {"silo", "task"}
+    # A user lies in the silo and pays with it; without a cap that is shown only.
+    assert set(costs) == {"silo", "task", "user"}
+    assert rule_on_plan(policy_of("composed"), plan) == ACCEPTED
     assert rule_on_plan(policy_of("composed", ("silo = 50.0", "silo = 0")), plan) == "run_above_cap"
     # Without that noise the silo's whole data set is not protected, and nothing is charged for it.
     alone = plan_of("record_local")

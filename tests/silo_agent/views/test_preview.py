@@ -11,7 +11,7 @@ import pytest
 
 from chorale.v1 import membership_pb2, round_pb2
 from dp.accounting.charge import attempt_charges
-from dp.accounting.compose import epsilon_of
+from dp.accounting.compose import shown_epsilon_of
 from dp.config import Mode
 from dp.ledger.ledger import Ledger
 from federation.adapter.encoding import encode_adapter
@@ -178,8 +178,8 @@ def test_clip_noise_block_and_charge_are_the_descriptors_and_the_plans(silo, one
     # One coordinate: its bound becomes the whole grid.
     assert figure.noise == pytest.approx(2000.0 / 2**16 * 64.0)
     spec = plan.spec
-    assert shown.charged == epsilon_of(attempt_charges(spec, step=0), 1e-5)
-    assert shown.charged_by_run["silo"] > shown.charged["silo"] > 0
+    assert shown.charged == shown_epsilon_of(attempt_charges(spec, step=0), 1e-5)
+    assert shown.charged_by_run["silo"].epsilon > shown.charged["silo"].epsilon > 0
     assert shown.cohort == one.descriptor.cohort
 
 

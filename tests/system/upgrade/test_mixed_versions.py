@@ -42,6 +42,10 @@ def with_schedule(loopback):
     return loopback.start_run(plan_file, adapter, token="schedule")
 
 
+OWN = 'chorale_silo_dp_epsilon_spent{unit="silo"}'
+"""Charged alike by both. What it costs the tasks inside, the previous release does not count."""
+
+
 def spent(loopback, silo_id):
     """ε of every unit, by the silo's own command; the daemon holds the ledger, so by its metric."""
     samples = loopback.metrics(silo_id)
@@ -88,9 +92,9 @@ def require_run(loopback, what):
 
     status, rounds = run(loopback, "charged", rounds=1, **NOISY)
     assert status["run"]["state"] == "finished", status
-    charges = [spent(loopback, silo) for silo in SILOS]
-    assert charges[0]['chorale_silo_dp_epsilon_spent{unit="silo"}'] > 0
-    assert charges == [charges[0]] * 4
+    charges = [spent(loopback, silo)[OWN] for silo in SILOS]
+    assert charges[0] > 0
+    assert charges == pytest.approx([charges[0]] * 4, rel=1e-12)
     loopback.chorale("audit", "verify", "--data", str(loopback.data_dir))
     require_sound(loopback)
 

@@ -150,7 +150,7 @@ def test_a_run_over_budget_is_refused_and_explained(federation):
     code, envelope, _ = command("budget", data=federation.silo_dir(POOR))
     row = next(row for row in envelope["data"]["units"] if row["unit"] == "silo")
     assert code == Exit.OK
-    assert row["epsilon_spent"] == pytest.approx(epsilon_after(1), rel=1e-9)
+    assert row["epsilon_spent"]["epsilon"] == pytest.approx(epsilon_after(1), rel=1e-9)
     assert 0.0 < row["epsilon_left"] < epsilon_after(2) - epsilon_after(1)
     assert "\n  silo" in shown("budget", data=federation.silo_dir(POOR))
     code, envelope, _ = command("status", data=federation.silo_dir(POOR))

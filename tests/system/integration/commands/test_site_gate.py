@@ -50,7 +50,7 @@ def test_a_run_waits_for_two_sites_begins_when_they_approve_and_not_where_one_re
             lambda silo_id=silo_id: run_in_state(loopback, silo_id, "waiting for approval", run_id),
             f"{silo_id} waits for approval",
         )
-        assert waits["epsilons_at_most"]["silo"] > 0
+        assert waits["epsilons_at_most"]["silo"]["epsilon"] > 0
         assert waits["epsilons_charged"] == {}
         key = 'chorale_silo_policy_decisions_total{decision="refuse",rule="approval_pending"}'
         until(lambda silo_id=silo_id, key=key: loopback.metrics(silo_id)[key], f"{silo_id} refuses")
@@ -75,7 +75,7 @@ def test_a_run_waits_for_two_sites_begins_when_they_approve_and_not_where_one_re
         lambda: run_in_state(loopback, "silo-c", "finished", run_id), "silo-c hears of the end"
     )
     assert finished["rounds_taken_part"] == 1
-    assert finished["epsilons_charged"]["silo"] > 0
+    assert finished["epsilons_charged"]["silo"]["epsilon"] > 0
     refused = run_in_state(loopback, "silo-d", "refused", run_id)
     assert refused["rule"] == "refused_by_operator"
     assert refused["epsilons_charged"] == {}
