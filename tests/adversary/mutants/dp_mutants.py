@@ -11,11 +11,15 @@ import json
 import sys
 import time
 
-from tests.adversary.mutants import dp_account, dp_noise
+from tests.adversary.mutants import dp_account, dp_composition, dp_noise
 from tests.adversary.mutants.mutant import Mutant
 from tests.adversary.mutants.runner import BaselineError, Verdict, run_all
 
-MUTANTS: tuple[Mutant, ...] = (*dp_noise.MUTANTS, *dp_account.MUTANTS)
+MUTANTS: tuple[Mutant, ...] = (
+    *dp_noise.MUTANTS,
+    *dp_account.MUTANTS,
+    *dp_composition.MUTANTS,
+)
 
 
 def run(chosen: list[str]) -> int:

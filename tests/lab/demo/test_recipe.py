@@ -5,16 +5,19 @@ import itertools
 import tomllib
 
 import pytest
+from dp_accounting import GaussianDpEvent, NeighboringRelation
+from dp_accounting.pld import PLDAccountant
 
 from evolution.model.lora import initial_adapter
 from federation.adapter.layout import Layout
 from federation.forecast.forecast import forecast_plan, shared_dimension
-from federation.plan.charges import own_unit
+from federation.plan.charges import epsilon_of_releases, own_unit
 from federation.plan.read import read_plan
 from lab.demo.choices import Privacy, Scenario
 from lab.demo.recipe import EPSILON_CAP, RECIPES
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml
+from tests.kit.paths import ROOT
 
 RECORD = (Privacy.RECORD_LOCAL, Privacy.RECORD_DISTRIBUTED)
 
@@ -70,6 +73,24 @@ def test_the_noise_at_record_level_does_not_drown_the_direction():
 def test_more_rounds_mean_more_noise_and_never_more_epsilon():
     few, many = (plan_of(rounds=rounds).privacy.noise_multiplier for rounds in (2, 8))
     assert many > 1.5 * few
+
+
+@pytest.mark.parametrize(
+    ("relation", "documented"),
+    [(NeighboringRelation.REPLACE_SPECIAL, 6.26), (NeighboringRelation.REPLACE_ONE, 14.66)],
+)
+def test_the_documented_figure_under_each_adjacency(relation, documented):
+    """docs/privacy.md: what three releases of the demo are shown as, and what they are exactly."""
+    recipe = RECIPES[Privacy.RECORD_LOCAL]
+    spec = recipe.spec(recipe.noise_multiplier)
+    shown = epsilon_of_releases(spec, releases=3, first_steps=3)["task"]
+    assert f"{shown.epsilon:.2f}" == "6.77"
+    accountant = PLDAccountant(relation)
+    accountant.compose(GaussianDpEvent(spec.noise_multiplier), 3 * spec.record.steps_per_round)
+    accountant.compose(GaussianDpEvent(spec.metrics_noise_multiplier), 3)
+    assert accountant.get_epsilon(spec.delta) == pytest.approx(documented, abs=0.005)
+    said = (ROOT / "docs" / "privacy.md").read_text()
+    assert f"{documented:.2f}" in said
 
 
 def test_a_cap_that_the_figures_alone_pass_is_no_plan():

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,9 @@ from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.local_store import LocalStore
 from silo_agent.cli.main import main
 from silo_agent.cli.status import budget_lines
+from silo_agent.doctor.site import judge_ledger
 from silo_agent.errors import LocalStoreError
+from silo_agent.policy.document import Policy
 from tests.kit.silo_agent.policy_samples import POLICY, edited
 
 DELTA = 1e-5
@@ -242,6 +245,26 @@ def test_the_table_says_all_of_it(tmp_path):
     assert "run-2: epsilon alone none; charged for 1 upload(s), 1 without noise" in text
     assert "1 upload(s) in mode none, which no epsilon describes" in text
     assert head[:16] in lines[-1]
+
+
+def test_the_doctor_names_cap_and_figure_where_a_ledger_is_above_one(tmp_path):
+    of = spec(Mode.SILO)
+    with opened(tmp_path) as ledger:
+        ledger.reserve(entry(of, 1))
+        found = ledger.epsilons()["task"]
+    config = SimpleNamespace(data_dir=tmp_path)
+
+    def judged(caps):
+        policy = Policy.parse(f"[privacy]\nepsilon_caps = {{ {caps} }}".encode())
+        return judge_ledger(config, policy)
+
+    over = judged("silo = 50.0, task = 0.5")
+    assert over.outcome == "warning"
+    assert f"task stands at {found} (zero-out adjacency), its cap is 0.5" in over.found
+    # What no cap names is in nobody's way.
+    fine = judged("silo = 50.0")
+    assert fine.outcome == "ok"
+    assert "zero-out adjacency" in fine.found
 
 
 def three_records(directory: Path) -> Path:

@@ -1,6 +1,7 @@
 """chorale-silo: the contract of its answers, its start-up time, and its read-only commands."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +178,29 @@ def test_policy_init_from_a_plan_is_a_policy_that_accepts_it(silo: Path, monkeyp
     plan = str(silo / "plan.toml")
     assert call(monkeypatch, capsys, "policy", "init", "--plan", plan, "--data", str(silo))[0] == 0
     assert call(monkeypatch, capsys, "policy", "check", plan, "--data", str(silo))[0] == 0
+
+
+def test_policy_check_says_what_is_shown_and_not_capped(silo: Path, monkeypatch, capsys):
+    policy, plan = silo / "policy.toml", str(silo / "plan.toml")
+
+    def checked(caps: str) -> tuple[dict, str]:
+        text = re.sub(
+            r"(?m)^epsilon_caps = .*$", f"epsilon_caps = {{ {caps} }}", policy.read_text()
+        )
+        policy.write_text(text)
+        given = ("policy", "check", plan, "--data", str(silo))
+        code, out, _ = call(monkeypatch, capsys, *given, "--format", "json")
+        assert code == Exit.OK
+        return json.loads(out)["data"], call(monkeypatch, capsys, *given)[1]
+
+    data, text = checked("silo = 50.0")
+    assert data["shown_but_not_capped"] == ["task", "user"]
+    assert "shown, but not capped: task, user" in text
+    assert "for each task (zero-out adjacency)" in text
+    assert data["epsilons"]["task"]["epsilon"] > data["epsilons"]["silo"]["epsilon"]
+    data, text = checked("silo = 50.0, task = 1e3, user = 1e3")
+    assert data["shown_but_not_capped"] == []
+    assert "not capped" not in text
 
 
 def test_a_plan_without_noise_waits_for_the_operators_word_and_says_which(

@@ -13,10 +13,15 @@ from federation.chain.record import Place
 from federation.chain.task import ATTEMPTS_USED_UP, PASSING_REASONS
 from federation.plan.charges import charges_of_run
 from secagg.descriptor import AggregationId
-from silo_agent.books.ledger import require_attempt_budget, require_budget, require_unsigned
+from silo_agent.books.ledger import (
+    require_after_none,
+    require_attempt_budget,
+    require_budget,
+    require_unsigned,
+)
 from silo_agent.errors import PolicyRefusalError, SessionError
 from silo_agent.follow.published import require_head, require_next
-from silo_agent.policy.document import LimitsSection, Policy
+from silo_agent.policy.document import LimitsSection, Policy, PrivacySection
 from silo_agent.policy.refusal import DAEMON_RULES
 from tests.kit.dp.ledgers import none_entry
 from tests.kit.federation.adapters import record_plan
@@ -252,6 +257,39 @@ def test_a_cap_of_zero_allows_nothing_that_epsilon_rounds_to_zero(ledger_of):
             continue
         with pytest.raises(PolicyRefusalError) as refused:
             require_attempt_budget(ledger, SILO, LIMITS, at())
+        assert refused.value.rule == "epsilon_cap"
+
+
+def test_noise_after_an_upload_without_any_needs_the_policys_word(ledger_of):
+    ledger = ledger_of(silo=1e9, task=1e9)
+    open_, closed = (PrivacySection(after_none=allowed) for allowed in (True, False))
+    for plan in (NONE, SILO, LOCAL, STEPPED):
+        require_after_none(ledger, plan, closed)
+    ledger.reserve(none_entry(1))
+    for plan in (SILO, LOCAL, STEPPED):
+        require_after_none(ledger, plan, open_)
+        with pytest.raises(PolicyRefusalError, match="after_none = true") as refused:
+            require_after_none(ledger, plan, closed)
+        assert (refused.value.rule, refused.value.rule in DAEMON_RULES) == ("after_none", True)
+        assert refused.value.public_reason == (
+            "the site's policy does not allow noise after an upload without any"
+        )
+    # Mode none itself is a decision that was taken already.
+    require_after_none(ledger, NONE, closed)
+    assert Policy.parse(b"").privacy.after_none is False
+
+
+def test_a_named_kind_inside_the_protected_one_is_refused_before_any_work(ledger_of):
+    costs = needed(SILO, releases=1, first_steps=1)
+    assert costs["task"] > costs["silo"]
+    require_budget(ledger_of(silo=costs["silo"]), SILO, LIMITS, task_at(1, 0))
+    short = ledger_of(silo=costs["silo"], task=costs["task"] * 0.999)
+    for refused_by in (
+        lambda: require_budget(short, SILO, LIMITS, task_at(1, 0)),
+        lambda: require_attempt_budget(short, SILO, LIMITS, at()),
+    ):
+        with pytest.raises(PolicyRefusalError, match="projected task-level epsilon") as refused:
+            refused_by()
         assert refused.value.rule == "epsilon_cap"
 
 

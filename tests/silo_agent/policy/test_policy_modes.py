@@ -311,6 +311,20 @@ def test_noise_for_the_silo_on_top_needs_a_budget_of_its_own():
     assert rule_on_plan(no_silo, alone) == ACCEPTED
 
 
+def test_a_kind_inside_the_protected_one_is_capped_only_where_it_is_named():
+    plan = plan_of("silo")
+    costs = epsilon_of(charges_of_run(plan), 1e-5)
+    assert set(costs) == {"silo", "task", "user"}
+    named = "silo = 50.0, task = 40.0"
+    alone = policy_of("silo", (named, "silo = 50.0"))
+    assert rule_on_plan(alone, plan) == ACCEPTED
+    for unit in ("task", "user"):
+        enough = policy_of("silo", (named, f"silo = 50.0, {unit} = {costs[unit] * 1.001}"))
+        assert rule_on_plan(enough, plan) == ACCEPTED
+        short = policy_of("silo", (named, f"silo = 50.0, {unit} = {costs[unit] * 0.999}"))
+        assert rule_on_plan(short, plan) == "run_above_cap"
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_method_that_does_not_run_under_the_mode_is_refused_with_those_it_does(mode, monkeypatch):
     others = frozenset(MODES) - {mode}
