@@ -41,7 +41,7 @@ def test_silo(tmp_path):
 
 def test_policy():
     content = (EXAMPLES / "policy.toml").read_bytes()
-    assert Policy.parse(content).privacy.caps() == {"silo": 20.0, "task": 20.0}
+    assert Policy.parse(content).privacy.caps() == {"silo": 20.0, "task": 40.0}
     with pytest.raises(PolicyFileError, match="unknown key"):
         Policy.parse(content + b"\n[extra]\n")
 

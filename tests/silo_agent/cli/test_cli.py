@@ -76,8 +76,8 @@ def test_an_accepted_plan(silo: Path, monkeypatch, capsys):
     assert envelope["schema_version"] == 1
     assert envelope["status"] == "ok"
     assert envelope["data"]["rule"] == "accepted"
-    assert list(envelope["data"]["epsilons"]) == ["silo"]
-    cost = envelope["data"]["epsilons"]["silo"]
+    assert list(envelope["data"]["epsilons"]) == ["silo", "task", "user"]
+    cost = envelope["data"]["epsilons"]["silo"]["epsilon"]
     _, out, err = call(monkeypatch, capsys, *arguments)
     assert out.startswith("accepted: ")
     assert f"at most epsilon {cost:.4g} for each silo" in out
@@ -105,9 +105,9 @@ def test_the_budget_is_a_table_on_stdout(silo: Path, monkeypatch, capsys):
     assert (code, err) == (Exit.OK, "")
     assert "epsilon at delta 1e-05" in out
     assert [line.split() for line in out.splitlines()[1:4]] == [
-        ["unit", "spent", "reserved", "left", "cap"],
-        ["silo", "0", "0", "50", "50"],
-        ["task", "0", "0", "40", "40"],
+        ["unit", "reserved", "left", "cap", "spent"],
+        ["silo", "0", "50", "50", "0"],
+        ["task", "0", "40", "40", "0"],
     ]
 
 
@@ -273,7 +273,7 @@ def test_status_of_a_silo_that_has_not_joined(silo: Path, monkeypatch, capsys):
     ]
     _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
     assert "not joined yet" in out
-    assert "epsilon for each task: 0 spent, 40 left of 40" in out
+    assert "epsilon for each task: 0 spent (zero-out adjacency), 40 left of 40" in out
 
 
 def test_status_shows_a_policy_or_a_ledger_that_cannot_be_used_as_a_problem(

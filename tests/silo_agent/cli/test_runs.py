@@ -68,11 +68,11 @@ def test_a_run_that_waits_is_shown_with_what_it_costs_and_what_to_do(ask, shown)
     assert code == Exit.OK
     (run,) = said["data"]["runs"]
     assert (run["state"], run["round"], run["rounds"]) == ("waiting for approval", 2, 5)
-    assert run["epsilons_at_most"]["silo"] > 1.0
+    assert run["epsilons_at_most"]["silo"]["epsilon"] > 1.0
     assert run["epsilons_charged"] == {}
     lines = shown("runs")
     assert f"chorale-silo approve run-1 --plan-sha256 {DIGEST.hex()}" in lines
-    assert f"at most {run['epsilons_at_most']['silo']:.4g} in all" in lines
+    assert f"at most {run['epsilons_at_most']['silo']['epsilon']:.4g} in all" in lines
     _, said, _ = ask("status")
     assert [one["run"] for one in said["data"]["waiting"]] == ["run-1"]
     assert "run run-1: waiting for approval" in shown("status")
