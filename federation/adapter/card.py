@@ -212,9 +212,9 @@ def _privacy(card: ModelCard) -> str:
 def _meaning(spec: PrivacySpec) -> str:
     if spec.mode not in RECORD_MODES:
         return (
-            "It bounds what all releases together tell about the whole data set of one silo, "
-            "against everybody who sees them, while at most the roster's number of colluding "
-            "silos works with the coordinator."
+            "It bounds what all releases together tell about the whole data set of one silo, and "
+            "about each user and task in it, against everybody who sees them, while at most the "
+            "roster's number of colluding silos works with the coordinator."
         )
     what = "one task with all its trajectories" if spec.unit == "task" else "all tasks of one user"
     against = (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dp.accounting.compose import Epsilon
 from dp.config import Mode, RecordSpec
 from federation.adapter.card import FamilySuccess, render_card
 from federation.adapter.export import write_peft_adapter
@@ -50,7 +51,7 @@ def test_every_digest_and_count_is_there():
 
 
 def test_without_noise_it_says_that_there_is_no_privacy():
-    text = render_card(replace(CARD, privacy=NONE, epsilon={"silo": math.inf}, success=()))
+    text = render_card(replace(CARD, privacy=NONE, epsilon={"silo": Epsilon(math.inf)}, success=()))
     assert "there is no differential privacy" in text
     assert "- differential-privacy" not in text
     assert "Not reported: no masked sum" in text
@@ -59,7 +60,11 @@ def test_without_noise_it_says_that_there_is_no_privacy():
 @pytest.mark.parametrize(
     ("spec", "epsilon", "said"),
     [
-        (DISTRIBUTED, {"task": 3.0}, "one task with all its trajectories, against everybody who"),
+        (
+            DISTRIBUTED,
+            {"task": Epsilon(3.0)},
+            "one task with all its trajectories, against everybody who",
+        ),
         (
             replace(
                 DISTRIBUTED,
@@ -67,7 +72,7 @@ def test_without_noise_it_says_that_there_is_no_privacy():
                 unit="user",
                 record=replace(DISTRIBUTED.record, delta_clip_l2=1.0),
             ),
-            {"user": math.inf},
+            {"user": Epsilon(math.inf)},
             "all tasks of one user, against everybody outside the silo",
         ),
     ],
@@ -76,7 +81,8 @@ def test_the_statement_follows_the_mode(spec, epsilon, said):
     text = render_card(replace(CARD, privacy=spec, epsilon=epsilon))
     assert said in text
     assert f"Mode `{spec.mode.value}`" in text
-    if epsilon.get("user") == math.inf:
+    assert "| unit | ε (zero-out adjacency) | δ |" in text
+    if "user" in epsilon:
         assert "| one user | infinite |" in text
 
 

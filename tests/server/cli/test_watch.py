@@ -76,7 +76,7 @@ def test_a_phase_names_each_silo_since_when_until_when_and_its_last_byte():
         "waiting for since until last byte",
         "hospital-a 1 min 15 s ago in 45 s 3 s ago",
         "hospital-b 1 min 15 s ago in 45 s never",
-        "silo-level ε 2 of 8 at δ = 1e-05 ██████░░░░░░░░░░░░░░░░░░ 25%",
+        "silo-level ε 2 of 8 at δ = 1e-05 (zero-out adjacency) ██████░░░░░░░░░░░░░░░░░░ 25%",
     ]
 
 
@@ -158,9 +158,9 @@ def test_each_environment_has_its_curve():
         (0.0, 8.0, "░" * 24 + " 0%"),
         (8.0, 8.0, "█" * 24 + " 100%"),
         (0.001, 8.0, "█" + "░" * 23 + " 0%"),
-        (math.inf, 8.0, "ε inf of 8 at δ = 1e-05"),
-        (1.0, math.inf, "ε 1 of inf at δ = 1e-05"),
-        (math.nan, 8.0, "ε nan of 8 at δ = 1e-05"),
+        (math.inf, 8.0, "ε inf of 8 at δ = 1e-05 (zero-out adjacency)"),
+        (1.0, math.inf, "ε 1 of inf at δ = 1e-05 (zero-out adjacency)"),
+        (math.nan, 8.0, "ε nan of 8 at δ = 1e-05 (zero-out adjacency)"),
     ],
 )
 def test_the_budget_is_shown_as_spent_of_its_cap(spent, cap, end):
