@@ -17,6 +17,7 @@
     ├── SpoolError             a masked upload cannot be kept, or is not what was written
     ├── LocalStoreError        the silo's own state on disk cannot be used
     │   └── AuditLogError      its audit log cannot be read or written
+    ├── SpentFileError         a file that says what was spent before cannot be used
     └── DiskLimitError         the data directory holds more than the site allows
 
 Texts may name local facts; only ``PolicyRefusalError.public_reason`` is ever sent anywhere.
@@ -40,6 +41,7 @@ __all__ = [
     "PolicyRefusalError",
     "SessionError",
     "SiloError",
+    "SpentFileError",
     "SpoolError",
     "TransportError",
     "WorkCalledOffError",
@@ -138,6 +140,10 @@ class LocalStoreError(SiloError):
 
 class AuditLogError(LocalStoreError):
     """The audit log cannot be read or written."""
+
+
+class SpentFileError(SiloError):
+    """A file that says what was spent before is not whole, not signed, or not one for here."""
 
 
 class DiskLimitError(SiloError):

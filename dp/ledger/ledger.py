@@ -287,6 +287,12 @@ class Ledger:
         with self._lock:
             return self._journal.length - 1, self._journal.tip
 
+    @property
+    def id(self) -> bytes:
+        """Digest of the first record, whose 128 random bits no other ledger has."""
+        with self._lock:
+            return self._journal.digest_at(0)
+
     def require_contains(self, seq: int, sha256: bytes) -> None:
         """Compare with a head of this ledger that somebody has seen.
 

@@ -11,43 +11,30 @@ For each kind of unit::
                 round goes on. It is never given back, for what was trained could be trained on.
     left        cap less spent, and not below zero; a kind without a cap has nothing left.
 
-Invariants:
-
-1. The ledger's file is copied and the copy is opened, so the daemon's lock is neither needed nor
-   disturbed, and nothing here can write to the ledger.
-2. The copy passes the same checks as the ledger itself: framing, checksums, chain, and that it
-   holds the highest head this silo remembers. A ledger that is lost, damaged, of another format or
-   older than that is refused: no figure is shown that a daemon would not start with.
-3. A record that the daemon was writing at that moment is not counted; it is as if the question had
-   been asked a millisecond earlier.
+The figures are of a verified copy of the ledger (``silo_agent/books/ledger_copy.py``): none is
+shown that a daemon would not start with.
 
 ε is not additive: the parts that runs would have cost alone add up to more than the total.
 
-Covered: a running daemon, none at all. Not covered: comparing with heads that only peers or the
-coordinator have seen.
+Covered: what was charged here, and what was carried in. Not covered: what other data directories
+were charged with for the same data.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from dp.accounting.charge import Charge, UnitKind
 from dp.accounting.compose import Epsilon, Spent
 from dp.config import ADJACENCY, Mode
 from dp.ledger.entry import LedgerEntry, TrainingEntry
-from dp.ledger.journal import Journal
-from dp.ledger.ledger import Ledger
 from dp.ledger.record import read_spent, read_trained
-from silo_agent.books.ledger import LEDGER_FILE
-from silo_agent.books.local_store import LocalStore
-from silo_agent.errors import LocalStoreError
+from silo_agent.books.ledger_copy import ledger_copy
 
 __all__ = ["Budget", "RunBudget", "UnitBudget", "read_budget"]
 
@@ -109,6 +96,8 @@ class Budget:
     """In the order of their first charge."""
     unprotected: int
     """Attempts in mode ``none`` of all runs, those before the ledger began included."""
+    carried: Mapping[UnitKind, Epsilon]
+    """What was spent before the ledger began, as if it were all, for each kind that has some."""
     ledger_seq: int | None
     """Number of the newest record; None before the first."""
     ledger_sha256: str | None
@@ -152,42 +141,30 @@ def read_budget(data_dir: Path, *, delta: float, caps: Mapping[UnitKind, float])
         LocalStoreError: The ledger cannot be read, or is gone.
         PrivacyError: It is damaged, of another format, or older than this silo remembers.
     """
-    source = data_dir / LEDGER_FILE
-    # Read before the copy is made: the daemon remembers a head after it has written it.
-    store = LocalStore(data_dir)
-    remembered = store.ledger_head()
-    if not source.exists():
-        if remembered is not None or store.chain_heads():
-            raise LocalStoreError(
-                f"{source} is missing, but this silo took part in runs: put the newest copy of it "
-                "back; without it nobody knows what was spent"
+    with ledger_copy(data_dir, delta=delta, caps=caps) as copy:
+        if copy is None:
+            return Budget(
+                delta=delta,
+                units=_units(Spent.nothing().epsilons(delta), {}, caps),
+                runs=(),
+                unprotected=0,
+                carried={},
+                ledger_seq=None,
+                ledger_sha256=None,
             )
-        return Budget(
-            delta=delta,
-            units=_units(Spent.nothing().epsilons(delta), {}, caps),
-            runs=(),
-            unprotected=0,
-            ledger_seq=None,
-            ledger_sha256=None,
-        )
-    with tempfile.TemporaryDirectory(prefix="chorale-budget-") as directory:
-        copy = Path(directory) / LEDGER_FILE
-        try:
-            shutil.copyfile(source, copy)
-        except OSError as error:
-            raise LocalStoreError(f"cannot read {source}: {error}") from error
-        with Ledger.open(copy, delta=delta, caps=caps) as ledger:
-            if remembered is not None:
-                ledger.require_contains(*remembered)
-            spent, opening = ledger.epsilons(), ledger.opening or Spent.nothing()
-            unprotected = ledger.unprotected_releases
-            seq, sha256 = ledger.head()
-        debits = _debits(copy)
+        ledger = copy.ledger
+        spent, opening = ledger.epsilons(), ledger.opening or Spent.nothing()
+        unprotected = ledger.unprotected_releases
+        seq, sha256 = ledger.head()
+        debits = _debits(copy.records)
     return Budget(
         delta=delta,
         units=_units(spent, _released(debits, opening, delta), caps),
         runs=_runs(debits, delta),
         unprotected=unprotected,
+        carried={
+            unit: found for unit, found in opening.epsilons(delta).items() if found != Epsilon(0.0)
+        },
         ledger_seq=seq,
         ledger_sha256=sha256.hex(),
     )
@@ -253,13 +230,8 @@ def _sum(debits: Iterable[_Debit], opening: Spent) -> Spent:
     return reduce(add, (debit.spent for debit in debits), opening)
 
 
-def _debits(path: Path) -> tuple[_Debit, ...]:
+def _debits(records: Iterable[Mapping[str, Any]]) -> tuple[_Debit, ...]:
     """Every charged record, in order; the ledger has verified them."""
-    journal = Journal(path)
-    try:
-        records = journal.load()
-    finally:
-        journal.close()
     debits = []
     for record in records:
         if record["kind"] == "spent":

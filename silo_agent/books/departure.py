@@ -10,6 +10,7 @@ Invariants:
 2. A mark that cannot be read counts as one: the silo does not take part again by a damaged file.
 3. Nothing is deleted under a daemon that runs, nor in a directory that is not a silo's. The ledger
    and the audit log stay unless they are asked for by name, for they prove what was spent and said.
+   ``spent.json`` always stays: what was spent outlives the ledger (``silo_agent/books/spent.py``).
 4. What a link leads to is not deleted, and is named: it may be a disk that others use.
 
 Covered: the mark, the deletion. Not covered: the roster, which names this silo until the consortium

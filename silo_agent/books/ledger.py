@@ -77,10 +77,10 @@ def open_ledger(config: SiloConfig, policy: Policy, store: LocalStore) -> Ledger
         PrivacyError: it is damaged, held by another process, or older than this silo remembers.
     """
     path = config.data_dir / LEDGER_FILE
-    if store.chain_heads() and not path.exists():
+    if not path.exists() and (store.chain_heads() or store.ledger_head() is not None):
         raise ConfigError(
-            f"{path} is missing, but this silo took part in runs: restore it from a backup; a new "
-            "one would forget what was spent and which survivors were signed"
+            f"{path} is missing, but this silo has one: restore it from a backup; a new one would "
+            "forget what was spent and which survivors were signed"
         )
     ledger = Ledger.open(
         path,

@@ -2,9 +2,9 @@
 
 Files under the data directory::
 
-    state.json            newest roster epoch and digest; the adopted head of each run's chain;
-                          the highest head of the privacy ledger; the highest ledger head that
-                          each peer has signed
+    state.json            newest roster epoch and digest; the adopted head of each run's chain, the
+                          one that moved last at the end; the highest head of the privacy ledger;
+                          the highest ledger head that each peer has signed
     rounds.jsonl          one line per round of local work: losses, counts, timings
     evaluation.jsonl      one line per judged label and temperature, of the global adapter or, with
                           ``personal``, of what is this silo's own
@@ -22,10 +22,16 @@ Invariants:
    deleted when a head moves, and of the heads the ``MAX_KEPT`` newest files stay: what a
    coordinator publishes cannot fill the disk. A head whose file is gone is fetched again.
 4. The two reports stay on this machine; nothing in this project sends them anywhere. A line that a
-   crash cut short is dropped, never the lines before it.
+   crash cut short is dropped, never the lines before it. A report that passes ``MAX_REPORT_BYTES``
+   goes on with the newer half of its lines.
+5. At most ``MAX_HEADS`` runs are remembered, and the ``_NEWEST_HEADS`` that moved last are always
+   among them. Of the others those in which this silo took no part are forgotten first, the oldest
+   first: runs that a coordinator invents displace one another, and no head of a real run. A run
+   that is forgotten is followed from its first record again; its ledger entries stay, so no attempt
+   of it is joined twice.
 
 Covered: crashes, damage. Not covered: two daemons on one directory (the ledger's lock stops the
-second), rotation of the reports.
+second); a fork of a run that was forgotten.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +57,12 @@ DIGEST_BYTES = 32
 FORMAT = 2
 MAX_KEPT = 8
 """Adapters kept at most, each the head of a run."""
+MAX_HEADS = 1024
+"""Runs remembered at most."""
+MAX_REPORT_BYTES = 16 << 20
+"""Of each report."""
+_NEWEST_HEADS = 64
+"""Heads that moved last, and are not forgotten."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +165,7 @@ class LocalStore:
         """
         with self._lock:
             before = dict(self._heads)
+            self._heads.pop(run_id, None)
             self._heads[run_id] = head
             try:
                 self._save()
@@ -160,6 +173,29 @@ class LocalStore:
                 self._heads = before
                 raise
             self._delete_adapters(keep_first=head.adapter_sha256.hex())
+
+    def limit_heads(self, took_part: Callable[[str], bool]) -> None:
+        """Forget the heads of runs past the bound, durably.
+
+        ``took_part`` says whether this silo was charged for an upload in a run.
+
+        Raises:
+            LocalStoreError: The disk refused; nothing is forgotten.
+        """
+        with self._lock:
+            excess = len(self._heads) - MAX_HEADS
+            if excess <= 0:
+                return
+            before = self._heads
+            # Sorting is stable: of equals the one that moved longest ago comes first.
+            old = sorted(list(before)[:-_NEWEST_HEADS], key=took_part)
+            forgotten = set(old[:excess])
+            self._heads = {run: head for run, head in before.items() if run not in forgotten}
+            try:
+                self._save()
+            except LocalStoreError:
+                self._heads = before
+                raise
 
     # Ledger ---------------------------------------------------------------------------------------
 
@@ -302,6 +338,9 @@ class LocalStore:
         try:
             with self._lock:
                 append_line(path, line)
+                if path.stat().st_size > MAX_REPORT_BYTES:
+                    content = path.read_bytes()
+                    replace_file(path, (content[content.index(b"\n", len(content) // 2) + 1 :],))
         except OSError as error:
             raise LocalStoreError(f"cannot append to {path}: {error}") from error
 
@@ -365,7 +404,7 @@ class LocalStore:
                     "record_sha256": head.record_sha256.hex(),
                     "restored_round": head.restored_round,
                 }
-                for run_id, head in sorted(self._heads.items())
+                for run_id, head in self._heads.items()
             },
         }
         try:

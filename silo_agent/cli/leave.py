@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 from silo_agent.cli.program import DEFAULT_DATA, Data, answering
+
+if TYPE_CHECKING:
+    from silo_agent.identity.identity import Identity
 
 __all__ = ["leave"]
 
@@ -28,6 +31,10 @@ def leave(
         bool,
         typer.Option("--wipe-ledger", help="With --wipe: also the ledger and the audit log."),
     ] = False,
+    no_spent: Annotated[
+        bool,
+        typer.Option("--no-spent", help="With --wipe: delete although spent.json cannot be made."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     wait_s: Annotated[
         int, typer.Option("--wait", help="Seconds to wait for the daemon.", min=0)
@@ -40,9 +47,15 @@ def leave(
     The daemon ends by itself. The privacy ledger and the audit log stay unless
     --wipe-ledger is given: they prove what was spent and done. An unreachable
     coordinator does not stop any of it, and is named with exit code 2.
+
+    spent.json is written into the data directory and always stays: it says what
+    this data set has spent, signed, and `join --spent` in a new data directory
+    goes on from there. Without it the same data would count from 0 again, so
+    nothing is deleted where it cannot be made, unless --no-spent is given.
     """
     with answering(output):
         from silo_agent.books.departure import PRIVATE, PROOFS, require_silo
+        from silo_agent.books.spent import SPENT_FILE
 
         if wipe_ledger and not wipe:
             raise CommandError(
@@ -62,8 +75,17 @@ def leave(
             revoke=revoke,
             wipe=wipe,
             wipe_ledger=wipe_ledger,
+            no_spent=no_spent,
             wait_s=wait_s,
         )
+        if done["spent_file"]:
+            show_result(
+                output,
+                f"what this data set has spent is in {done['spent_file']}: in a new data directory "
+                f"join with --spent and --spent-key {done['spent_key']}",
+            )
+        elif done["not_spent"]:
+            say(f"note: no {SPENT_FILE} was written: {done['not_spent']}")
         if done["deleted"]:
             show_result(output, f"deleted: {', '.join(done['deleted'])}")
         for link in done["not_deleted"]:
@@ -92,12 +114,19 @@ def leave(
 
 
 def _leave(
-    data: Path, *, drain: bool, revoke: bool, wipe: bool, wipe_ledger: bool, wait_s: int
+    data: Path,
+    *,
+    drain: bool,
+    revoke: bool,
+    wipe: bool,
+    wipe_ledger: bool,
+    no_spent: bool,
+    wait_s: int,
 ) -> dict[str, Any]:
     import time
 
     from silo_agent.books.audit import SiloEvent
-    from silo_agent.books.departure import Departure, Leaving, Wiped, tell, wait_for_daemon
+    from silo_agent.books.departure import Departure, Leaving, tell, wait_for_daemon
     from silo_agent.books.departure import wipe as delete
     from silo_agent.cli.audit_note import note_done
     from silo_agent.errors import TransportError
@@ -134,16 +163,63 @@ def _leave(
             tell(identity, revoke=revoke)
         except TransportError as error:
             not_told = str(error)
-    wiped = delete(data, proofs=wipe_ledger) if wipe else Wiped(deleted=(), links=())
-    return {
+    spent = _write_spent(data, identity)
+    done: dict[str, Any] = {
         "left": True,
         "told": identity is not None and not not_told,
         "not_told": not_told,
         "revoked": revoke and identity is not None and not not_told,
         "not_audited": not_audited,
-        "deleted": list(wiped.deleted),
-        "not_deleted": [{"name": link.name, "target": link.target} for link in wiped.links],
+        **spent,
+        "deleted": [],
+        "not_deleted": [],
     }
+    if wipe and spent["not_spent"] and not no_spent:
+        raise CommandError(
+            f"this silo has left, and nothing was deleted: what its data set has spent cannot be "
+            f"written down: {spent['not_spent']}",
+            code="spent_not_written",
+            exit_code=Exit.ARGUMENTS,
+            hint="without it the same data would count epsilon from 0 in a new data directory",
+            next_step="mend that and call it again, or add --no-spent and let this data take part "
+            "nowhere again",
+            data=done,
+        )
+    if wipe:
+        wiped = delete(data, proofs=wipe_ledger)
+        done["deleted"] = list(wiped.deleted)
+        done["not_deleted"] = [{"name": link.name, "target": link.target} for link in wiped.links]
+    return done
+
+
+def _write_spent(data: Path, identity: Identity | None) -> dict[str, str]:
+    """Write what was spent; where it is and who signed it, or why it is not there.
+
+    All empty where nothing was ever charged.
+    """
+    import time
+
+    from dp.errors import PrivacyError
+    from silo_agent.books.ledger import LEDGER_FILE
+    from silo_agent.books.spent import SPENT_FILE, is_newest, read_spent, spent_here, write_spent
+    from silo_agent.errors import SiloError
+
+    path, nothing = data / SPENT_FILE, {"spent_file": "", "spent_key": "", "not_spent": ""}
+    try:
+        if identity is not None:
+            found = spent_here(data, identity, at_unix_s=int(time.time()))
+            if found is not None:
+                write_spent(path, found)
+        else:
+            # An earlier call wrote it, and deleted the key.
+            found = read_spent(path) if path.exists() else None
+            if (data / LEDGER_FILE).exists() and not (found and is_newest(data, found)):
+                return nothing | {"not_spent": "no key is left to sign with"}
+    except (SiloError, PrivacyError) as error:
+        return nothing | {"not_spent": str(error)}
+    if found is None:
+        return nothing
+    return nothing | {"spent_file": str(path), "spent_key": found.fingerprint}
 
 
 def _confirm(data: Path, names: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 The contract of every command is ``ops/cli/envelope.py``'s. Heavy packages are imported inside the
 commands, so that ``--help`` answers at once.
 
-Covered: join, run, status, budget. The other commands are in files of their own.
+Covered: join, run, status. The other commands are in files of their own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ops.cli.envelope import (
     succeed,
 )
 from silo_agent.cli.audit import audit_app
+from silo_agent.cli.budget import budget_app
 from silo_agent.cli.buffer import buffer_app
 from silo_agent.cli.compare import alone, replay
 from silo_agent.cli.deploy import deploy_app
@@ -44,6 +45,7 @@ app = command_line(
     name="chorale-silo",
     help_text="Take part in a federation without sharing data.",
 )
+app.add_typer(budget_app, name="budget")
 app.add_typer(policy_app, name="policy")
 app.add_typer(buffer_app, name="buffer")
 app.add_typer(audit_app, name="audit")
@@ -75,20 +77,49 @@ def join(
     base_model: Annotated[
         str | None, typer.Option(help="Base model directory or id, for a new silo.toml.")
     ] = None,
+    spent: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What this data set has spent before: the spent.json that `leave` wrote, or a "
+            "file of `budget export`. Once for each data directory that it was in.",
+            show_default=False,
+        ),
+    ] = None,
+    spent_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Fingerprint of the key that signed such a file, as `leave`, `budget export` and "
+            "`status` show it in the old data directory. Once for each key.",
+            show_default=False,
+        ),
+    ] = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Make keys here, pin the federation's root, and get a certificate."""
+    """Make keys here, pin the federation's root, and get a certificate.
+
+    A new data directory counts epsilon from 0. If its data took part before, in
+    this federation or another one, what was spent there is given with --spent:
+    the new ledger begins with it, and the policy's caps count it. No file is
+    taken that is cut short, changed, or signed by a key that --spent-key does
+    not name; the invite is not redeemed then, and nothing is written. Give the
+    newest file of each data directory: charges made after it are not in it.
+    """
     with answering(output):
         from silo_agent.books.audit import AuditLog, SiloEvent
         from silo_agent.books.departure import Departure
+        from silo_agent.cli.spent import Before
         from silo_agent.config import write_starter
         from silo_agent.identity.join import join as join_federation
         from silo_agent.policy.proposal import write_default
 
-        identity = join_federation(_read_invite(invite), data)
+        before = Before.read(data, spent or [], keys=spent_key or [])
+        identity = join_federation(_read_invite(invite), data, before_stored=before.begin)
         Departure(data).clear()
         AuditLog(data).append(
-            SiloEvent.JOINED, federation=identity.federation, silo=identity.silo_id
+            SiloEvent.JOINED,
+            federation=identity.federation,
+            silo=identity.silo_id,
+            **before.audited(),
         )
         if base_model is not None and Path(base_model).is_dir():
             # Relative to where the command was typed; the file is read relative to itself.
@@ -101,6 +132,7 @@ def join(
         show_result(
             output, f"joined {identity.federation} as {identity.silo_id}; keys are in {data}"
         )
+        show_result(output, *before.lines())
         if config_written:
             rest = "" if base_model is not None else ", and with which base"
             show_result(output, f"wrote {data / 'silo.toml'}: say what this silo explores{rest}")
@@ -117,6 +149,7 @@ def join(
                 "federation": identity.federation,
                 "silo_id": identity.silo_id,
                 "data_dir": str(data),
+                "spent_before": before.as_data(),
                 "wrote_silo_toml": config_written,
                 "wrote_policy_toml": policy_written,
                 "next_step": f"chorale-silo run --data {data}",
@@ -187,34 +220,6 @@ def status(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
         found = read_status(data)
         show_result(output, *found.lines())
         succeed(output, found.as_data())
-
-
-@app.command()
-def budget(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
-    """Epsilon spent, reserved and left for each kind of unit; works while the daemon runs.
-
-    SPENT: everything charged so far; what the cap is compared with.
-
-    RESERVED: the part of it that is charged for local trainings of rounds
-    that were not uploaded yet. It is never given back.
-
-    LEFT: the cap less what is spent.
-
-    A ledger that is damaged, lost or older than this silo remembers is refused.
-    """
-    with answering(output):
-        from dataclasses import asdict
-
-        from silo_agent.books.budget import read_budget
-        from silo_agent.cli.status import budget_lines
-        from silo_agent.config import SiloConfig
-        from silo_agent.policy.document import Policy
-
-        config = SiloConfig.load(data)
-        privacy = Policy.load(config.policy_file).privacy
-        found = read_budget(config.data_dir, delta=privacy.delta, caps=privacy.caps())
-        show_result(output, *budget_lines(found))
-        succeed(output, asdict(found))
 
 
 def main() -> None:

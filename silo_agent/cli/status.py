@@ -216,6 +216,9 @@ def budget_lines(budget: Budget) -> list[str]:
         shown += _table((_HEAD, *rows))
     else:
         shown.append("  nothing was charged, and privacy.epsilon_caps allows nothing")
+    if budget.carried:
+        before = ", ".join(f"{unit} {found}" for unit, found in budget.carried.items())
+        shown.append(f"carried from before: epsilon alone {before}")
     shown += [_run_line(row) for row in budget.runs]
     if budget.unprotected:
         shown.append(f"{budget.unprotected} upload(s) in mode none, which no epsilon describes")

@@ -9,7 +9,8 @@ In order:
 3. The answer must hold a certificate for our key and our SPIFFE URI, and a root key with the
    SHA-256 of the invite. It is from the pinned CA or, while that one is replaced, from another one
    that the answer names: the answer itself came over TLS under the pinned CA.
-4. Nothing is stored before all of that holds.
+4. Nothing is stored before all of that holds; what the caller must have on disk before the identity
+   is, such as a ledger that carries what was spent before, is written in between.
 
 Covered: altered or stale invites, a coordinator with another CA or root, a wrong answer, a crash
 while joining. Not covered: how an identity lies on disk (``silo_agent/identity/identity.py``).
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,10 +77,13 @@ class InviteRefusedError(IdentityError):
         self.reason = reason
 
 
-def join(invite: Invite | str, data_dir: Path) -> Identity:
+def join(
+    invite: Invite | str, data_dir: Path, *, before_stored: Callable[[], None] = lambda: None
+) -> Identity:
     """Redeem an invite, or the admin's line for one, and store the new identity.
 
-    The silo's data directory is created with mode 0700.
+    The silo's data directory is created with mode 0700. ``before_stored`` is called when nothing
+    can be refused any more; what it raises leaves the directory without the new identity.
 
     Raises:
         InviteRefusedError: The invite is malformed, expired, spent or unknown.
@@ -128,6 +133,7 @@ def join(invite: Invite | str, data_dir: Path) -> Identity:
         signing_key=signing_key,
         leaf_key=leaf_key,
     )
+    before_stored()
     identity.store(data_dir)
     # Joining replaced the certificate before at the coordinator too.
     forget_previous(data_dir)

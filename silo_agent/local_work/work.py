@@ -33,7 +33,6 @@ silo finds its result unused; how long a sum takes, which the coordinator sees.
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import threading
 import time
@@ -53,6 +52,7 @@ from federation.plan.plan import Plan
 from ops.tracing.spans import carry, spanned
 from secagg.descriptor import Descriptor
 from silo_agent.books.audit import AuditLog
+from silo_agent.books.kept_runs import KeptRuns
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import (
@@ -126,6 +126,9 @@ class LocalWork:
         self._failure: PrivacyError | LocalStoreError | None = None
         self._stopping = threading.Event()
         self._judge = Judge(config=config, store=store, metrics=metrics)
+        self._kept_runs = KeptRuns(
+            config.data_dir, store=store, ledger_of=ledger_of, most=limits.max_kept_runs
+        )
         self._evolver: tuple[str, Evolver] | None = None
         self._thread = threading.Thread(target=self._serve, name="local-work", daemon=True)
         self._thread.start()
@@ -144,7 +147,11 @@ class LocalWork:
             return self._finished.find(run_id, round_number)
 
     def adopted(self, head: Head, plan: Plan) -> None:
-        """Judge the adapter that a round ended with on held-out tasks, if the plan says so."""
+        """Judge the adapter that a round ended with on held-out tasks, if the plan says so.
+
+        A chain was followed to its end, and its head is remembered: others may be one too many.
+        """
+        self._kept_runs.limit_heads()
         if self._judge.take(head.record, plan):
             self._jobs.put(carry(lambda: self._evaluate(head, plan)))
 
@@ -401,17 +408,13 @@ class LocalWork:
         setup = evolver_setup(
             config,
             plan,
-            state_dir=config.data_dir / "evolve" / _directory_of(run_id),
+            # Nothing in the directories of other runs is open any more.
+            state_dir=self._kept_runs.directory(run_id),
             privacy=plan.spec,
         )
         evolver = make_evolver(plan.evolve.method, self.fitting.setup(plan, setup))
         self._evolver = (run_id, evolver)
         return evolver
-
-
-def _directory_of(run_id: str) -> str:
-    """A directory name of our own making: the coordinator chose the run id."""
-    return hashlib.sha256(run_id.encode()).hexdigest()[:16]
 
 
 def _key(task: RoundTask) -> tuple[str, int, bytes]:

@@ -3,12 +3,17 @@
 Invariants:
 
 1. A GPU that the policy does not name is not visible to this process, nor to any it starts.
-2. Local work does not begin while the data directory holds more than ``max_disk_bytes``. How much
-   it holds depends on data, so this refuses no round: it is work that failed, and the silo uploads
-   zeros with full noise, as ADR 5 has it.
+2. Local work does not begin while the data directory holds more than ``max_disk_bytes``. It is then
+   work that failed, and the silo uploads zeros with full noise, as ADR 5 has it.
+3. What is counted has sizes that follow from plans, messages and time. Not counted is what has a
+   size that follows from data: the stores of the methods, with the successes, the demonstrations
+   and the silo's own reports. Of a silo close to its limit one success more could end the work, and
+   a silo that is silent, or whose zeros are seen, would tell it.
 
 Covered: the above. Not covered: time (``evolution/local_time.py``); what work that has begun adds
-to the disk.
+to the disk; a disk that is full, which fails work whatever filled it; how much the stores hold,
+which is bounded elsewhere: each by its capacity (``evolution/memory/buffer.py``), their number by
+``max_kept_runs`` (``silo_agent/books/kept_runs.py``).
 """
 
 from __future__ import annotations
@@ -21,8 +26,20 @@ from typing import Final
 from silo_agent.errors import ConfigError, DiskLimitError
 from silo_agent.policy.document import LimitsSection
 
-__all__ = ["require_disk", "restrict_gpus", "used_bytes"]
+__all__ = ["METHOD_STORES", "counted_bytes", "require_disk", "restrict_gpus"]
 
+METHOD_STORES: Final = "evolve"
+"""In the data directory: what methods keep, a directory for each run."""
+_SIZED_BY_DATA: Final = (
+    METHOD_STORES,
+    "experts.sqlite",
+    "experts.sqlite-journal",
+    "experts.sqlite-shm",
+    "experts.sqlite-wal",
+    "rounds.jsonl",
+    "evaluation.jsonl",
+)
+"""In the data directory; not counted."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 
@@ -34,17 +51,20 @@ def require_disk(data_dir: Path, limits: LimitsSection) -> None:
         DiskLimitError: There is more on disk than the site allows.
     """
     most = limits.max_disk_bytes
-    if most is not None and used_bytes(data_dir) > most:
+    if most is not None and counted_bytes(data_dir) > most:
         raise DiskLimitError(
-            f"{data_dir} holds more than limits.max_disk_bytes {most}: delete something, for "
-            "example with `chorale-silo buffer delete`, or raise the limit"
+            f"{data_dir} holds more than limits.max_disk_bytes {most}, without {METHOD_STORES}, "
+            "demonstrations and reports: move what is not the silo's elsewhere, or raise the limit"
         )
 
 
-def used_bytes(data_dir: Path) -> int:
-    """Bytes of the files below a directory; links are not followed."""
+def counted_bytes(data_dir: Path) -> int:
+    """Bytes of the files of a data directory that count; links are not followed."""
     total = 0
-    for directory, _, names in os.walk(data_dir):
+    for directory, below, names in os.walk(data_dir):
+        if Path(directory) == data_dir:
+            below[:] = [name for name in below if name not in _SIZED_BY_DATA]
+            names = [name for name in names if name not in _SIZED_BY_DATA]  # noqa: PLW2901
         for name in names:
             try:
                 total += os.lstat(os.path.join(directory, name)).st_size  # noqa: PTH118 - a hot loop

@@ -227,7 +227,10 @@ class LimitsSection(_Section):
     """Most wall time of one round's local work, and of what a plan may give it; no limit when
     absent."""
     max_disk_bytes: Annotated[int, Field(gt=0)] | None = None
-    """Most that the data directory may hold when local work begins; no limit when absent."""
+    """Most that the data directory may hold when local work begins, without what has a size that
+    follows from data (``silo_agent/machine/limits.py``); no limit when absent."""
+    max_kept_runs: Annotated[int, Field(gt=0)] = 64
+    """Runs whose stores of successes, and personal adapters, stay in the data directory."""
     gpus: Annotated[tuple[Count, ...], Field(max_length=64)] | None = None
     """GPUs that may be used, by index; none when empty, all when absent."""
 

@@ -290,7 +290,11 @@ max_attempts_per_day = {max_per_day}
 # this line there is no limit.
 {local_hours}
 # Most bytes in this silo's data directory when local work begins, and of what a plan needs there.
+# Successes, demonstrations and reports do not count: their size is data, and a limit would tell it.
 # max_disk_bytes = 50000000000
+# Runs whose successes and personal adapters stay on disk. Those of older runs are DELETED when the
+# work of another run begins: copy from evolve/ what is to be kept, or raise the figure.
+# max_kept_runs = 64
 # GPUs that may be used, by index; [] is none. Without this line all that are visible.
 # gpus = [0]
 """

@@ -419,7 +419,7 @@ def test_joining_writes_starters_that_load_and_keeps_what_is_there(
     joined = SimpleNamespace(federation="oncology", silo_id="hospital-a")
     calls = []
 
-    def join(invite: str, data_dir: Path) -> SimpleNamespace:
+    def join(invite: str, data_dir: Path, **_kwargs) -> SimpleNamespace:
         calls.append((invite, data_dir))
         data_dir.mkdir(exist_ok=True)
         return joined

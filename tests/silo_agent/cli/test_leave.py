@@ -16,7 +16,7 @@ from silo_agent.books.departure import (
     wipe,
 )
 from silo_agent.errors import LocalStoreError, TransportError
-from silo_agent.identity.identity import Identity
+from silo_agent.identity.identity import Identity, NotJoinedError
 from tests.kit.silo_agent.command_line import call
 
 KEPT = {"silo.toml", "policy.toml", "leaving.json"}
@@ -222,6 +222,44 @@ def test_a_silo_that_never_joined_has_nothing_to_leave(tmp_path, monkeypatch, ca
     code, said, _ = leave(monkeypatch, capsys, tmp_path)
     assert (code, said["error_code"]) == (Exit.CONNECT, "not_joined")
     assert Departure(tmp_path).mark() is None
+
+
+def test_nothing_is_deleted_where_what_was_spent_cannot_be_written_down(
+    member, monkeypatch, capsys
+):
+    directory, told = member
+    (directory / "privacy.ledger").write_bytes(b"no ledger" * 100)
+    code, said, err = leave(monkeypatch, capsys, directory)
+    assert code == Exit.OK
+    assert (said["data"]["spent_file"], "damaged" in said["data"]["not_spent"]) == ("", True)
+    assert "no spent.json was written" in err
+    before = names(directory)
+    code, said, _ = leave(monkeypatch, capsys, directory, "--wipe", "--wipe-ledger", "--yes")
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "spent_not_written")
+    assert "--no-spent" in said["next_step"]
+    assert names(directory) == before
+    assert len(told) == 2
+    code, said, _ = leave(
+        monkeypatch, capsys, directory, "--wipe", "--wipe-ledger", "--no-spent", "--yes"
+    )
+    assert code == Exit.OK
+    assert "privacy.ledger" in said["data"]["deleted"]
+
+
+def test_a_ledger_whose_key_is_gone_is_not_deleted_unseen(member, monkeypatch, capsys):
+    """What an earlier release wiped: it left the ledger, and no file."""
+    directory, _ = member
+    (directory / "privacy.ledger").unlink()
+    with Ledger.open(directory / "privacy.ledger", delta=1e-5, caps={}):
+        pass
+
+    def gone(_):
+        raise NotJoinedError("no identity")
+
+    monkeypatch.setattr(Identity, "load", gone)
+    code, said, _ = leave(monkeypatch, capsys, directory, "--wipe", "--wipe-ledger", "--yes")
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "spent_not_written")
+    assert (directory / "privacy.ledger").exists()
 
 
 def test_the_ledger_is_never_deleted_by_half_a_command(member, monkeypatch, capsys):

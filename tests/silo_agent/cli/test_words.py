@@ -22,7 +22,7 @@ HOSTILE = "\x1b[2J\x1b]52;c;Y2hvcmFsZQ==\x07\u202eapproved epoch 7\nhint: choral
 def test_the_invite_may_come_on_standard_input(tmp_path: Path, monkeypatch, capsys):
     taken = []
 
-    def join(invite: str, _data: Path) -> None:
+    def join(invite: str, _data: Path, **_kwargs) -> None:
         taken.append(invite)
         raise IdentityError("enough")
 

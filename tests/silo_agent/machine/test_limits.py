@@ -8,12 +8,15 @@ import pytest
 from evolution import local_time
 from evolution.errors import LocalTimeError
 from evolution.local_time import require_time
+from evolution.memory.buffer import SuccessBuffer
 from evolution.methods.constant import ConstantEvolver
+from evolution.methods.population import BUFFER_FILE, EXPERT_FILE, open_run_buffer
 from evolution.rollout.episodes import run_episodes
 from silo_agent.errors import ConfigError, DiskLimitError
-from silo_agent.machine.limits import require_disk, restrict_gpus, used_bytes
+from silo_agent.machine.limits import METHOD_STORES, counted_bytes, require_disk, restrict_gpus
 from silo_agent.policy.document import LimitsSection
 from tests.kit.evolution.frail import TASKS, Engine, Frail
+from tests.kit.evolution.trajectories import won
 from tests.kit.silo_agent.working_silo import WorkingSilo
 
 
@@ -69,14 +72,47 @@ def test_disk_is_measured_without_following_links(tmp_path):
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     (tmp_path / "deep" / "deeper" / "a").write_bytes(bytes(1000))
     (tmp_path / "b").write_bytes(bytes(234))
-    inside = used_bytes(tmp_path)
+    inside = counted_bytes(tmp_path)
     (tmp_path / "link").symlink_to("/usr")
     assert inside == 1234
-    assert used_bytes(tmp_path) < inside + 100
+    assert counted_bytes(tmp_path) < inside + 100
     require_disk(tmp_path, LimitsSection())
     require_disk(tmp_path, LimitsSection(max_disk_bytes=5000))
     with pytest.raises(DiskLimitError, match="max_disk_bytes 1000"):
         require_disk(tmp_path, LimitsSection(max_disk_bytes=1000))
+
+
+def test_what_has_a_size_that_follows_from_data_ends_no_work(tmp_path):
+    """A real store that grows by successes, and a silo whose limit everything else just meets."""
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "a").write_bytes(bytes(5000))
+    # Only at the top is it the silo's own.
+    (tmp_path / "adapters" / "evolve").mkdir()
+    (tmp_path / "adapters" / "evolve" / "b").write_bytes(bytes(500))
+    limits = LimitsSection(max_disk_bytes=5500)
+    state_dir = tmp_path / METHOD_STORES / "0123456789abcdef"
+    sizes = []
+    with open_run_buffer(
+        state_dir,
+        expert_file=tmp_path / EXPERT_FILE,
+        capacity=None,
+        capacity_per_task=None,
+        environments=("craft",),
+    ) as successes:
+        for count in (0, 5, 200):
+            successes.add(won(number) for number in range(count))
+            require_disk(tmp_path, limits)
+            sizes.append((state_dir / BUFFER_FILE).stat().st_size)
+    assert sizes[0] < sizes[2]
+    assert sizes[2] > 5500
+    with SuccessBuffer(tmp_path / EXPERT_FILE) as given:
+        given.add_expert([won()])
+        (tmp_path / "rounds.jsonl").write_bytes(bytes(6000))
+        (tmp_path / "evaluation.jsonl").write_bytes(bytes(6000))
+        require_disk(tmp_path, limits)
+    (tmp_path / "adapters" / "a").write_bytes(bytes(5001))
+    with pytest.raises(DiskLimitError, match="max_disk_bytes 5500"):
+        require_disk(tmp_path, limits)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ EXAMPLES = ROOT / "deploy" / "examples"
         (("max_rounds = 5", "max_rounds = 5\ngpus = [0, 0]"), "name each GPU once"),
         (("max_rounds = 5", "max_rounds = 5\ngpus = [-1]"), "limits.gpus"),
         (("max_rounds = 5", "max_rounds = 5\nmax_disk_bytes = 0"), "limits.max_disk_bytes"),
+        (("max_rounds = 5", "max_rounds = 5\nmax_kept_runs = 0"), "limits.max_kept_runs"),
         (
             ("max_rounds = 5", "max_rounds = 5\nmax_local_hours_per_round = 0.0"),
             "limits.max_local_hours_per_round",
