@@ -8,6 +8,7 @@
     │   ├── UnknownEvolverError            no method is registered under that name
     │   ├── ExpertError                    there is no expert for this environment
     │   ├── ExpertFileError                demonstrations in a file are not of the form; says where
+    │   ├── NotWantedError                 nobody wants the work any more; no failure
     │   ├── PersonalStoreError             a personal adapter cannot be read or written
     │   ├── TrainingJobError               a job's files are missing, or not what they should be
     │   └── TrainingWorkerError            training processes ended without a result
@@ -82,6 +83,7 @@ __all__ = [
     "ForeignTimeoutError",
     "ForeignUnreachableError",
     "LocalTimeError",
+    "NotWantedError",
     "PersonalStoreError",
     "RolloutError",
     "RolloutWorkerError",
@@ -116,6 +118,10 @@ class ExpertError(EvolveError):
 
 class ExpertFileError(EvolveError):
     """The file is not demonstrations in AgentGym's form."""
+
+
+class NotWantedError(EvolveError):
+    """The run that the work is for is over, or the silo is being stopped."""
 
 
 class PersonalStoreError(EvolveError):

@@ -5,6 +5,10 @@ then work that failed: zeros with full noise, as ADR 5 has it. The guardian acce
 ``ready_deadline_s`` fits into that time (``silo_agent/policy/limits.py``), so the round is over for
 this silo by then, and whether work was cut shows nowhere.
 
+Work that nobody wants any more ends at the same places, and is no failure: a run that is over
+releases nothing, and a silo that is stopped does not get to the end of exploring. Whoever asks for
+the work says what "wanted" means, and the work only asks.
+
 Covered: exploring, training and judging; trainers in processes of their own, which are ended. Not
 covered: sums of unit gradients, which the plan's phase deadline bounds; one single step of the
 model in this process, however long it takes.
@@ -13,13 +17,13 @@ model in this process, however long it takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from evolution.errors import LocalTimeError
+from evolution.errors import LocalTimeError, NotWantedError
 
-__all__ = ["local_time", "require_time"]
+__all__ = ["local_time", "require_time", "require_wanted", "while_wanted"]
 
 _ends_at: ContextVar[float | None] = ContextVar("chorale_local_work_ends_at", default=None)
 
@@ -43,3 +47,27 @@ def require_time() -> None:
     ends_at = _ends_at.get()
     if ends_at is not None and time.monotonic() > ends_at:
         raise LocalTimeError("limits.max_local_hours_per_round is over: the work is ended")
+
+
+_wanted: ContextVar[Callable[[], bool] | None] = ContextVar("chorale_work_wanted", default=None)
+
+
+@contextmanager
+def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
+    """Within this, ``require_wanted`` asks; it may be asked often, and answers at once."""
+    token = _wanted.set(wanted)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def require_wanted() -> None:
+    """Called between the steps of local work.
+
+    Raises:
+        NotWantedError: Nobody wants it any more.
+    """
+    wanted = _wanted.get()
+    if wanted is not None and not wanted():
+        raise NotWantedError("nobody wants this work any more: it is ended")

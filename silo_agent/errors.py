@@ -6,7 +6,7 @@
     ├── ConfigError            silo.toml, or what it points at, cannot be used
     │   └── PolicyFileError    policy.toml cannot be used
     ├── PolicyRefusalError     the guardian said no; carries the rule and a public reason
-    ├── WorkCalledOffError     a round was over before its local work began
+    ├── WorkCalledOffError     nobody asks for a round's local work any more
     ├── IdentityError          keys, certificate, pinned root or invite cannot be used
     ├── SessionError           a message that does not fit what this silo is doing
     ├── NotReadyError          what an instruction asks for is still being computed
@@ -61,7 +61,7 @@ class PolicyFileError(ConfigError):
 
 
 class WorkCalledOffError(SiloError):
-    """The coordinator asks for a round's local work no longer; nothing was explored."""
+    """A round's local work is wanted no longer: its run is over, or the silo is being stopped."""
 
 
 class PolicyRefusalError(SiloError):

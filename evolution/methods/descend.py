@@ -14,7 +14,7 @@ from dp.config import PrivacySpec
 from dp.errors import PrivacyError
 from dp.steps.sgd import DpStep
 from evolution.errors import EvolverSetupError
-from evolution.local_time import require_time
+from evolution.local_time import require_time, require_wanted
 from evolution.methods.evolver import Work
 from evolution.methods.population import Population
 from evolution.methods.protection import require_steps
@@ -68,6 +68,7 @@ def descend(
     steps = spec.record.steps_per_round
 
     def direction() -> np.ndarray:
+        require_wanted()
         require_time()
         return step.gradient(population.units, population.rows_of)
 

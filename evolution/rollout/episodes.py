@@ -10,7 +10,8 @@ Episodes are played in batches; every turn of a batch is one call of the engine.
 3. So does the engine: where it fails for a batch, each of its conversations is asked for alone,
    and those that fail alone are dropped.
 4. An episode that would outgrow the model's context ends there, unsolved.
-5. Between two turns the site's time for local work may end everything (``local_time.py``).
+5. Between two turns the site's time for local work may end everything, and so may the end of what
+   it is for (``local_time.py``).
 
 Covered: synchronous environments in this process. Not covered: environments slower than the model
 (the batch waits for its slowest member).
@@ -27,7 +28,7 @@ import structlog
 from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment
 from evolution.errors import RolloutError
-from evolution.local_time import require_time
+from evolution.local_time import require_time, require_wanted
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.trajectory import Step, Task, Trajectory
 
@@ -165,6 +166,7 @@ def _play(engine: RolloutEngine, wave: Sequence[_Episode], sampling: Sampling) -
         active = [episode for episode in wave if not episode.over]
         if not active:
             return
+        require_wanted()
         require_time()
         for episode, answer in _answers(engine, active, sampling):
             _guarded(episode, _advance, engine, episode, answer)

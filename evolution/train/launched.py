@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn
 import numpy as np
 
 from evolution.errors import EvolverSetupError, TrainingWorkerError
-from evolution.local_time import require_time
+from evolution.local_time import require_time, require_wanted
 from evolution.train.launched_job import Job, read_failure, read_result, write_job
 from evolution.train.rows import rows_of
 from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
@@ -234,6 +234,7 @@ def _launch(directory: Path, *, processes: int) -> None:
 
 def _wait(worker: subprocess.Popen[bytes]) -> int:
     while True:
+        require_wanted()
         require_time()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return worker.wait(_LOOK_S)

@@ -25,7 +25,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from evolution.errors import EvolverSetupError
-from evolution.local_time import require_time
+from evolution.local_time import require_time, require_wanted
 from evolution.train.loss import as_batch, row_sums
 from evolution.train.rows import Row, cut, deal
 from evolution.train.trainer import SftReport, SftSettings, share_of_step
@@ -118,6 +118,7 @@ class Loop:
         for _ in range(plan.epochs if batches else 0):
             loss_sum = torch.zeros((), dtype=torch.float64, device=device)
             for index in rng.permutation(len(batches)):
+                require_wanted()
                 require_time()
                 optimiser.zero_grad()
                 loss_sum += self._backward(model, batches[index], device, processes)

@@ -397,7 +397,8 @@ class Conductor:
     async def poll(self, silo_id: str, last_instruction_id: str, wait_s: float) -> bytes:
         """The instruction for this silo, as soon as it differs from the last one it saw.
 
-        It is a serialised ``PollResponse``; only its id is set when nothing changed in ``wait_s``.
+        It is a serialised ``PollResponse``; without an instruction when nothing changed in
+        ``wait_s``.
         """
         self._handover.note(silo_id, last_instruction_id)
         loop = asyncio.get_running_loop()
@@ -405,11 +406,12 @@ class Conductor:
         while True:
             answer = self.instructions.current(self.driver, silo_id)
             if answer.instruction_id != last_instruction_id:
-                return await self.instructions.serialised(answer)
+                told = await self.instructions.serialised(answer)
+                return told + self.instructions.over(self.driver)
             left = give_up_at - loop.time()
             if left <= 0:
                 unchanged = round_pb2.PollResponse(instruction_id=answer.instruction_id)
-                return unchanged.SerializeToString()
+                return unchanged.SerializeToString() + self.instructions.over(self.driver)
             await self.context.changed.wait(left)
 
     # What the admin sees --------------------------------------------------------------------------

@@ -6,7 +6,10 @@ Invariants:
 2. An id costs a few look-ups and builds no message: one change wakes every poll that waits.
 3. What a phase tells every silo alike is serialised once, in a thread; a silo's own part is put
    before it. Protobuf merges the parts: fields of one message may come in several pieces.
-4. The pause between two runs ends when every silo of the roster that is alive has dealt with what
+4. Beside an answer, and where nothing is new, silos are told which runs are over, so that they
+   stop working for them. While an attempt is open they are not: those polls are many, and nobody
+   in it works for another run.
+5. The pause between two runs ends when every silo of the roster that is alive has dealt with what
    it was told last, and after ``HAND_OVER_S`` in any case.
 
 Covered: tasks with the silo's own ledger head, the messages of R0 to R4, drop-outs, closing
@@ -30,6 +33,7 @@ from chorale.v1 import round_pb2
 from secagg.descriptor import SignedDescriptor
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
 from server.attempt.attempt import Attempt, Message
+from server.conductor.storage_faults import STORAGE_FAULTS
 from server.context import RunContext
 from server.members.ledger_heads import ledger_echo
 from server.run.driver import RunDriver
@@ -40,6 +44,8 @@ log = structlog.get_logger(__name__)
 
 DROPPED = "dropped: this silo missed a phase of the attempt"
 HAND_OVER_S = 60.0
+MOST_OVER = 16
+"""Runs that are told to be over; a silo works for one or two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +98,18 @@ class Instructions:
         return Answer(
             instruction_id=f"{self._boot}:{run_id}:record:{head.round}:{head.step}", own=closed
         )
+
+    def over(self, driver: RunDriver | None) -> bytes:
+        """Which runs are over, as a part of a serialised ``PollResponse``."""
+        if driver is not None and driver.attempt is not None:
+            return b""
+        try:
+            ids = self._context.store.runs.newest_over(MOST_OVER)
+        except STORAGE_FAULTS as error:
+            # It only saves silos work; without it they are told at a later poll.
+            log.warning("over_runs_not_told", reason=error)
+            return b""
+        return round_pb2.PollResponse(over_run_ids=ids).SerializeToString()
 
     async def serialised(self, answer: Answer) -> bytes:
         """Build an answer: a serialised ``PollResponse``."""

@@ -140,6 +140,17 @@ class Runs:
             ).all()
         return tuple(_run(row) for row in rows)
 
+    def newest_over(self, most: int) -> tuple[str, ...]:
+        """Return the ids of at most so many runs that are over, the last one to end first."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                select(runs.c.run_id)
+                .where(runs.c.state.in_([state.value for state in OVER]))
+                .order_by(runs.c.state_since_unix_s.desc(), runs.c.created_unix_s.desc())
+                .limit(most)
+            ).all()
+        return tuple(row.run_id for row in rows)
+
     def list(self) -> tuple[RunRow, ...]:
         """Return every run, oldest first."""
         with self._database.transaction() as connection:

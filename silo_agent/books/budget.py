@@ -80,6 +80,8 @@ class RunBudget:
     """Charged attempts that reached the upload."""
     trainings: int
     """Charged local trainings."""
+    trainings_beyond: int
+    """Those of them beyond the rounds that released: cut short, or waiting for their upload."""
     unprotected: int
     """Attempts in mode ``none``, which no ε describes."""
 
@@ -220,6 +222,7 @@ def _runs(debits: Sequence[_Debit], delta: float) -> tuple[RunBudget, ...]:
             },
             attempts=sum(debit.uploaded for debit in own),
             trainings=sum(not debit.uploaded for debit in own),
+            trainings_beyond=_beyond(own),
             unprotected=sum(debit.mode is Mode.NONE for debit in own),
         )
         for run, own in of_run.items()
@@ -228,6 +231,12 @@ def _runs(debits: Sequence[_Debit], delta: float) -> tuple[RunBudget, ...]:
 
 def _sum(debits: Iterable[_Debit], opening: Spent) -> Spent:
     return reduce(add, (debit.spent for debit in debits), opening)
+
+
+def _beyond(debits: Sequence[_Debit]) -> int:
+    """Trainings of one run, less one for each of its rounds that was trained and uploaded."""
+    trained = [debit.round for debit in debits if not debit.uploaded]
+    return len(trained) - len({d.round for d in debits if d.uploaded}.intersection(trained))
 
 
 def _debits(records: Iterable[Mapping[str, Any]]) -> tuple[_Debit, ...]:

@@ -59,6 +59,7 @@ PRIVATE: Final = (
     "identity.previous",
     "identity.partial",
     "spool",
+    "results",
     "adapters",
     "evolve",
     "experts.sqlite",
@@ -69,7 +70,7 @@ PRIVATE: Final = (
     "evaluation.jsonl",
     "probes.address",
 )
-"""Keys, uploads, adapters, buffers and reports."""
+"""Keys, uploads, results, adapters, buffers and reports."""
 PROOFS: Final = (
     LEDGER_FILE,
     "state.json",

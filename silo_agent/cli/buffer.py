@@ -7,6 +7,10 @@ daemon that runs refuses them, and one that is started meanwhile refuses to star
 Demonstrations are imported once, for all runs, into ``experts.sqlite``; a run copies them into its
 own buffer when its method is loaded. Deletion reaches every buffer under the data directory.
 
+What an explored round came to may be on disk as well, finished and not released yet
+(``silo_agent/local_work/result_file.py``). Nobody can tell whose data is in it, so deletion takes
+all of it: those rounds are worked on again.
+
 Covered: import, show, delete. Not covered: buffers of rehearsals (``chorale-silo alone --out``),
 which are in the directory that was named there; adapters, which cannot forget.
 """
@@ -117,11 +121,13 @@ def buffer_delete(
 ) -> None:
     """Forget a subject or a task in every buffer, and overwrite what was there.
 
-    Adapters that were trained on it stay as they are.
+    Finished work that is not released yet goes too: it is done again, and local training
+    charged again. Adapters that were trained on it stay as they are.
     """
     with answering(output), _typed():
         from evolution.trajectory import Task
         from silo_agent.config import SiloConfig
+        from silo_agent.local_work.result_file import delete_results
 
         if (subject is None) == (task is None):
             raise CommandError(
@@ -135,11 +141,25 @@ def buffer_delete(
                     deleted += buffer.delete_subject(subject)
                 elif task is not None:
                     deleted += buffer.delete_task(Task(environment=task[0], task_id=task[1]))
+            results = delete_results(config.data_dir)
             personal = sorted(config.data_dir.glob("evolve/*/personal"))
         show_result(output, f"deleted {deleted} trajectories")
+        if results:
+            show_result(
+                output,
+                f"deleted {results} finished round(s) that were not released: they are worked on "
+                "again, and local training is charged again",
+            )
         for directory in personal:
             say(f"{directory} may have been trained on them; delete it to start it over")
-        succeed(output, {"deleted": deleted, "personal": [str(path) for path in personal]})
+        succeed(
+            output,
+            {
+                "deleted": deleted,
+                "results": results,
+                "personal": [str(path) for path in personal],
+            },
+        )
 
 
 @contextmanager

@@ -25,7 +25,8 @@ def leave(
         bool, typer.Option("--revoke", help="Let this silo's certificate end now.")
     ] = False,
     wipe: Annotated[
-        bool, typer.Option("--wipe", help="Delete keys, uploads, adapters, buffers, reports.")
+        bool,
+        typer.Option("--wipe", help="Delete keys, uploads, results, adapters, buffers, reports."),
     ] = False,
     wipe_ledger: Annotated[
         bool,

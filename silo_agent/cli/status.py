@@ -219,7 +219,14 @@ def budget_lines(budget: Budget) -> list[str]:
     if budget.carried:
         before = ", ".join(f"{unit} {found}" for unit, found in budget.carried.items())
         shown.append(f"carried from before: epsilon alone {before}")
-    shown += [_run_line(row) for row in budget.runs]
+    for row in budget.runs:
+        shown.append(_run_line(row))
+        if row.trainings_beyond:
+            shown.append(
+                f"  {row.trainings_beyond} local training(s) charged beyond the rounds that "
+                "released: one that a crash or the end of its run cut short stays charged, and a "
+                "round that is trained again is charged again"
+            )
     if budget.unprotected:
         shown.append(f"{budget.unprotected} upload(s) in mode none, which no epsilon describes")
     if budget.ledger_seq is not None and budget.ledger_sha256 is not None:

@@ -13,7 +13,11 @@ Ordered invariants for each instruction:
 4. Whatever a check finds wrong ends the session it concerns, is counted by the check's name, logged
    in one line with that name and the aggregation, and the daemon keeps running: it takes part again
    as soon as what the coordinator says is right. A defect of ours ends no more than that either.
-5. What the coordinator repeats word for word is answered again by the session itself. So an
+5. Local work, results and attempts of a run end when the coordinator says that the run is over;
+   nothing is charged for it after that word. Each answer of a step is given to the newest poll, so
+   the debit of R2 needs no other look. This saves work and budget where the coordinator is honest;
+   one that lies about it is met by the checks above alone.
+6. What the coordinator repeats word for word is answered again by the session itself. So an
    answer that did not get through ends nothing: the same instruction is asked for and handled
    again. Only an answer that the coordinator refused ends the session.
 
@@ -138,6 +142,7 @@ class Daemon:
             admit=self.gate.judge_record,
             adopting=self.audit.adopting,
         )
+        self.coordinator.watch_over_runs(self._hear_over)
         self._session: Session | None = None
         self._task: RoundTask | None = None
         self._asked: tuple[str, Place] | None = None
@@ -170,6 +175,12 @@ class Daemon:
     def attempt_open(self) -> bool:
         """Whether there is an attempt that this silo has not finished."""
         return self._session is not None and not self._session.finished
+
+    def _hear_over(self, run_ids: frozenset[str]) -> None:
+        """Some runs are over; what came with that word is dealt with afterwards."""
+        if self._session is not None and self._session.identity.run_id in run_ids:
+            self._give_up_session()
+        self.work.runs_over(run_ids)
 
     # Instructions ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from federation.chain.record import AdapterRecord
 from federation.chain.task import RoundTask
 from secagg.bounds import DIGEST_BYTES, require_bytes
 from secagg.descriptor import AggregationId, SignedDescriptor
+from secagg.errors import MalformedMessageError
 from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundle, KeyBundles, Survivors
 
 __all__ = [
@@ -24,7 +25,12 @@ __all__ = [
     "RoundAborted",
     "RoundClosed",
     "read_instruction",
+    "read_over_runs",
 ]
+
+MAX_OVER_RUNS = 64
+"""A coordinator names fewer."""
+MAX_RUN_CHARACTERS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +105,18 @@ def read_instruction(response: pb.PollResponse) -> Instruction:
         payload=_payload(response),
         ledger_echo=_ledger_echo(response),
     )
+
+
+def read_over_runs(response: pb.PollResponse) -> frozenset[str]:
+    """Which runs the coordinator says are over; empty where it says nothing of it.
+
+    Raises:
+        MalformedMessageError: They are too many, or one is no run id.
+    """
+    ids = response.over_run_ids
+    if len(ids) > MAX_OVER_RUNS or not all(0 < len(one) <= MAX_RUN_CHARACTERS for one in ids):
+        raise MalformedMessageError("over_run_ids are not a few run ids")
+    return frozenset(ids)
 
 
 def _payload(response: pb.PollResponse) -> Payload:  # noqa: PLR0911  # one line per message kind

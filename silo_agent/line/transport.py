@@ -51,7 +51,7 @@ from secagg.roster import Roster, RosterApproval, SignedRoster
 from silo_agent.errors import CoordinatorVersionError, NotServedError, TransportError
 from silo_agent.line.channel import CALL_TIMEOUT_S, REASON_METADATA, VERSION_MISMATCH, Line
 from silo_agent.line.download import DownloadStream
-from silo_agent.line.instruction import Instruction, read_instruction
+from silo_agent.line.instruction import Instruction, read_instruction, read_over_runs
 from silo_agent.line.upload import Chunks, UploadStream
 
 __all__ = ["Coordinator"]
@@ -95,6 +95,7 @@ class Coordinator:
     ) -> None:
         self._patience_s = patience_s
         self._stopping = stopping or threading.Event()
+        self._over_notice: Callable[[frozenset[str]], None] = lambda _: None
         options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
         if server_name:
             options.append(("grpc.ssl_target_name_override", server_name))
@@ -121,6 +122,10 @@ class Coordinator:
     def watch_version(self, notice: Callable[[Version], None]) -> None:
         """Say who is told which version the coordinator runs: at first, then at changes."""
         self._line.watch_version(notice)
+
+    def watch_over_runs(self, notice: Callable[[frozenset[str]], None]) -> None:
+        """Say who is told which runs are over, at each poll that says so, before its answer."""
+        self._over_notice = notice
 
     @property
     def version(self) -> Version | None:
@@ -186,6 +191,8 @@ class Coordinator:
             pb.PollRequest(last_instruction_id=last_instruction_id, wait_s=wait_s),
             timeout_s=wait_s + CALL_TIMEOUT_S,
         )
+        if over := read_over_runs(response):
+            self._over_notice(over)
         if response.instruction_id == last_instruction_id:
             return None
         return read_instruction(response)

@@ -11,18 +11,20 @@ Invariants of how work ends:
    every mode: zeros of a silo that cannot work would count towards a sum that is about the others.
    What shows later refuses where units are protected, for there the method checks it before it
    explores; elsewhere it may come with having something to learn from.
+3. Work that nobody wants any more (``reservation.py``) comes to nothing: no result, no word to
+   anybody, and no charge that was not made before.
 
 Invariants of a result on its way into sums:
 
-3. A round's figures go into one sum: that of step 0. The blocks of later steps are zeros under full
+4. A round's figures go into one sum: that of step 0. The blocks of later steps are zeros under full
    noise, so that the figures are charged once.
-4. What the block says of the update's norm is said of the vector that is released. Under
+5. What the block says of the update's norm is said of the vector that is released. Under
    ``record_distributed`` it is zero: the norm of a sum of unit gradients is no figure of a silo.
-5. A delta is there when an attempt begins. A sum of unit gradients may still be under way on the
+6. A delta is there when an attempt begins. A sum of unit gradients may still be under way on the
    worker's thread: whoever needs it waits a short while and is then told to come again, so that
    the daemon's thread never stands still. It is computed for one attempt and given out once. When
    the attempt is over before it began, it is not computed at all.
-6. Nothing here is printed.
+7. Nothing here is printed.
 
 Covered: all modes. Not covered: failures of one unit, which the method itself keeps to that unit
 (``evolution/methods/evolver.py``, invariant 2); what a failed sum contributes instead
@@ -42,7 +44,7 @@ import structlog
 from dp.config import RECORD_MODES, Mode
 from dp.noise.grid import l2_norm
 from dp.noise.unit_sum import UnitSum
-from evolution.errors import EvolverSetupError
+from evolution.errors import EvolverSetupError, NotWantedError
 from evolution.methods.evolver import Evolution, Evolver, Work
 from federation.adapter.layout import Layout
 from federation.chain.sums import UPDATE_NORM_SQ
@@ -60,8 +62,8 @@ _WAIT_S: Final = 1.0
 
 A sum that is done ends the wait at once; each poll in between carries all boxes once more.
 """
-_KEPT_RUNS: Final = 4
-"""Deltas of several runs are in memory at once: of those paused most recently, and the newest."""
+MAX_RUNS: Final = 4
+"""Deltas of several runs are kept at once: of those paused most recently, and the newest."""
 
 log = structlog.get_logger(__name__)
 
@@ -89,6 +91,8 @@ class Result:
     """The method's own figures; they stay in the silo."""
     duration_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage; they stay in the silo."""
+    evolved: bool = False
+    """Whether a method made it; else it stands in for work that failed."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Of an attempt: the value of each coordinate of its metrics block."""
 
@@ -106,6 +110,7 @@ class Result:
             delta = np.zeros(0, dtype=np.float32)
         mine = cls(run_id=task.run_id, round=task.round, plan=plan, layout=layout, delta=delta)
         if evolution is not None:
+            mine.evolved = True
             mine.episodes, mine.successes = evolution.episodes, evolution.successes
             mine.metrics, mine.duration_s = evolution.metrics, evolution.duration_s
         return mine
@@ -208,10 +213,14 @@ class KeptResults:
         """
         self._newest.pop(result.run_id, None)
         self._newest[result.run_id] = result
-        if len(self._newest) <= _KEPT_RUNS:
+        if len(self._newest) <= MAX_RUNS:
             return None
         gone = self._newest.pop(next(iter(self._newest)))
         return gone.run_id, gone.round
+
+    def forget(self, run_id: str) -> None:
+        """Let go of a run's result: the run is over."""
+        self._newest.pop(run_id, None)
 
 
 def result_of(
@@ -230,7 +239,7 @@ def result_of(
     ``record_local`` and is settled here; ``on_failure`` counts a round that failed.
 
     Raises:
-        WorkCalledOffError: Nobody asks for the round any more, and nothing of it was begun.
+        WorkCalledOffError: Nobody asks for the round any more; what was charged by then stays so.
         PolicyRefusalError: The round is not worked on.
     """
     mode = plan.spec.mode
@@ -243,8 +252,10 @@ def result_of(
         public = mode in RECORD_MODES
         done = Result.of(task, plan, layout, evolver.evolve(work()))
     except WorkCalledOffError:
-        # Before anything was explored, so there is nothing to charge for.
         raise
+    except NotWantedError as error:
+        # Between two steps. What was not charged by now is not charged any more.
+        raise WorkCalledOffError(str(error)) from error
     except Exception as error:
         if public and isinstance(error, EvolverSetupError):
             refusal = cannot_run(error)
@@ -258,6 +269,8 @@ def result_of(
         raise refusal
     if local:
         reservation.settle()
+    # The method may have swallowed what told it to stop.
+    reservation.require_wanted()
     if reservation.failure is not None:
         raise refused_charge(reservation.failure)
     return done

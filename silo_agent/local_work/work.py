@@ -20,15 +20,23 @@ Invariants:
    a few runs the newest result is kept, for a run may be paused while others go on; what
    is not kept any more is worked on, and charged, again if it is asked for.
 7. After ``close``, or once the operator refused the run, no queued job explores, trains or charges.
-   Nor does one whose round is over when its method is set up: a run that other silos refuse costs
-   this one nothing. From then on the round is worked on to its end, for how long exploring takes
-   is data, and the charge would tell whether it was still going on.
+   Nor does one whose round is over when its method is set up. From then on the work goes on until
+   its run is over, as far as the coordinator's newest word goes: aborted, failed or finished. Then
+   it ends between two of its steps, and nothing is charged that was not charged by then
+   (``reservation.py`` says what that tells). A round alone that went on without this silo, a pause
+   and silence end nothing: how long exploring takes is data, and in a run that goes on the charge
+   must not tell it.
 8. What the site limits is ended, or not begun, as failed work (``local_time.py``, ``limits.py``).
+9. A round's finished work is on disk before the silo says that it is ready, and an equal task takes
+   it from there after a restart: it is not trained nor charged again (``result_file.py``). It is
+   ready no sooner than work that is done again, so a restart does not tell whether it was finished.
 
-Covered: slow, failing and repeated work. A crash between charge and upload costs the charge
-(``silo_agent/local_work/reservation.py``). Not covered: what judging is
-(``silo_agent/local_work/judge.py``); cancelling a job half-way; a round that went on without this
-silo finds its result unused; how long a sum takes, which the coordinator sees.
+Covered: slow, failing, repeated and unwanted work. A crash between charge and finished work costs
+the charge (``silo_agent/local_work/reservation.py``). Not covered: what judging is
+(``silo_agent/local_work/judge.py``); a sum of unit gradients that has begun is worked out though
+its run is over; a round that went on without this silo finds its result unused; how long a sum
+takes, which the coordinator sees; a crash after the work is on disk and before its line in
+``rounds.jsonl`` costs that line.
 """
 
 from __future__ import annotations
@@ -44,9 +52,10 @@ import structlog
 from dp.errors import BudgetExceededError, PrivacyError, TooManyDebitsError
 from dp.ledger.ledger import Ledger
 from dp.noise.unit_sum import UnitSum
-from evolution.local_time import local_time
+from evolution.local_time import local_time, while_wanted
 from evolution.methods.evolver import Evolver, Work
 from evolution.methods.registry import make_evolver
+from federation.adapter.layout import Layout
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from ops.tracing.spans import carry, spanned
@@ -67,15 +76,19 @@ from silo_agent.local_work.judge import Judge
 from silo_agent.local_work.plan_terms import evolver_setup, shared_layout_of, step_work_of, work_of
 from silo_agent.local_work.reservation import Reservation
 from silo_agent.local_work.result import KeptResults, Result, result_of
+from silo_agent.local_work.result_file import ResultFiles
 from silo_agent.local_work.step_sum import empty_sum, fulfil
 from silo_agent.machine.hardware import Fitting
 from silo_agent.machine.limits import require_disk
 from silo_agent.machine.machine import site_of
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import LimitsSection
+from silo_agent.policy.refusal import refused_charge
 
 __all__ = ["LocalWork"]
 _NO_LIMITS = LimitsSection()
+LOOK_S = 0.5
+"""How often a silo that waits to be ready looks whether the run still lives."""
 _LAWFUL = (BudgetExceededError, TooManyDebitsError, PolicyRefusalError)  # All works: it refuses.
 log = structlog.get_logger(__name__)
 
@@ -119,6 +132,8 @@ class LocalWork:
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._lock = threading.Lock()
         self._finished = KeptResults()
+        self._files = ResultFiles(config.data_dir, store)
+        self._over: frozenset[str] = frozenset()
         self._started: tuple[str, int, bytes] | None = None
         self._begun: set[tuple[str, int, bytes]] = set()
         self._called_off: tuple[str, int, bytes] | None = None
@@ -149,8 +164,10 @@ class LocalWork:
     def adopted(self, head: Head, plan: Plan) -> None:
         """Judge the adapter that a round ended with on held-out tasks, if the plan says so.
 
-        A chain was followed to its end, and its head is remembered: others may be one too many.
+        What was kept for that round is of no use any more. A chain was followed to its end, and its
+        head is remembered: others may be one too many.
         """
+        self._files.end_round(head.record.run_id, head.record.round)
         self._kept_runs.limit_heads()
         if self._judge.take(head.record, plan):
             self._jobs.put(carry(lambda: self._evaluate(head, plan)))
@@ -164,6 +181,8 @@ class LocalWork:
         """
         with self._lock:
             self._asked = task
+            # A task for a run is the newest word about it.
+            self._over -= {task.run_id}
             if self._called_off is not None and self._called_off[:2] == (task.run_id, task.round):
                 self._called_off = None
             failure, self._failure = self._failure, None
@@ -193,6 +212,14 @@ class LocalWork:
         """The coordinator asks for no local work now: what has not begun is not begun."""
         with self._lock:
             self._called_off = self._started
+
+    def runs_over(self, run_ids: frozenset[str]) -> None:
+        """The coordinator says that these runs are over: work for them ends, its results go."""
+        with self._lock:
+            self._over = run_ids
+            for run_id in run_ids:
+                self._finished.forget(run_id)
+        self._files.end_runs(run_ids)
 
     def unit_sum(self, descriptor: Descriptor, plan: Plan, head: Head) -> Future[UnitSum]:
         """Begin the sum of unit gradients for one attempt.
@@ -242,14 +269,63 @@ class LocalWork:
             task=task,
             plan=plan,
             allow=self._allow,
+            lives=lambda: self._lives(task.run_id),
+            stopping=self._stopping.is_set,
         )
+        result: Result | None = None
+        refusal: PolicyRefusalError | None = None
+        try:
+            result = self._found(task, plan, layout, reservation) or self._worked(
+                task, plan, layout, reservation, head
+            )
+        except WorkCalledOffError:
+            # Nothing is said of it, and the next task's work need not wait for it.
+            self._call_off(key)
+            return
+        except PolicyRefusalError as error:
+            refusal = error
+        # A short job must not show outside, and a repeat of the task must not report sooner, so the
+        # result appears only now.
+        if not self._may_speak(task.run_id, ready_at):
+            return
+        if refusal is not None:
+            self._refuse(task, refusal, reservation.failure)
+        elif result is not None and self._finish(result):
+            self._report(self._newest(task))
+
+    def _found(
+        self, task: RoundTask, plan: Plan, layout: Layout, reservation: Reservation
+    ) -> Result | None:
+        """What an earlier process finished, if it may still be used."""
+        found = self._files.find(task, plan, layout, self._ledger_of())
+        if found is None:
+            return None
+        try:
+            reservation.require_allowed()
+        except LocalStoreError as error:
+            raise refused_charge(error) from error
+        reservation.require_wanted()
+        self._require_asked(_key(task))
+        log.info("result_found", run=task.run_id, round=task.round)
+        return found
+
+    def _worked(
+        self,
+        task: RoundTask,
+        plan: Plan,
+        layout: Layout,
+        reservation: Reservation,
+        head: Head,
+    ) -> Result | None:
+        """Do a round's work, and write down what is finished."""
         started = time.monotonic()
 
         def method() -> Evolver:
             reservation.require_allowed()
+            reservation.require_wanted()
             require_disk(self._config.data_dir, self._limits)
             evolver = self._method(plan, task.run_id)
-            self._require_asked(key)
+            self._require_asked(_key(task))
             return evolver
 
         def work() -> Work:
@@ -263,39 +339,35 @@ class LocalWork:
             )
             return self.fitting.work(plan, asked)
 
-        result: Result | None = None
-        refusal: PolicyRefusalError | None = None
-        try:
-            with local_time(self._limits.max_local_hours_per_round):
-                result = result_of(
-                    method,
-                    work,
-                    task=task,
-                    plan=plan,
-                    layout=layout,
-                    reservation=reservation,
-                    on_failure=self._metrics.errors.labels(kind="local_work").inc,
-                )
-        except WorkCalledOffError:
-            return  # Nothing is said of it, and the next task's work need not wait for it.
-        except PolicyRefusalError as error:
-            refusal = error
-        try:
-            if result is not None:
-                self._note(result, time.monotonic() - started)
-        finally:
-            # The silo's own books may fail; that must not show outside. Nor may a short job, and
-            # a repeat of the task must not report sooner, so the result appears only now.
-            # A silo that is being stopped says nothing: it would say it too soon.
-            if not self._stopping.wait(max(0.0, ready_at - time.monotonic())):
-                if refusal is not None:
-                    self._refuse(task, refusal, reservation.failure)
-                elif result is not None and self._finish(result):
-                    self._report(self._newest(task))
+        hours = self._limits.max_local_hours_per_round
+        with local_time(hours), while_wanted(reservation.wanted):
+            result = result_of(
+                method,
+                work,
+                task=task,
+                plan=plan,
+                layout=layout,
+                reservation=reservation,
+                on_failure=self._metrics.errors.labels(kind="local_work").inc,
+            )
+        if result is not None:
+            self._keep(result, task, reservation)
+            self._note(result, time.monotonic() - started)
+        return result
+
+    def _may_speak(self, run_id: str, ready_at: float) -> bool:
+        """Wait until a silo may be ready; one that is being stopped would say it too soon."""
+        while self._lives(run_id):
+            left = ready_at - time.monotonic()
+            if self._stopping.wait(max(0.0, min(left, LOOK_S))):
+                return False
+            if left <= LOOK_S:
+                return True
+        return False
 
     @spanned("gradients")
     def _sum(self, future: Future[UnitSum], descriptor: Descriptor, plan: Plan, head: Head) -> None:
-        if self._stopping.is_set():
+        if self._stopping.is_set() or not self._lives(descriptor.identity.run_id):
             future.cancel()
         if not future.set_running_or_notify_cancel():
             return
@@ -339,20 +411,50 @@ class LocalWork:
             self._failure = None if isinstance(failure, _LAWFUL) else failure
         self._tell_refusal(task, refusal)
 
+    def _keep(self, result: Result, task: RoundTask, reservation: Reservation) -> None:
+        """Write finished work down; without that a restart does it again, and nothing else."""
+        if not result.evolved:
+            return
+        try:
+            self._files.keep(result, task, reservation.charged)
+        except LocalStoreError as error:
+            self._metrics.count_error(type(error).__name__)
+            log.warning("result_not_kept", run=task.run_id, round=task.round, reason=error)
+        if not self._lives(task.run_id):
+            self._files.end_runs([task.run_id])
+
+    def _lives(self, run_id: str) -> bool:
+        """Whether a run goes on, by the coordinator's newest word; silence ends none."""
+        with self._lock:
+            return run_id not in self._over
+
     def _require_asked(self, key: tuple[str, int, bytes]) -> None:
         """Go on only with a round that the coordinator still asks for; a later task asks again."""
         with self._lock:
             if self._called_off != key:
                 return
-            self._started = None
-            self._begun.discard(key)
-        log.info("work_called_off", run=key[0], round=key[1])
+            self._forget(key)
         raise WorkCalledOffError("the round was over before this silo began to explore")
+
+    def _call_off(self, key: tuple[str, int, bytes]) -> None:
+        """Let a later task begin the work again."""
+        log.info("work_called_off", run=key[0], round=key[1])
+        with self._lock:
+            # Unless it was let go of before, and a task may have begun it again since.
+            if key in self._begun:
+                self._forget(key)
+
+    def _forget(self, key: tuple[str, int, bytes]) -> None:
+        if self._started == key:
+            self._started = None
+        self._begun.discard(key)
 
     def _finish(self, finished: Result) -> bool:
         """Keep a result, unless its run has gone on; whether it is what is asked for now."""
         with self._lock:
             asked, mine = self._asked, (finished.run_id, finished.round)
+            if finished.run_id in self._over:
+                return False
             wanted = asked is None or (asked.run_id, asked.round) == mine
             if not wanted and self._started and self._started[:2] == mine:
                 self._started = None
@@ -384,7 +486,12 @@ class LocalWork:
     def _note(self, result: Result, duration_s: float) -> None:
         for stage, stage_s in result.duration_s.items():
             self._metrics.observe_phase(stage, stage_s)
-        self._store.append_round(result.report(duration_s=duration_s))
+        try:
+            self._store.append_round(result.report(duration_s=duration_s))
+        except LocalStoreError:
+            # The silo's own books may fail; that must not show outside.
+            self._metrics.errors.labels(kind="local_work").inc()
+            log.exception("local_work_failed")
         self._metrics.observe_evolution(
             episodes=result.episodes,
             successes=result.successes,

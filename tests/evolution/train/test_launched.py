@@ -27,10 +27,11 @@ from safetensors.numpy import load_file
 from evolution.errors import (
     EvolverSetupError,
     LocalTimeError,
+    NotWantedError,
     TrainingJobError,
     TrainingWorkerError,
 )
-from evolution.local_time import local_time
+from evolution.local_time import local_time, while_wanted
 from evolution.model.lora import initial_adapter
 from evolution.train import launched, launched_job
 from evolution.train import worker as train_worker
@@ -135,6 +136,13 @@ def test_workers_end_with_the_sites_time_and_change_nothing(
     assert len(started) == 1
     assert started[0].poll() in {-signal.SIGTERM, 1}
     assert all(np.array_equal(value, adapter[name]) for name, value in trainer.adapter().items())
+    assert list((tmp_path / "training").iterdir()) == []
+
+
+def test_no_worker_is_waited_for_that_nobody_wants(tiny_base, tmp_path, adapter):
+    trainer = made(tiny_base, tmp_path, processes=2)
+    with while_wanted(lambda: False), pytest.raises(NotWantedError):
+        trained(trainer, adapter)
     assert list((tmp_path / "training").iterdir()) == []
 
 

@@ -5,16 +5,21 @@ CHORALE_TEST_STALL_AT=<call>         never make this call of the transport, and 
 CHORALE_TEST_PLAINTEXT=1             add no masks (the coordinator must run with the same switch)
 CHORALE_TEST_TRUNCATE=<round>        send only half of the upload in this round
 CHORALE_TEST_WRONG_ROUND=<round>     name another round in the upload of this round
+CHORALE_TEST_HOLD=<file>             explore for as long as this file is there
 CHORALE_TEST_POISON=1                mask random ring elements instead of the encoded vector
 """
 
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dp.noise.share import NoiseShare
+from evolution.local_time import require_wanted
+from evolution.methods.constant import ConstantEvolver
 from secagg import prg
 from silo_agent.cli.main import main
 from silo_agent.line import transport
@@ -68,6 +73,18 @@ def wrong_round(round_number: int) -> None:
     transport.Coordinator.upload = upload  # type: ignore[method-assign]
 
 
+def hold(file: Path) -> None:
+    real = ConstantEvolver.evolve
+
+    def evolve(self: Any, work: Any) -> Any:
+        while file.exists():
+            require_wanted()
+            time.sleep(0.05)
+        return real(self, work)
+
+    ConstantEvolver.evolve = evolve  # type: ignore[method-assign]
+
+
 def poison() -> None:
     real = NoiseShare.encode
 
@@ -95,6 +112,8 @@ if __name__ == "__main__":
         truncate(int(os.environ["CHORALE_TEST_TRUNCATE"]))
     if "CHORALE_TEST_WRONG_ROUND" in os.environ:
         wrong_round(int(os.environ["CHORALE_TEST_WRONG_ROUND"]))
+    if "CHORALE_TEST_HOLD" in os.environ:
+        hold(Path(os.environ["CHORALE_TEST_HOLD"]))
     if "CHORALE_TEST_POISON" in os.environ:
         poison()
     if "CHORALE_TEST_PLAINTEXT" in os.environ:

@@ -60,7 +60,7 @@ class Bench:
         daemon.identity = SimpleNamespace(silo_id=ME)
         daemon.store = SimpleNamespace(set_ledger_head=lambda *head: self.remembered.append(head))
         daemon.coordinator = None
-        daemon.work = SimpleNamespace(call_off=lambda: None)
+        daemon.work = SimpleNamespace(call_off=lambda: None, runs_over=lambda _: None)
         # No chain was followed, so there are no audit heads to exchange.
         daemon.published = SimpleNamespace(head=None, coordinator_key=None)
         daemon._session = daemon._task = daemon._asked = daemon._contributed = None

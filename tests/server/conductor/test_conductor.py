@@ -211,6 +211,56 @@ def test_poll_answers_at_once_when_there_is_news_and_waits_otherwise(world):
     asyncio.run(scenario())
 
 
+def test_silos_are_told_which_runs_are_over_and_no_paused_one_is(world):
+    async def scenario():
+        conductor = world.conductor
+        finished = await world.run(sw.plan_toml())
+        resting = await conductor.start_run(sw.plan_toml(rounds=2), sw.INITIAL, "b")
+        await conductor.pause_run(resting)
+        aborted = await conductor.start_run(sw.plan_toml(rounds=2), sw.INITIAL, "c")
+        await asyncio.sleep(0)
+        before = read(await conductor.poll(NAMES[0], "", 0))
+        await conductor.abort_run(aborted)
+        after = read(await conductor.poll(NAMES[0], before.instruction_id, 0))
+        again = read(await conductor.poll(NAMES[0], after.instruction_id, 0))
+        return finished, resting, aborted, before, after, again
+
+    finished, resting, aborted, before, after, again = asyncio.run(scenario())
+    assert world.store.runs.get(resting).state is RunState.PAUSED
+    assert list(before.over_run_ids) == [finished]
+    assert after.HasField("idle")
+    # Also where nothing else is new.
+    assert again.WhichOneof("instruction") is None
+    assert list(after.over_run_ids) == list(again.over_run_ids) == [aborted, finished]
+
+
+def test_a_run_that_failed_is_over_by_the_time_its_task_is_withdrawn(world, monkeypatch):
+    async def broken(*_, **__):
+        raise RunError("three silos refuse the plan")
+
+    monkeypatch.setattr("server.run.cohorts.Cohorts.gather", broken)
+
+    async def scenario():
+        run_id = await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "t")
+        await asyncio.gather(world.conductor._task, return_exceptions=True)
+        return run_id, read(await world.conductor.poll(NAMES[0], "", 0))
+
+    run_id, told = asyncio.run(scenario())
+    assert world.store.runs.get(run_id).state is RunState.FAILED
+    assert told.WhichOneof("instruction") == "round_result"
+    assert list(told.over_run_ids) == [run_id]
+
+
+def test_a_store_that_fails_costs_no_silo_its_answer(world, monkeypatch):
+    def away(_):
+        raise StoreError("the database is away")
+
+    monkeypatch.setattr(world.store.runs, "newest_over", away)
+    told = read(asyncio.run(world.conductor.poll(NAMES[0], "", 0)))
+    assert told.HasField("idle")
+    assert list(told.over_run_ids) == []
+
+
 def read(content):
     return round_pb2.PollResponse.FromString(content)
 

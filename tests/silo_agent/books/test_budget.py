@@ -153,6 +153,7 @@ def test_it_works_while_the_daemon_holds_the_ledger(silo: Path, monkeypatch, cap
         "epsilons": {},
         "attempts": 1,
         "trainings": 0,
+        "trainings_beyond": 0,
         "unprotected": 1,
     }
 
@@ -189,7 +190,24 @@ def test_a_training_begun_twice_was_charged_twice(tmp_path):
         train(ledger, of, 1)
         twice = read_budget(tmp_path, delta=DELTA, caps=CAPS)
     assert unit_of(twice, "task").epsilon_reserved > unit_of(once, "task").epsilon_reserved
-    assert twice.runs[0].trainings == 2
+    assert (twice.runs[0].trainings, twice.runs[0].trainings_beyond) == (2, 2)
+
+
+def test_what_was_trained_for_nothing_is_said_in_words(tmp_path):
+    of = spec(Mode.RECORD_LOCAL)
+    with opened(tmp_path) as ledger:
+        for _ in range(3):
+            train(ledger, of, 1)
+        ledger.reserve(entry(of, 1))
+        train(ledger, of, 2)
+        ledger.reserve(entry(of, 2))
+        found = read_budget(tmp_path, delta=DELTA, caps=CAPS)
+        (said,) = [line for line in budget_lines(found) if "beyond the rounds" in line]
+        assert said.startswith("  2 local training(s) charged beyond the rounds that released")
+        assert "is charged again" in said
+        # A later attempt of a round that was released already is no training.
+        ledger.reserve(entry(of, 2, attempt=2))
+        assert read_budget(tmp_path, delta=DELTA, caps=CAPS).runs[0].trainings_beyond == 2
 
 
 def test_noise_for_the_silo_on_top_is_charged_to_both_kinds(tmp_path):

@@ -104,7 +104,18 @@ def test_a_personal_adapter_that_may_know_what_was_deleted_is_named(call, silo, 
     personal = played.parent / "personal"
     personal.mkdir()
     _, answer = call("delete", "--subject", "zoe", "--data", silo)
-    assert answer["data"] == {"deleted": 1, "personal": [str(personal)]}
+    assert answer["data"] == {"deleted": 1, "results": 0, "personal": [str(personal)]}
+
+
+@pytest.mark.parametrize("what", [("--subject", "zoe"), ("--task", "craft", "1")])
+def test_finished_work_that_may_hold_what_was_deleted_goes_too(call, silo, played, what):
+    results = silo / "results"
+    results.mkdir()
+    (results / f"{'0' * 32}.result").write_bytes(b"a delta")
+    (results / ".0.result.00.partial").write_bytes(b"half of one")
+    _, answer = call("delete", *what, "--data", silo)
+    assert answer["data"]["results"] == 1
+    assert list(results.iterdir()) == []
 
 
 def test_while_a_daemon_holds_the_ledger_nothing_is_touched(call, silo, file, played):

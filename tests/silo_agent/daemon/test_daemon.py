@@ -86,6 +86,17 @@ def test_after_a_lie_the_silo_takes_part_in_what_is_honest(bench):
     bench.daemon._end_session()
 
 
+def test_an_attempt_of_a_run_that_is_over_is_left_before_it_is_charged(bench):
+    bundles = bench.one.bundles()
+    bench.daemon._session = session = bench.one.session
+    bench.daemon._hear_over(frozenset({"another"}))
+    assert bench.daemon._session is session
+    bench.daemon._hear_over(frozenset({bench.one.descriptor.identity.run_id}))
+    require_wiped(session)
+    bench.serve(bundles)
+    assert "share_keys" not in bench.sent()
+
+
 @pytest.mark.parametrize("error", [RecursionError, MemoryError, KeyError, AttributeError])
 def test_a_defect_that_a_message_finds_ends_the_session_and_not_the_daemon(bench, capsys, error):
     """Its secrets are wiped, it is counted, and no line quotes what the error says."""

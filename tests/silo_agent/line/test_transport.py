@@ -161,6 +161,30 @@ def test_a_malformed_echo_is_a_typed_error(silo, changes):
         silo.poll("", wait_s=0)
 
 
+def test_which_runs_are_over_is_heard_also_where_nothing_else_is_new(silo):
+    said, heard = ["run-1", "run-2"], []
+    silo.watch_over_runs(heard.append)
+    silo._stub = SimpleNamespace(
+        Poll=lambda _request, timeout: pb.PollResponse(instruction_id="i", over_run_ids=said)
+    )
+    assert silo.poll("i", wait_s=0) is None
+    silo.poll("", wait_s=0)
+    assert heard == [{"run-1", "run-2"}] * 2
+    # A coordinator of an earlier version says nothing of it, and then there is no news.
+    said.clear()
+    silo.poll("i", wait_s=0)
+    assert len(heard) == 2
+
+
+@pytest.mark.parametrize("said", [[""], ["x" * 257], ["run"] * 65])
+def test_runs_that_are_none_are_a_typed_error(silo, said):
+    silo._stub = SimpleNamespace(
+        Poll=lambda _request, timeout: pb.PollResponse(instruction_id="i", over_run_ids=said)
+    )
+    with pytest.raises(MalformedMessageError):
+        silo.poll("i", wait_s=0)
+
+
 def test_ready_and_refusals_name_their_step_and_records_their_position(silo):
     sent = []
 

@@ -12,6 +12,7 @@ from dp.ledger.ledger import Ledger
 from federation.chain.task import ATTEMPTS_USED_UP
 from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
+from silo_agent.errors import WorkCalledOffError
 from silo_agent.local_work.reservation import Reservation
 from silo_agent.policy.refusal import refused_charge
 from tests.kit.silo_agent.record_plans import local_plan
@@ -37,6 +38,8 @@ def reservation_of(tmp_path):
                 task=task,
                 plan=PLAN,
                 allow=lambda _task, _plan: None,
+                lives=lambda: True,
+                stopping=lambda: False,
             )
 
         make.ledger = ledger
@@ -57,6 +60,19 @@ def test_a_run_is_trained_for_as_often_as_its_plan_states(reservation_of):
     assert reservation_of.ledger.debits_of_run("run-1").trainings == PLAN.charged_releases
     # Another run has its own.
     reservation_of("run-2")()
+
+
+def test_what_was_called_off_once_is_not_charged_after_all(reservation_of):
+    """The method may have heard of it already, and have ended without a charge."""
+    reserve, alive = reservation_of("run-1"), [False]
+    reserve._lives = lambda: alive[0]
+    with pytest.raises(WorkCalledOffError):
+        reserve()
+    alive[0] = True
+    assert not reserve.wanted()
+    with pytest.raises(WorkCalledOffError):
+        reserve.require_wanted()
+    assert reservation_of.ledger.debits_of_run("run-1").trainings == 0
 
 
 def test_tasks_that_were_admitted_together_do_not_pass_the_days_limit(reservation_of):

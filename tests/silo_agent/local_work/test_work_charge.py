@@ -271,6 +271,25 @@ def test_a_round_that_is_over_before_exploring_begins_is_not_charged(silo, monke
     assert spent(one) == pytest.approx(COST)
 
 
+def test_a_task_that_comes_while_work_is_called_off_is_not_lost(silo, monkeypatch):
+    one = silo()
+    method, call_off = one.work._method, one.work._call_off
+
+    def over(plan, run_id):
+        one.work.call_off()
+        return method(plan, run_id)
+
+    def asked_again(key):
+        one.work._method = method
+        one.work.start(task=task_of(), plan=PLAN, head=head_of())
+        call_off(key)
+
+    one.work._method, one.work._call_off = over, asked_again
+    one.ask()
+    assert one.work.finished("run-1", 1) is not None
+    assert spent(one) == pytest.approx(COST)
+
+
 def test_work_that_was_called_off_holds_up_no_other(silo, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
@@ -348,7 +367,8 @@ def test_queued_work_is_neither_done_nor_charged_after_a_stop(silo, monkeypatch)
     threading.Timer(0.2, go_on.set).start()
     one.work.close()
     assert not one.work._thread.is_alive()
-    assert one.ledger.head()[0] == 1
+    # Nor is what had not come to its charge by then: the next process explores again.
+    assert one.ledger.head()[0] == 0
 
 
 # The reservation itself --------------------------------------------------------------------------
@@ -365,6 +385,8 @@ def parts(tmp_path):
             "task": task_of(),
             "plan": PLAN,
             "allow": lambda _task, _plan: None,
+            "lives": lambda: True,
+            "stopping": lambda: False,
         }
 
 

@@ -25,6 +25,8 @@ class Cell:
     decides, for nobody waits in training for a silo that was silent for 20 seconds."""
     renews: bool = False
     """Whether a silo asks for its next certificate in this round."""
+    most_trainings: int = 1
+    """How often the killed silo may be charged for the round's local training."""
 
     @property
     def name(self) -> str:
@@ -36,14 +38,30 @@ def _coordinator(phase: str, instant: str, what: str, *, renews: bool = False) -
 
 
 def _silo(
-    phase: str, instant: str, what: str, *, in_sum: bool | None = True, renews: bool = False
+    phase: str,
+    instant: str,
+    what: str,
+    *,
+    in_sum: bool | None = True,
+    renews: bool = False,
+    most_trainings: int = 1,
 ) -> Cell:
-    return Cell(phase=phase, role=SILO, instant=instant, what=what, in_sum=in_sum, renews=renews)
+    return Cell(
+        phase=phase,
+        role=SILO,
+        instant=instant,
+        what=what,
+        in_sum=in_sum,
+        renews=renews,
+        most_trainings=most_trainings,
+    )
 
 
 CELLS = (
     _coordinator("training", "training:0", "the task is out"),
     _silo("training", "evolve", "the round's work begins", in_sum=None),
+    _silo("training", "result_half", "half of the finished work written", in_sum=None),
+    _silo("training", "result_kept", "finished work kept; ready not said", in_sum=None),
     _coordinator("training", "ready:2", "second ready heard, not acknowledged"),
     _silo("R0 advertise_keys", "advertise_keys", "joined; keys not sent", in_sum=False),
     _coordinator("R0 advertise_keys", "advertise_keys:2", "second bundle kept, not acknowledged"),
@@ -76,7 +94,9 @@ CELLS = (
 REAL_TRAINING = (
     _silo("training", "exploring", "episodes played, none kept", in_sum=None),
     _coordinator("training", "ready:2", "second ready heard, not acknowledged"),
-    _silo("training", "step", "training charged, one step taken", in_sum=None),
+    _silo("training", "step", "training charged, one step taken", in_sum=None, most_trainings=2),
+    _silo("training", "result_half", "half of the delta written", in_sum=None, most_trainings=2),
+    _silo("training", "result_kept", "delta kept; ready not said", in_sum=None),
     _coordinator("R2 masked_input", "fold:2", "second sum written, not committed"),
     _silo("R2 masked_input", "upload", "vector spooled, nothing sent"),
     _coordinator("publish", "adapter_written", "adapter stored, record not kept"),

@@ -6,6 +6,8 @@ CHORALE_TEST_RENEW=<round>,...   it asks for its next certificate when this roun
     exploring          real methods: a first wave of episodes is played
     charged            record_local: the training is charged, none of its steps is taken
     step               record_local: the first noisy step is taken
+    result_half        half of the finished work is in a file that has no name yet
+    result_kept        the finished work is durable, the silo has not said that it is ready
     advertise_keys     the joined identity is durable, the keys have not left
     share_keys         the boxes have not left
     debit_before       nothing of the debit is written
@@ -28,6 +30,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from silo_agent.books.local_store import LocalStore
@@ -40,6 +43,7 @@ from silo_agent.line.transport import Coordinator
 from silo_agent.line.upload import UploadStream
 from silo_agent.local_work import work
 from silo_agent.local_work.reservation import Reservation
+from silo_agent.local_work.result_file import ResultFiles
 from tests.kit.processes.deaths import Deaths
 from tests.system.chaos import witness
 
@@ -53,6 +57,7 @@ def install(deaths: Deaths) -> None:
         _instead_of(call, deaths)
     _in_upload(deaths)
     _in_work(deaths)
+    _in_results(deaths)
     _in_ledger(deaths)
     _in_adoption(deaths)
     _in_renewal(deaths)
@@ -124,6 +129,27 @@ def _in_training(deaths: Deaths, rounds: list[int]) -> None:
     episodes._play = played
     Reservation.__call__ = charged  # type: ignore[method-assign]
     DpStep.gradient = stepped  # type: ignore[method-assign]
+
+
+def _in_results(deaths: Deaths) -> None:
+    keep = ResultFiles.keep
+
+    def kept(self: Any, result: Any, task: Any, reservation: Any) -> None:
+        if deaths.due(f"{task.round}:result_half"):
+            fsync = os.fsync
+
+            def half(descriptor: int) -> None:
+                path = Path(f"/proc/self/fd/{descriptor}").readlink()
+                if path.parent.name == "results" and path.is_file():
+                    os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+                    deaths.at(f"{task.round}:result_half")
+                fsync(descriptor)
+
+            os.fsync = half
+        keep(self, result, task, reservation)
+        deaths.at(f"{task.round}:result_kept")
+
+    ResultFiles.keep = kept  # type: ignore[method-assign]
 
 
 def _in_ledger(deaths: Deaths) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from secagg.descriptor import AggregationId
 from server.store.aggregations import AggregationOutcome
-from tests.system.chaos.cells import CELLS
+from tests.system.chaos.cells import CELLS, REAL_TRAINING
 from tests.system.chaos.drive import Kill
 from tests.system.chaos.evidence import Evidence, SiloEvidence
 from tests.system.chaos.verdict import Judge
@@ -86,8 +86,15 @@ def honest():
     )
 
 
-def faults(evidence, record=RECORD, *, name="coordinator.R4 unmask.opened", victim="coordinator"):
-    cell = next(cell for cell in CELLS if cell.name == name)
+def faults(
+    evidence,
+    record=RECORD,
+    *,
+    name="coordinator.R4 unmask.opened",
+    victim="coordinator",
+    cell=None,
+):
+    cell = cell or next(cell for cell in CELLS if cell.name == name)
     kill = Kill(cell=cell, round=1, victim=victim, fell_at=1.0)
     drive = SimpleNamespace(run_id="run", silos=SILOS, kills=(kill,))
     records = SimpleNamespace(list=lambda _run_id: (record,))
@@ -108,6 +115,7 @@ def test_an_honest_round_has_no_fault():
 
 
 SPENT, SIGNED = {"kind": "spent", **PLACE}, {"kind": "signed_r3", **PLACE}
+TRAINED = {"kind": "trained", "round": 1}
 BOTH = "both kinds of shares of silo-c"
 
 
@@ -117,6 +125,7 @@ BOTH = "both kinds of shares of silo-c"
         (with_silo(ledger=(SIGNED,)), "silo-b sent a vector that was not charged"),
         (with_silo(ledger=(SIGNED,), noted=()), "silo-b sent a vector that was not charged"),
         (with_silo(ledger=(SPENT, SPENT, SIGNED)), "charged 2 times"),
+        (with_silo(ledger=(TRAINED, TRAINED, SPENT, SIGNED)), "charged for 2 trainings"),
         (with_silo(noted=(uploaded("00"), uploaded("01"), revealed(SILOS))), "sent 2 vectors"),
         (with_silo(ledger=(SPENT, {"kind": "signed_r3", **OTHER})), "silo-b signed survivors"),
         (with_silo(noted=(uploaded(), revealed(SILOS, ["silo-c"]))), BOTH),
@@ -146,6 +155,14 @@ def test_who_may_be_missing_depends_on_the_kill():
     early = {"name": "silo.R0 advertise_keys.advertise_keys", "victim": "silo-d"}
     assert faults(honest(), without, **early) == []
     assert any("the record names" in fault for fault in faults(honest(), **early))
+
+
+def test_a_training_that_was_cut_short_may_be_charged_again_and_a_finished_one_not():
+    twice = with_silo(ledger=(TRAINED, TRAINED, SPENT, SIGNED))
+    cut = next(cell for cell in REAL_TRAINING if cell.instant == "result_half")
+    kept = next(cell for cell in REAL_TRAINING if cell.instant == "result_kept")
+    assert faults(twice, cell=cut, victim="silo-b") == []
+    assert any("2 trainings" in fault for fault in faults(twice, cell=kept, victim="silo-b"))
 
 
 def test_a_death_that_did_not_happen_and_a_round_that_was_not_closed_are_faults():

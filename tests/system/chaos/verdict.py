@@ -6,7 +6,8 @@ Of a round:
                exactly those whom the kill may not cost their place
     adopted    every silo, the killed one too, adopted that record and no other one
     debited    whoever began to send a vector had charged that attempt before, once, and sent the
-               same vector only; and the coordinator counted the attempt as charged
+               same vector only; and the coordinator counted the attempt as charged. A local
+               training is charged once, and twice at most where the kill cut one short
     opened     only that attempt's masks were taken off, always with the same survivors and sum; of
                each silo the shares of one kind were revealed, by everybody together; survivors were
                signed for no other attempt
@@ -18,7 +19,7 @@ Of the run:
     chains     all audit logs verify, against the heads that the other side keeps as well
     ledgers    every ledger opens with the daemon's own checks and holds the head that the
                coordinator knows
-    secrets    no share is left in the database, no upload on any disk
+    secrets    no share is left in the database, no upload nor result on any disk
     renewals   each certificate is the one that the coordinator counts on
 
 Covered: what the parties keep, and what the daemons noted before it left them. Not covered: bytes
@@ -101,6 +102,7 @@ class Judge:
             *self._released(kill, record),
             *self._adopted(kill, record),
             *self._debited(kill),
+            *self._trained(kill),
             *self._opened(kill),
             *self._proven(kill, record),
         ]
@@ -170,6 +172,13 @@ class Judge:
                     yield f"{silo_id} sent a vector that was not charged"
                 if (sent or charged) and place not in counted:
                     yield "the coordinator did not count an attempt that was charged"
+
+    def _trained(self, kill: Kill) -> Iterator[str]:
+        for silo_id, silo in self._evidence.silos.items():
+            found = [one["round"] for one in silo.ledger if one["kind"] == "trained"]
+            most = kill.cell.most_trainings if silo_id == kill.victim else 1
+            if found.count(kill.round) > most:
+                yield f"{silo_id} was charged for {found.count(kill.round)} trainings"
 
     def _opened(self, kill: Kill) -> Iterator[str]:
         attempts = self._evidence.attempts_of(kill.round)
@@ -276,9 +285,10 @@ class Judge:
         left = [*self._drive.loopback.data_dir.joinpath("scratch").rglob("*")]
         for silo in self._evidence.silos.values():
             left += (silo.directory / "spool").glob("*")
+            left += (silo.directory / "results").glob("*")
         files = [str(path) for path in left if path.is_file()]
         if files:
-            yield f"uploads are left: {files}"
+            yield f"uploads or results are left: {files}"
 
     def _renewals(self) -> Iterator[str]:
         for silo_id, silo in self._evidence.silos.items():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from evolution.envs.catalogue import Catalogue
-from evolution.errors import EvolverSetupError
+from evolution.errors import EvolverSetupError, NotWantedError
+from evolution.local_time import while_wanted
 from evolution.memory.buffer import SuccessBuffer
 from evolution.methods import fed_se
 from evolution.rollout.engine import EngineSpec
@@ -74,6 +75,22 @@ def test_where_exploring_fails_as_a_whole_the_charged_steps_are_noise(
     assert evolution.metrics["units_with_rows"] == 0
     # Not one coordinate is left without noise.
     assert all(d.all() for d in evolution.delta.values())
+
+
+@pytest.mark.parametrize("charged", [0, 1], ids=["exploring", "training"])
+def test_work_that_nobody_wants_is_no_failure_that_noise_covers(
+    make_silo, adapter, ledger, charged
+):
+    """Without its end being told from a failure the round would be charged and trained."""
+    one, reserved = work(adapter, ledger)
+
+    def wanted():
+        return len(reserved) < charged
+
+    with while_wanted(wanted), pytest.raises(NotWantedError):
+        make_silo().evolve(one)
+    assert ledger.debits_of_run("r").trainings == charged
+    assert all(receipt.steps_left == STEPS for receipt in reserved)
 
 
 def test_a_success_that_cannot_be_stored_costs_its_own_task_alone(
