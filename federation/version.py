@@ -10,7 +10,7 @@ What each protocol has beyond the one before it:
 
 1. Version 0.1.0, which says nothing of itself: silence is this protocol.
 2. MembershipService, that is renewed certificates, audit heads and leaving; rosters that members
-   approved; records of rollbacks; the plan's keys ``evolve.learning_rate_schedule``,
+   approved; records of rollbacks; pre-flights; the plan's keys ``evolve.learning_rate_schedule``,
    ``rounds.max_quarantined``, ``sit_out_after`` and ``sit_out_rounds``, and
    ``privacy.exact_figures``, without which a plan without noise has no figures.
 
@@ -36,6 +36,7 @@ __all__ = [
     "MEMBERSHIP",
     "NEWEST_PROTOCOL",
     "OLDEST_PROTOCOL",
+    "PREFLIGHTS",
     "ROLLBACKS",
     "ROUNDS_GO_WRONG",
     "UNANNOUNCED",
@@ -59,6 +60,8 @@ EXACT_FIGURES: Final = 2
 of the plan, and an older silo knows one answer only."""
 ROLLBACKS: Final = 2
 """The protocol from which on a silo can follow a run that goes back to an earlier round."""
+PREFLIGHTS: Final = 2
+"""The protocol from which on a silo answers a pre-flight."""
 ROUNDS_GO_WRONG: Final = 2
 """The protocol from which on a silo knows a plan's keys about quarantines and stalling silos."""
 _VERSION_KEY: Final = "chorale-version"

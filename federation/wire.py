@@ -1,4 +1,4 @@
-"""Protobuf on one side, bounded documents on the other: task, record, result, audit head.
+"""Protobuf on one side, bounded documents on the other: task, pre-flight, record, audit head.
 
 ``*_from_proto`` either returns an object whose every field is within bounds or raises ChainError,
 for an audit head AuditHeadError; counts are looked at before items are built. ``*_to_proto`` then
@@ -16,6 +16,7 @@ from typing import Final, get_args
 from chorale.v1 import aggregation_pb2 as pb
 from chorale.v1 import membership_pb2, secagg_pb2
 from federation.audit.head import AuditHead
+from federation.chain.preflight import Preflight, PreflightAnswer, Verdict
 from federation.chain.record import KINDS, AdapterRecord, RecordKind, RoundResult
 from federation.chain.task import RoundTask
 from federation.errors import ChainError
@@ -57,6 +58,52 @@ def round_task_from_proto(proto: pb.RoundTask) -> RoundTask:
         base_model_sha256=proto.base_model_sha256,
         adapter_sha256=proto.adapter_sha256,
         ready_deadline_unix_s=proto.ready_deadline_unix_s,
+        signature=proto.signature,
+    )
+
+
+def preflight_to_proto(preflight: Preflight) -> pb.Preflight:
+    """Convert."""
+    return pb.Preflight(
+        plan_sha256=preflight.plan_sha256,
+        roster_sha256=preflight.roster_sha256,
+        submit_token=preflight.submit_token,
+        signature=preflight.signature,
+    )
+
+
+def preflight_from_proto(proto: pb.Preflight) -> Preflight:
+    """Convert, or raise ChainError."""
+    return Preflight(
+        plan_sha256=proto.plan_sha256,
+        roster_sha256=proto.roster_sha256,
+        submit_token=proto.submit_token,
+        signature=proto.signature,
+    )
+
+
+def preflight_answer_to_proto(answer: PreflightAnswer) -> pb.PreflightAnswer:
+    """Convert."""
+    return pb.PreflightAnswer(
+        preflight_sha256=answer.preflight_sha256,
+        silo_id=answer.silo_id,
+        verdict=answer.verdict.value,
+        rule=answer.rule,
+        signature=answer.signature,
+    )
+
+
+def preflight_answer_from_proto(proto: pb.PreflightAnswer) -> PreflightAnswer:
+    """Convert, or raise ChainError."""
+    try:
+        verdict = Verdict(proto.verdict)
+    except ValueError as error:
+        raise ChainError(f"a pre-flight's verdict is none of {', '.join(Verdict)}") from error
+    return PreflightAnswer(
+        preflight_sha256=proto.preflight_sha256,
+        silo_id=proto.silo_id,
+        verdict=verdict,
+        rule=proto.rule,
         signature=proto.signature,
     )
 

@@ -170,6 +170,8 @@ class LoopbackFederation:
             "OMP_NUM_THREADS": "1",
             # Runs are started as soon as the silos' processes are, or before.
             "CHORALE_AWAIT_SILOS": "1",
+            # Nor are the silos asked: some are stopped, and some are to refuse a task.
+            "CHORALE_WITHOUT_PREFLIGHT": "1",
             **self.environment,
         }
 

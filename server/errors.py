@@ -45,6 +45,7 @@
         ├── LedgerForkedError          it has that one's height and is another
         ├── WrongRoundError            another run, round, step or attempt
         ├── WrongPhaseError            another phase
+        ├── PreflightAnswerError       no answer to the pre-flight that is out
         ├── ForeignMessageError        sent with another silo's certificate
         ├── UploadError                truncated, extended or altered bytes
         ├── LostAttemptError           an open attempt cannot be continued after a restart
@@ -83,6 +84,7 @@ __all__ = [
     "NotPublishedError",
     "PkiError",
     "PossessionProofError",
+    "PreflightAnswerError",
     "QuarantinedSumError",
     "Reason",
     "RevokedCertificateError",
@@ -157,6 +159,7 @@ class Reason(StrEnum):
     WRONG_ROUND = "wrong_round"
     WRONG_PHASE = "wrong_phase"
     FOREIGN_MESSAGE = "foreign_message"
+    PREFLIGHT_ANSWER = "preflight_answer"
     UPLOAD_REFUSED = "upload_refused"
     TOO_FEW_SILOS = "too_few_silos"
     SUM_QUARANTINED = "sum_quarantined"
@@ -329,6 +332,10 @@ class RoundError(CoordinatorError):
 
 class WrongRoundError(RoundError):
     """The message is for another run, round, step or attempt."""
+
+
+class PreflightAnswerError(RoundError):
+    """It is no answer to the pre-flight that is out, or not its silo's."""
 
 
 class LedgerBehindError(RoundError):

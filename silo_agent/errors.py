@@ -9,6 +9,7 @@
     ├── WorkCalledOffError     nobody asks for a round's local work any more
     ├── IdentityError          keys, certificate, pinned root or invite cannot be used
     ├── SessionError           a message that does not fit what this silo is doing
+    ├── PreflightLateError     a pre-flight was judged later than its answer has to leave
     ├── NotReadyError          what an instruction asks for is still being computed
     ├── TransportError         the coordinator cannot be reached, or answered with a refusal
     │   ├── NotServedError         it is of an earlier version, without this call
@@ -39,6 +40,7 @@ __all__ = [
     "NotServedError",
     "PolicyFileError",
     "PolicyRefusalError",
+    "PreflightLateError",
     "SessionError",
     "SiloError",
     "SpentFileError",
@@ -98,6 +100,10 @@ class SessionError(SiloError):
 
 class NotReadyError(SiloError):
     """An instruction cannot be answered yet; nothing changed, and it is to be asked for again."""
+
+
+class PreflightLateError(SiloError):
+    """A pre-flight was judged later than its answer has to leave; it is given when asked again."""
 
 
 class TransportError(SiloError):

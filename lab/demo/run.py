@@ -61,7 +61,9 @@ class Demo:
     def run(self) -> Outcome:
         """Run every stage; all processes end with it."""
         outcome = Outcome()
-        with LoopbackFederation(directory=self.directory) as loopback:
+        with LoopbackFederation(
+            directory=self.directory, environment={"CHORALE_WITHOUT_PREFLIGHT": "0"}
+        ) as loopback:
             self._timed(outcome, "set up", lambda: self.set_up(loopback))
             self._timed(outcome, "together", lambda: self._together(loopback, outcome))
             if self.alone and self.settings.control is Control.NONE:

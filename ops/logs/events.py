@@ -192,6 +192,8 @@ _SILO: Final = {
     "optimiser_replayed": ("run", "round", "step"),
     "partial_not_deleted": ("detail",),
     "personal_adapter_not_trained": ("round",),
+    "preflight_answered": ("outcome", "rule"),
+    "preflight_not_answered": ("kind", "detail"),
     "ready_not_taken": ("reason",),
     "refusal_not_delivered": ("detail",),
     "refused": ("rule", "detail"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from federation.forecast.forecast import Forecast
     from federation.plan.plan import Plan
     from secagg.roster import Roster
+    from server.cli.preflight import Asked
     from server.members.presence import Member
 
 __all__ = [
@@ -69,6 +70,18 @@ def plan(
         int | None, typer.Option(help="Uploaded coordinates, when there is no adapter yet.", min=1)
     ] = None,
     base_config: BaseConfig = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Also ask the roster's silos whether their policies accept the plan."
+        ),
+    ] = False,
+    submit_token: Annotated[
+        str,
+        typer.Option(
+            help="With --live: a name of this asking; the same one brings the same words."
+        ),
+    ] = "",
     federation: Federation = "",
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
@@ -81,6 +94,11 @@ def plan(
     Nothing is sent anywhere; with --silos and --colluding no coordinator is needed either, unless
     --federation asks whether its terms allow the plan. Without --silos it is also asked whether the
     roster's silos can fill a round.
+
+    --live asks the silos that are there, through the running coordinator: each says accept, that
+    its operator has to approve, or by which rule it refuses. It binds nobody, and each silo answers
+    as many new questions a day as its policy says (max_preflights_per_day). Exit code 4 unless as
+    many accept as a round opens with.
     """
     with answering(output):
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
@@ -88,7 +106,7 @@ def plan(
         from federation.forecast.forecast import forecast_plan
         from server.cli.base_model import base_shape, describe_memory, memory_figures
 
-        parsed = parse_plan(path)
+        plan_toml, parsed = read_plan_file(path)
         terms = _beyond_terms(data, federation, parsed) if federation else ()
         known = base_shape(parsed, base_config)
         shape = None if known is None else known[0]
@@ -124,6 +142,11 @@ def plan(
                 exit_code=Exit.ARGUMENTS,
                 next_step=f"change {path} or the roster, and ask again",
             )
+        asked = None
+        if live:
+            asked = _ask(data, plan_toml, submit_token, federation)
+            asked.show(output)
+            asked.require_quorum(path)
         say(f"next: chorale run start {path}")
         succeed(
             output,
@@ -132,7 +155,19 @@ def plan(
                 "alternatives": [_plain(asdict(other)) for other in others],
                 "memory": memory_figures(parsed, shape),
                 "adapter_note": adapter_note,
+                **({} if asked is None else {"live": asked.figures()}),
             },
+        )
+
+
+def _ask(data: Path, plan_toml: bytes, submit_token: str, federation: str) -> Asked:
+    """What the silos say to the plan, through the coordinator."""
+    from server.cli.client import connect
+    from server.cli.preflight import ask_silos
+
+    with connect(data) as stub:
+        return ask_silos(
+            stub, plan_toml=plan_toml, submit_token=submit_token, federation=federation
         )
 
 

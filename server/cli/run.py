@@ -70,13 +70,32 @@ def start(
             help="Start it though too few silos were heard of lately: it waits for them.",
         ),
     ] = False,
+    await_approval: Annotated[
+        bool,
+        typer.Option(
+            "--await-approval",
+            help="Count on silos whose operator has to approve the run: it waits for them.",
+        ),
+    ] = False,
+    without_preflight: Annotated[
+        bool,
+        typer.Option(
+            "--without-preflight",
+            envvar="CHORALE_WITHOUT_PREFLIGHT",
+            help="Start it without asking the silos first, or though too few of them accept.",
+        ),
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end.")] = False,
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
     """Start a run; while another one goes on it waits in the queue.
 
-    It is refused while fewer silos than a round needs may take part, or were heard of lately.
+    It is refused while fewer silos than a round needs may take part, or were heard of lately. Then
+    the silos are asked whether their policies accept the plan, and it is refused, before any of
+    them works or is charged, unless as many as a round opens with accept. A silo whose operator has
+    to approve the run, and one of an earlier release, which cannot say, count as none;
+    --await-approval and --without-preflight start it all the same.
 
     Without --adapter the run starts from B = 0 and from A as the plan's evolve.seed draws it; only
     the base model's config.json is read for that.
@@ -84,6 +103,7 @@ def start(
     with answering(output):
         from server.cli.base_model import first_adapter
         from server.cli.client import CALL_TIMEOUT_S, connect, start_parts
+        from server.cli.preflight import ask_silos
 
         plan_toml, parsed = read_plan_file(path)
         if adapter is None:
@@ -91,15 +111,18 @@ def start(
             say(f"initial adapter: A drawn by seed {parsed.evolve.seed}, B = 0, from {source}")
         else:
             content = adapter.read_bytes()
+        token = submit_token or secrets.token_hex(16)
         parts = start_parts(
-            plan=plan_toml,
-            adapter=content,
-            submit_token=submit_token or secrets.token_hex(16),
-            federation=federation,
+            plan=plan_toml, adapter=content, submit_token=token, federation=federation
         )
         with connect(data) as stub:
             if not await_silos:
                 _require_silos(stub, parsed)
+            if not without_preflight:
+                asked = ask_silos(
+                    stub, plan_toml=plan_toml, submit_token=token, federation=federation
+                )
+                asked.require_quorum(path, await_silos=await_silos, await_approval=await_approval)
             timeout_s = CALL_TIMEOUT_S + len(content) / SLOWEST_BYTES_PER_S
             answer = stub.StartRun(parts, timeout=timeout_s)
         run_id, behind = answer.run_id, answer.behind

@@ -19,7 +19,7 @@ Covered: start, queue, pause, resume, abort, instructions, defects. Not covered:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 
@@ -29,12 +29,15 @@ from chorale.v1 import admin_pb2, round_pb2
 from dp.errors import PrivacyError
 from federation.errors import FederationError
 from federation.plan.read import read_plan
+from federation.version import NEWEST_PROTOCOL
+from federation.wire import preflight_to_proto
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.messages import KeyBundle
 from server.attempt.attempt import Attempt
 from server.audit import AuditEvent
 from server.conductor.instructions import Handover, Instructions
+from server.conductor.preflight import Preflights
 from server.conductor.queue import RunQueue, places_behind
 from server.conductor.status import watch_run
 from server.conductor.storage_faults import STORAGE_FAULTS, over_defects, over_storage_faults
@@ -64,6 +67,7 @@ class Conductor:
         self.instructions = Instructions(context)
         self._handover = Handover(context, self.instructions)
         self._rollbacks = LedgerRollbacks(context)
+        self.preflights = Preflights(context)
 
     # Lifecycle ------------------------------------------------------------------------------------
 
@@ -394,25 +398,46 @@ class Conductor:
             raise UnknownRunError("no run is active")
         return self.driver
 
-    async def poll(self, silo_id: str, last_instruction_id: str, wait_s: float) -> bytes:
+    async def poll(
+        self,
+        silo_id: str,
+        last_instruction_id: str,
+        wait_s: float,
+        *,
+        protocol: int = NEWEST_PROTOCOL,
+    ) -> bytes:
         """The instruction for this silo, as soon as it differs from the last one it saw.
 
         It is a serialised ``PollResponse``; without an instruction when nothing changed in
-        ``wait_s``.
+        ``wait_s``. A pre-flight is said beside either, as soon as there is one. ``protocol`` is the
+        newest that the silo speaks.
         """
         self._handover.note(silo_id, last_instruction_id)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + wait_s
         while True:
             answer = self.instructions.current(self.driver, silo_id)
+            asked = self.preflights.question(silo_id, protocol)
+            left = give_up_at - loop.time()
             if answer.instruction_id != last_instruction_id:
                 told = await self.instructions.serialised(answer)
-                return told + self.instructions.over(self.driver)
-            left = give_up_at - loop.time()
-            if left <= 0:
+            elif asked is not None or left <= 0:
                 unchanged = round_pb2.PollResponse(instruction_id=answer.instruction_id)
-                return unchanged.SerializeToString() + self.instructions.over(self.driver)
-            await self.context.changed.wait(left)
+                told = unchanged.SerializeToString()
+            else:
+                await self.context.changed.wait(left)
+                continue
+            if asked is not None:
+                # Protobuf merges the parts, as it does those of an instruction.
+                beside = round_pb2.PollResponse(preflight=preflight_to_proto(asked))
+                told += beside.SerializeToString()
+            return told + self.instructions.over(self.driver)
+
+    def ask_silos(
+        self, plan_toml: bytes, submit_token: str, *, admin: str = ""
+    ) -> AsyncGenerator[admin_pb2.AskSilosResponse]:
+        """What the roster's silos say to a plan, at every change; the last one is complete."""
+        return self.preflights.ask(plan_toml, submit_token, admin=admin)
 
     # What the admin sees --------------------------------------------------------------------------
 

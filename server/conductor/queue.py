@@ -20,7 +20,6 @@ ending the one that is driven (``server/conductor/conductor.py``).
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ import structlog
 from dp.errors import PrivacyError
 from federation.adapter.encoding import decode_adapter
 from federation.adapter.layout import Layout
+from federation.chain.preflight import SUBMIT_TOKEN
 from federation.chain.record import AdapterRecord
 from federation.errors import FederationError, PlanError
 from federation.forecast.forecast import forecast_plan, shared_dimension
@@ -51,7 +51,6 @@ __all__ = ["RunQueue", "places_behind", "require_feasible"]
 log = structlog.get_logger(__name__)
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
-SUBMIT_TOKEN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 
 
 class RunQueue:

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from federation.chain.preflight import SUBMIT_TOKEN
 from federation.chain.record import Place, last_position_of, place_at
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from server.audit import AuditEvent, AuditLog
-from server.conductor.queue import SUBMIT_TOKEN
 from server.errors import RollbackError, SubmitTokenError
 from server.store import Store
 from server.store.rollbacks import RollbackRow

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -69,6 +70,11 @@ class RunConductor(Protocol):
         self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str
     ) -> str:
         """Start or queue a run once a token; return its id."""
+
+    def ask_silos(
+        self, plan_toml: bytes, submit_token: str, *, admin: str
+    ) -> AsyncGenerator[pb.AskSilosResponse]:
+        """Report what the roster's silos say to a plan, until it is complete."""
 
     async def abort_run(self, run_id: str, *, admin: str) -> None:
         """Stop a run for good."""
@@ -265,6 +271,23 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             admin=current_peer().name,
         )
         return pb.PublishRosterResponse(epoch=roster.epoch, silos=len(roster.entries))
+
+    async def AskSilos(
+        self, request: pb.AskSilosRequest, context: Context
+    ) -> AsyncIterator[pb.AskSilosResponse]:
+        """Ask the roster's silos about a run of a plan; nothing is started."""
+        _ = context
+        federation = require_federation(self._context.store, request.federation)
+        require_plan_within(federation, read_plan(request.plan))
+        async with aclosing(
+            self._context.conductor.ask_silos(
+                request.plan,
+                request.submit_token or secrets.token_hex(16),
+                admin=current_peer().name,
+            )
+        ) as statuses:
+            async for status in statuses:
+                yield status
 
     async def StartRun(
         self, request_iterator: AsyncIterator[pb.StartRunRequest], context: Context

@@ -240,6 +240,11 @@ CATALOGUE: Final = MappingProxyType(
             Reason.FOREIGN_MESSAGE,
             "a silo speaks for itself only",
         ),
+        errors.PreflightAnswerError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.PREFLIGHT_ANSWER,
+            "answer the pre-flight that came with the newest poll, once",
+        ),
         errors.UploadError: _entry(
             StatusCode.FAILED_PRECONDITION,
             Reason.UPLOAD_REFUSED,

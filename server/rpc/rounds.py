@@ -87,12 +87,15 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
         """A plan by its digest."""
         self._silo()
-        row = self._context.store.runs.by_plan(request.plan_sha256)
-        if row is None:
-            raise NotPublishedError("no run has a plan of this digest")
+        plan = self._conductor.preflights.plan(request.plan_sha256)
+        if plan is None:
+            row = self._context.store.runs.by_plan(request.plan_sha256)
+            if row is None:
+                raise NotPublishedError("no run has a plan of this digest")
+            plan = row.plan
         if current_peer().version.newest < NEWEST_PROTOCOL:
-            self._require_protocol(plan_protocol(read_plan(row.plan)), "this plan")
-        return pb.GetPlanResponse(plan=row.plan)
+            self._require_protocol(plan_protocol(read_plan(plan)), "this plan")
+        return pb.GetPlanResponse(plan=plan)
 
     async def Poll(  # type: ignore[override]  # the interceptor lets serialised answers pass
         self, request: pb.PollRequest, context: Context
@@ -104,7 +107,12 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
                 f"an instruction id has at most {MAX_INSTRUCTION_ID_CHARS} characters"
             )
         wait_s = min(request.wait_s, MAX_WAIT_S)
-        response = await self._conductor.poll(silo_id, request.last_instruction_id, wait_s)
+        response = await self._conductor.poll(
+            silo_id,
+            request.last_instruction_id,
+            wait_s,
+            protocol=current_peer().version.newest,
+        )
         driver = self._conductor.driver
         tell_round(context, "" if driver is None else driver.spans.traceparent)
         self._context.liveness.touch(silo_id)
@@ -138,6 +146,15 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         place = Place(request.round, request.step)
         driver.cohorts.refuse(silo_id, place=place, reason=reason)
         return pb.RefuseResponse()
+
+    async def AnswerPreflight(
+        self, request: pb.AnswerPreflightRequest, context: Context
+    ) -> pb.AnswerPreflightResponse:
+        """The silo says whether it would take part in a run."""
+        answer = federation_wire.preflight_answer_from_proto(request.answer)
+        self._own(answer.silo_id)
+        self._conductor.preflights.receive(answer)
+        return pb.AnswerPreflightResponse()
 
     async def AdvertiseKeys(
         self, request: pb.AdvertiseKeysRequest, context: Context

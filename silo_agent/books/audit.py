@@ -23,8 +23,9 @@ record is written for one of these, and each of these is known to the coordinato
 * what the operator did: joined, left, started or stopped the daemon, changed the policy, renewed,
   approved;
 * what the coordinator sent and this silo answered to it: a task that was accepted or refused (the
-  refusal itself is sent, and rests on configuration, ledger and signed documents), an attempt that
-  was charged, uploaded or signed, a record of the public chain that was adopted;
+  refusal itself is sent, and rests on configuration, ledger and signed documents), a new pre-flight
+  that was answered, of as many as the policy allows a day and of the first beyond them, an attempt
+  that was charged, uploaded or signed, a record of the public chain that was adopted;
 * a local training under ``record_local``, charged once a round whatever the work comes to
   (``silo_agent/local_work/reservation.py``, invariant 1).
 
@@ -80,6 +81,7 @@ class SiloEvent(StrEnum):
     ROSTER_APPROVED = "roster_approved"
     TASK_ACCEPTED = "task_accepted"
     TASK_REFUSED = "task_refused"
+    PREFLIGHT_ANSWERED = "preflight_answered"
     TRAINING_CHARGED = "training_charged"
     ATTEMPT_CHARGED = "attempt_charged"
     ATTEMPT_UPLOADED = "attempt_uploaded"

@@ -36,6 +36,7 @@ from ops.files import replace_file, sync_directory
 from silo_agent.books.audit import AUDIT_FILE
 from silo_agent.books.audit_heads import HEAD_FILE
 from silo_agent.books.ledger import LEDGER_FILE
+from silo_agent.books.preflights import PREFLIGHTS_FILE
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.identity.identity import Identity
 
@@ -76,6 +77,7 @@ PROOFS: Final = (
     "state.json",
     "approvals.jsonl",
     "approvals.lock",
+    PREFLIGHTS_FILE,
     AUDIT_FILE,
     HEAD_FILE,
 )

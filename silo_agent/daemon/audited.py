@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from federation.chain.preflight import Preflight, PreflightAnswer
 from federation.chain.record import AdapterRecord, Place
 from federation.chain.task import RoundTask
 from federation.errors import AuditChainError
@@ -74,6 +75,17 @@ class DaemonAudit:
             self._refused = what, rule
             run_id, where = what or ("", Place(0, 0))
             self.log.note(SiloEvent.TASK_REFUSED, **asked(run_id, where), rule=rule)
+
+    def preflight(self, preflight: Preflight, answer: PreflightAnswer) -> None:
+        """A new question was answered, or the first one of a day that came too often."""
+        self.log.note(
+            SiloEvent.PREFLIGHT_ANSWERED,
+            plan_sha256=preflight.plan_sha256.hex(),
+            roster_sha256=preflight.roster_sha256.hex(),
+            token=preflight.submit_token,
+            verdict=answer.verdict.value,
+            rule=answer.rule,
+        )
 
     def uploaded(self, identity: AggregationId) -> None:
         """An upload of an earlier process was finished."""

@@ -57,6 +57,7 @@ from silo_agent.config import SiloConfig
 from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.gate import Gate
 from silo_agent.daemon.polling import Polling, check_of, report
+from silo_agent.daemon.preflight import PreflightDesk
 from silo_agent.errors import (
     ChainMismatchError,
     PolicyRefusalError,
@@ -64,7 +65,7 @@ from silo_agent.errors import (
     SpoolError,
     TransportError,
 )
-from silo_agent.follow.published import Published, require_head, require_next
+from silo_agent.follow.published import Published, fetch_roster, require_head, require_next
 from silo_agent.identity.identity import Identity
 from silo_agent.identity.renewal import Renewal
 from silo_agent.line.instruction import Idle, Instruction, LedgerEcho, RoundAborted, RoundClosed
@@ -143,6 +144,22 @@ class Daemon:
             adopting=self.audit.adopting,
         )
         self.coordinator.watch_over_runs(self._hear_over)
+        self.preflights = PreflightDesk(
+            data_dir=config.data_dir,
+            identity=self.identity,
+            coordinator=self.coordinator,
+            audit=self.audit,
+            metrics=self.metrics,
+            stopping=self.stopping,
+            most_per_day=self.policy.limits.max_preflights_per_day,
+            roster_of=lambda sha256: fetch_roster(
+                self.coordinator, identity=self.identity, store=self.store, roster_sha256=sha256
+            ),
+            judge=lambda asked, plan: self.gate.judge_preflight(
+                asked, plan, site=self.work.site, ledger=self.ledger
+            ),
+        )
+        self.coordinator.watch_preflights(self.preflights.hear)
         self._session: Session | None = None
         self._task: RoundTask | None = None
         self._asked: tuple[str, Place] | None = None
@@ -167,6 +184,7 @@ class Daemon:
         # The next process finishes what this one had begun to upload.
         self._end_session(keep_spool=True)
         self.work.close()
+        self.preflights.close()
         self.coordinator.close()
         self.ledger.close()
         self.audit.stopped()

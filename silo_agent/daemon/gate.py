@@ -32,6 +32,8 @@ import structlog
 
 from dp.ledger.ledger import Ledger
 from federation.adapter.layout import Layout
+from federation.aggregate.aggregator import FIRST_ROUND
+from federation.chain.preflight import Preflight
 from federation.chain.record import AdapterRecord, Place
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
@@ -148,6 +150,51 @@ class Gate:
         self._admit(decision)
         require_after_none(ledger, plan, self._policy.privacy)
         require_budget(ledger, plan, self._policy.limits, task)
+
+    def judge_preflight(
+        self, preflight: Preflight, plan: Plan, *, site: Site, ledger: Ledger
+    ) -> Decision:
+        """The verdict on a verified question: what a run's first task would meet if it came now.
+
+        Nothing is noted, counted or taken up by it, and no machine is looked at: how much memory is
+        free is no public fact, and looking takes seconds. A run that cannot be paid for is refused
+        before anybody is asked to approve it.
+
+        Raises:
+            LocalStoreError: The approvals cannot be read.
+        """
+        now_unix_s = int(time.time())
+        task = RoundTask(
+            # No run has this name, so no word of the operator and no debit is about it.
+            run_id=preflight.sha256.hex(),
+            round=FIRST_ROUND,
+            plan_sha256=preflight.plan_sha256,
+            roster_sha256=preflight.roster_sha256,
+            roster_epoch=1,
+            base_model_sha256=bytes.fromhex(plan.model.base_sha256),
+            adapter_sha256=preflight.plan_sha256,
+            ready_deadline_unix_s=now_unix_s + plan.rounds.ready_deadline_s,
+        )
+        decision = check_task(
+            self._policy,
+            task=task,
+            plan=plan,
+            site=site,
+            now_unix_s=now_unix_s,
+            standing=self.standing(task.run_id, task.plan_sha256),
+        )
+        if decision.rule not in {ACCEPTED, APPROVAL_RULE}:
+            return decision
+        try:
+            require_budget(ledger, plan, self._policy.limits, task)
+        except PolicyRefusalError as refusal:
+            return Decision(
+                accepted=False,
+                rule=refusal.rule,
+                public_reason=refusal.public_reason,
+                detail=refusal.detail,
+            )
+        return decision
 
     def require_standing(self, task: RoundTask, plan: Plan) -> None:
         """Go on only with an accepted task that the operator has not taken back since.

@@ -50,14 +50,15 @@ from silo_agent.errors import (
 )
 from silo_agent.line.instruction import Instruction, RoundClosed
 
-__all__ = ["Polling", "check_of", "pause_s", "report"]
+__all__ = ["EXPECTED", "Polling", "check_of", "pause_s", "report"]
 
 POLL_WAIT_S = 8
 LEAST_POLL_S = 0.2
 MAX_PAUSE_S = 30.0
 _MOST_DOUBLINGS = 5
 """2^5 s is past the longest pause; an exponent without a bound would overflow some day."""
-_EXPECTED: Final = (SecAggError, PrivacyError, FederationError, SiloError, OSError)
+EXPECTED: Final = (SecAggError, PrivacyError, FederationError, SiloError, OSError)
+"""Failures that are no defect of ours."""
 
 log = structlog.get_logger(__name__)
 
@@ -157,7 +158,7 @@ def report(error: Exception, instruction: Instruction | None) -> None:
         check=None if check is None else check.value,
         silo=error.silo if isinstance(error, SecAggError) else None,
         identity=None if instruction is None else _name_of(instruction) or None,
-        exc_info=None if isinstance(error, _EXPECTED) else error,
+        exc_info=None if isinstance(error, EXPECTED) else error,
     )
 
 

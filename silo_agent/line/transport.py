@@ -32,9 +32,10 @@ import grpc
 
 import federation.wire as federation_wire
 import secagg.wire as secagg_wire
-from chorale.v1 import membership_pb2, membership_pb2_grpc, round_pb2_grpc
+from chorale.v1 import aggregation_pb2, membership_pb2, membership_pb2_grpc, round_pb2_grpc
 from chorale.v1 import round_pb2 as pb
 from federation.audit.head import COORDINATOR, AuditHead
+from federation.chain.preflight import PreflightAnswer
 from federation.chain.record import AdapterRecord
 from federation.membership.roster_change import RosterProposal, roster_proposal_from_proto
 from federation.version import Version
@@ -96,6 +97,7 @@ class Coordinator:
         self._patience_s = patience_s
         self._stopping = stopping or threading.Event()
         self._over_notice: Callable[[frozenset[str]], None] = lambda _: None
+        self._hear_preflight: Callable[[aggregation_pb2.Preflight], None] = lambda _message: None
         options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
         if server_name:
             options.append(("grpc.ssl_target_name_override", server_name))
@@ -126,6 +128,13 @@ class Coordinator:
     def watch_over_runs(self, notice: Callable[[frozenset[str]], None]) -> None:
         """Say who is told which runs are over, at each poll that says so, before its answer."""
         self._over_notice = notice
+
+    def watch_preflights(self, notice: Callable[[aggregation_pb2.Preflight], None]) -> None:
+        """Say who is told of a pre-flight that comes beside a poll's answer; it must not wait.
+
+        The message is not parsed yet: a malformed one must not cost the instruction beside it.
+        """
+        self._hear_preflight = notice
 
     @property
     def version(self) -> Version | None:
@@ -193,6 +202,8 @@ class Coordinator:
         )
         if over := read_over_runs(response):
             self._over_notice(over)
+        if response.HasField("preflight"):
+            self._hear_preflight(response.preflight)
         if response.instruction_id == last_instruction_id:
             return None
         return read_instruction(response)
@@ -223,6 +234,14 @@ class Coordinator:
         self._call(
             self._stub.Refuse,
             pb.RefuseRequest(run_id=run_id, round=round_number, step=step, reason=reason),
+        )
+
+    def answer_preflight(self, answer: PreflightAnswer) -> None:
+        """Answer a pre-flight, once: the coordinator asks again for what did not reach it."""
+        self._once(
+            self._stub.AnswerPreflight,
+            pb.AnswerPreflightRequest(answer=federation_wire.preflight_answer_to_proto(answer)),
+            timeout_s=EXCHANGE_TIMEOUT_S,
         )
 
     def advertise_keys(self, identity: AggregationId, bundle: KeyBundle) -> None:

@@ -223,6 +223,9 @@ class LimitsSection(_Section):
     long local work took."""
     max_attempts_per_day: Count = 0
     """Attempts that reach the upload, and local trainings, in one UTC day; each is charged."""
+    max_preflights_per_day: Annotated[int, Field(ge=0, le=1000)] = 20
+    """Pre-flights that are judged in one UTC day, over all plans and tokens; beyond them, and at 0
+    always, each is answered that this silo was asked too often."""
     max_local_hours_per_round: Annotated[float, Field(gt=0)] | None = None
     """Most wall time of one round's local work, and of what a plan may give it; no limit when
     absent."""

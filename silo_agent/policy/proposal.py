@@ -285,6 +285,9 @@ min_ready_after_s = {min_ready_after}
 # Attempts that reach the upload, and local trainings, in one UTC day. Each is charged, and attempts
 # that others make fail are charged too: a lower figure makes them last longer.
 max_attempts_per_day = {max_per_day}
+# Questions whether this silo would take part in a plan, of all plans together, that are judged in
+# one UTC day. Whoever asks learns what this file says to a plan, never more; 0 answers none.
+max_preflights_per_day = 20
 # Most hours of one round's local work. A plan that gives it more (ready_deadline_s) is refused;
 # work that still runs then is ended and counts as failed, which nobody outside can see. Without
 # this line there is no limit.

@@ -381,6 +381,83 @@ class PublishRosterResponse(google.protobuf.message.Message):
 global___PublishRosterResponse = PublishRosterResponse
 
 @typing.final
+class AskSilosRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: builtins.int
+    SUBMIT_TOKEN_FIELD_NUMBER: builtins.int
+    FEDERATION_FIELD_NUMBER: builtins.int
+    plan: builtins.bytes
+    """The TOML document, byte for byte."""
+    submit_token: builtins.str
+    """The name of this asking: again with the same plan it brings the same answers."""
+    federation: builtins.str
+    """Must be this coordinator's; empty stands for it."""
+    def __init__(
+        self,
+        *,
+        plan: builtins.bytes = ...,
+        submit_token: builtins.str = ...,
+        federation: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["federation", b"federation", "plan", b"plan", "submit_token", b"submit_token"]) -> None: ...
+
+global___AskSilosRequest = AskSilosRequest
+
+@typing.final
+class SiloVerdict(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SILO_ID_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    RULE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    silo_id: builtins.str
+    verdict: builtins.str
+    """accept, waits_for_approval, refuse; cannot_say of an earlier release, absent of a silo that is
+    not there, no_answer of one that said nothing in time; empty while it is waited for.
+    """
+    rule: builtins.str
+    """Of a refusal: the rule that fired, and its fixed public text."""
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        silo_id: builtins.str = ...,
+        verdict: builtins.str = ...,
+        rule: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "rule", b"rule", "silo_id", b"silo_id", "verdict", b"verdict"]) -> None: ...
+
+global___SiloVerdict = SiloVerdict
+
+@typing.final
+class AskSilosResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERDICTS_FIELD_NUMBER: builtins.int
+    QUORUM_FIELD_NUMBER: builtins.int
+    COMPLETE_FIELD_NUMBER: builtins.int
+    quorum: builtins.int
+    """Ready silos that a round of this plan opens with."""
+    complete: builtins.bool
+    @property
+    def verdicts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SiloVerdict]:
+        """Every silo of the roster, in its order."""
+
+    def __init__(
+        self,
+        *,
+        verdicts: collections.abc.Iterable[global___SiloVerdict] | None = ...,
+        quorum: builtins.int = ...,
+        complete: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete", "quorum", b"quorum", "verdicts", b"verdicts"]) -> None: ...
+
+global___AskSilosResponse = AskSilosResponse
+
+@typing.final
 class StartRunRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

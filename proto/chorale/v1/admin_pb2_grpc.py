@@ -84,6 +84,11 @@ class AdminServiceStub(object):
                 request_serializer=chorale_dot_v1_dot_admin__pb2.PublishRosterRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.PublishRosterResponse.FromString,
                 _registered_method=True)
+        self.AskSilos = channel.unary_stream(
+                '/chorale.v1.AdminService/AskSilos',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.AskSilosRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.AskSilosResponse.FromString,
+                _registered_method=True)
         self.StartRun = channel.stream_unary(
                 '/chorale.v1.AdminService/StartRun',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.StartRunRequest.SerializeToString,
@@ -210,6 +215,14 @@ class AdminServiceServicer(object):
 
     def PublishRoster(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AskSilos(self, request, context):
+        """AskSilos asks the roster's silos whether they would take part in a run of a plan, and streams
+        what is known whenever it changes. The last message is complete.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -344,6 +357,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.PublishRoster,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.PublishRosterRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.PublishRosterResponse.SerializeToString,
+            ),
+            'AskSilos': grpc.unary_stream_rpc_method_handler(
+                    servicer.AskSilos,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.AskSilosRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.AskSilosResponse.SerializeToString,
             ),
             'StartRun': grpc.stream_unary_rpc_method_handler(
                     servicer.StartRun,
@@ -676,6 +694,33 @@ class AdminService(object):
             '/chorale.v1.AdminService/PublishRoster',
             chorale_dot_v1_dot_admin__pb2.PublishRosterRequest.SerializeToString,
             chorale_dot_v1_dot_admin__pb2.PublishRosterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AskSilos(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/chorale.v1.AdminService/AskSilos',
+            chorale_dot_v1_dot_admin__pb2.AskSilosRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.AskSilosResponse.FromString,
             options,
             channel_credentials,
             insecure,

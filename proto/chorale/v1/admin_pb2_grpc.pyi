@@ -76,6 +76,14 @@ class AdminServiceStub:
         chorale.v1.admin_pb2.PublishRosterResponse,
     ]
 
+    AskSilos: grpc.UnaryStreamMultiCallable[
+        chorale.v1.admin_pb2.AskSilosRequest,
+        chorale.v1.admin_pb2.AskSilosResponse,
+    ]
+    """AskSilos asks the roster's silos whether they would take part in a run of a plan, and streams
+    what is known whenever it changes. The last message is complete.
+    """
+
     StartRun: grpc.StreamUnaryMultiCallable[
         chorale.v1.admin_pb2.StartRunRequest,
         chorale.v1.admin_pb2.StartRunResponse,
@@ -198,6 +206,14 @@ class AdminServiceAsyncStub:
         chorale.v1.admin_pb2.PublishRosterRequest,
         chorale.v1.admin_pb2.PublishRosterResponse,
     ]
+
+    AskSilos: grpc.aio.UnaryStreamMultiCallable[
+        chorale.v1.admin_pb2.AskSilosRequest,
+        chorale.v1.admin_pb2.AskSilosResponse,
+    ]
+    """AskSilos asks the roster's silos whether they would take part in a run of a plan, and streams
+    what is known whenever it changes. The last message is complete.
+    """
 
     StartRun: grpc.aio.StreamUnaryMultiCallable[
         chorale.v1.admin_pb2.StartRunRequest,
@@ -341,6 +357,16 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: chorale.v1.admin_pb2.PublishRosterRequest,
         context: _ServicerContext,
     ) -> typing.Union[chorale.v1.admin_pb2.PublishRosterResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.PublishRosterResponse]]: ...
+
+    @abc.abstractmethod
+    def AskSilos(
+        self,
+        request: chorale.v1.admin_pb2.AskSilosRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[chorale.v1.admin_pb2.AskSilosResponse], collections.abc.AsyncIterator[chorale.v1.admin_pb2.AskSilosResponse]]:
+        """AskSilos asks the roster's silos whether they would take part in a run of a plan, and streams
+        what is known whenever it changes. The last message is complete.
+        """
 
     @abc.abstractmethod
     def StartRun(

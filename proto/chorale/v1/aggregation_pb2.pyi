@@ -154,3 +154,65 @@ class RoundResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["identity", b"identity", "record", b"record"]) -> None: ...
 
 global___RoundResult = RoundResult
+
+@typing.final
+class Preflight(google.protobuf.message.Message):
+    """Preflight asks whether a silo would take part in a run of this plan that began now. It opens
+    nothing and binds nobody.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLAN_SHA256_FIELD_NUMBER: builtins.int
+    ROSTER_SHA256_FIELD_NUMBER: builtins.int
+    SUBMIT_TOKEN_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    plan_sha256: builtins.bytes
+    """SHA-256 of the plan's TOML bytes; the silo fetches the plan by this digest."""
+    roster_sha256: builtins.bytes
+    submit_token: builtins.str
+    """The name of one asking. A silo answers the same question under the same token once."""
+    signature: builtins.bytes
+    def __init__(
+        self,
+        *,
+        plan_sha256: builtins.bytes = ...,
+        roster_sha256: builtins.bytes = ...,
+        submit_token: builtins.str = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["plan_sha256", b"plan_sha256", "roster_sha256", b"roster_sha256", "signature", b"signature", "submit_token", b"submit_token"]) -> None: ...
+
+global___Preflight = Preflight
+
+@typing.final
+class PreflightAnswer(google.protobuf.message.Message):
+    """PreflightAnswer is a silo's verdict, under its own signature."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFLIGHT_SHA256_FIELD_NUMBER: builtins.int
+    SILO_ID_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    RULE_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    preflight_sha256: builtins.bytes
+    """Digest of what the coordinator signed."""
+    silo_id: builtins.str
+    verdict: builtins.str
+    """accept, waits_for_approval, refuse."""
+    rule: builtins.str
+    """Of a refusal: the rule that fired, one of a closed list; empty otherwise. Never a figure."""
+    signature: builtins.bytes
+    def __init__(
+        self,
+        *,
+        preflight_sha256: builtins.bytes = ...,
+        silo_id: builtins.str = ...,
+        verdict: builtins.str = ...,
+        rule: builtins.str = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["preflight_sha256", b"preflight_sha256", "rule", b"rule", "signature", b"signature", "silo_id", b"silo_id", "verdict", b"verdict"]) -> None: ...
+
+global___PreflightAnswer = PreflightAnswer

@@ -123,6 +123,7 @@ class PollResponse(google.protobuf.message.Message):
     ROUND_RESULT_FIELD_NUMBER: builtins.int
     ABORTED_FIELD_NUMBER: builtins.int
     LEDGER_ECHO_FIELD_NUMBER: builtins.int
+    PREFLIGHT_FIELD_NUMBER: builtins.int
     OVER_RUN_IDS_FIELD_NUMBER: builtins.int
     instruction_id: builtins.str
     @property
@@ -152,6 +153,12 @@ class PollResponse(google.protobuf.message.Message):
         """Beside a RoundTask, if this silo ever took part."""
 
     @property
+    def preflight(self) -> chorale.v1.aggregation_pb2.Preflight:
+        """Beside whatever else is said, and also where the instruction has not changed: it takes no
+        instruction's place, so a round goes on as if it were not there.
+        """
+
+    @property
     def over_run_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Of the runs that are over (finished, failed or aborted) the last 16 that came to their end:
         whatever a silo does for them is in vain. Absent says nothing; a paused run is never among them.
@@ -172,10 +179,11 @@ class PollResponse(google.protobuf.message.Message):
         round_result: chorale.v1.aggregation_pb2.RoundResult | None = ...,
         aborted: global___Aborted | None = ...,
         ledger_echo: global___LedgerEcho | None = ...,
+        preflight: chorale.v1.aggregation_pb2.Preflight | None = ...,
         over_run_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "key_bundles", b"key_bundles", "ledger_echo", b"ledger_echo", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "instruction_id", b"instruction_id", "key_bundles", b"key_bundles", "ledger_echo", b"ledger_echo", "over_run_ids", b"over_run_ids", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "key_bundles", b"key_bundles", "ledger_echo", b"ledger_echo", "preflight", b"preflight", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "instruction_id", b"instruction_id", "key_bundles", b"key_bundles", "ledger_echo", b"ledger_echo", "over_run_ids", b"over_run_ids", "preflight", b"preflight", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["instruction", b"instruction"]) -> typing.Literal["idle", "round_task", "descriptor", "key_bundles", "box_delivery", "survivors", "consistency_signatures", "round_result", "aborted"] | None: ...
 
 global___PollResponse = PollResponse
@@ -310,6 +318,33 @@ class RefuseResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___RefuseResponse = RefuseResponse
+
+@typing.final
+class AnswerPreflightRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: builtins.int
+    @property
+    def answer(self) -> chorale.v1.aggregation_pb2.PreflightAnswer: ...
+    def __init__(
+        self,
+        *,
+        answer: chorale.v1.aggregation_pb2.PreflightAnswer | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["answer", b"answer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["answer", b"answer"]) -> None: ...
+
+global___AnswerPreflightRequest = AnswerPreflightRequest
+
+@typing.final
+class AnswerPreflightResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___AnswerPreflightResponse = AnswerPreflightResponse
 
 @typing.final
 class AdvertiseKeysRequest(google.protobuf.message.Message):

@@ -59,6 +59,11 @@ class RoundServiceStub(object):
                 request_serializer=chorale_dot_v1_dot_round__pb2.RefuseRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_round__pb2.RefuseResponse.FromString,
                 _registered_method=True)
+        self.AnswerPreflight = channel.unary_unary(
+                '/chorale.v1.RoundService/AnswerPreflight',
+                request_serializer=chorale_dot_v1_dot_round__pb2.AnswerPreflightRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_round__pb2.AnswerPreflightResponse.FromString,
+                _registered_method=True)
         self.AdvertiseKeys = channel.unary_unary(
                 '/chorale.v1.RoundService/AdvertiseKeys',
                 request_serializer=chorale_dot_v1_dot_round__pb2.AdvertiseKeysRequest.SerializeToString,
@@ -131,6 +136,13 @@ class RoundServiceServicer(object):
 
     def Refuse(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AnswerPreflight(self, request, context):
+        """AnswerPreflight answers the pre-flight that came beside a poll's answer.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -211,6 +223,11 @@ def add_RoundServiceServicer_to_server(servicer, server):
                     servicer.Refuse,
                     request_deserializer=chorale_dot_v1_dot_round__pb2.RefuseRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_round__pb2.RefuseResponse.SerializeToString,
+            ),
+            'AnswerPreflight': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnswerPreflight,
+                    request_deserializer=chorale_dot_v1_dot_round__pb2.AnswerPreflightRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_round__pb2.AnswerPreflightResponse.SerializeToString,
             ),
             'AdvertiseKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.AdvertiseKeys,
@@ -388,6 +405,33 @@ class RoundService(object):
             '/chorale.v1.RoundService/Refuse',
             chorale_dot_v1_dot_round__pb2.RefuseRequest.SerializeToString,
             chorale_dot_v1_dot_round__pb2.RefuseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnswerPreflight(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.RoundService/AnswerPreflight',
+            chorale_dot_v1_dot_round__pb2.AnswerPreflightRequest.SerializeToString,
+            chorale_dot_v1_dot_round__pb2.AnswerPreflightResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,12 @@ class RoundServiceStub:
         chorale.v1.round_pb2.RefuseResponse,
     ]
 
+    AnswerPreflight: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.round_pb2.AnswerPreflightRequest,
+        chorale.v1.round_pb2.AnswerPreflightResponse,
+    ]
+    """AnswerPreflight answers the pre-flight that came beside a poll's answer."""
+
     AdvertiseKeys: grpc.UnaryUnaryMultiCallable[
         chorale.v1.round_pb2.AdvertiseKeysRequest,
         chorale.v1.round_pb2.AdvertiseKeysResponse,
@@ -114,6 +120,12 @@ class RoundServiceAsyncStub:
         chorale.v1.round_pb2.RefuseRequest,
         chorale.v1.round_pb2.RefuseResponse,
     ]
+
+    AnswerPreflight: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.round_pb2.AnswerPreflightRequest,
+        chorale.v1.round_pb2.AnswerPreflightResponse,
+    ]
+    """AnswerPreflight answers the pre-flight that came beside a poll's answer."""
 
     AdvertiseKeys: grpc.aio.UnaryUnaryMultiCallable[
         chorale.v1.round_pb2.AdvertiseKeysRequest,
@@ -192,6 +204,14 @@ class RoundServiceServicer(metaclass=abc.ABCMeta):
         request: chorale.v1.round_pb2.RefuseRequest,
         context: _ServicerContext,
     ) -> typing.Union[chorale.v1.round_pb2.RefuseResponse, collections.abc.Awaitable[chorale.v1.round_pb2.RefuseResponse]]: ...
+
+    @abc.abstractmethod
+    def AnswerPreflight(
+        self,
+        request: chorale.v1.round_pb2.AnswerPreflightRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.round_pb2.AnswerPreflightResponse, collections.abc.Awaitable[chorale.v1.round_pb2.AnswerPreflightResponse]]:
+        """AnswerPreflight answers the pre-flight that came beside a poll's answer."""
 
     @abc.abstractmethod
     def AdvertiseKeys(

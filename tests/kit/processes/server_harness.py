@@ -80,6 +80,10 @@ class RecordingConductor:
     resumed: list[str] = field(default_factory=list)
     admins: list[str] = field(default_factory=list)
     """Who asked, each time."""
+    asked: list[tuple[bytes, str]] = field(default_factory=list)
+    verdicts: tuple[admin_pb2.SiloVerdict, ...] = ()
+    """What the silos say when they are asked."""
+    quorum: int = 0
 
     async def start_run(
         self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str
@@ -87,6 +91,12 @@ class RecordingConductor:
         self.started.append((plan_toml, adapter, submit_token))
         self.admins.append(admin)
         return "run-1"
+
+    async def ask_silos(self, plan_toml: bytes, submit_token: str, *, admin: str):
+        self.asked.append((plan_toml, submit_token))
+        waiting = [admin_pb2.SiloVerdict(silo_id=one.silo_id) for one in self.verdicts]
+        yield admin_pb2.AskSilosResponse(verdicts=waiting, quorum=self.quorum)
+        yield admin_pb2.AskSilosResponse(verdicts=self.verdicts, quorum=self.quorum, complete=True)
 
     async def abort_run(self, run_id: str, *, admin: str) -> None:
         self.aborted.append(run_id)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from chorale.v1 import round_pb2
+from federation.version import this_version
 from secagg import wire
 from secagg.errors import MalformedMessageError
 from server.conductor import instructions
@@ -108,11 +109,12 @@ def test_the_next_phase_is_built_anew_and_a_poll_that_hangs_up_costs_nobody_its_
 
 
 def test_the_instruction_id_of_a_poll_is_bounded(monkeypatch):
-    monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: SimpleNamespace(name="silo-000"))
+    peer = SimpleNamespace(name="silo-000", version=this_version())
+    monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: peer)
     liveness = SimpleNamespace(touch=lambda _silo_id: None)
     asked = []
 
-    async def poll(_silo_id, last, _wait_s):
+    async def poll(_silo_id, last, _wait_s, **_):
         asked.append(last)
         return b""
 

@@ -129,8 +129,8 @@ def test_every_method_for_every_role(method, role):
 def test_a_viewer_can_change_nothing():
     writers = {
         "CreateFederation", "CreateInvite", "SuspendSilo", "ReinstateSilo", "RevokeSilo",
-        "RotateCa", "ProposeRoster", "PublishRoster", "StartRun", "AbortRun", "PauseRun",
-        "ResumeRun", "RollbackAdapter",
+        "RotateCa", "ProposeRoster", "PublishRoster", "AskSilos", "StartRun", "AbortRun",
+        "PauseRun", "ResumeRun", "RollbackAdapter",
     }  # fmt: skip
     for method, roles in ACCESS.items():
         if method.rpartition("/")[2] in writers:

@@ -51,7 +51,8 @@ class World:
             records=SimpleNamespace(page=lambda *_: records),
         )
         context = SimpleNamespace(store=store, liveness=SimpleNamespace(touch=lambda _: None))
-        self.conductor = SimpleNamespace(context=context, driver=driver)
+        preflights = SimpleNamespace(plan=lambda _: None)
+        self.conductor = SimpleNamespace(context=context, driver=driver, preflights=preflights)
         self.service = RoundService(self.conductor)
 
     def plan(self):

@@ -240,7 +240,8 @@ def test_a_failed_check_takes_the_spool_with_it(bench):
 def test_an_orderly_stop_keeps_the_spool_for_the_next_process(bench):
     bench.one.survivors()
     bench.daemon._session = bench.one.session
-    bench.daemon.work = bench.daemon.coordinator = SimpleNamespace(close=lambda: None)
+    closable = SimpleNamespace(close=lambda: None)
+    bench.daemon.work = bench.daemon.coordinator = bench.daemon.preflights = closable
     bench.daemon.close()
     assert len(bench.one.spools()) == 1
     assert bench.daemon._session is None

@@ -42,6 +42,8 @@ class MixedFederation(LoopbackFederation):
 
     def _environment(self) -> dict[str, str]:
         own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "CHORALE"))}
+        # A silo of the previous release cannot say beforehand what it would do.
+        own["CHORALE_WITHOUT_PREFLIGHT"] = "1"
         return {**own, "OMP_NUM_THREADS": "1", **self.environment}
 
     def enrol(self, silo_id: str, *, base_model: Path | None = None) -> None:

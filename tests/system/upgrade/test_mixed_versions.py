@@ -121,6 +121,18 @@ def test_this_coordinator_and_two_silos_of_each(tmp_path, installations, templat
     members = dict(zip(SILOS, (previous, previous, current, current), strict=True))
     with copied(tmp_path, template, coordinator=current, **members) as loopback:
         require_run(loopback, "this coordinator, two silos of each")
+        # Beforehand the older two cannot say, and the others are too few for a round.
+        plan, _ = cf.write_run(loopback, cf.plan_toml(**NOISY))
+        dimension = ("--dimension", str(cf.DIMENSION))
+        asked = typed(
+            loopback, "coordinator", "server.cli.main", "run", "plan", plan, "--live", *dimension
+        )
+        assert asked["error_code"] == "preflight_refused", asked
+        said = {one["silo_id"]: one["verdict"] for one in asked["data"]["silos"]}
+        assert said == dict(
+            zip(SILOS, ("cannot_say", "cannot_say", "accept", "accept"), strict=True)
+        )
+        assert f"{SILOS[0]}: cannot say (older release)" in asked["message"]
         require_said_older(loopback, SILOS[:2])
         for silo in SILOS[2:]:
             (line,) = loopback.said(silo, "coordinator_version")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from chorale.v1 import admin_pb2
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from federation.adapter.initial import initial_adapter
 from federation.adapter.layout import Layout
@@ -43,6 +44,8 @@ def chorale(coordinator, monkeypatch, capsys):
         return code, answer, captured.err
 
     coordinator.conductor.started.clear()
+    coordinator.conductor.asked.clear()
+    coordinator.conductor.verdicts, coordinator.conductor.quorum = (), 0
     return call
 
 
@@ -195,3 +198,87 @@ def test_pausing_and_resuming_say_what_follows(coordinator, chorale):
     assert shown == (0, "run-1 goes on when run-0 is over\n", said)
     assert coordinator.conductor.paused == ["run-1"]
     assert coordinator.conductor.resumed == ["run-1", "run-1"]
+
+
+def says(coordinator, quorum, *verdicts):
+    """What the silos say when they are asked."""
+    coordinator.conductor.quorum = quorum
+    coordinator.conductor.verdicts = tuple(
+        admin_pb2.SiloVerdict(silo_id=f"silo-{number}", verdict=verdict, rule=rule, reason=reason)
+        for number, (verdict, rule, reason) in enumerate(verdicts)
+    )
+
+
+ACCEPTS = ("accept", "", "")
+REFUSES = ("refuse", "clip", "the site's policy does not allow so large a clip")
+WAITS = ("waits_for_approval", "", "")
+OLDER = ("cannot_say", "", "")
+AWAY = ("absent", "", "")
+
+
+def test_a_start_asks_under_its_own_token_and_needs_a_quorum_of_accepts(coordinator, chorale):
+    start = ("run", "start", PLAN, "--base-config", BASE, "--submit-token", "mine", "--await-silos")
+    says(coordinator, 3, ACCEPTS, REFUSES, ACCEPTS, WAITS, OLDER)
+    code, answer, _ = chorale(*start)
+    assert (code, answer["error_code"]) == (4, "preflight_refused")
+    assert coordinator.conductor.asked == [(PLAN.read_bytes(), "mine")]
+    assert coordinator.conductor.started == []
+    said = answer["message"]
+    assert "a round opens with 3 ready silos, and 2 of 5 accept this plan" in said
+    assert "silo-1: the site's policy does not allow so large a clip (rule clip)" in said
+    assert "silo-4: cannot say (older release)" in said
+    assert "1 wait for an operator" in answer["hint"]
+    assert "--await-approval" in answer["hint"]
+    assert (answer["data"]["accepts"], answer["data"]["waits_for_approval"]) == (2, 1)
+    # The admin may know better, and says so.
+    coordinator.conductor.asked.clear()
+    assert chorale(*start, "--without-preflight")[0] == 0
+    assert coordinator.conductor.asked == []
+    assert started(coordinator)[2] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "awaits", "code"),
+    [
+        ((ACCEPTS, ACCEPTS, ACCEPTS, REFUSES), (), 0),
+        ((ACCEPTS, ACCEPTS, AWAY, WAITS), (), 4),
+        ((ACCEPTS, ACCEPTS, AWAY, REFUSES), ("--await-silos",), 0),
+        ((ACCEPTS, ACCEPTS, WAITS, OLDER), ("--await-silos",), 4),
+        ((ACCEPTS, ACCEPTS, WAITS, OLDER), ("--await-approval",), 0),
+        ((ACCEPTS, ACCEPTS, AWAY, REFUSES), ("--await-approval",), 4),
+        ((ACCEPTS, AWAY, WAITS, REFUSES), ("--await-silos", "--await-approval"), 0),
+        ((ACCEPTS, AWAY, REFUSES, OLDER), ("--await-silos", "--await-approval"), 4),
+    ],
+)
+def test_who_is_awaited_may_still_accept(coordinator, chorale, verdicts, awaits, code):
+    says(coordinator, 3, *verdicts)
+    assert chorale("run", "start", PLAN, "--base-config", BASE, *awaits)[0] == code
+    assert bool(coordinator.conductor.started) == (code == 0)
+
+
+def test_a_plan_shows_what_the_silos_say(coordinator, chorale):
+    given = ("--base-config", BASE)
+    live = ("run", "plan", PLAN, "--silos", 200, "--colluding", 66, *given, "--live")
+    says(coordinator, 3, ACCEPTS, REFUSES, ACCEPTS, ACCEPTS)
+    code, shown, prose = chorale(*live, output="text")
+    assert code == 0, prose
+    rows = [
+        line.split(maxsplit=2) for line in shown.splitlines() if line[:6] in {"silo-0", "silo-1"}
+    ]
+    assert rows[:2] == [
+        ["silo-0", "accept"],
+        ["silo-1", "refuse", "clip: the site's policy does not allow so large a clip"],
+    ]
+    assert "3 of 4 silos accept, 0 wait for approval; a round opens with 3" in shown
+    assert "asking the silos: 0 of 4 known" in prose
+    code, answer, _ = chorale(*live, "--submit-token", "mine")
+    assert (code, coordinator.conductor.asked[-1][1]) == (0, "mine")
+    assert answer["data"]["live"]["submit_token"] == "mine"
+    assert [one["rule"] for one in answer["data"]["live"]["silos"]] == ["", "clip", "", ""]
+    # Two tokens that nobody chose differ, so that a plan can be asked about again.
+    tokens = {chorale(*live) and coordinator.conductor.asked[-1][1] for _ in range(2)}
+    assert len(tokens) == 2
+    says(coordinator, 4, ACCEPTS, REFUSES, ACCEPTS, ACCEPTS)
+    code, answer, _ = chorale(*live)
+    assert (code, answer["error_code"]) == (4, "preflight_refused")
+    assert coordinator.conductor.started == []

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.xdist_group("role_table")
 DAY = 86400
 OF_ADMINS = {
     "CreateFederation", "CreateInvite", "SuspendSilo", "ReinstateSilo", "RevokeSilo", "RotateCa",
-    "ProposeRoster", "PublishRoster", "StartRun", "AbortRun", "PauseRun", "ResumeRun",
+    "ProposeRoster", "PublishRoster", "AskSilos", "StartRun", "AbortRun", "PauseRun", "ResumeRun",
     "RollbackAdapter",
 }  # fmt: skip
 OF_READERS = {
@@ -40,9 +40,9 @@ OF_READERS = {
 }  # fmt: skip
 OF_SILOS = {
     "RenewCertificate", "GetRosterProposal", "ApproveRoster", "ExchangeAuditHeads", "Leave",
-    "GetRoster", "GetPlan", "Poll", "ReportReady", "Refuse", "AdvertiseKeys", "ShareKeys",
-    "GetUploadOffset", "UploadMaskedInput", "CheckConsistency", "Unmask", "FetchBlob",
-    "ListRecords",
+    "GetRoster", "GetPlan", "Poll", "ReportReady", "Refuse", "AnswerPreflight", "AdvertiseKeys",
+    "ShareKeys", "GetUploadOffset", "UploadMaskedInput", "CheckConsistency", "Unmask",
+    "FetchBlob", "ListRecords",
 }  # fmt: skip
 MAY = {"admin": OF_ADMINS | OF_READERS, "viewer": OF_READERS, "silo": OF_SILOS}
 

@@ -1,0 +1,124 @@
+"""What ``run plan --live`` and ``run start`` ask the silos beforehand, and what they make of it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from chorale.v1 import admin_pb2
+from federation.chain.preflight import Verdict
+from ops.cli.envelope import CommandError, Exit, Format, say, show_result
+from server.cli.client import CALL_TIMEOUT_S
+from server.conductor.preflight import ABSENT, ANSWER_WITHIN_S, CANNOT_SAY, NO_ANSWER
+
+__all__ = ["Asked", "ask_silos"]
+
+_TURNS: Final = 3
+"""Other admins may be asking: so many answers' times are waited for."""
+_IN_WORDS: Final = {
+    Verdict.WAITS_FOR_APPROVAL.value: "its operator has to approve the run first",
+    CANNOT_SAY: "cannot say (older release)",
+    ABSENT: "not heard of lately",
+    NO_ANSWER: "no answer in time",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the silos of a roster said to a plan."""
+
+    verdicts: tuple[admin_pb2.SiloVerdict, ...]
+    quorum: int
+    """Ready silos that a round opens with."""
+    submit_token: str
+    """The name of this asking."""
+
+    def count(self, verdict: str) -> int:
+        """How many say so."""
+        return sum(one.verdict == verdict for one in self.verdicts)
+
+    def show(self, output: Format) -> None:
+        """Print a row for each silo and the sum of them."""
+        for one in self.verdicts:
+            words = f"{one.rule}: {one.reason}" if one.rule else _IN_WORDS.get(one.verdict, "")
+            show_result(output, f"{one.silo_id:<24} {one.verdict:<18}  {words}".rstrip())
+        show_result(
+            output,
+            f"{self.count(Verdict.ACCEPT)} of {len(self.verdicts)} silos accept, "
+            f"{self.count(Verdict.WAITS_FOR_APPROVAL)} wait for approval; a round opens with "
+            f"{self.quorum}",
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "submit_token": self.submit_token,
+            "quorum": self.quorum,
+            "accepts": self.count(Verdict.ACCEPT),
+            "waits_for_approval": self.count(Verdict.WAITS_FOR_APPROVAL),
+            "silos": [
+                {
+                    "silo_id": one.silo_id,
+                    "verdict": one.verdict,
+                    "rule": one.rule,
+                    "reason": one.reason,
+                }
+                for one in self.verdicts
+            ],
+        }
+
+    def require_quorum(
+        self, path: Path, *, await_silos: bool = False, await_approval: bool = False
+    ) -> None:
+        """Refuse to go on where too few silos accept.
+
+        With ``await_silos`` those that are not there may still come, with ``await_approval`` those
+        whose operator has to approve may still do it.
+
+        Raises:
+            CommandError: It names who does not accept, and why.
+        """
+        accepts = self.count(Verdict.ACCEPT)
+        waiting = self.count(Verdict.WAITS_FOR_APPROVAL)
+        to_come = self.count(ABSENT) * await_silos + waiting * await_approval
+        if accepts + to_come >= self.quorum:
+            return
+        others = "; ".join(
+            f"{one.silo_id}: " + (f"{one.reason} (rule {one.rule})" if one.rule else words)
+            for one in self.verdicts
+            if (words := _IN_WORDS.get(one.verdict, one.verdict)) and one.verdict != Verdict.ACCEPT
+        )
+        raise CommandError(
+            f"a round opens with {self.quorum} ready silos, and {accepts} of "
+            f"{len(self.verdicts)} accept this plan: {others}",
+            code="preflight_refused",
+            exit_code=Exit.ARGUMENTS,
+            hint=(
+                f"{waiting} wait for an operator, who can approve a run once it is started: "
+                "chorale run start --await-approval counts on them"
+                if waiting
+                else ""
+            ),
+            next_step=f"change {path} or agree with these sites, and ask again under a new token",
+            data=self.figures(),
+        )
+
+
+def ask_silos(stub: Any, *, plan_toml: bytes, submit_token: str, federation: str = "") -> Asked:
+    """Ask the silos of the roster in force, and say how many have answered meanwhile.
+
+    An empty token stands for a new one.
+
+    Raises:
+        grpc.RpcError: The coordinator refuses, or is away.
+    """
+    token = submit_token or secrets.token_hex(16)
+    request = admin_pb2.AskSilosRequest(plan=plan_toml, submit_token=token, federation=federation)
+    status = admin_pb2.AskSilosResponse()
+    for status in stub.AskSilos(request, timeout=CALL_TIMEOUT_S + _TURNS * ANSWER_WITHIN_S):
+        left = sum(not one.verdict for one in status.verdicts)
+        if left:
+            say(f"asking the silos: {len(status.verdicts) - left} of {len(status.verdicts)} known")
+    return Asked(verdicts=tuple(status.verdicts), quorum=status.quorum, submit_token=token)
