@@ -29,6 +29,7 @@
     ├── RolloutError                       a rollout engine
     │   ├── AdapterLoadError               the engine does not take the adapter
     │   ├── RolloutWorkerError             a worker died, does not answer, or failed
+    │   ├── TryTimeError                   a try's environment took longer than a try may
     │   ├── EngineSetupError               the operator's settings and the server do not fit
     │   └── EngineServerError              the model server did not do what it was asked for
     │       ├── EngineUnreachableError     no connection, a hang-up, or nobody healthy there
@@ -40,7 +41,7 @@
     │   └── BufferContentError             a trajectory that may not be stored
     ├── BaseModelError                     the directory is no base model that is accepted
     ├── AdapterMismatchError               tensors that do not belong to this model; a ValueError
-    └── LocalTimeError                     local work took longer than the site allows
+    └── LocalTimeError                     local work took longer than it may
 
 A failed episode is data, not a crash: whoever plays catches ``EnvironmentFailureError``, drops the
 episode and counts it. No text of a foreign environment is part of a message.
@@ -91,6 +92,7 @@ __all__ = [
     "TaskIdError",
     "TrainingJobError",
     "TrainingWorkerError",
+    "TryTimeError",
     "UnknownEnvironmentError",
     "UnknownEvolverError",
 ]
@@ -210,6 +212,10 @@ class RolloutWorkerError(RolloutError):
     """For a log: what a worker raised may quote what it worked on."""
 
 
+class TryTimeError(RolloutError):
+    """A try's environment took longer than one try may; it is the try's failure alone."""
+
+
 class EngineSetupError(RolloutError):
     """The operator's settings and the server do not fit each other."""
 
@@ -259,4 +265,4 @@ class AdapterMismatchError(EvolutionError, ValueError):
 
 
 class LocalTimeError(EvolutionError):
-    """Local work took longer than the site allows."""
+    """Local work took longer than the site, or in a record-level mode the plan, allows."""

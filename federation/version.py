@@ -11,7 +11,7 @@ What each protocol has beyond the one before it:
 1. Version 0.1.0, which says nothing of itself: silence is this protocol.
 2. MembershipService, that is renewed certificates, audit heads and leaving; rosters that members
    approved; records of rollbacks; pre-flights; the plan's keys ``evolve.learning_rate_schedule``,
-   ``rounds.max_quarantined``, ``sit_out_after`` and ``sit_out_rounds``, and
+   ``rounds.max_quarantined``, ``sit_out_after``, ``sit_out_rounds``, ``step_answer_after_s``, and
    ``privacy.exact_figures``, without which a plan without noise has no figures.
 
 Covered: words that are absent, repeated, too long or malformed. Not covered: whether they are true:
@@ -39,6 +39,7 @@ __all__ = [
     "PREFLIGHTS",
     "ROLLBACKS",
     "ROUNDS_GO_WRONG",
+    "STEP_ANSWERS",
     "UNANNOUNCED",
     "Version",
     "installed_version",
@@ -64,6 +65,8 @@ PREFLIGHTS: Final = 2
 """The protocol from which on a silo answers a pre-flight."""
 ROUNDS_GO_WRONG: Final = 2
 """The protocol from which on a silo knows a plan's keys about quarantines and stalling silos."""
+STEP_ANSWERS: Final = 2
+"""The protocol from which on a silo knows when a plan has it answer a step."""
 _VERSION_KEY: Final = "chorale-version"
 _PROTOCOL_KEY: Final = "chorale-protocol"
 _NAME: Final = re.compile(r"[0-9][0-9a-z.+-]{0,31}")

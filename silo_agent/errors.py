@@ -7,6 +7,7 @@
     │   └── PolicyFileError    policy.toml cannot be used
     ├── PolicyRefusalError     the guardian said no; carries the rule and a public reason
     ├── WorkCalledOffError     nobody asks for a round's local work any more
+    ├── LateWorkError          local work took longer than a plan gives it in a record mode
     ├── IdentityError          keys, certificate, pinned root or invite cannot be used
     ├── SessionError           a message that does not fit what this silo is doing
     ├── PreflightLateError     a pre-flight was judged later than its answer has to leave
@@ -35,6 +36,7 @@ __all__ = [
     "CoordinatorVersionError",
     "DiskLimitError",
     "IdentityError",
+    "LateWorkError",
     "LocalStoreError",
     "NotReadyError",
     "NotServedError",
@@ -64,6 +66,10 @@ class PolicyFileError(ConfigError):
 
 class WorkCalledOffError(SiloError):
     """A round's local work is wanted no longer: its run is over, or the silo is being stopped."""
+
+
+class LateWorkError(SiloError):
+    """Local work took longer than the plan gives it; nothing of it leaves."""
 
 
 class PolicyRefusalError(SiloError):

@@ -82,6 +82,9 @@ class EvolveSettings:
     """Gradients are scaled down to this norm."""
     max_sequence_tokens: int = 1024
     """Longer trajectories are not trained on."""
+    try_s: float | None = None
+    """Most seconds that the environment of one try may take, where units are protected; None is no
+    limit. A try that takes longer is dropped, and no other is."""
     packing: bool = False
     """Several units in one training sequence; no method here does that, so only False runs."""
     task_sampling: str = "uniform"

@@ -24,8 +24,11 @@ dp_compat: all modes. Where units inside a silo are protected (``record_local``,
   exploring failed as a whole, the S steps still run and are noise: no delta leaves that noise is
   not in;
 - ``record_distributed``: ``evolve`` explores and stores, and ``unit_sum`` answers each step;
-- a task whose environment, conversation or storing fails is dropped alone, and a unit whose
-  gradient fails is a null unit (``dp.steps.sgd``): a unit's failure moves its own part alone;
+- a task whose environment, conversation or storing fails, or whose environment takes longer than
+  a try may (``evolution/rollout/own_time.py``), is dropped alone, and a unit whose gradient fails
+  is a null unit (``dp.steps.sgd``): a unit's failure moves its own part alone;
+- work that takes longer than the whole of it may is ended, and nothing of it leaves
+  (``evolution/local_time.py``);
 - what the configuration makes impossible is found before exploring (``protection``);
 - nothing looks across units: no cap over all tasks, no packing, no sampling by success;
 - demonstrations are not trained on, whatever ``use_expert`` says: their tasks were not drawn by
@@ -55,6 +58,7 @@ from evolution.errors import (
     EnvironmentSetupError,
     EvolveError,
     EvolverSetupError,
+    LocalTimeError,
     UnknownEnvironmentError,
 )
 from evolution.methods.descend import descend, require_descent
@@ -158,7 +162,8 @@ class FedSeEvolver(Evolver):
             if spec is not None and spec.mode is Mode.RECORD_LOCAL:
                 population = self._population(work.round, work.settings, spec)
         except Exception as error:
-            if spec is None or isinstance(error, EvolveError):
+            if spec is None or isinstance(error, EvolveError | LocalTimeError):
+                # What is over as a whole is silent: without rows it would be without all units.
                 raise
             # No single unit can do this. Without noise the silo would say that it happened.
             _log.exception("explore_failed", round=work.round, contributes="noise")
@@ -333,6 +338,7 @@ class FedSeEvolver(Evolver):
             max_new_tokens=work.settings.max_new_tokens,
             batch_size=wave_size(work.settings, spec, self._setup.dtype),
             round_index=work.round,
+            try_s=None if spec is None else work.settings.try_s,
             make_environment=self._explored.make,
         )
         if any(t.adapter_sha256 != identity for t in played.trajectories):

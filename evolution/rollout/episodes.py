@@ -9,12 +9,15 @@ Episodes are played in batches; every turn of a batch is one call of the engine.
    an environment that failed. What its closing raises is logged and changes nothing.
 3. So does the engine: where it fails for a batch, each of its conversations is asked for alone,
    and those that fail alone are dropped.
-4. An episode that would outgrow the model's context ends there, unsolved.
-5. Between two turns the site's time for local work may end everything, and so may the end of what
-   it is for (``local_time.py``).
+4. An episode that would outgrow the model's context, or its environment's ``max_steps``, ends
+   there, unsolved. So what one try costs is bounded by numbers: turns, tokens of a turn, context.
+5. With ``try_s`` an environment that takes longer in one try ends that try alone
+   (``own_time.py``); the model's time, which a batch shares, does not count.
+6. Between two turns the time for local work may end everything, and so may the end of what it is
+   for (``local_time.py``).
 
 Covered: synchronous environments in this process. Not covered: environments slower than the model
-(the batch waits for its slowest member).
+(the batch waits for its slowest member, with ``try_s`` no longer than that).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from evolution.envs.environment import Environment
 from evolution.errors import RolloutError
 from evolution.local_time import require_time, require_wanted
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
+from evolution.rollout.own_time import OwnTime
 from evolution.trajectory import Step, Task, Trajectory
 
 __all__ = ["EpisodeBatch", "run_episodes"]
@@ -75,15 +79,18 @@ def run_episodes(
     max_new_tokens: int = 16,
     batch_size: int = 64,
     round_index: int = 0,
+    try_s: float | None = None,
     make_environment: Callable[[str], Environment] = make,
 ) -> EpisodeBatch:
     """Play one episode per task, ``batch_size`` at once, with whatever adapter the engine holds.
 
     A task that appears twice is played twice; temperature 0 is greedy. The seed decides every draw,
-    and the round is recorded in the trajectories.
+    and the round is recorded in the trajectories. ``try_s`` is the most seconds that one episode's
+    environment may take in all; without it there is no limit.
     """
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
-    pool = _Pool(make_environment)
+    own_time = OwnTime(try_s)
+    pool = _Pool(make_environment, own_time)
     played: list[Trajectory] = []
     dropped = environment_steps = 0
     try:
@@ -94,7 +101,7 @@ def run_episodes(
             ]
             for episode in wave:
                 _guarded(episode, pool.lend, episode)
-            _play(engine, wave, sampling)
+            _play(engine, wave, sampling, own_time)
             for episode in wave:
                 pool.take_back(episode)
                 environment_steps += len(episode.steps)
@@ -113,6 +120,7 @@ def run_episodes(
             ]
     finally:
         pool.close()
+        own_time.close()
     return EpisodeBatch(
         trajectories=tuple(played), dropped=dropped, environment_steps=environment_steps
     )
@@ -121,14 +129,17 @@ def run_episodes(
 class _Pool:
     """Environments that no episode is being played in, by name."""
 
-    def __init__(self, make_environment: Callable[[str], Environment]) -> None:
+    def __init__(self, make_environment: Callable[[str], Environment], own_time: OwnTime) -> None:
         self._make = make_environment
+        self._own_time = own_time
         self._free: dict[str, list[Environment]] = {}
 
     def lend(self, episode: _Episode) -> None:
         free = self._free.get(episode.task.environment)
         name = episode.task.environment
-        episode.environment = free.pop(0) if free else self._make(name)
+        episode.environment = (
+            free.pop(0) if free else self._own_time.call(episode.key, self._make, name)
+        )
 
     def take_back(self, episode: _Episode) -> None:
         environment, episode.environment = episode.environment, None
@@ -136,14 +147,14 @@ class _Pool:
             return
         if episode.failed:
             # What a failure left in it must not reach the next task.
-            _close(episode.task.environment, environment)
+            self._own_time.unheard(_close, episode.task.environment, environment)
         else:
             self._free.setdefault(episode.task.environment, []).append(environment)
 
     def close(self) -> None:
         for name, free in self._free.items():
             for environment in free:
-                _close(name, environment)
+                self._own_time.unheard(_close, name, environment)
 
 
 def _close(name: str, environment: Environment) -> None:
@@ -153,10 +164,12 @@ def _close(name: str, environment: Environment) -> None:
         _log.warning("environment_not_closed", environment=name, error=type(error).__name__)
 
 
-def _play(engine: RolloutEngine, wave: Sequence[_Episode], sampling: Sampling) -> None:
+def _play(
+    engine: RolloutEngine, wave: Sequence[_Episode], sampling: Sampling, own_time: OwnTime
+) -> None:
     for episode in wave:
         if not episode.failed:
-            _guarded(episode, _start, engine, episode)
+            _guarded(episode, _start, engine, episode, own_time)
     room = engine.context_limit - sampling.max_new_tokens
     while True:
         for episode in wave:
@@ -169,7 +182,7 @@ def _play(engine: RolloutEngine, wave: Sequence[_Episode], sampling: Sampling) -
         require_wanted()
         require_time()
         for episode, answer in _answers(engine, active, sampling):
-            _guarded(episode, _advance, engine, episode, answer)
+            _guarded(episode, _advance, engine, episode, answer, own_time)
 
 
 def _answers(
@@ -204,13 +217,20 @@ def _environment_of(episode: _Episode) -> Environment:
     return episode.environment
 
 
-def _start(engine: RolloutEngine, episode: _Episode) -> None:
+def _start(engine: RolloutEngine, episode: _Episode, own_time: OwnTime) -> None:
     environment = _environment_of(episode)
-    episode.observation, _ = environment.reset(episode.task.task_id)
-    episode.context = engine.chat.opening(environment.instruction, episode.observation)
+
+    def begin() -> tuple[str, str]:
+        observation, _ = environment.reset(episode.task.task_id)
+        return observation, environment.instruction
+
+    episode.observation, instruction = own_time.call(episode.key, begin)
+    episode.context = engine.chat.opening(instruction, episode.observation)
 
 
-def _advance(engine: RolloutEngine, episode: _Episode, answer: Generation) -> None:
+def _advance(
+    engine: RolloutEngine, episode: _Episode, answer: Generation, own_time: OwnTime
+) -> None:
     environment = _environment_of(episode)
     action = engine.chat.parse_action(answer.token_ids)
     episode.steps.append(
@@ -223,14 +243,19 @@ def _advance(engine: RolloutEngine, episode: _Episode, answer: Generation) -> No
         )
     )
     episode.history += [*episode.context, *answer.token_ids]
-    observation, _, terminated, truncated, info = environment.step(action)
-    episode.observation = observation
-    episode.over = terminated or truncated
-    if episode.over:
-        episode.success = bool(environment.success(info))
-    else:
+
+    def act() -> tuple[str, bool, bool]:
+        observation, _, terminated, truncated, info = environment.step(action)
+        over = bool(terminated or truncated)
+        return observation, over, over and bool(environment.success(info))
+
+    # What it returns is read here: a call that is left behind must not touch the episode.
+    episode.observation, episode.over, episode.success = own_time.call(episode.key, act)
+    if not episode.over:
+        # One that does not keep its own bound ends all the same, unsolved.
+        episode.over = len(episode.steps) >= environment.max_steps
         cut_off = [] if answer.ended else [engine.chat.turn_end_id]
-        episode.context = cut_off + engine.chat.next_turn(observation)
+        episode.context = cut_off + engine.chat.next_turn(episode.observation)
 
 
 def _guarded(episode: _Episode, act: Callable[..., None], *args: Any) -> None:

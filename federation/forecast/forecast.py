@@ -31,6 +31,7 @@ from federation.errors import PlanError
 from federation.forecast.signal import Signal
 from federation.plan.charges import epsilon_of_round, epsilon_of_run, units_of
 from federation.plan.plan import Plan
+from federation.plan.rules import problems_of_time
 from secagg.descriptor import EPISODES, OTHER_FAMILY, SUCCESSES
 
 METRICS_GRID: Final = 2**16
@@ -124,6 +125,7 @@ def forecast_plan(
     _ring(1, METRICS_GRID, summed_sigma(figures_sigma, silos), silos, refusals)
     epsilon_total = epsilon_of_run(plan)
     _privacy(plan, spec, epsilon_total, refusals)
+    refusals.extend(problems_of_time(plan))
     n_min = plan.secure_aggregation.n_min
     signal = Signal(spec=spec, dimension=dimension, colluding=colluding, n_min=n_min)
     needed = signal.silos_needed(plan.privacy.min_cosine)

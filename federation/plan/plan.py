@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import Self
+from typing import Final, Self
 
 from dp.accounting.rdp import charged_attempts
-from dp.config import Mode, PrivacySpec, RecordSpec
+from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
 from federation.adapter.layout import Layout
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.optimiser import Optimiser
@@ -44,6 +44,9 @@ from federation.plan.tables import (
 )
 from secagg.errors import ParameterError
 from secagg.parameters import threshold
+
+UNIT_SHARE: Final = 0.5
+"""The part of a round's time that the environment of one task may take in a record-level mode."""
 
 
 class Plan(Section):
@@ -127,6 +130,18 @@ class Plan(Section):
         """Tasks that a silo explores in a round; 0 where nothing is explored."""
         evolve = self.evolve
         return evolve.episodes_per_round // evolve.tries_per_task if evolve.explore else 0
+
+    @property
+    def try_s(self) -> float | None:
+        """Most seconds that the environment of one try may take; None where units are not apart.
+
+        All tries of one task together take ``UNIT_SHARE`` of the time before the ready report, so
+        that one task that hangs never takes the whole of it, and costs no other task anything.
+        """
+        whole_s = self.rounds.ready_after_s
+        if Mode(self.privacy.mode) not in RECORD_MODES or not whole_s:
+            return None
+        return UNIT_SHARE * whole_s / self.evolve.tries_per_task
 
     @property
     def has_figures(self) -> bool:

@@ -14,6 +14,11 @@
     method                   not in a mode that its personal factors would escape
     evolve.proximal_mu       only where silos train freely: the record-level modes ignore it;
                              and so with evolve.learning_rate_schedule
+    step_answer_after_s      only where silos answer steps
+
+A plan that is to start is asked for more than one that ran (``problems_of_time``): in the
+record-level modes for times that hide how long a silo's work took. A plan that an earlier version
+started says none, and its chain must still be read.
 
 Every problem is one line that starts with its key path and says what to do.
 
@@ -44,13 +49,37 @@ from federation.plan.plan import Plan
 from federation.plan.tables import RecordSection
 
 _ON_DELTAS: Final = ", ".join(repr(n) for n in OPTIMISERS if n not in GRADIENT_OPTIMISERS)
+_PROPOSED: Final = "`chorale-silo doctor --dry-round --plan PLAN` proposes it"
 MAX_RELEASES: Final = 10_000
 """Aggregations of a run, and records of its chain: also the most rounds that a plan may have."""
 
 
 def problems_between_tables(plan: Plan) -> tuple[str, ...]:
     """Everything that is wrong between the tables of a plan whose tables are right."""
-    return (*_evolve(plan), *_aggregation(plan), *_figures(plan), *_record_table(plan))
+    return (
+        *_evolve(plan),
+        *_aggregation(plan),
+        *_figures(plan),
+        *_record_table(plan),
+        *_rounds(plan),
+    )
+
+
+def problems_of_time(plan: Plan) -> tuple[str, ...]:
+    """What a plan must say about time before it starts; asked at its start and by each silo."""
+    mode = Mode(plan.privacy.mode)
+    problems = []
+    if mode in RECORD_MODES and not plan.rounds.ready_after_s:
+        problems.append(
+            f"rounds.ready_after_s: in mode {mode.value!r} how long a silo's local work took must "
+            f"not show: set it to more than the slowest silo needs; {_PROPOSED}"
+        )
+    if mode is Mode.RECORD_DISTRIBUTED and not plan.rounds.step_answer_after_s:
+        problems.append(
+            f"rounds.step_answer_after_s: in mode {mode.value!r} how long a silo's sum of unit "
+            f"gradients took must not show: set it to more than the slowest silo needs; {_PROPOSED}"
+        )
+    return tuple(problems)
 
 
 def problems_of_spec(plan: Plan) -> tuple[str, ...]:
@@ -101,6 +130,15 @@ def _figures(plan: Plan) -> Iterator[str]:
         yield (
             f"privacy.exact_figures: in mode {mode.value!r} figures have the noise of "
             "privacy.metrics_noise_multiplier and none is exact: remove this key"
+        )
+
+
+def _rounds(plan: Plan) -> Iterator[str]:
+    mode = Mode(plan.privacy.mode)
+    if plan.rounds.step_answer_after_s and mode is not Mode.RECORD_DISTRIBUTED:
+        yield (
+            f"rounds.step_answer_after_s: in mode {mode.value!r} no step is answered, so it would "
+            "change nothing: remove this key"
         )
 
 

@@ -233,7 +233,11 @@ class RoundsSection(Section):
     """From the round task to the last ready report; covers exploring and training."""
     ready_after_s: Annotated[int, Field(ge=0, le=7 * 24 * 3600)] = 0
     """A silo that is done earlier waits this long from the task before it says ready, so that how
-    long its local work took does not show; 0 does not wait."""
+    long its local work took does not show; 0 does not wait. In the record-level modes it is also
+    the most that the work may take: a silo that needs longer says nothing."""
+    step_answer_after_s: Annotated[int, Field(ge=0, le=7 * 24 * 3600)] = 0
+    """``record_distributed``: the same for the sum of unit gradients of a step, from the step's
+    descriptor to its upload."""
     phase_deadline_s: Seconds
     """For each step of secure aggregation."""
     quorum: Annotated[int, Field(ge=3, le=200)] | None = None
@@ -256,6 +260,11 @@ class RoundsSection(Section):
             raise ValueError(
                 f"ready_after_s = {self.ready_after_s} leaves no time before ready_deadline_s = "
                 f"{self.ready_deadline_s}: lower the one or raise the other"
+            )
+        if self.step_answer_after_s >= self.phase_deadline_s:
+            raise ValueError(
+                f"step_answer_after_s = {self.step_answer_after_s} leaves no time before "
+                f"phase_deadline_s = {self.phase_deadline_s}: lower the one or raise the other"
             )
         return self
 

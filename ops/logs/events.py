@@ -209,6 +209,7 @@ _SILO: Final = {
     "silo_started": ("silo",),
     "spool_deleted": ("spool", "why"),
     "spool_not_deleted": ("detail",),
+    "time_passed": ("contributes",),
     "trainer_moved": ("device", "why"),
     "trajectory_not_read": ("error",),
     "trajectory_not_stored": ("error",),

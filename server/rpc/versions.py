@@ -26,6 +26,7 @@ from federation.version import (
     EXACT_FIGURES,
     LEARNING_RATE_SCHEDULE,
     ROUNDS_GO_WRONG,
+    STEP_ANSWERS,
     Version,
     read_version,
     require_compatible,
@@ -90,6 +91,7 @@ _LATER_KEYS: Final = {
     ("rounds", "max_quarantined"): ROUNDS_GO_WRONG,
     ("rounds", "sit_out_after"): ROUNDS_GO_WRONG,
     ("rounds", "sit_out_rounds"): ROUNDS_GO_WRONG,
+    ("rounds", "step_answer_after_s"): STEP_ANSWERS,
 }
 """Keys of a plan's tables that protocol 1 does not know."""
 

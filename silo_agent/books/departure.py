@@ -39,6 +39,7 @@ from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.preflights import PREFLIGHTS_FILE
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.identity.identity import Identity
+from silo_agent.policy.passed_time import PASSED_FILE
 
 __all__ = [
     "PRIVATE",
@@ -78,6 +79,7 @@ PROOFS: Final = (
     "approvals.jsonl",
     "approvals.lock",
     PREFLIGHTS_FILE,
+    PASSED_FILE,
     AUDIT_FILE,
     HEAD_FILE,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,13 @@ def doctor(
             help="Also play a few episodes and train on them once; nothing is charged or kept.",
         ),
     ] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --dry-round: also measure what this plan's longest work takes here, and "
+            "propose its ready_after_s and step_answer_after_s.",
+        ),
+    ] = None,
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
@@ -33,9 +41,13 @@ def doctor(
     """
     with answering(output):
         from ops.cli.doctor import answer_checkup
+        from silo_agent.cli.policy import plan_in
         from silo_agent.doctor.doctor import examine_silo
 
         found = examine_silo(
-            data, dry_round=dry_round, told=lambda finding: show_result(output, *finding.lines)
+            data,
+            dry_round=dry_round,
+            told=lambda finding: show_result(output, *finding.lines),
+            plan=None if plan is None else plan_in(plan),
         )
         answer_checkup(output, found)

@@ -60,7 +60,7 @@ def policy_init(
             write_default(path)
             show_result(output, f"wrote {path}: it refuses everything until you allow something")
         else:
-            asked = _plan(plan)
+            asked = plan_in(plan)
             write_for_plan(path, asked, accept_no_privacy=accept_no_privacy)
             show_result(output, f"wrote {path} from {plan}: read it before you run the daemon")
             if asked.privacy.mode == "none" and not accept_no_privacy:
@@ -85,12 +85,19 @@ def policy_check(
         from silo_agent.config import SiloConfig
         from silo_agent.machine.machine import site_of
         from silo_agent.policy.document import Policy
+        from silo_agent.policy.passed_time import PassedTime
         from silo_agent.policy.policy import check_plan
 
         config = SiloConfig.load(data)
-        policy, asked = Policy.load(config.policy_file), _plan(plan)
+        policy, asked = Policy.load(config.policy_file), plan_in(plan)
         notes, unfit = _fitted(config, policy, asked)
-        decision = check_plan(policy, plan=asked, site=site_of(config), unfit=unfit)
+        decision = check_plan(
+            policy,
+            plan=asked,
+            site=site_of(config),
+            unfit=unfit,
+            passed=PassedTime(config.data_dir).read(),
+        )
         charges, caps = charges_of_run(asked), policy.privacy.caps()
         costs = shown_epsilon_of(charges, policy.privacy.delta)
         uncapped = [unit for unit in costs if unit not in capped_kinds(charges, caps)]
@@ -164,7 +171,13 @@ def _fitted(config: SiloConfig, policy: Policy, plan: Plan) -> tuple[tuple[str, 
     return choice.notes, choice.unfit
 
 
-def _plan(path: Path) -> Plan:
+def plan_in(path: Path) -> Plan:
+    """Read a plan's file.
+
+    Raises:
+        CommandError: It cannot be opened.
+        PlanError: It is no plan.
+    """
     from federation.plan.read import read_plan
 
     try:

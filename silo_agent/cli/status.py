@@ -28,6 +28,8 @@ from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError, SiloError
 from silo_agent.identity.identity import Identity
 from silo_agent.policy.document import Policy
+from silo_agent.policy.limits import late_problems
+from silo_agent.policy.passed_time import PassedTime
 from silo_agent.views.judgement import Judgement, newest_judgements
 from silo_agent.views.runs import WAITING, ListedRun, list_runs
 
@@ -155,6 +157,7 @@ def read_status(data_dir: Path) -> Status:
         found = read_budget(config.data_dir, delta=privacy.delta, caps=privacy.caps())
         budget = found.units
         heard = list_runs(config.data_dir, policy)
+        problems += late_problems(policy, PassedTime(config.data_dir).read())
     except (SiloError, PrivacyError) as error:
         problems.append(str(error))
     address = _address(config.data_dir)

@@ -54,12 +54,13 @@ from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.approvals import Approvals, Standing
 from silo_agent.policy.document import Policy
+from silo_agent.policy.passed_time import PassedTime
 from silo_agent.policy.policy import (
     ACCEPTED,
     APPROVAL_RULE,
     Decision,
     check_descriptor,
-    check_plan,
+    check_followed,
     check_rollback,
     check_standing,
     check_task,
@@ -86,6 +87,7 @@ class Gate:
 
     def __init__(self, data_dir: Path, policy: Policy, metrics: SiloMetrics) -> None:
         self._approvals = Approvals(data_dir)
+        self._passed = PassedTime(data_dir)
         self._departure = Departure(data_dir)
         self._runs = HeardRuns(data_dir)
         self._policy = policy
@@ -136,6 +138,7 @@ class Gate:
             site=work.site,
             now_unix_s=int(time.time()),
             standing=self.standing(task.run_id, task.plan_sha256),
+            passed=self._passed.read(),
         )
         notes: tuple[str, ...] = ()
         decision = judged()
@@ -213,7 +216,7 @@ class Gate:
             LocalStoreError: The approvals cannot be read.
         """
         standing = self.standing(record.run_id, record.plan_sha256)
-        return check_plan(self._policy, plan=plan, site=site, standing=standing)
+        return check_followed(self._policy, plan=plan, site=site, standing=standing)
 
     def judge_record(self, record: AdapterRecord) -> None:
         """Go on only with a verified record that this site follows; a rollback is counted.
@@ -252,6 +255,7 @@ class Gate:
             layout=layout,
             now_unix_s=int(time.time()),
             standing=self.standing(descriptor.identity.run_id, descriptor.plan_sha256),
+            passed=self._passed.read(),
         )
         self._admit(decision)
         self._runs.describe(signed)

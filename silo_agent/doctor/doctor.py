@@ -8,7 +8,7 @@ Invariants:
    an absent coordinator.
 3. The coordinator is asked for its roster, which every silo asks for, and told nothing.
 
-Covered: what the four files beside this one list. Not covered: what a plan
+Covered: what the files beside this one list. Not covered: what a plan
 would be told (``chorale-silo policy check``).
 """
 
@@ -19,13 +19,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from evolution.errors import EvolveError
+from dp.errors import PrivacyError
+from evolution.errors import EvolveError, EvolverSetupError
+from federation.errors import FederationError
+from federation.plan.plan import Plan
 from federation.version import Version
-from ops.doctor.checkup import Check, Checkup, Finding, Verdict, examine, failed, ok
+from ops.doctor.checkup import Check, Checkup, Finding, Verdict, examine, failed, ok, warning
 from secagg.roster import SignedRoster
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.doctor import identity, machine, network, site
+from silo_agent.doctor.worst_case import worst_case
 from silo_agent.errors import ConfigError, IdentityError, LocalStoreError, PolicyFileError
 from silo_agent.identity.identity import Identity
 from silo_agent.policy.document import Policy
@@ -35,16 +39,22 @@ __all__ = ["examine_silo"]
 T = TypeVar("T")
 
 
-def examine_silo(data_dir: Path, *, dry_round: bool, told: Callable[[Finding], None]) -> Checkup:
-    """Take every step, with one tiny round of local work where asked; ``told`` hears as it goes."""
-    return examine(_Silo(data_dir).checks(dry_round=dry_round), told=told)
+def examine_silo(
+    data_dir: Path, *, dry_round: bool, told: Callable[[Finding], None], plan: Plan | None = None
+) -> Checkup:
+    """Take every step, with one tiny round of local work where asked; ``told`` hears as it goes.
+
+    With a plan the dry round also measures what the plan's longest work takes here.
+    """
+    return examine(_Silo(data_dir, plan).checks(dry_round=dry_round), told=told)
 
 
 class _Silo:
     """The steps, and what earlier ones read."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, plan: Plan | None) -> None:
         self._data_dir = data_dir
+        self._plan = plan
         self._config: SiloConfig | None = None
         self._identity: Identity | None = None
         self._policy: Policy | None = None
@@ -58,7 +68,10 @@ class _Silo:
         if not dry_round:
             return local
         needs = ("configuration", "base_model", "environments", "packages")
-        return (*local, Check(name="dry_round", look=self._dry_round, needs=needs))
+        tried = (*local, Check(name="dry_round", look=self._dry_round, needs=needs))
+        if self._plan is None:
+            return tried
+        return (*tried, Check(name="worst_case", look=self._worst_case, needs=("dry_round",)))
 
     def _files(self) -> tuple[Check, ...]:
         return (
@@ -102,6 +115,11 @@ class _Silo:
                 name="ledger",
                 look=lambda: site.judge_ledger(_had(self._config), _had(self._policy)),
                 needs=("policy", "state"),
+            ),
+            Check(
+                name="times",
+                look=lambda: site.judge_times(_had(self._config), _had(self._policy)),
+                needs=("policy",),
             ),
             Check(name="gpu", look=lambda: machine.judge_gpu(_had(self._config)), needs=configured),
             Check(
@@ -201,6 +219,32 @@ class _Silo:
             f"{done.method}: {done.episodes} episodes, {done.dimension} entries trained in "
             f"{done.duration_s:.1f} s; nothing was charged, kept or sent"
         )
+
+    def _worst_case(self) -> Verdict:
+        plan = _had(self._plan)
+        try:
+            found = worst_case(_had(self._config), plan)
+        except EvolverSetupError as error:
+            return warning(str(error), "chorale-silo doctor --dry-round without --plan")
+        except (EvolveError, PrivacyError, FederationError, OSError, RuntimeError) as error:
+            return failed(
+                f"the plan's longest work could not be measured: {type(error).__name__}: {error}",
+                "the text says what: model, memory or trainer; nothing was charged",
+            )
+        keys = {"ready_after_s": found.ready_after_s}
+        if found.step_answer_after_s:
+            keys["step_answer_after_s"] = found.step_answer_after_s
+        said = ", ".join(f"{key} = {value}" for key, value in keys.items())
+        text = (
+            f"exploring takes up to {found.explore_s:.1f} s, a step of {found.rows} rows up to "
+            f"{found.step_s:.1f} s: a plan for this silo says at least {said}"
+        )
+        if missing := found.missing(plan):
+            return warning(
+                f"{text}; this one says less in {', '.join(missing)}",
+                "raise it in the plan, or work that comes to its worst case is dropped here",
+            )
+        return ok(text)
 
 
 def _had(value: T | None) -> T:

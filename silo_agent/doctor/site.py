@@ -21,6 +21,8 @@ from silo_agent.books.budget import read_budget
 from silo_agent.config import NO_BASE_MODEL, SiloConfig
 from silo_agent.errors import ConfigError, SiloError
 from silo_agent.policy.document import Policy
+from silo_agent.policy.limits import late_problems
+from silo_agent.policy.passed_time import PassedTime
 
 __all__ = [
     "judge_base_model",
@@ -28,6 +30,7 @@ __all__ = [
     "judge_ledger",
     "judge_packages",
     "judge_policy",
+    "judge_times",
 ]
 
 _SHOWN: Final = ("grpcio", "protobuf", "torch", "transformers", "peft")
@@ -130,6 +133,17 @@ def judge_ledger(config: SiloConfig, policy: Policy) -> Verdict:
         )
     shown = f"epsilon left ({ADJACENCY}): {', '.join(left) or 'no caps set'}"
     return ok("; ".join((f"whole, newest record {records}", shown, *exceptions)))
+
+
+def judge_times(config: SiloConfig, policy: Policy) -> Verdict:
+    """Whether work here took longer than a plan gave it, and the policy does not ask for more."""
+    try:
+        passed = PassedTime(config.data_dir).read()
+    except SiloError as error:
+        return failed(str(error), "the text says how")
+    if late := late_problems(policy, passed):
+        return warning("; ".join(late), "raise those lines of [limits] in policy.toml, and restart")
+    return ok("no work in a record mode took longer than its plan gives it")
 
 
 def judge_packages(config: SiloConfig) -> Verdict:

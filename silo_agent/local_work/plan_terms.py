@@ -167,6 +167,7 @@ def settings_of(plan: Plan) -> EvolveSettings:
         learning_rate=evolve.learning_rate,
         learning_rate_schedule=evolve.learning_rate_schedule,
         max_sequence_tokens=evolve.max_sequence_tokens,
+        try_s=plan.try_s,
         explore=evolve.explore,
         packing=evolve.packing,
         task_sampling=evolve.task_sampling,

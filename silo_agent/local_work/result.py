@@ -5,7 +5,8 @@ Invariants of how work ends:
 1. A failure that private data may have caused does not show outside. Where the release adds noise
    to everything, the result is the zero vector. Under ``record_local`` the noise is in the
    training, and a vector without it would be told from one with it: there the round is charged and
-   the silo says nothing, as if it had crashed.
+   the silo says nothing, as if it had crashed. So it does in both record-level modes where the work
+   took longer than the plan gives it: noise for one unit does not hide that all are missing.
 2. A refusal depends on the ledger, or on the configuration alone. The latter costs no charge, for
    it is found before anything is explored. What setting the method up already shows refuses in
    every mode: zeros of a silo that cannot work would count towards a sum that is about the others.
@@ -44,7 +45,7 @@ import structlog
 from dp.config import RECORD_MODES, Mode
 from dp.noise.grid import l2_norm
 from dp.noise.unit_sum import UnitSum
-from evolution.errors import EvolverSetupError, NotWantedError
+from evolution.errors import EvolverSetupError, LocalTimeError, NotWantedError
 from evolution.methods.evolver import Evolution, Evolver, Work
 from federation.adapter.layout import Layout
 from federation.chain.sums import UPDATE_NORM_SQ
@@ -132,8 +133,9 @@ class Result:
         """Wait a short while for the vector.
 
         Raises:
-            NotReadyError: It is still being computed.
+            NotReadyError: It is still being computed, or its time has not come.
             PrivacyError: There is none to release: more units were sampled than may be.
+            LateWorkError: There is none: it took longer than the plan gives it.
         """
         if isinstance(self.delta, Future):
             _ended(self.delta)
@@ -260,10 +262,11 @@ def result_of(
         if public and isinstance(error, EvolverSetupError):
             refusal = cannot_run(error)
         else:
+            silent = local or (mode in RECORD_MODES and isinstance(error, LocalTimeError))
             if reservation.failure is None:
                 on_failure()
-                log.exception("evolve_failed", contributes="nothing" if local else "zeros")
-            if not local:
+                log.exception("evolve_failed", contributes="nothing" if silent else "zeros")
+            if not silent:
                 done = Result.of(task, plan, layout, None)
     if refusal is not None:
         raise refusal

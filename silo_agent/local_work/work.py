@@ -12,7 +12,10 @@ Invariants:
 3. The method (and with it torch) is loaded once per run, by the first job that needs it.
 4. Figures go to the silo's own files and metrics, nowhere else.
 5. A silo says ready, or refuses, no sooner than the plan's ``ready_after_s`` after the task,
-   however short or unlucky its work was; a silo that is stopped before then does not say it.
+   however short or unlucky its work was; a silo that is stopped before then does not say it. A sum
+   of unit gradients is there no sooner than ``step_answer_after_s`` after its descriptor. Under
+   record-level privacy these count from when the thread has taken the job up and loaded the model,
+   and it takes up nothing else meanwhile: so when an answer goes out depends on no unit.
 6. Nobody explores twice in a round, nor trains one (run, round, adapter) twice in a process,
    whatever the order of tasks: a task for a later step is answered at once, and each sum of unit
    gradients is computed anew, for one attempt, from what step 0 stored. Work that another task
@@ -27,6 +30,9 @@ Invariants:
    and silence end nothing: how long exploring takes is data, and in a run that goes on the charge
    must not tell it.
 8. What the site limits is ended, or not begun, as failed work (``local_time.py``, ``limits.py``).
+   Under record-level privacy the plan's times limit it, and what takes longer is as if the silo had
+   crashed: nothing of it leaves, it is counted and noted, and this silo refuses those modes until
+   the operator gives them more time (``silo_agent/policy/passed_time.py``).
 9. A round's finished work is on disk before the silo says that it is ready, and an equal task takes
    it from there after a restart: it is not trained nor charged again (``result_file.py``). It is
    ready no sooner than work that is done again, so a restart does not tell whether it was finished.
@@ -34,16 +40,15 @@ Invariants:
 Covered: slow, failing, repeated and unwanted work. A crash between charge and finished work costs
 the charge (``silo_agent/local_work/reservation.py``). Not covered: what judging is
 (``silo_agent/local_work/judge.py``); a sum of unit gradients that has begun is worked out though
-its run is over; a round that went on without this silo finds its result unused; how long a sum
-takes, which the coordinator sees; a crash after the work is on disk and before its line in
-``rounds.jsonl`` costs that line.
+its run is over; a round that went on without this silo finds its result unused; a crash after the
+work is on disk and before its line in ``rounds.jsonl`` costs that line; what another thread of this
+process makes of a core that is busy.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -65,6 +70,7 @@ from silo_agent.books.kept_runs import KeptRuns
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import (
+    LateWorkError,
     LocalStoreError,
     PolicyRefusalError,
     TransportError,
@@ -73,6 +79,7 @@ from silo_agent.errors import (
 from silo_agent.follow.chain import Head
 from silo_agent.line.transport import Coordinator
 from silo_agent.local_work.judge import Judge
+from silo_agent.local_work.pace import Due, Pace
 from silo_agent.local_work.plan_terms import evolver_setup, shared_layout_of, step_work_of, work_of
 from silo_agent.local_work.reservation import Reservation
 from silo_agent.local_work.result import KeptResults, Result, result_of
@@ -83,10 +90,13 @@ from silo_agent.machine.limits import require_disk
 from silo_agent.machine.machine import site_of
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import LimitsSection
+from silo_agent.policy.passed_time import Passed, PassedTime
 from silo_agent.policy.refusal import refused_charge
 
 __all__ = ["LocalWork"]
 _NO_LIMITS = LimitsSection()
+_PACE = Pace()
+_SECONDS_PER_HOUR = 3600.0
 LOOK_S = 0.5
 """How often a silo that waits to be ready looks whether the run still lives."""
 _LAWFUL = (BudgetExceededError, TooManyDebitsError, PolicyRefusalError)  # All works: it refuses.
@@ -109,6 +119,7 @@ class LocalWork:
         allow: Callable[[RoundTask, Plan], None],
         refuse: Callable[[RoundTask, PolicyRefusalError], None],
         limits: LimitsSection = _NO_LIMITS,
+        pace: Pace = _PACE,
     ) -> None:
         """Start the thread.
 
@@ -117,9 +128,11 @@ class LocalWork:
         makes a secret seed for a run id: without it a second run of one plan would make the very
         same deltas, and the difference of two sums would be one silo's. ``allow`` raises where the
         operator has taken an accepted task back, and ``refuse`` acts on a refusal that a round's
-        work came to. Of the site's limits those on time and disk are kept here.
+        work came to. Of the site's limits those on time and disk are kept here. ``pace`` is the
+        clock that answers wait for.
         """
-        self._config = config
+        self._config, self._pace = config, pace
+        self._passed = PassedTime(config.data_dir)
         self._limits, self._allow, self._tell_refusal = limits, allow, refuse
         self.fitting = Fitting(config)
         self._ledger_of = ledger_of
@@ -205,8 +218,8 @@ class LocalWork:
             if done is not None:
                 self._report(task)
             return
-        ready_at = time.monotonic() + plan.rounds.ready_after_s
-        self._jobs.put(carry(lambda: self._evolve(task, plan, head, ready_at)))
+        asked_at = self._pace.now()
+        self._jobs.put(carry(lambda: self._evolve(task, plan, head, asked_at)))
 
     def call_off(self) -> None:
         """The coordinator asks for no local work now: what has not begun is not begun."""
@@ -255,7 +268,7 @@ class LocalWork:
                 log.exception("local_work_failed")
 
     @spanned("local_work")
-    def _evolve(self, task: RoundTask, plan: Plan, head: Head, ready_at: float) -> None:
+    def _evolve(self, task: RoundTask, plan: Plan, head: Head, asked_at: float) -> None:
         key = _key(task)
         with self._lock:
             if self._stopping.is_set() or self._started != key or key in self._begun:
@@ -272,26 +285,30 @@ class LocalWork:
             lives=lambda: self._lives(task.run_id),
             stopping=self._stopping.is_set,
         )
+        started = self._pace.now()
+        due = Due(plan, self._pace, asked_at)
+        found: Result | None = None
         result: Result | None = None
         refusal: PolicyRefusalError | None = None
         try:
-            result = self._found(task, plan, layout, reservation) or self._worked(
-                task, plan, layout, reservation, head
-            )
+            found = self._found(task, plan, layout, reservation)
+            result = found or self._worked(task, plan, layout, reservation, head=head, due=due)
         except WorkCalledOffError:
             # Nothing is said of it, and the next task's work need not wait for it.
             self._call_off(key)
             return
         except PolicyRefusalError as error:
             refusal = error
+        if due.passed:
+            self._pass_by(Passed(ready_after_s=plan.rounds.ready_after_s))
+            return
+        if found is None and result is not None:
+            self._keep(result, task, reservation)
+            self._note(result, self._pace.now() - started)
         # A short job must not show outside, and a repeat of the task must not report sooner, so the
         # result appears only now.
-        if not self._may_speak(task.run_id, ready_at):
-            return
-        if refusal is not None:
-            self._refuse(task, refusal, reservation.failure)
-        elif result is not None and self._finish(result):
-            self._report(self._newest(task))
+        if self._may_speak(task.run_id, due.at):
+            self._answer(task, refusal or result, reservation.failure)
 
     def _found(
         self, task: RoundTask, plan: Plan, layout: Layout, reservation: Reservation
@@ -315,10 +332,14 @@ class LocalWork:
         plan: Plan,
         layout: Layout,
         reservation: Reservation,
+        *,
         head: Head,
+        due: Due,
     ) -> Result | None:
-        """Do a round's work, and write down what is finished."""
-        started = time.monotonic()
+        """Do a round's work."""
+        hours = self._limits.max_local_hours_per_round
+        if due.apart:
+            hours = plan.rounds.ready_after_s / _SECONDS_PER_HOUR
 
         def method() -> Evolver:
             reservation.require_allowed()
@@ -326,9 +347,12 @@ class LocalWork:
             require_disk(self._config.data_dir, self._limits)
             evolver = self._method(plan, task.run_id)
             self._require_asked(_key(task))
+            due.begin()
             return evolver
 
         def work() -> Work:
+            if due.apart:
+                begin_anew()
             asked = work_of(
                 plan,
                 layout,
@@ -339,9 +363,8 @@ class LocalWork:
             )
             return self.fitting.work(plan, asked)
 
-        hours = self._limits.max_local_hours_per_round
-        with local_time(hours), while_wanted(reservation.wanted):
-            result = result_of(
+        with local_time(hours) as begin_anew, while_wanted(reservation.wanted):
+            return result_of(
                 method,
                 work,
                 task=task,
@@ -350,18 +373,13 @@ class LocalWork:
                 reservation=reservation,
                 on_failure=self._metrics.errors.labels(kind="local_work").inc,
             )
-        if result is not None:
-            self._keep(result, task, reservation)
-            self._note(result, time.monotonic() - started)
-        return result
 
-    def _may_speak(self, run_id: str, ready_at: float) -> bool:
+    def _may_speak(self, run_id: str, at: float) -> bool:
         """Wait until a silo may be ready; one that is being stopped would say it too soon."""
         while self._lives(run_id):
-            left = ready_at - time.monotonic()
-            if self._stopping.wait(max(0.0, min(left, LOOK_S))):
+            if not self._pace.wait_until(min(at, self._pace.now() + LOOK_S), self._stopping):
                 return False
-            if left <= LOOK_S:
+            if self._pace.now() >= at:
                 return True
         return False
 
@@ -372,9 +390,13 @@ class LocalWork:
         if not future.set_running_or_notify_cancel():
             return
         identity = descriptor.identity
-        started = time.monotonic()
+        begun = self._pace.now()
+        after_s = plan.rounds.step_answer_after_s
 
         def compute() -> UnitSum:
+            nonlocal begun
+            method = self._method(plan, identity.run_id)
+            begun = self._pace.now()
             work = step_work_of(
                 plan,
                 shared_layout_of(plan, head.tensors, identity.round),
@@ -383,19 +405,50 @@ class LocalWork:
                 adapter_sha256=head.record.adapter_sha256.hex(),
                 seed=self._seed(identity.run_id),
             )
-            return self._method(plan, identity.run_id).unit_sum(work)
+            made = method.unit_sum(work)
+            self._metrics.observe_phase("gradients", self._pace.now() - begun)
+            return made
 
         def empty() -> UnitSum:
             layout = shared_layout_of(plan, head.tensors, identity.round)
             return empty_sum(plan.spec, layout.dimension)
+
+        def hold() -> None:
+            if self._pace.now() > begun + after_s:
+                self._pass_by(Passed(step_answer_after_s=after_s))
+                raise LateWorkError("this step's sum took longer than the plan's time for it")
+            if not self._pace.wait_until(begun + after_s, self._stopping):
+                raise WorkCalledOffError("this silo stops before it may answer")
 
         fulfil(
             future,
             compute,
             empty=empty,
             on_failure=self._metrics.errors.labels(kind="local_work").inc,
+            hold=hold,
         )
-        self._metrics.observe_phase("gradients", time.monotonic() - started)
+
+    def _pass_by(self, passed: Passed) -> None:
+        """Count and note that work took longer than a plan gives it; nothing of it leaves.
+
+        Raises:
+            LocalStoreError: The disk refused the note.
+        """
+        self._metrics.count_error(LateWorkError.__name__)
+        log.error("time_passed", contributes="nothing")
+        self._passed.note(passed)
+
+    def _answer(
+        self,
+        task: RoundTask,
+        came_to: Result | PolicyRefusalError | None,
+        failure: PrivacyError | LocalStoreError | PolicyRefusalError | None,
+    ) -> None:
+        """Say what a round came to; nothing where the silo is silent about it."""
+        if isinstance(came_to, PolicyRefusalError):
+            self._refuse(task, came_to, failure)
+        elif came_to is not None and self._finish(came_to):
+            self._report(self._newest(task))
 
     def _refuse(
         self,

@@ -221,6 +221,8 @@ class LimitsSection(_Section):
     min_ready_after_s: Count = 0
     """Least time that a plan must keep a silo's ready report back, so that it tells nothing of how
     long local work took."""
+    min_step_answer_after_s: Count = 0
+    """The same for the sum of unit gradients of a step, in ``record_distributed``."""
     max_attempts_per_day: Count = 0
     """Attempts that reach the upload, and local trainings, in one UTC day; each is charged."""
     max_preflights_per_day: Annotated[int, Field(ge=0, le=1000)] = 20
@@ -228,7 +230,7 @@ class LimitsSection(_Section):
     always, each is answered that this silo was asked too often."""
     max_local_hours_per_round: Annotated[float, Field(gt=0)] | None = None
     """Most wall time of one round's local work, and of what a plan may give it; no limit when
-    absent."""
+    absent. In the record-level modes ``ready_after_s`` of the plan, which is shorter, ends it."""
     max_disk_bytes: Annotated[int, Field(gt=0)] | None = None
     """Most that the data directory may hold when local work begins, without what has a size that
     follows from data (``silo_agent/machine/limits.py``); no limit when absent."""

@@ -7,7 +7,9 @@ What a limit means beforehand::
     min_tasks_per_round                    task tried a hundred times, little is learned by anyone,
                                            and a sum may be about a single trajectory. Methods that
                                            explore nothing have no floor
-    min_ready_after_s                      how long the ready report is kept back
+    min_ready_after_s                      how long the ready report is kept back; in the record
+                                           modes a plan has to keep it back in any case
+    min_step_answer_after_s                the same for the answer to a step
     max_local_hours_per_round              rounds.ready_deadline_s: the time that the plan gives to
                                            local work. So a round that this site accepts is over
                                            before work is cut here, and the cut tells nobody
@@ -17,7 +19,9 @@ What a limit means beforehand::
                                            the shape of the base that the plan names. What is used
                                            already depends on data and refuses nothing
 
-and beside the policy, ``hardware``: whether the machine holds the base model at all, and
+and beside the policy, ``time_passed``: whether this silo needed longer, in a record mode, than a
+plan gave it (``passed_time.py``), after which it takes part in none of them until the operator's
+floor is above the time that was passed; ``hardware``: whether the machine holds the base model; and
 ``declared_tasks``: whether a round needs more tasks of an environment than the operator declares in
 ``silo.toml``. That is a round number of the operator's choice. How many tasks there are is data and
 refuses nothing: a round that finds fewer of them yields less.
@@ -30,12 +34,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from dp.config import Mode
+from dp.config import RECORD_MODES, Mode
 from federation.adapter.shapes import shape_of
 from secagg.bounds import MAX_METRICS
+from silo_agent.policy.document import Policy
+from silo_agent.policy.passed_time import Passed
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 
-__all__ = ["LIMIT_RULES", "disk_bytes_of"]
+__all__ = ["LIMIT_RULES", "TIME_RULES", "disk_bytes_of", "late_problems"]
+
+TIME_RULES: Final = frozenset({"ready_after", "step_answer_after", "time_passed"})
+"""About when a silo answers: they ask nothing of a run that it only follows."""
 
 _COORDINATE_BYTES: Final = 4
 _ADAPTERS: Final = 4
@@ -88,9 +97,38 @@ def _declared_tasks(case: PlanCase) -> str | None:
 
 def _ready_after(case: PlanCase) -> str | None:
     after_s, least_s = case.plan.rounds.ready_after_s, case.policy.limits.min_ready_after_s
+    if case.plan.spec.mode in RECORD_MODES and after_s == 0:
+        return f"mode {case.plan.spec.mode.value!r} needs ready_after_s, and the plan has none"
     if after_s < least_s:
         return f"ready_after_s {after_s} is below limits.min_ready_after_s {least_s}"
     return None
+
+
+def _step_answer_after(case: PlanCase) -> str | None:
+    after_s = case.plan.rounds.step_answer_after_s
+    least_s = case.policy.limits.min_step_answer_after_s
+    if case.plan.spec.mode is not Mode.RECORD_DISTRIBUTED:
+        return None
+    if after_s == 0:
+        return "mode 'record_distributed' needs step_answer_after_s, and the plan has none"
+    if after_s < least_s:
+        return f"step_answer_after_s {after_s} is below limits.min_step_answer_after_s {least_s}"
+    return None
+
+
+def late_problems(policy: Policy, passed: Passed) -> list[str]:
+    """Why this silo takes part in record modes no more, and what to do; empty if it does."""
+    floors = {
+        "ready_after_s": policy.limits.min_ready_after_s,
+        "step_answer_after_s": policy.limits.min_step_answer_after_s,
+    }
+    return [passed.told(key) for key, floor in floors.items() if floor <= getattr(passed, key)]
+
+
+def _time_passed(case: PlanCase) -> str | None:
+    if case.plan.spec.mode not in RECORD_MODES:
+        return None
+    return next(iter(late_problems(case.policy, case.passed)), None)
 
 
 def _local_time(case: PlanCase) -> str | None:
@@ -139,6 +177,16 @@ LIMIT_RULES: tuple[Rule[PlanCase], ...] = (
         name="ready_after",
         public_reason=f"{POLICY_DOES_NOT_ALLOW} so early a ready report",
         fires=_ready_after,
+    ),
+    Rule(
+        name="step_answer_after",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so early an answer to a step",
+        fires=_step_answer_after,
+    ),
+    Rule(
+        name="time_passed",
+        public_reason="this silo needs more time in a record mode than its operator expected",
+        fires=_time_passed,
     ),
     Rule(
         name="local_time",

@@ -7,7 +7,8 @@ another plan than the one that was trained under.
 Invariants:
 
 1. Rules read the policy, ``silo.toml``, the plan, signed documents, the clock, the machine and what
-   the operator said. None of them can see data, so a refusal tells nothing about data.
+   the operator said. None of them can see data, so a refusal tells nothing about data, but for
+   ``time_passed``, which says what a silence has told.
 2. Public reasons are fixed texts. What was compared goes into ``detail``, which stays here.
 3. A rule that cannot be evaluated refuses.
 4. A departure and a refusal by hand come first, also under ``approval = "auto"``; that somebody has
@@ -30,6 +31,8 @@ from secagg.descriptor import Descriptor
 from silo_agent.policy.approvals import Standing
 from silo_agent.policy.descriptor import DESCRIPTOR_RULES, DescriptorCase, SharedLayout
 from silo_agent.policy.document import Policy
+from silo_agent.policy.limits import TIME_RULES
+from silo_agent.policy.passed_time import NEVER_LATE, Passed
 from silo_agent.policy.plan import PLAN_RULES, TASK_RULES, TaskCase
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, CaseT_contra, PlanCase, Rule, Site
 
@@ -41,6 +44,7 @@ __all__ = [
     "RULE_NAMES",
     "Decision",
     "check_descriptor",
+    "check_followed",
     "check_plan",
     "check_rollback",
     "check_standing",
@@ -119,15 +123,29 @@ def check_plan(
     site: Site,
     standing: Standing = Standing.OPEN,
     unfit: str = "",
+    passed: Passed = NEVER_LATE,
 ) -> Decision:
     """The verdict on a plan alone, before anything was signed.
 
     ``unfit`` says why this machine cannot hold the plan's work; it is empty where it can.
+    ``passed`` are the times of plans that work here took longer than.
     """
     return _decide(
         PLAN_RULES,
-        PlanCase(policy=policy, plan=plan, site=site, standing=standing, unfit=unfit),
+        PlanCase(
+            policy=policy, plan=plan, site=site, standing=standing, unfit=unfit, passed=passed
+        ),
     )
+
+
+def check_followed(policy: Policy, *, plan: Plan, site: Site, standing: Standing) -> Decision:
+    """The verdict on a plan whose run this silo follows without working for it.
+
+    Nothing is worked on, so how long work may take decides nothing: a run that began before plans
+    said so is followed to its end.
+    """
+    rules = tuple(rule for rule in PLAN_RULES if rule.name not in TIME_RULES)
+    return _decide(rules, PlanCase(policy=policy, plan=plan, site=site, standing=standing))
 
 
 def check_task(
@@ -139,6 +157,7 @@ def check_task(
     now_unix_s: int,
     standing: Standing = Standing.OPEN,
     unfit: str = "",
+    passed: Passed = NEVER_LATE,
 ) -> Decision:
     """The verdict on a round task.
 
@@ -155,6 +174,7 @@ def check_task(
             now_unix_s=now_unix_s,
             standing=standing,
             unfit=unfit,
+            passed=passed,
         ),
     )
 
@@ -169,6 +189,7 @@ def check_descriptor(
     layout: SharedLayout,
     now_unix_s: int,
     standing: Standing = Standing.OPEN,
+    passed: Passed = NEVER_LATE,
 ) -> Decision:
     """The verdict on a descriptor.
 
@@ -186,6 +207,7 @@ def check_descriptor(
             layout=layout,
             now_unix_s=now_unix_s,
             standing=standing,
+            passed=passed,
         ),
     )
 

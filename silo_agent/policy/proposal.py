@@ -88,6 +88,7 @@ def write_for_plan(path: Path, plan: Plan, *, accept_no_privacy: bool = False) -
             "max_dimension": MAX_DIMENSION,
             "max_attempts": 1 + plan.charged_releases - plan.releases,
             "min_ready_after": plan.rounds.ready_after_s,
+            "min_step_answer_after": plan.rounds.step_answer_after_s,
             "max_per_day": most_debits(plan),
             "local_hours": plan.rounds.ready_deadline_s / 3600.0,
         },
@@ -186,6 +187,7 @@ _NOTHING: Mapping[str, object] = {
     "max_dimension": 0,
     "max_attempts": 0,
     "min_ready_after": 0,
+    "min_step_answer_after": 0,
     "max_per_day": 0,
     "local_hours": None,
 }
@@ -280,8 +282,12 @@ max_dimension = {max_dimension}
 # At one sum; each one that reaches the upload is charged.
 max_attempts_per_round = {max_attempts}
 # Seconds that a plan must keep the ready report back at least, so that it does not tell how long
-# local work took; 0 asks for none.
+# local work took; 0 asks for none. The record modes have no round without it, and work that takes
+# longer than a plan's is dropped there; this silo then refuses these modes until this line is above
+# what was passed.
 min_ready_after_s = {min_ready_after}
+# The same for the answer to a step of "record_distributed".
+min_step_answer_after_s = {min_step_answer_after}
 # Attempts that reach the upload, and local trainings, in one UTC day. Each is charged, and attempts
 # that others make fail are charged too: a lower figure makes them last longer.
 max_attempts_per_day = {max_per_day}
@@ -289,8 +295,8 @@ max_attempts_per_day = {max_per_day}
 # one UTC day. Whoever asks learns what this file says to a plan, never more; 0 answers none.
 max_preflights_per_day = 20
 # Most hours of one round's local work. A plan that gives it more (ready_deadline_s) is refused;
-# work that still runs then is ended and counts as failed, which nobody outside can see. Without
-# this line there is no limit.
+# work that still runs then is ended and counts as failed, which nobody outside can see. The record
+# modes end it at the plan's ready_after_s. Without this line there is no limit.
 {local_hours}
 # Most bytes in this silo's data directory when local work begins, and of what a plan needs there.
 # Successes, demonstrations and reports do not count: their size is data, and a limit would tell it.

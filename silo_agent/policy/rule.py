@@ -2,8 +2,9 @@
 
 Invariants: a rule reads the policy, ``silo.toml``, public documents, the clock, the machine and
 what the operator said, and nothing else, so that it cannot say anything about data. What a silo
-has is what its operator wrote down; no rule opens a store or counts a task. Its public reason is a
-fixed text; what was compared is its detail, which stays here.
+has is what its operator wrote down; no rule opens a store or counts a task. The one exception says
+once what a silence has told already: that work took longer than a plan gave it. Its public reason
+is a fixed text; what was compared is its detail, which stays here.
 
 Covered: the form. Not covered: the rules (``plan.py``, ``limits.py``,
 ``descriptor.py``), their order and the operator's word (``policy.py``).
@@ -18,6 +19,7 @@ from typing import Final, Generic, TypeVar
 from federation.plan.plan import Plan
 from silo_agent.policy.approvals import Standing
 from silo_agent.policy.document import Policy
+from silo_agent.policy.passed_time import NEVER_LATE, Passed
 
 __all__ = ["POLICY_DOES_NOT_ALLOW", "CaseT_contra", "PlanCase", "Rule", "Site"]
 
@@ -48,6 +50,8 @@ class PlanCase:
     """What the operator said about the run, beside the file."""
     unfit: str = ""
     """Why this machine cannot hold the plan's work; empty where it can, or nobody looked."""
+    passed: Passed = NEVER_LATE
+    """The times of plans that work here took longer than."""
 
 
 CaseT_contra = TypeVar("CaseT_contra", bound=PlanCase, contravariant=True)

@@ -35,6 +35,8 @@ _UNIT_TESTS = "tests/dp/steps/test_units.py::"
 _STEP_TESTS = "tests/silo_agent/local_work/test_work_steps.py::"
 _WORK_TESTS = "tests/silo_agent/local_work/test_work_charge.py::"
 _CONTAINED = "tests/evolution/methods/record/test_contained.py::"
+_UNIT_TIME = "tests/evolution/methods/record/test_time.py::"
+_WORK_TIME = "tests/silo_agent/local_work/test_work_time.py::"
 _GRADS_TESTS = "tests/dp/steps/test_grads.py::"
 
 _DRAW = (
@@ -300,16 +302,42 @@ MUTANTS = (
         name="failed-round-without-noise",
         disables="the silence of a failed training: zeros without noise go up",
         file=RESULT,
-        old="            if not local:\n",
-        new="            if local or not local:\n",
+        old="            if not silent:\n",
+        new="            if silent or not silent:\n",
         tests=(_WORK_TESTS + "test_the_charge_does_not_depend_on_what_the_work_came_to",),
     ),
     Mutant(
         name="failed-exploration-ends-the-training",
         disables="the noisy steps of a round whose exploration failed",
         file="evolution/methods/fed_se.py",
-        old="if spec is None or isinstance(error, EvolveError):\n",
+        old="if spec is None or isinstance(error, EvolveError | LocalTimeError):\n",
         new="if spec is None or isinstance(error, Exception):\n",
         tests=(_CONTAINED + "test_where_exploring_fails_as_a_whole_the_charged_steps_are_noise",),
+    ),
+    Mutant(
+        name="late-exploration-becomes-noise",
+        disables="the silence of a round that took too long: it goes on without any unit",
+        file="evolution/methods/fed_se.py",
+        old="if spec is None or isinstance(error, EvolveError | LocalTimeError):\n",
+        new="if spec is None or isinstance(error, EvolveError):\n",
+        tests=(_UNIT_TIME + "test_a_limit_on_the_whole_would_take_all_units_away_at_once",),
+    ),
+    Mutant(
+        name="late-round-released",
+        disables="the silence of a round that ended too late: it is said when it is done",
+        file="silo_agent/local_work/work.py",
+        old="        if apart and self._pace.now() > ready_at:\n",
+        new="        if apart and self._pace.now() > ready_at + 1e9:\n",
+        tests=(_WORK_TIME + "test_nothing_of_a_round_that_takes_too_long_leaves",),
+    ),
+    Mutant(
+        name="step-answered-when-done",
+        disables="the time at which a step is answered: its sum is there when it is computed",
+        file="silo_agent/local_work/work.py",
+        old="            if not self._pace.wait_until(begun + after_s, self._stopping):\n",
+        new="            if not self._pace.wait_until(begun, self._stopping):\n",
+        tests=(
+            _WORK_TIME + "test_when_a_step_is_answered_does_not_tell_how_many_tasks_were_solved",
+        ),
     ),
 )

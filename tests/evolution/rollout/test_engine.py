@@ -109,7 +109,7 @@ def test_adapter_that_does_not_fit_is_refused(engine, adapter):
 
 class Failing(Environment):
     name = family = "craft"
-    max_steps = 3
+    max_steps = make("craft").max_steps
     labels = ("only",)
     closed = 0
 

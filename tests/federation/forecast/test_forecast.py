@@ -290,3 +290,17 @@ def test_the_shared_dimension_is_the_larger_factor():
     )
     assert shared_dimension(plan_with(), layout) == 14
     assert shared_dimension(plan_with(('method = "rolora"', 'method = "fedavg"')), layout) == 24
+
+
+@pytest.mark.parametrize(
+    ("base", "line"),
+    [
+        (RECORD_LOCAL, "ready_after_s = 900"),
+        (RECORD_DISTRIBUTED, "ready_after_s = 900"),
+        (RECORD_DISTRIBUTED, "step_answer_after_s = 60"),
+    ],
+)
+def test_a_record_plan_that_lets_times_show_cannot_start(base, line):
+    """``run plan`` and ``run start`` refuse by these."""
+    (refusal,) = record(base, (f"\n{line}", "")).refusals
+    assert refusal.startswith(f"rounds.{line.split()[0]}: ")

@@ -6,6 +6,7 @@ import pytest
 
 from federation.errors import PlanError
 from federation.plan.read import read_plan
+from federation.plan.rules import problems_of_time
 from federation.plan.tables import REFUSED_SAMPLING
 from tests.kit.paths import ROOT
 
@@ -257,3 +258,27 @@ def test_problems_between_tables_are_reported_together():
         "privacy.record.silo_noise_multiplier",
         "privacy.record.expected_units",
     ]
+
+
+READY, STEP = "\nready_after_s = 900", "\nstep_answer_after_s = 60"
+
+
+def test_a_plan_that_ran_before_times_were_asked_for_is_read_and_none_is_started():
+    for text, gone, missing in (
+        (LOCAL, (READY,), ("ready_after_s",)),
+        (DISTRIBUTED, (READY, STEP), ("ready_after_s", "step_answer_after_s")),
+        (DISTRIBUTED, (STEP,), ("step_answer_after_s",)),
+        (DISTRIBUTED, (), ()),
+        (DEMO, (), ()),
+    ):
+        plan = read_plan(edited(text, *((line, "") for line in gone)))
+        found = problems_of_time(plan)
+        assert [problem.split(":")[0] for problem in found] == [f"rounds.{key}" for key in missing]
+        assert all("--dry-round" in problem for problem in found)
+
+
+def test_a_step_is_answered_before_its_phase_ends_and_only_where_steps_are():
+    (problem,) = problems(DISTRIBUTED, (STEP, "\nstep_answer_after_s = 120"))
+    assert problem.startswith("rounds: step_answer_after_s = 120 leaves no time")
+    (problem,) = problems(LOCAL, (READY, f"{READY}\nstep_answer_after_s = 5"))
+    assert problem.startswith("rounds.step_answer_after_s: in mode 'record_local' no step")

@@ -75,4 +75,8 @@ def record_plan(
     )
     text = text.replace("clip_l2 = 1.0", f"clip_l2 = {CLIP!r}\ngrid = {grid}")
     text = text.replace("noise_multiplier = 0.0", "noise_multiplier = 1.0")
+    times = "ready_after_s = 1\n"
+    if mode == "record_distributed":
+        times += "step_answer_after_s = 1\n"
+    text = text.replace("[rounds]\n", f"[rounds]\n{times}")
     return read_plan((text + table).encode())

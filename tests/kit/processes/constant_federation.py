@@ -75,6 +75,10 @@ def plan_toml(
     run, which on a fast machine would be over.
     """
     exact = f"exact_figures = {str(exact_figures).lower()}" if mode == "none" else ""
+    if mode.startswith("record"):
+        # A second is long for what these silos do, and short for a test.
+        ready_after_s = max(1, ready_after_s)
+    steps = "step_answer_after_s = 1" if mode == "record_distributed" else ""
     return f"""\
 name = "protocol"
 [model]
@@ -105,6 +109,7 @@ n_min = 3
 count = {rounds}
 ready_deadline_s = 60
 ready_after_s = {ready_after_s}
+{steps}
 phase_deadline_s = {phase_deadline_s}
 quorum = 3
 [evaluate]

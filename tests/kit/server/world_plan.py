@@ -21,6 +21,8 @@ FAMILY = "constant"
 EPISODES = 64
 UNITS = 4
 """B̄ of a plan with steps."""
+AFTER_S = 1
+"""When a silo says ready and answers a step, in the record modes."""
 
 
 def plan_toml(
@@ -76,6 +78,8 @@ n_min = {n_min}
 [rounds]
 count = {rounds}
 ready_deadline_s = 60
+{f"ready_after_s = {AFTER_S}" if mode.startswith("record") else ""}
+{f"step_answer_after_s = {AFTER_S}" if mode == "record_distributed" else ""}
 phase_deadline_s = 6
 quorum = {quorum}
 spare_attempts = {spare}

@@ -102,17 +102,21 @@ sampling_rate = 0.25
 expected_units = 16
 steps_per_round = 3
 """
+IN_TIME = ("phase_deadline_s = 10", "ready_after_s = 30\nphase_deadline_s = 10")
+STEPS_IN_TIME = (IN_TIME[0], f"step_answer_after_s = 5\n{IN_TIME[1]}")
 MODES: dict[str, tuple[tuple[str, str], ...]] = {
     "silo": (),
     "none": (('mode = "silo"', 'mode = "none"'), *NO_NOISE),
     "record_local": (
         ('mode = "silo"', 'mode = "record_local"'),
         ("\n[secure_aggregation]", f"{RECORD}delta_clip_l2 = 3.0\n[secure_aggregation]"),
+        IN_TIME,
     ),
     "record_distributed": (
         ('mode = "silo"', 'mode = "record_distributed"'),
         ('method = "fedavg"', 'method = "fedavg"\nserver_optimiser = "sgd"'),
         ("\n[secure_aggregation]", f"{RECORD}[secure_aggregation]"),
+        STEPS_IN_TIME,
     ),
 }
 """Changes that make the plan one of another mode."""

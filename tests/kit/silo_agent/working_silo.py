@@ -13,6 +13,7 @@ from silo_agent.config import SiloConfig
 from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.gate import Gate
 from silo_agent.follow.chain import Head
+from silo_agent.local_work.pace import Pace
 from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import Policy
@@ -88,8 +89,22 @@ class Reports:
         return self.calls[-1]
 
 
+class FakePace(Pace):
+    """A clock that goes on when somebody waits for it, at once, or when a test says so."""
+
+    def __init__(self):
+        self.at = 0.0
+
+    def now(self):
+        return self.at
+
+    def wait_until(self, at, stopping):
+        self.at = max(self.at, at)
+        return not stopping.is_set()
+
+
 class WorkingSilo:
-    def __init__(self, directory, caps=None, **options):
+    def __init__(self, directory, caps=None, pace=None, **options):
         self.reports = Reports()
         self.store = None
         self.config = config_of(directory, **options)
@@ -108,6 +123,7 @@ class WorkingSilo:
             ledger_of=lambda: self.ledger,
             seed_of=lambda _run: 0,
             allow=gate.require_standing,
+            pace=pace or FakePace(),
             refuse=lambda task, refusal: gate.refuse(
                 refusal,
                 (task.run_id, Place(task.round, task.step)),

@@ -276,7 +276,7 @@ def test_a_closed_round_is_something_to_do_once(bench, monkeypatch):
     daemon = bench.daemon
     record = SimpleNamespace(plan_sha256=bytes(32), run_id="run-1", round=1, place=None)
     verdict = SimpleNamespace(accepted=True, rule="accepted")
-    monkeypatch.setattr("silo_agent.daemon.gate.check_plan", lambda *_, **__: verdict)
+    monkeypatch.setattr("silo_agent.daemon.gate.check_followed", lambda *_, **__: verdict)
     daemon.policy, daemon.work = None, SimpleNamespace(site=None, call_off=lambda: None)
     published = daemon.published = SimpleNamespace(
         head=None, coordinator_key=None, plan=lambda _sha256: None

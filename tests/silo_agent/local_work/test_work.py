@@ -14,6 +14,7 @@ from federation.plan.read import read_plan
 from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.local_work.alone import evolve_alone
+from silo_agent.local_work.pace import Pace
 from silo_agent.local_work.result import Result
 from tests.kit.server import world_plan as sw
 from tests.kit.silo_agent.working_silo import (
@@ -97,7 +98,7 @@ def test_a_repeated_task_is_reported_again_without_working_again(silo):
 
 
 def test_a_short_job_is_not_reported_before_the_scheduled_time(silo):
-    one = silo()
+    one = silo(pace=Pace())
     text = sw.plan_toml(rounds=4).decode()
     plan = read_plan(
         text.replace("[rounds]", "[rounds]\nready_after_s = 1").encode(),
@@ -115,7 +116,7 @@ def test_a_short_job_is_not_reported_before_the_scheduled_time(silo):
 
 
 def test_a_silo_that_is_stopped_does_not_say_ready_too_soon(silo):
-    one = silo()
+    one = silo(pace=Pace())
     text = sw.plan_toml(rounds=4).decode()
     plan = read_plan(text.replace("[rounds]", "[rounds]\nready_after_s = 30").encode())
     one.work.start(task=task_of(), plan=plan, head=head_of())

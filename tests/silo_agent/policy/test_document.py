@@ -129,7 +129,7 @@ def test_a_policy_written_for_a_plan_has_room_for_its_attempts_and_no_more(tmp_p
 
 def test_a_policy_written_for_a_plan_has_its_widest_clip_least_noise_and_ready_time(tmp_path):
     wide = "delta_clip_l2 = 3.5\nsilo_noise_multiplier = 2.5"
-    late = ("ready_deadline_s = 300", "ready_deadline_s = 300\nready_after_s = 60")
+    late = ("ready_after_s = 30", "ready_after_s = 60")
     plan = make_plan(*MODES["record_local"], ("delta_clip_l2 = 3.0", wide), late)
     write_for_plan(tmp_path / "policy.toml", plan)
     policy = Policy.load(tmp_path / "policy.toml")

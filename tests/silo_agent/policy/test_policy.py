@@ -370,8 +370,10 @@ def test_a_base_of_unknown_shape_is_not_judged_by_its_disk():
 def test_every_rule_has_a_test_that_makes_it_fire():
     # Those of the record level, and of no noise, are in silo_agent/policy/test_policy_modes.py.
     record = {"evolver_dp_compat", "record_units", "sampling_rate", "steps"}
+    times = {"step_answer_after", "time_passed"}
     noiseless = {"no_privacy_accepted", "exact_figures"}
     # That of a rollback is in silo_agent/follow/test_rollback.py.
     other = {"dimension", "hardware", "rollback_allowed", *OPERATOR}
     tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record, *noiseless}
+    tested |= times
     assert tested == set(RULE_NAMES)

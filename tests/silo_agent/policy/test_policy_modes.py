@@ -10,8 +10,10 @@ from federation.plan.charges import charged_steps, charges_of_run, protected_uni
 from federation.plan.read import read_plan
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, MetricsLayout
 from silo_agent.policy import plan as policy_plan
+from silo_agent.policy.approvals import Standing
 from silo_agent.policy.document import NO_PRIVACY
-from silo_agent.policy.policy import ACCEPTED, check_descriptor, check_plan
+from silo_agent.policy.passed_time import Passed
+from silo_agent.policy.policy import ACCEPTED, check_descriptor, check_followed, check_plan
 from tests.kit.silo_agent.policy_samples import (
     ACCEPTED_NONE,
     ALLOW_EXACT,
@@ -353,3 +355,40 @@ def test_a_smaller_cohort_cannot_lower_the_noise():
     lowered = replace(honest, n_min=2)
     assert rule_on_descriptor("record_distributed", lowered) == "descriptor_survivors"
     assert len(honest.cohort) == len(COHORT)
+
+
+FLOOR = "max_episodes_per_round = 128"
+
+
+def test_a_record_plan_must_hide_times_whatever_the_site_asks_for():
+    for mode, line, rule in (
+        ("record_local", "ready_after_s = 30", "ready_after"),
+        ("record_distributed", "ready_after_s = 30", "ready_after"),
+        ("record_distributed", "step_answer_after_s = 5", "step_answer_after"),
+    ):
+        assert rule_on_plan(policy_of(mode), plan_of(mode, (line, ""))) == rule
+    early = policy_of("record_distributed", (FLOOR, f"{FLOOR}\nmin_step_answer_after_s = 6"))
+    assert rule_on_plan(early, plan_of("record_distributed")) == "step_answer_after"
+    assert rule_on_plan(policy_of("silo"), plan_of("silo")) == ACCEPTED
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_silo_that_was_late_leaves_the_record_modes_until_its_own_floor_is_higher(mode):
+    """A plan that gives more time is not enough: trying plans would measure the work."""
+    record = mode.startswith("record")
+    patient = plan_of(mode, *([("ready_after_s = 30", "ready_after_s = 200")] if record else []))
+    for floor, refused in ((0, record), (29, record), (30, record), (31, False)):
+        policy = policy_of(mode, (FLOOR, f"{FLOOR}\nmin_ready_after_s = {floor * record}"))
+        decision = check_plan(policy, plan=patient, site=SITE, passed=Passed(ready_after_s=30))
+        assert (decision.rule == "time_passed") is refused
+        assert decision.accepted is not refused
+        assert "30" not in decision.public_reason
+    steps = Passed(step_answer_after_s=5)
+    decision = check_plan(policy_of(mode), plan=plan_of(mode), site=SITE, passed=steps)
+    assert decision.accepted is not record
+    # To follow a run to its end takes no time that could tell anything.
+    if record:
+        quick = plan_of(mode, ("ready_after_s = 30", ""))
+        assert check_followed(
+            policy_of(mode), plan=quick, site=SITE, standing=Standing.OPEN
+        ).accepted
