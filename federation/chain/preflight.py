@@ -85,19 +85,21 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "thin_round": f"{_NOT_ALLOWED} so few episodes or tasks",
         "declared_tasks": "this silo does not declare so many tasks",
         "ready_after": f"{_NOT_ALLOWED} so early a ready report",
+        "step_answer_after": f"{_NOT_ALLOWED} so early an answer to a step",
         "local_time": f"{_NOT_ALLOWED} so long a time for local work",
         "disk": f"{_NOT_ALLOWED} so much space on disk",
         "task_base_model": "the task names another base model than its plan",
         "task_round": "the task is for a round or step that its plan does not have",
         "schedule": OUTSIDE_HOURS,
         "task_deadline": CLOCKS_DISAGREE,
+        "after_none": f"{_NOT_ALLOWED} noise after an upload without any",
         "epsilon_cap": "budget",
         "attempts_per_day": ATTEMPTS_USED_UP,
         "run_attempts": "the run's attempts are used up",
     }
 )
 """Every rule that an answer may name, with its public text: those of refused tasks but for the
-machine, which nobody looks at before a task."""
+machine, which nobody looks at before a task, and for work that was late, which is data."""
 
 
 class Verdict(StrEnum):

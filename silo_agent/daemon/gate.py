@@ -160,8 +160,9 @@ class Gate:
         """The verdict on a verified question: what a run's first task would meet if it came now.
 
         Nothing is noted, counted or taken up by it, and no machine is looked at: how much memory is
-        free is no public fact, and looking takes seconds. A run that cannot be paid for is refused
-        before anybody is asked to approve it.
+        free is no public fact, and looking takes seconds. Nor is it asked whether work here was
+        late before, for that is data. A run that cannot be paid for is refused before anybody is
+        asked to approve it.
 
         Raises:
             LocalStoreError: The approvals cannot be read.
@@ -189,6 +190,7 @@ class Gate:
         if decision.rule not in {ACCEPTED, APPROVAL_RULE}:
             return decision
         try:
+            require_after_none(ledger, plan, self._policy.privacy)
             require_budget(ledger, plan, self._policy.limits, task)
         except PolicyRefusalError as refusal:
             return Decision(
