@@ -123,6 +123,17 @@ FIELDS: Final[Mapping[str, Meaning]] = MappingProxyType(
             "ListRecordsRequest.from_position": Meaning(
                 CLEAR, "up to where this silo has followed the published chain"
             ),
+            "PreflightAnswer.preflight_sha256": Meaning(
+                CLEAR, "digest of the coordinator's question"
+            ),
+            "PreflightAnswer.silo_id": _ME,
+            "PreflightAnswer.verdict": Meaning(
+                CLEAR, "whether its policy would let a run with this plan begin"
+            ),
+            "PreflightAnswer.rule": Meaning(
+                CLEAR, "the name of the rule that refuses, only if one does"
+            ),
+            "PreflightAnswer.signature": _SIGNED,
             "AuditHead.index": Meaning(CLEAR, "how many records this silo's audit log has"),
             "AuditHead.sha256": Meaning(CLEAR, "digest of its newest record"),
             "AuditHead.at_unix_s": Meaning(CLEAR, "this silo's clock"),

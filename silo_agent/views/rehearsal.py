@@ -25,6 +25,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from federation.audit.head import AuditHead, silo_writer
+from federation.chain.preflight import ASKED_TOO_OFTEN, PreflightAnswer, Verdict
 from secagg.bounds import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES
 from secagg.descriptor import AggregationId
 from secagg.messages import (
@@ -216,6 +217,15 @@ class Rehearsal(Coordinator):
             lambda: self.plan(_DIGEST),
             lambda: self.records(run_id, 0),
             lambda: self.blob(_DIGEST, io.BytesIO(), max_bytes=1),
+            lambda: self.answer_preflight(
+                PreflightAnswer(
+                    preflight_sha256=_DIGEST,
+                    silo_id=silo_id,
+                    verdict=Verdict.REFUSE,
+                    rule=ASKED_TOO_OFTEN,
+                    signature=_SIGNATURE,
+                )
+            ),
             lambda: self.exchange_audit_heads(
                 AuditHead(
                     federation=federation,

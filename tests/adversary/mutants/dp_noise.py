@@ -325,9 +325,9 @@ MUTANTS = (
     Mutant(
         name="late-round-released",
         disables="the silence of a round that ended too late: it is said when it is done",
-        file="silo_agent/local_work/work.py",
-        old="        if apart and self._pace.now() > ready_at:\n",
-        new="        if apart and self._pace.now() > ready_at + 1e9:\n",
+        file="silo_agent/local_work/pace.py",
+        old="        return self.apart and self._pace.now() > self.at\n",
+        new="        return self.apart and self._pace.now() > self.at + 1e9\n",
         tests=(_WORK_TIME + "test_nothing_of_a_round_that_takes_too_long_leaves",),
     ),
     Mutant(

@@ -343,8 +343,8 @@ MUTANTS = (
         name="ledger-lost",
         disables="refusal of a new ledger where the silo is not new",
         file=SILO_LEDGER,
-        old="    if store.chain_heads() and not path.exists():\n",
-        new="    if not store:\n",
+        old="    if not path.exists() and (store.chain_heads() or ",
+        new="    if not store and (store.chain_heads() or ",
         tests=(_FILE_TESTS + "test_a_lost_ledger_is_not_replaced_by_a_new_one",),
     ),
     Mutant(

@@ -50,6 +50,7 @@ _CALLS = (
     "ReportReadyRequest", "RefuseRequest", "AdvertiseKeysRequest", "ShareKeysRequest",
     "GetUploadOffsetRequest", "UploadMaskedInputRequest", "CheckConsistencyRequest",
     "UnmaskRequest", "PollRequest", "FetchBlobRequest", "ListRecordsRequest",
+    "AnswerPreflightRequest",
 )  # fmt: skip
 # Numbers that a silo writes: names of an aggregation, positions in public things, sizes that are
 # the same for all, and the head of its ledger.
@@ -58,8 +59,8 @@ _NUMBERS = {
     "from_position",
 }  # fmt: skip
 _TEXTS = {
-    "run_id", "silo_id", "sender", "recipient", "owner", "reason", "families",
-    "last_instruction_id",
+    "run_id", "silo_id", "sender", "recipient", "owner", "reason", "rule", "verdict",
+    "families", "last_instruction_id",
 }  # fmt: skip
 
 

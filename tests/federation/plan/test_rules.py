@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from dp.accounting.compose import epsilon_of
 from federation.errors import PlanError
+from federation.plan.charges import charges_of_run
 from federation.plan.read import read_plan
 from federation.plan.rules import problems_of_time
 from federation.plan.tables import REFUSED_SAMPLING
@@ -239,12 +243,12 @@ def test_tasks_are_drawn_by_the_seed_alone(name):
     assert ("other units' data" in problem) == (name in {"bandit", "regret", "replay"})
 
 
-def test_noise_too_small_to_be_charged_is_refused_with_the_plan():
-    """Who judges a plan that was read computes its cost without a failure."""
+def test_noise_too_small_to_protect_costs_without_end_and_without_a_failure():
+    """Who judges a plan that was read computes its cost, also what it costs the units inside."""
     silo = (EXAMPLES / "plan-silo-dp.toml").read_text()
     z = next(line for line in silo.splitlines() if line.startswith("noise_multiplier"))
-    (problem,) = problems(silo, ("\n" + z, "\nnoise_multiplier = 5e-324"))
-    assert problem.startswith("privacy: ")
+    plan = read_plan(edited(silo, ("\n" + z, "\nnoise_multiplier = 5e-324")))
+    assert set(epsilon_of(charges_of_run(plan), plan.spec.delta).values()) == {math.inf}
 
 
 def test_problems_between_tables_are_reported_together():

@@ -24,6 +24,8 @@ def require_command(words):
     command = typer.main.get_command(import_module(PROGRAMS[program]).app)
     with _no_environment():
         while hasattr(command, "commands"):
+            if command.invoke_without_command and (not rest or rest[0].startswith("-")):
+                break
             assert rest, f"{words} names a group of commands"
             name, *rest = rest
             assert name in command.commands, f"{words}: there is no {name}"

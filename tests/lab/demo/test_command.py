@@ -1,11 +1,13 @@
 """The demo's command line: what it asks for, what it says, and how it ends."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from dp.accounting.compose import Epsilon
 from lab.demo import command
 from lab.demo.choices import Control, Privacy, Scenario
 from lab.demo.errors import DemoError
@@ -37,7 +39,9 @@ def outcome_of(base, together):
         epsilon_unit="task",
         epsilon_cap=8.0,
         delta=1e-5,
-        budgets={"silo-a": [{"unit": "task", "epsilon_spent": 6.5, "epsilon_cap": 8.0}]},
+        budgets={
+            "silo-a": [{"unit": "task", "epsilon_spent": asdict(Epsilon(6.5)), "epsilon_cap": 8.0}]
+        },
     )
 
 

@@ -5,11 +5,13 @@ import io
 import json
 import math
 import re
+from dataclasses import asdict
 
 import pytest
 import typer
 from rich.console import Console
 
+from dp.accounting.compose import Epsilon
 from lab.demo.choices import Privacy
 from lab.demo.command import MARKER, _empty, report
 from lab.demo.errors import NotJudgedError
@@ -93,7 +95,7 @@ def test_the_ledgers_of_the_silos_are_shown_and_the_largest_counts():
     outcome = outcome_of(208, 416, 624)
     outcome.epsilon, outcome.epsilon_unit, outcome.epsilon_cap = 7.9, "task", 8.0
     for silo_id, spent in zip(SILOS, (6.1, 6.1, 6.1, 6.7), strict=True):
-        row = {"unit": "task", "epsilon_spent": spent, "epsilon_cap": 8.0}
+        row = {"unit": "task", "epsilon_spent": asdict(Epsilon(spent)), "epsilon_cap": 8.0}
         outcome.budgets[silo_id] = [row]
     print_tables(outcome, DemoSettings(), Console(file=sink, width=200))
     text = sink.getvalue()

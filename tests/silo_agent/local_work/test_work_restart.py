@@ -10,10 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp.accounting.charge import epsilon_of, training_charges
+from dp.accounting.charge import training_charges
+from dp.accounting.compose import epsilon_of
 from evolution.local_time import require_wanted
 from evolution.methods.constant import ConstantEvolver
 from silo_agent.errors import LocalStoreError
+from silo_agent.local_work.pace import Pace
 from silo_agent.policy.approvals import Approvals, Word
 from tests.kit.silo_agent.record_plans import local_plan, stepped_plan
 from tests.kit.silo_agent.working_silo import WorkingSilo, head_of, plan_of, task_of
@@ -120,13 +122,13 @@ def test_after_a_restart_it_is_ready_no_sooner_than_work_that_is_done_again(silo
     """Else a restart told whether the work had been finished by then."""
     padded = PLAN.rounds.model_copy(update={"ready_after_s": 1, "ready_deadline_s": 900})
     plan = PLAN.model_copy(update={"rounds": padded})
-    one = silo()
+    one = silo(pace=Pace())
     one.ask(plan)
     until(one.files, "the work is on disk")
     # Stopped before it was ready: it has said nothing.
     one.stop()
     assert one.reports.calls == []
-    again = silo()
+    again = silo(pace=Pace())
     asked = time.monotonic()
     again.ask(plan)
     again.reports.wait()
@@ -299,7 +301,7 @@ def test_the_end_of_another_run_a_pause_and_silence_end_nothing(silo, monkeypatc
 
 def test_a_silo_that_waits_to_be_ready_is_free_when_the_run_is_over(silo, evolving):
     padded = PLAN.rounds.model_copy(update={"ready_after_s": 600, "ready_deadline_s": 900})
-    one = silo()
+    one = silo(pace=Pace())
     one.ask(PLAN.model_copy(update={"rounds": padded}))
     until(one.files, "the work is done")
     one.work.runs_over(frozenset({"run-1"}))

@@ -308,7 +308,8 @@ def test_every_field_that_a_silo_can_send_is_described():
 
 def test_every_method_of_the_transport_that_sends_is_rehearsed(silo, one, monkeypatch):
     """A new message of the daemon cannot be left out of the preview unnoticed."""
-    local = {"close", "use", "sweep", "watch_over_runs", "watch_trust", "watch_version"}
+    local = {"close", "use", "sweep", "watch_over_runs", "watch_preflights"}
+    local |= {"watch_trust", "watch_version"}
     sends = {
         name
         for name, _ in inspect.getmembers(Coordinator, inspect.isfunction)
