@@ -148,6 +148,7 @@ def silo_decides(types, loopback, run):
     types(f"chorale-silo policy check {loopback.directory}/plan.toml {at}")
     for command in ("status", "budget", f"preview {run}", "audit tail", "audit verify"):
         types(f"chorale-silo {command} {at}")
+    types(f"chorale-silo budget export spent.json {at}")
     types(f"chorale-silo runs {at}")
     heard = loopback.silo("runs", *at.split())["runs"]
     (digest,) = [one["plan_sha256"] for one in heard if one["run"] == run]
