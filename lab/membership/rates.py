@@ -9,8 +9,11 @@ several seeds
                            the run's noise. The interval over seeds does not need that.
 
 A bound is refuted if the lower limit of the pooled true-positive rate is above it at the *upper*
-limit of the pooled false-positive rate. Each limit has 97.5 %, so a bound that holds is called
-refuted with a probability of at most 5 %, and in fact far more rarely.
+limit of the pooled false-positive rate. A seed's threshold lies on one of its own others, so the
+rate at which an unseen one passes it is that of an order statistic, Beta(k + 1, n − k) for k alarms
+among n; over several seeds that is, nearly, the limit for one alarm more a seed but for the first.
+Each limit has 97.5 %, so a bound that holds is called refuted with a probability of at most 5 %,
+and in fact far more rarely.
 
 Covered: larger scores for members. Not covered: which score to compute (``attack``).
 """
@@ -57,7 +60,7 @@ class Rates:
     false_positive_rate: float
     """Pooled."""
     false_positive_high: float
-    """Upper end of its 95 % interval."""
+    """Upper 97.5 % limit of the rate at which an unseen other passes the thresholds."""
     members: int
     others: int
 
@@ -76,7 +79,9 @@ def rates_at(samples: Sequence[Sample], *, target: float) -> Rates:
         true_positive_low=rate_lower_bound(hits, members, confidence=_TWO_SIDED),
         true_positive_high=rate_upper_bound(hits, members, confidence=_TWO_SIDED),
         false_positive_rate=false / others,
-        false_positive_high=rate_upper_bound(false, others, confidence=_TWO_SIDED),
+        false_positive_high=rate_upper_bound(
+            false + len(samples) - 1, others, confidence=_TWO_SIDED
+        ),
         members=members,
         others=others,
     )

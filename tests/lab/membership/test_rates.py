@@ -47,3 +47,20 @@ def test_a_score_that_is_no_number_ends_the_count():
     broken.scores[3] = np.nan
     with pytest.raises(ValueError, match="not a number"):
         rates_at([broken], target=0.01)
+
+
+@pytest.mark.parametrize(("size", "alarms"), [(20, 0), (500, 5)])
+def test_the_limit_holds_for_others_that_did_not_set_the_thresholds(size, alarms):
+    """Uniform scores: one that is unseen passes a threshold with the probability above it."""
+    draws = np.random.default_rng(5)
+    passed = 0
+    for _ in range(600):
+        others = np.sort(draws.uniform(size=(3, size)))
+        samples = [
+            Sample(scores=np.append(row, 2.0), included=np.arange(size + 1) == size)
+            for row in others
+        ]
+        unseen = float(np.mean(1.0 - others[:, size - alarms - 1]))
+        passed += unseen > rates_at(samples, target=0.01).false_positive_high
+    # 2.5 % of them, within four standard errors.
+    assert passed <= 30
