@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.kit.paths import ROOT
 
 
+@pytest.mark.long
 def test_every_arm_runs_and_the_last_line_is_the_figures():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto")])}
     finished = subprocess.run(

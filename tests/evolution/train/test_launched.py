@@ -169,6 +169,7 @@ def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(tiny_base, tm
     assert seen <= {"0100007F"}
 
 
+@pytest.mark.long
 def test_fsdp_equals_one_process(tiny_base, tmp_path, adapter):
     require_equal(
         tiny_base,

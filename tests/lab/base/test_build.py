@@ -39,6 +39,7 @@ def shipped():
     return model, AutoTokenizer.from_pretrained(SHIPPED)
 
 
+@pytest.mark.long
 def test_same_seed_gives_the_same_weights_and_other_seeds_do_not(short_build, tmp_path):
     _, record, _ = short_build
     before = torch.random.get_rng_state()

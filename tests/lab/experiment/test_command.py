@@ -45,6 +45,7 @@ def test_a_grid_is_run_continued_and_never_repeated(small, tmp_path):
     assert "0 runs finished, 2 were finished before" in invoke(small, "--out", out).output
 
 
+@pytest.mark.long
 def test_a_grid_that_is_told_to_end_leaves_no_worker_and_can_go_on(tmp_path):
     base(tmp_path)
     text = SMALL.replace("rounds = 2", "rounds = 1000") + SILOS + setting("long", "fedse")
