@@ -77,7 +77,8 @@ def demo(
 
     Four silos and a coordinator run as separate processes over mutual TLS, with masks and noise on.
     Every task is protected with epsilon at most 8, unless another --privacy is asked for. One silo
-    and the coordinator are killed in the middle of a round and come back. Takes a few minutes.
+    and the coordinator are killed in the middle of a round and come back. Takes about eight
+    minutes.
 
     Exit code 1 if together did not end above the base model (temperature 1, intervals apart).
     """
