@@ -141,7 +141,7 @@ def run_toml(base: Path, digest: str, *, name: str) -> str:
         "name": f'"{name}"', "base": f'"{base}"', "base_sha256": f'"{digest}"',
         "episodes_per_round": "24", "window": "1", "noise_multiplier": "1.6",
         "sampling_rate": "0.5", "expected_units": "3", "steps_per_round": "2", "n_min": "3",
-        "count": "2", "ready_deadline_s": "120", "ready_after_s": "0", "phase_deadline_s": "20",
+        "count": "2", "ready_deadline_s": "150", "ready_after_s": "30", "phase_deadline_s": "20",
     }  # fmt: skip
     text = PLAN
     for key, value in changes.items():
