@@ -43,6 +43,8 @@ WRITER_LOCK: Final = 0x63686F72
 BUSY_TIMEOUT_S: Final = 10
 MIGRATION_TIMEOUT_S: Final = 300
 """How long a process waits for another one that migrates."""
+_ALEMBIC: Final = threading.Lock()
+"""Alembic keeps what it migrates in globals of its process."""
 PROBE_TIMEOUT_S: Final = 3
 """How long a probe waits for whoever writes."""
 POSTGRESQL: Final = "postgresql+psycopg"
@@ -134,7 +136,8 @@ class Database:
                 raise StoreUnavailableError(f"the database failed: {error.strerror}") from error
         with self._alone(MIGRATION_TIMEOUT_S) as connection:
             try:
-                command.upgrade(_migrations(connection), "head")
+                with _ALEMBIC:
+                    command.upgrade(_migrations(connection), "head")
             except CommandError as error:
                 raise StoreError(
                     "the database is of a newer version of chorale than this one"

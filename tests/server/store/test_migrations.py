@@ -7,6 +7,7 @@ the newest code has touched it before it is opened.
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -232,3 +233,12 @@ def test_processes_that_start_at_once_migrate_once(empty_url):
     for process in started:
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out.strip()) == (0, HEAD), err
+
+
+def test_threads_may_migrate_databases_of_their_own_at_once(tmp_path):
+    def migrate(number):
+        Store(f"sqlite:///{tmp_path / f'{number}.db'}", create=True).close()
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(migrate, number) for number in range(16)]:
+            done.result()
