@@ -202,6 +202,7 @@ _SILO: Final = {
     "result_not_deleted": ("result", "reason"),
     "result_found": ("run", "round"),
     "result_not_kept": ("run", "round", "reason"),
+    "result_not_used": ("run", "round"),
     "round_aborted": ("said",),
     "run_stores_deleted": ("directory",),
     "run_stores_not_deleted": ("detail",),

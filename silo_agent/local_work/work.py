@@ -291,7 +291,7 @@ class LocalWork:
         result: Result | None = None
         refusal: PolicyRefusalError | None = None
         try:
-            found = self._found(task, plan, layout, reservation)
+            found = self._found(task, plan, layout, reservation, due)
             result = found or self._worked(task, plan, layout, reservation, head=head, due=due)
         except WorkCalledOffError:
             # Nothing is said of it, and the next task's work need not wait for it.
@@ -311,9 +311,13 @@ class LocalWork:
             self._answer(task, refusal or result, reservation.failure)
 
     def _found(
-        self, task: RoundTask, plan: Plan, layout: Layout, reservation: Reservation
+        self, task: RoundTask, plan: Plan, layout: Layout, reservation: Reservation, due: Due
     ) -> Result | None:
-        """What an earlier process finished, if it may still be used."""
+        """What an earlier process finished, if it may still be used.
+
+        Where answers count from when the method is set up, it is set up for this one as well; what
+        cannot be is worked on again, and comes to what that comes to.
+        """
         found = self._files.find(task, plan, layout, self._ledger_of())
         if found is None:
             return None
@@ -322,7 +326,14 @@ class LocalWork:
         except LocalStoreError as error:
             raise refused_charge(error) from error
         reservation.require_wanted()
+        if due.apart:
+            try:
+                self._method(plan, task.run_id)
+            except Exception:
+                log.exception("result_not_used", run=task.run_id, round=task.round)
+                return None
         self._require_asked(_key(task))
+        due.begin()
         log.info("result_found", run=task.run_id, round=task.round)
         return found
 

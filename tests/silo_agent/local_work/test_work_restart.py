@@ -18,7 +18,7 @@ from silo_agent.errors import LocalStoreError
 from silo_agent.local_work.pace import Pace
 from silo_agent.policy.approvals import Approvals, Word
 from tests.kit.silo_agent.record_plans import local_plan, stepped_plan
-from tests.kit.silo_agent.working_silo import WorkingSilo, head_of, plan_of, task_of
+from tests.kit.silo_agent.working_silo import FakePace, WorkingSilo, head_of, plan_of, task_of
 from tests.kit.waiting import until
 
 PLAN = local_plan()
@@ -134,6 +134,64 @@ def test_after_a_restart_it_is_ready_no_sooner_than_work_that_is_done_again(silo
     again.reports.wait()
     assert time.monotonic() - asked >= 1
     assert (evolving, again.trainings()) == ([1], 1)
+
+
+RECORD_PLANS = pytest.mark.parametrize(
+    "plan", [PLAN, stepped_plan()], ids=["record_local", "record_distributed"]
+)
+
+
+@RECORD_PLANS
+def test_kept_work_waits_for_the_model_as_work_that_is_done_again_does(
+    silo, evolving, monkeypatch, plan
+):
+    """Loading comes before the plan's time: without it, when it is ready told what was kept."""
+    pace, honest = FakePace(), ConstantEvolver.__init__
+
+    def slow(self, setup):
+        pace.at += 100.0
+        honest(self, setup)
+
+    monkeypatch.setattr(ConstantEvolver, "__init__", slow)
+    ready = []
+    for keeps in (True, True, False):
+        pace.at = 0.0
+        one = silo(pace=pace)
+        if not keeps:
+            for kept in one.files():
+                kept.unlink()
+        one.ask(plan)
+        one.reports.wait()
+        ready.append(pace.at)
+        one.stop()
+    assert evolving == [1, 1]
+    assert ready == [100.0 + plan.rounds.ready_after_s] * 3
+
+
+@RECORD_PLANS
+def test_kept_work_whose_method_cannot_be_set_up_comes_to_what_a_new_round_does(
+    silo, evolving, monkeypatch, plan
+):
+    one = silo()
+    one.ask(plan)
+    one.reports.wait()
+    one.stop()
+
+    def fails(_self, _setup):
+        raise OSError("no such model")
+
+    said = []
+    monkeypatch.setattr(ConstantEvolver, "__init__", fails)
+    for keeps in (True, False):
+        again = silo()
+        if not keeps:
+            for kept in again.files():
+                kept.unlink()
+        again.ask(plan)
+        again.settle()
+        said.append((len(again.reports.calls), again.refused))
+        again.stop()
+    assert said[0] == said[1]
 
 
 def test_work_that_failed_is_not_kept(silo, monkeypatch):
