@@ -27,7 +27,8 @@ record is written for one of these, and each of these is known to the coordinato
   that was answered, of as many as the policy allows a day and of the first beyond them, an attempt
   that was charged, uploaded or signed, a record of the public chain that was adopted;
 * a local training under ``record_local``, charged once a round whatever the work comes to
-  (``silo_agent/local_work/reservation.py``, invariant 1).
+  (``silo_agent/local_work/reservation.py``, invariant 1). When it was charged is not hidden: a head
+  that leaves while the silo works tells whether exploring was over.
 
 No record is written for what was explored, for a success, a failure, a loss or a vector that is not
 finite: a silo with nothing to give writes what a silo with everything writes. Nor for an
