@@ -39,7 +39,8 @@ Invariants:
 
 Covered: slow, failing, repeated and unwanted work. A crash between charge and finished work costs
 the charge (``silo_agent/local_work/reservation.py``). Not covered: what judging is
-(``silo_agent/local_work/judge.py``); a sum of unit gradients that has begun is worked out though
+(``silo_agent/local_work/judge.py``), and how long it takes, which the next ready report shows where
+its time begins after it; a sum of unit gradients that has begun is worked out though
 its run is over; a round that went on without this silo finds its result unused; a crash after the
 work is on disk and before its line in ``rounds.jsonl`` costs that line; what another thread of this
 process makes of a core that is busy.
