@@ -105,7 +105,8 @@ class Preflights:
 
     def _load(self) -> None:
         try:
-            content = self._path.read_bytes()
+            with self._path.open("rb") as file:
+                content = file.read(_MAX_FILE_BYTES + 1)
         except FileNotFoundError:
             return
         except OSError as error:

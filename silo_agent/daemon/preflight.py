@@ -109,10 +109,18 @@ class PreflightDesk:
         came_s = time.monotonic()
         if not self._answering.acquire(blocking=False):
             return
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._serve, args=(message, came_s), name="preflight", daemon=True
         )
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The instruction beside it goes on, and the question is asked again.
+            self._answering.release()
+            self._metrics.count_error(type(error).__name__)
+            log.warning("preflight_not_answered", kind=type(error).__name__, detail=error)
+            return
+        self._thread = thread
 
     def close(self) -> None:
         """Wait for the answer that is being given; the daemon is stopping."""

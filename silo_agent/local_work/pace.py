@@ -45,6 +45,10 @@ class Due:
         if self.apart:
             self._since = self._pace.now()
 
+    def hours(self, site: float | None) -> float | None:
+        """How long the work as a whole may take: the plan's time, or the site's where it has one."""
+        return self._after_s / 3600.0 if self.apart else site
+
     @property
     def at(self) -> float:
         """By the clock of ``Pace``."""

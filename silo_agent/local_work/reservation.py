@@ -18,10 +18,10 @@ The fifth is there so that a silo does not pay for nothing. It protects nobody f
 that lies: one that says nothing, or calls a dead run alive, has the silo charged as before. And it
 tells something: the ledger's length is public, so whether a run that ended while this silo worked
 for it was charged tells roughly whether exploring was over by then, which is data. That is one bit
-for each such run, and a run ends once, for all its silos and in the coordinator's audit log; a
-plan's ``ready_after_s`` does not hide it. A round that goes on to its end is charged whatever the
-data are; when it was charged is not hidden from a coordinator that gets the ledger's or the audit
-log's head in the middle of it (``docs/privacy.md``, "Not covered").
+each time that it is said, and a coordinator that lies may say it again of the same run; a plan's
+``ready_after_s`` does not hide it. A round that goes on to its end is charged whatever the data
+are; when it was charged is not hidden from a coordinator that gets the ledger's or the audit log's
+head in the middle of it (``docs/privacy.md``, "Not covered").
 
 Covered: mode ``record_local``; in the others nothing is charged before an attempt. Not covered: the
 steps, which the receipt counts (``dp.ledger.receipt.TrainingReceipt``).

@@ -220,9 +220,10 @@ class KeptResults:
         gone = self._newest.pop(next(iter(self._newest)))
         return gone.run_id, gone.round
 
-    def forget(self, run_id: str) -> None:
-        """Let go of a run's result: the run is over."""
-        self._newest.pop(run_id, None)
+    def forget(self, run_id: str) -> tuple[str, int] | None:
+        """Let go of a run's result: the run is over; returns run and round of it, if any."""
+        gone = self._newest.pop(run_id, None)
+        return None if gone is None else (gone.run_id, gone.round)
 
 
 def result_of(

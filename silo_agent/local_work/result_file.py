@@ -158,7 +158,7 @@ class ResultFiles:
                     why = str(error)
                 if why:
                     _delete(path, why)
-            self._delete_oldest()
+            self._delete_oldest(MAX_RUNS)
 
     def keep(self, result: Result, task: RoundTask, reservation: tuple[int, bytes] | None) -> None:
         """Write a round's finished work in the place of its run's older one.
@@ -186,7 +186,8 @@ class ResultFiles:
         with _typed(path):
             private_directory(self._directory)
             replace_file(path, (line, content))
-            self._delete_oldest()
+            # Whatever the clock says, this one is the newest.
+            self._delete_oldest(MAX_RUNS - 1, besides=path)
         # It may have been closed while it was written, by the thread that follows the chain.
         self.end_round(result.run_id, self._closed_round(result.run_id))
 
@@ -235,9 +236,11 @@ class ResultFiles:
         head = self._store.chain_head(run_id)
         return -1 if head is None else head.round
 
-    def _delete_oldest(self) -> None:
-        paths = [path for path in _entries(self._directory) if not is_partial(path)]
-        for path in sorted(paths, key=lambda one: one.lstat().st_mtime_ns)[:-MAX_RUNS]:
+    def _delete_oldest(self, most: int, besides: Path | None = None) -> None:
+        paths = [
+            path for path in _entries(self._directory) if path != besides and not is_partial(path)
+        ]
+        for path in sorted(paths, key=lambda one: one.lstat().st_mtime_ns)[:-most]:
             _delete(path, "of so many runs only the newest are kept")
 
 

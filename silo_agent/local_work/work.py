@@ -21,7 +21,8 @@ Invariants:
    gradients is computed anew, for one attempt, from what step 0 stored. Work that another task
    overtook before it began is not begun, and its result never replaces that of a newer task. Of
    a few runs the newest result is kept, for a run may be paused while others go on; what
-   is not kept any more is worked on, and charged, again if it is asked for.
+   is not kept any more, as of a run that was said to be over, is worked on, and charged, again if
+   it is asked for.
 7. After ``close``, or once the operator refused the run, no queued job explores, trains or charges.
    Nor does one whose round is over when its method is set up. From then on the work goes on until
    its run is over, as far as the coordinator's newest word goes: aborted, failed or finished. Then
@@ -33,9 +34,10 @@ Invariants:
    Under record-level privacy the plan's times limit it, and what takes longer is as if the silo had
    crashed: nothing of it leaves, it is counted and noted, and this silo refuses those modes until
    the operator gives them more time (``silo_agent/policy/passed_time.py``).
-9. A round's finished work is on disk before the silo says that it is ready, and an equal task takes
-   it from there after a restart: it is not trained nor charged again (``result_file.py``). It is
-   ready no sooner than work that is done again, so a restart does not tell whether it was finished.
+9. A round's finished work is on disk before the silo says that it is ready, within the plan's time,
+   and an equal task takes it from there after a restart: it is not trained nor charged again
+   (``result_file.py``). It is ready no sooner than work that is done again, so a restart does not
+   tell whether it was finished: the model is loaded for it where the plan's time begins after that.
 
 Covered: slow, failing, repeated and unwanted work. A crash between charge and finished work costs
 the charge (``silo_agent/local_work/reservation.py``). Not covered: what judging is
@@ -97,7 +99,6 @@ from silo_agent.policy.refusal import refused_charge
 __all__ = ["LocalWork"]
 _NO_LIMITS = LimitsSection()
 _PACE = Pace()
-_SECONDS_PER_HOUR = 3600.0
 LOOK_S = 0.5
 """How often a silo that waits to be ready looks whether the run still lives."""
 _LAWFUL = (BudgetExceededError, TooManyDebitsError, PolicyRefusalError)  # All works: it refuses.
@@ -232,7 +233,7 @@ class LocalWork:
         with self._lock:
             self._over = run_ids
             for run_id in run_ids:
-                self._finished.forget(run_id)
+                self._let_go(self._finished.forget(run_id))
         self._files.end_runs(run_ids)
 
     def unit_sum(self, descriptor: Descriptor, plan: Plan, head: Head) -> Future[UnitSum]:
@@ -300,16 +301,19 @@ class LocalWork:
             return
         except PolicyRefusalError as error:
             refusal = error
-        if due.passed:
-            self._pass_by(Passed(ready_after_s=plan.rounds.ready_after_s))
-            return
-        if found is None and result is not None:
+        if found is None and result is not None and not due.passed:
             self._keep(result, task, reservation)
             self._note(result, self._pace.now() - started)
+        if due.passed:
+            self._files.end_round(task.run_id, task.round)
+            self._pass_by(Passed(ready_after_s=plan.rounds.ready_after_s))
+            return
         # A short job must not show outside, and a repeat of the task must not report sooner, so the
         # result appears only now.
         if self._may_speak(task.run_id, due.at):
             self._answer(task, refusal or result, reservation.failure)
+        else:
+            self._call_off(key)
 
     def _found(
         self, task: RoundTask, plan: Plan, layout: Layout, reservation: Reservation, due: Due
@@ -349,9 +353,7 @@ class LocalWork:
         due: Due,
     ) -> Result | None:
         """Do a round's work."""
-        hours = self._limits.max_local_hours_per_round
-        if due.apart:
-            hours = plan.rounds.ready_after_s / _SECONDS_PER_HOUR
+        hours = due.hours(self._limits.max_local_hours_per_round)
 
         def method() -> Evolver:
             reservation.require_allowed()
@@ -509,6 +511,11 @@ class LocalWork:
             if key in self._begun:
                 self._forget(key)
 
+    def _let_go(self, run_and_round: tuple[str, int] | None) -> None:
+        """Let a later task begin a round again whose result is not kept any more."""
+        for key in [key for key in self._begun if key[:2] == run_and_round]:
+            self._forget(key)
+
     def _forget(self, key: tuple[str, int, bytes]) -> None:
         if self._started == key:
             self._started = None
@@ -519,13 +526,13 @@ class LocalWork:
         with self._lock:
             asked, mine = self._asked, (finished.run_id, finished.round)
             if finished.run_id in self._over:
+                self._let_go(mine)
                 return False
             wanted = asked is None or (asked.run_id, asked.round) == mine
             if not wanted and self._started and self._started[:2] == mine:
                 self._started = None
             if asked is None or asked.run_id != finished.run_id or wanted:
-                forgotten = self._finished.keep(finished)
-                self._begun -= {key for key in self._begun if key[:2] == forgotten}
+                self._let_go(self._finished.keep(finished))
         return wanted
 
     def _newest(self, task: RoundTask) -> RoundTask:

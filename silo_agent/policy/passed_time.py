@@ -69,8 +69,10 @@ class PassedTime:
         try:
             with self._path.open("rb") as file:
                 said = json.loads(file.read(_MAX_FILE_BYTES))
-            if set(said) != {field.name for field in fields(Passed)} or not all(
-                type(value) is int and value >= -1 for value in said.values()
+            if (
+                not isinstance(said, dict)
+                or set(said) != {field.name for field in fields(Passed)}
+                or not all(type(value) is int and value >= -1 for value in said.values())
             ):
                 raise ValueError("not the times of plans")  # noqa: TRY301  # one way to be damaged
             return Passed(**said)

@@ -1,5 +1,6 @@
 """Answers to pre-flights on disk: once each, so many a day, whatever restarts and clocks do."""
 
+import os
 import stat
 
 import pytest
@@ -104,6 +105,13 @@ def test_a_damaged_file_answers_nothing(opened, tmp_path, spoil):
     opened().keep(answer(1))
     path = tmp_path / PREFLIGHTS_FILE
     path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(LocalStoreError, match="no pre-flight is answered"):
+        opened()
+
+
+def test_a_file_that_is_far_too_long_is_not_read_into_memory(opened, tmp_path):
+    opened().keep(answer(1))
+    os.truncate(tmp_path / PREFLIGHTS_FILE, 1 << 42)
     with pytest.raises(LocalStoreError, match="no pre-flight is answered"):
         opened()
 

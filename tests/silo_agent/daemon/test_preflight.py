@@ -331,6 +331,22 @@ def test_one_question_at_a_time_and_the_poll_never_waits(silo, monkeypatch):
     assert [answer.preflight_sha256 for answer in one.answers] == [one.question(token="a").sha256]
 
 
+def test_a_machine_without_a_thread_to_spare_costs_that_question_alone(silo, monkeypatch):
+    one = silo()
+
+    def none_left(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        one.desk.hear(preflight_to_proto(one.question()))
+    one.desk.close()
+    assert one.answers == []
+    one.desk.hear(preflight_to_proto(one.question()))
+    one.desk.close()
+    assert len(one.answers) == 1
+
+
 def test_a_stopping_daemon_sends_nothing_more(silo, monkeypatch):
     monkeypatch.setattr(desk_module, "time", time)
     one = silo()

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -284,6 +285,17 @@ def test_of_many_runs_the_newest_are_kept(silo):
     assert len(silo.paths()) == MAX_RUNS
     kept = [run for run in runs if silo.find(replace(task_of(), run_id=run)) is not None]
     assert kept == runs[-MAX_RUNS:]
+
+
+def test_a_clock_that_was_set_back_costs_no_new_result(silo):
+    for number in range(MAX_RUNS):
+        silo.keep(replace(task_of(), run_id=f"run-{number}"))
+    ahead_s = time.time() + 86_400
+    for path in silo.paths():
+        os.utime(path, (ahead_s, ahead_s))
+    silo.keep(replace(task_of(), run_id="run-new"))
+    assert silo.find(replace(task_of(), run_id="run-new")) is not None
+    assert len(silo.paths()) == MAX_RUNS
 
 
 def test_deletion_takes_all_and_what_a_crash_left(silo):

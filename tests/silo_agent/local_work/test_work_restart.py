@@ -385,6 +385,29 @@ def test_a_task_is_a_newer_word_than_the_one_that_its_run_is_over(silo, evolving
     assert one.work.finished("run-1", 1) is not None
 
 
+def test_a_run_that_was_said_to_be_over_is_worked_for_again_when_it_is_asked_for(silo, evolving):
+    """As by a coordinator that was put back from a backup; each training is charged."""
+    one = silo()
+    for times in (1, 2):
+        one.ask()
+        one.reports.wait()
+        assert (len(evolving), one.trainings()) == (times, times)
+        assert one.work.finished("run-1", 1) is not None
+        one.work.runs_over(frozenset({"run-1"}))
+
+
+def test_so_is_one_that_ended_while_its_silo_waited_to_be_ready(silo, evolving):
+    padded = PLAN.rounds.model_copy(update={"ready_after_s": 600, "ready_deadline_s": 900})
+    one = silo(pace=Pace())
+    one.ask(PLAN.model_copy(update={"rounds": padded}))
+    until(one.files, "the work is done")
+    one.work.runs_over(frozenset({"run-1"}))
+    one.settle()
+    one.ask()
+    one.reports.wait()
+    assert len(evolving) == 2
+
+
 def test_a_silo_that_is_stopped_while_it_explores_is_not_charged(silo, monkeypatch):
     slow = Slow(monkeypatch)
     one = silo()

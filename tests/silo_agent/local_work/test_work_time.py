@@ -11,6 +11,7 @@ from federation.plan.plan import UNIT_SHARE
 from silo_agent.errors import LateWorkError, WorkCalledOffError
 from silo_agent.local_work.pace import Pace
 from silo_agent.local_work.plan_terms import settings_of
+from silo_agent.local_work.result_file import ResultFiles
 from silo_agent.policy.passed_time import NEVER_LATE, Passed, PassedTime
 from tests.kit.secagg.secagg_samples import make_descriptor, make_roster
 from tests.kit.server.world_plan import AFTER_S
@@ -154,6 +155,25 @@ def test_nothing_of_a_round_that_takes_too_long_leaves(make_silo, monkeypatch, p
     one.work.start(task=task_of(), plan=plan, head=head_of())
     one.settle()
     assert one.reports.calls == []
+
+
+@MODES
+def test_nor_where_writing_it_down_takes_too_long(make_silo, monkeypatch, plan):
+    """Work that ends just in time would be told by an answer that is a little late."""
+    pace, honest = FakePace(), ResultFiles.keep
+
+    def slow(self, *what):
+        pace.at += AFTER_S + SOLVED_S
+        honest(self, *what)
+
+    monkeypatch.setattr(ResultFiles, "keep", slow)
+    one = make_silo(pace=pace)
+    one.work.start(task=task_of(), plan=plan, head=head_of())
+    one.settle()
+    assert (one.reports.calls, one.work.finished("run-1", 1)) == ([], None)
+    assert passed(one) == Passed(ready_after_s=AFTER_S)
+    # Nor does a restart bring it.
+    assert list((one.config.data_dir / "results").iterdir()) == []
 
 
 @MODES

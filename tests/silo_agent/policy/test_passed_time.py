@@ -23,7 +23,7 @@ def test_the_longest_time_of_each_kind_stays(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"{}", b"[" * 4000]
+    [b"", b"{", b"[]", b"{}", b"[" * 4000, b'["ready_after_s", "step_answer_after_s"]']
     + [
         json.dumps({"ready_after_s": value, "step_answer_after_s": 1}).encode()
         for value in (-2, True, 1.5, "1", None)
