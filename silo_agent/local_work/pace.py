@@ -46,7 +46,7 @@ class Due:
             self._since = self._pace.now()
 
     def hours(self, site: float | None) -> float | None:
-        """How long the work as a whole may take: the plan's time, or the site's where it has one."""
+        """How long the work as a whole may take: the plan's time, or the site's if it has one."""
         return self._after_s / 3600.0 if self.apart else site
 
     @property
