@@ -33,7 +33,7 @@ class Teller:
         self.left -= 1
         base = pb.PollResponse.FromString(honest)
         how = self.fuzz.rng.random()
-        if how > 0.95 and base.WhichOneof("instruction") == "round_task":
+        if how > 0.8 and base.WhichOneof("instruction") == "round_task":
             kind, content = "deep", self._new(self._deep(base, signing_key))
         elif how < 0.2:
             kind, content = "undecodable", self.fuzz.undecodable(pb.PollResponse)
