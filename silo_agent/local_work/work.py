@@ -334,7 +334,7 @@ class LocalWork:
         if due.apart:
             try:
                 self._method(plan, task.run_id)
-            except Exception:
+            except Exception:  # Doing the work again says what becomes of it.
                 log.exception("result_not_used", run=task.run_id, round=task.round)
                 return None
         self._require_asked(_key(task))
