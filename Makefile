@@ -26,9 +26,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/chorale demo $(DEMO_ARGS)
 
-# Many tests wait for processes that they started: three workers keep two cores busy.
+# Many tests wait for processes that they started: four workers keep two cores busy.
 test: setup
-	$(BIN)/pytest -n 3 --dist loadgroup -m "not long" $(TEST_ARGS)
+	$(BIN)/pytest -n 4 --dist loadgroup -m "not long" $(TEST_ARGS)
 
 test-long: setup
 	$(BIN)/pytest -n 2 --dist loadgroup -m long --timeout 900 --ignore tests/system/upgrade $(TEST_ARGS)

@@ -22,6 +22,7 @@ def make(base, **spec):
     return make_engine(base, alpha=ALPHA, dtype="float32", threads=1, spec=EngineSpec(**spec))
 
 
+@pytest.mark.long
 def test_workers_play_the_same_episodes_and_come_back_after_a_death(tiny_base):
     rng = np.random.default_rng(0)
     adapter = {

@@ -146,6 +146,7 @@ def test_no_worker_is_waited_for_that_nobody_wants(tiny_base, tmp_path, adapter)
     assert list((tmp_path / "training").iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(tiny_base, tmp_path, adapter):
     seen, most, done = set(), [0], threading.Event()

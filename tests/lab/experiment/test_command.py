@@ -31,6 +31,7 @@ def small(tmp_path):
     return write(tmp_path, SMALL + SILOS + ROWS)
 
 
+@pytest.mark.long
 def test_a_grid_is_run_continued_and_never_repeated(small, tmp_path):
     out = tmp_path / "out"
     first = invoke(small, "--out", out, "--only", "first")

@@ -33,7 +33,9 @@ def without_times(rows):
     return [{key: value for key, value in row.items() if key not in timed} for row in rows]
 
 
-@pytest.mark.parametrize(("method", "z"), [("fedavg", 0.0), ("rolora", 0.01)])
+@pytest.mark.parametrize(
+    ("method", "z"), [("fedavg", 0.0), pytest.param("rolora", 0.01, marks=pytest.mark.long)]
+)
 def test_masked_and_plain_sums_give_the_same_adapters_and_curves(tmp_path, method, z):
     same = f'aggregation = {{ method = "{method}" }}\nnoise = {{ z = {z} }}\n'
     text = HEAD + SILOS + setting("plain", "fedse", same)

@@ -21,7 +21,7 @@ from tests.kit.processes.commands import BESIDES, LEAVES, PROGRAMS
 from tests.kit.processes.server_harness import Coordinator
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.xdist_group("cli_results")
+pytestmark = [pytest.mark.xdist_group("cli_results"), pytest.mark.long]
 
 BASE = ROOT / "lab" / "base_model"
 ELSEWHERE = {

@@ -26,7 +26,7 @@ from silo_agent.books.ledger import LEDGER_FILE
 from tests.kit.processes import constant_federation as cf
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.xdist_group("operator_errors")
+pytestmark = [pytest.mark.xdist_group("operator_errors"), pytest.mark.long]
 
 DELTA = 1e-5
 HELD, BACK, POOR = "silo-a", "silo-b", "silo-d"

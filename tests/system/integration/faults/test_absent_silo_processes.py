@@ -38,7 +38,7 @@ def test_a_silo_that_stalls_in_every_round_is_left_out_and_named(tmp_path):
         rounds = []
         for status in loopback.watch(run_id):
             rounds += status.get("finished", ())
-            if len(rounds) >= 2:
+            if len(rounds) >= 2 and "sitting_out" not in states:
                 # It is about the run that is driven, so not once the last round is over.
                 listed = loopback.chorale("silo", "list", "--data", str(loopback.data_dir))
                 states |= {s["state"] for s in listed["silos"] if s["silo_id"] == STALLS}

@@ -82,6 +82,7 @@ def test_a_run_outlasts_a_disk_that_takes_neither_its_rows_nor_its_log(tmp_path)
             assert loopback.alive(party)
 
 
+@pytest.mark.long
 def test_daemons_whose_log_takes_no_line_start_work_and_stop(tmp_path):
     full = ("coordinator", "silo-a")
     with cf.federation(tmp_path) as loopback:

@@ -17,6 +17,7 @@ from tests.kit.processes.constant_federation import (
 )
 
 
+@pytest.mark.long
 def test_a_silo_outside_the_roster_cannot_stop_the_run(tmp_path):
     with federation(tmp_path) as loopback:
         loopback.enrol("silo-e")

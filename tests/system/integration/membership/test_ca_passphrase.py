@@ -44,6 +44,7 @@ def doctor(data_dir, name):
     return found_one
 
 
+@pytest.mark.long
 def test_it_serves_rotates_and_is_restored(federation, tmp_path):
     data = ("--data", str(federation.data_dir))
     pki = federation.data_dir / "pki"

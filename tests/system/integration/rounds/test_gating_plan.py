@@ -103,7 +103,7 @@ def heard(loopback, silo_id, run_id):
 @pytest.mark.parametrize(
     "privacy",
     [
-        pytest.param(mode, marks=() if mode is Privacy.RECORD_LOCAL else pytest.mark.long)
+        pytest.param(mode, marks=() if mode is Privacy.NONE else pytest.mark.long)
         for mode in Privacy
     ],
 )

@@ -55,6 +55,7 @@ def test_sum_is_exact_whoever_drops_where(tmp_path, die_at, survivors):
         assert family["success_ratio"] == pytest.approx(successes / (64 * len(survivors)), abs=1e-3)
 
 
+@pytest.mark.long
 def test_rolora_with_gauge_and_noise_runs_and_every_silo_follows(tmp_path):
     with cf.federation(tmp_path) as loopback:
         for silo_id in cf.SILOS:

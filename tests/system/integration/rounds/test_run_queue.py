@@ -17,7 +17,7 @@ from server.cli.client import connect, plain
 from tests.kit.processes import constant_federation as cf
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.xdist_group("run_queue")
+pytestmark = [pytest.mark.xdist_group("run_queue"), pytest.mark.long]
 
 SILOS = cf.SILOS[:3]
 
