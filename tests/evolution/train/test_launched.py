@@ -193,6 +193,7 @@ def test_each_option_equals_one_process(tiny_base, tmp_path, adapter, sharding, 
     require_equal(tiny_base, tmp_path, adapter, sharding=sharding, **options)
 
 
+@pytest.mark.long
 def test_a_failing_worker_is_told_without_data_and_changes_nothing(tiny_base, tmp_path, adapter):
     trainer = made(tiny_base, tmp_path, processes=2)
     wrong = {name: value[:, :1].copy() for name, value in adapter.items()}

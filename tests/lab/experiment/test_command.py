@@ -68,6 +68,7 @@ def test_a_grid_that_is_told_to_end_leaves_no_worker_and_can_go_on(tmp_path):
     assert "long seed 0" in invoke(tmp_path / "experiment.toml", "--out", out, "--check").output
 
 
+@pytest.mark.long
 def test_a_failed_run_is_reported_with_its_reason(tmp_path):
     base(tmp_path)
     text = SMALL + SILOS + silo(3, tasks=2) + setting("bad", "fedit")

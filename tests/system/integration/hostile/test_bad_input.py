@@ -75,6 +75,7 @@ def test_a_bad_upload_costs_only_its_sender_and_only_once(tmp_path, switch, reas
         assert_all_alive(loopback)
 
 
+@pytest.mark.long
 def test_wrong_base_model_is_accepted_by_no_silo_and_stops_the_run(tmp_path):
     with cf.federation(tmp_path) as loopback:
         start_all(loopback)

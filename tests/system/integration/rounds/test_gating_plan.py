@@ -100,13 +100,8 @@ def heard(loopback, silo_id, run_id):
     return found
 
 
-@pytest.mark.parametrize(
-    "privacy",
-    [
-        pytest.param(mode, marks=() if mode is Privacy.NONE else pytest.mark.long)
-        for mode in Privacy
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("privacy", list(Privacy))
 def test_a_plan_about_one_silos_environment_trains_nobody_and_moves_no_ledger(loopback, privacy):
     settings = DemoSettings(
         scenario=Scenario.ENVIRONMENTS, privacy=privacy, rounds=1, episodes=64, held_out=0

@@ -34,7 +34,7 @@ from silo_agent.line.transport import Coordinator
 from tests.kit.processes import constant_federation as cf
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.xdist_group("record_modes")
+pytestmark = [pytest.mark.xdist_group("record_modes"), pytest.mark.long]
 
 STEPS, B_BAR = 4, 8
 KILLED, ROLLED_BACK, SPENT_UP = cf.FIVE[4], cf.FIVE[3], cf.FIVE[4]
