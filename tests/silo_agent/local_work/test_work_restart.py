@@ -357,12 +357,18 @@ def test_the_end_of_another_run_a_pause_and_silence_end_nothing(silo, monkeypatc
     assert one.work.finished("run-1", 1) is not None
 
 
-def test_a_silo_that_waits_to_be_ready_is_free_when_the_run_is_over(silo, evolving):
+def over_while_it_waits(silo):
+    """A silo whose run ends when its work is done and it is not time to say so yet."""
     padded = PLAN.rounds.model_copy(update={"ready_after_s": 600, "ready_deadline_s": 900})
     one = silo(pace=Pace())
     one.ask(PLAN.model_copy(update={"rounds": padded}))
     until(one.files, "the work is done")
     one.work.runs_over(frozenset({"run-1"}))
+    return one
+
+
+def test_a_silo_that_waits_to_be_ready_is_free_when_the_run_is_over(silo, evolving):
+    one = over_while_it_waits(silo)
     assert one.files() == []
     one.ask(plan_of(), run_id="run-2")
     one.reports.wait()
@@ -397,11 +403,7 @@ def test_a_run_that_was_said_to_be_over_is_worked_for_again_when_it_is_asked_for
 
 
 def test_so_is_one_that_ended_while_its_silo_waited_to_be_ready(silo, evolving):
-    padded = PLAN.rounds.model_copy(update={"ready_after_s": 600, "ready_deadline_s": 900})
-    one = silo(pace=Pace())
-    one.ask(PLAN.model_copy(update={"rounds": padded}))
-    until(one.files, "the work is done")
-    one.work.runs_over(frozenset({"run-1"}))
+    one = over_while_it_waits(silo)
     one.settle()
     one.ask()
     one.reports.wait()
