@@ -14,6 +14,9 @@ What each protocol has beyond the one before it:
    ``rounds.max_quarantined``, ``sit_out_after``, ``sit_out_rounds``, ``step_answer_after_s``, and
    ``privacy.exact_figures``, without which a plan without noise has no figures.
 
+3. Runs of suite v2: descriptors, bundles, shares, uploads and records of version 2, round tasks
+   that name who is invited. A run of suite v1 is served as protocol 2 serves it.
+
 Covered: words that are absent, repeated, too long or malformed. Not covered: whether they are true:
 a peer gains nothing by a lie but a later refusal; what it may do is checked where it does it.
 """
@@ -32,6 +35,7 @@ from federation.errors import VersionError, VersionMismatchError
 __all__ = [
     "APPROVED_ROSTERS",
     "EXACT_FIGURES",
+    "HYBRID",
     "LEARNING_RATE_SCHEDULE",
     "MEMBERSHIP",
     "NEWEST_PROTOCOL",
@@ -49,7 +53,7 @@ __all__ = [
 ]
 
 OLDEST_PROTOCOL: Final = 1
-NEWEST_PROTOCOL: Final = 2
+NEWEST_PROTOCOL: Final = 3
 MEMBERSHIP: Final = 2
 """The protocol from which on a coordinator serves MembershipService."""
 APPROVED_ROSTERS: Final = 2
@@ -65,6 +69,8 @@ PREFLIGHTS: Final = 2
 """The protocol from which on a silo answers a pre-flight."""
 ROUNDS_GO_WRONG: Final = 2
 """The protocol from which on a silo knows a plan's keys about quarantines and stalling silos."""
+HYBRID: Final = 3
+"""The protocol from which on a silo can take part in a run of suite v2."""
 STEP_ANSWERS: Final = 2
 """The protocol from which on a silo knows when a plan has it answer a step."""
 _VERSION_KEY: Final = "chorale-version"

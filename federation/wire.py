@@ -42,12 +42,15 @@ def round_task_to_proto(task: RoundTask) -> pb.RoundTask:
         base_model_sha256=task.base_model_sha256,
         adapter_sha256=task.adapter_sha256,
         ready_deadline_unix_s=task.ready_deadline_unix_s,
+        invited=task.invited,
         signature=task.signature,
     )
 
 
 def round_task_from_proto(proto: pb.RoundTask) -> RoundTask:
     """Convert, or raise ChainError."""
+    if len(proto.invited) > bounds.MAX_COHORT:
+        raise ChainError(f"a task invites at most {bounds.MAX_COHORT} silos")
     return RoundTask(
         run_id=proto.run_id,
         round=proto.round,
@@ -58,6 +61,7 @@ def round_task_from_proto(proto: pb.RoundTask) -> RoundTask:
         base_model_sha256=proto.base_model_sha256,
         adapter_sha256=proto.adapter_sha256,
         ready_deadline_unix_s=proto.ready_deadline_unix_s,
+        invited=tuple(proto.invited),
         signature=proto.signature,
     )
 

@@ -18,12 +18,14 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from secagg import bounds, canonical, suite
+from secagg import bounds, canonical, digest_tree, hybrid, suite
 from secagg.errors import Check, MalformedMessageError, ParameterError, VerificationError
 from secagg.parameters import Parameters
 from secagg.roster import Roster
 
-VERSION: Final = 1
+# A version is one form of the signed messages, with the one suite that it is made for.
+SUITES: Final = {1: suite.SUITE, 2: hybrid.SUITE}
+HYBRID_VERSION: Final = 2
 RING_BITS: Final = 32
 NOISE_NONE: Final = "none"
 NOISE_DISCRETE_GAUSSIAN: Final = "discrete_gaussian"
@@ -39,7 +41,7 @@ STEPS: Final = ("advertise_keys", "share_keys", "masked_input", "consistency_che
 EPISODES: Final = "episodes/"
 SUCCESSES: Final = "successes/"
 OTHER_FAMILY: Final = "other"
-_DOMAIN: Final = "chorale/v1/descriptor"
+_DOMAINS: Final = {1: "chorale/v1/descriptor", 2: "chorale/v2/descriptor"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -145,6 +147,13 @@ class Descriptor:
     privacy_spec_sha256: bytes
     # Unix times by which R0 to R4 must have arrived.
     deadlines_unix_s: tuple[int, ...]
+    # From version 2 on: the plan's environment families, in ascending order; who declared none of
+    # them is not counted as a contributor.
+    families: tuple[str, ...] = ()
+    # Digest of the round task that this aggregation belongs to.
+    task_sha256: bytes = b""
+    # Which hash the uploads' digest trees are made with (`digest_tree`).
+    digest_id: int = 0
 
     def __post_init__(self) -> None:
         for name in ("version", "suite", "colluding", "threshold", "n_min", "ring_bits"):
@@ -169,11 +178,25 @@ class Descriptor:
         )
         for deadline in self.deadlines_unix_s:
             bounds.require_integer(deadline, 1, bounds.UINT64_MAX, "deadline")
+        later = self.version >= HYBRID_VERSION
+        bounds.require_families(self.families, "descriptor families")
+        bounds.require_bytes(self.task_sha256, bounds.DIGEST_BYTES if later else 0, "task_sha256")
+        bounds.require_integer(self.digest_id, 0, bounds.UINT32_MAX, "digest_id")
+        if later != bool(self.families) or later != bool(self.digest_id):
+            raise MalformedMessageError("families and digest_id belong to version 2 and later")
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether masks and boxes hold against a quantum computer (suite v2)."""
+        return self.suite == hybrid.SUITE
 
     def signed_bytes(self) -> bytes:
         """Return what the coordinator signs."""
+        later: tuple[canonical.Field, ...] = ()
+        if self.version >= HYBRID_VERSION:
+            later = (self.families, self.task_sha256, self.digest_id)
         return canonical.encode(
-            _DOMAIN,
+            _DOMAINS.get(self.version, _DOMAINS[HYBRID_VERSION]),
             self.version,
             self.suite,
             self.identity.fields(),
@@ -198,6 +221,7 @@ class Descriptor:
             self.noise_sigma,
             self.privacy_spec_sha256,
             self.deadlines_unix_s,
+            *later,
         )
 
     @property
@@ -253,8 +277,10 @@ def check_descriptor(descriptor: Descriptor, roster: Roster) -> Parameters:
     Raises:
         VerificationError: The first check that fails.
     """
-    if (descriptor.version, descriptor.suite) != (VERSION, suite.SUITE):
+    if SUITES.get(descriptor.version) != descriptor.suite:
         raise VerificationError(Check.DESCRIPTOR_VERSION, "unknown version or suite")
+    if descriptor.version >= HYBRID_VERSION and descriptor.digest_id not in digest_tree.DIGESTS:
+        raise VerificationError(Check.DESCRIPTOR_VERSION, "unknown digest of the uploads")
     if (descriptor.roster_sha256, descriptor.roster_epoch) != (roster.sha256, roster.epoch):
         raise VerificationError(Check.DESCRIPTOR_ROSTER, "the descriptor names another roster")
     if not bounds.is_strictly_sorted(descriptor.cohort):

@@ -37,6 +37,8 @@ class Check(StrEnum):
     # Descriptor, before R0.
     DESCRIPTOR_SIGNATURE = "descriptor_signature"
     DESCRIPTOR_VERSION = "descriptor_version"
+    SUITE = "suite"
+    TASK = "task"
     DESCRIPTOR_ROSTER = "descriptor_roster"
     COHORT = "cohort"
     COHORT_SIZE = "cohort_size"
@@ -57,6 +59,9 @@ class Check(StrEnum):
     LOW_ORDER_KEY = "low_order_key"
     METRICS_FAMILIES = "metrics_families"
     LEDGER_HEAD = "ledger_head"
+    DEBIT_HEAD = "debit_head"
+    KEM_KEY = "kem_key"
+    CONTRIBUTORS = "contributors"
     # R1 share boxes.
     SHARE_SET = "share_set"
     SHARE_SIGNATURE = "share_signature"
@@ -68,16 +73,22 @@ class Check(StrEnum):
     BOX_OPEN = "box_open"
     SHARE_HASH = "share_hash"
     SHARE_RANGE = "share_range"
+    LEAF_COUNT = "leaf_count"
+    LEAF = "leaf"
+    PAIR_SECRET = "pair_secret"  # noqa: S105 - the name of a check
     # R2 masked inputs.
     UPLOAD_SIGNATURE = "upload_signature"
     MASKED_LENGTH = "masked_length"
     MASKED_DIGEST = "masked_digest"
     OWN_UPLOAD = "own_upload"
+    DIGEST_LEAF = "digest_leaf"
+    REJECTED_PAIR = "rejected_pair"
     # R3 survivors.
     SURVIVORS_ORDER = "survivors_order"
     SURVIVORS_SUBSET = "survivors_subset"
     SURVIVORS_SELF = "survivors_self"
     SURVIVORS_SIZE = "survivors_size"
+    COHORT_GREW = "cohort_grew"
     # R4 unmasking.
     AGREEMENT_SET = "agreement_set"
     AGREEMENT_SIGNATURES = "agreement_signatures"

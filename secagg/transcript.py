@@ -1,8 +1,8 @@
 """The digests that bind the messages of one aggregation together.
 
 * ctx = H(D ‖ bundles): every key and every later signature depends on it.
-* H(U2) covers all R1 headers, H(U3) all upload headers, so that agreement on a set is agreement on
-  what its members sent.
+* H(U2) covers all R1 headers (from version 2 on: all signed roots), H(U3) all upload headers, so
+  that agreement on a set is agreement on what its members sent.
 * Share hashes and seed commitments are bound to ctx and to the silos they concern.
 
 Covered: derivation alone. Not covered: whether any of the inputs is true.
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from secagg import canonical
 from secagg.descriptor import Descriptor
-from secagg.messages import KeyBundle, MaskedInputHeader, ShareBoxHeader
+from secagg.messages import KeyBundle, MaskedInputHeader, ShareBoxHeader, ShareRoot
 from secagg.suite import Secret
 
 
@@ -44,7 +44,7 @@ def context(descriptor: Descriptor, bundles: Iterable[KeyBundle]) -> bytes:
     )
 
 
-def members(ctx: bytes, headers: Iterable[ShareBoxHeader]) -> Members:
+def members(ctx: bytes, headers: Iterable[ShareBoxHeader | ShareRoot]) -> Members:
     """Return U2 with its digest; the headers come in ascending order of sender."""
     signed = [(header.sender, header.signed_bytes(ctx)) for header in headers]
     digest = canonical.digest(
@@ -70,6 +70,16 @@ def share_sha256(ctx: bytes, sender: str, recipient: str, kind: ShareKind, share
 def self_seed_commitment(ctx: bytes, silo_id: str, self_seed: Secret) -> bytes:
     """Return H(b_i)."""
     return canonical.digest("chorale/v1/self-seed", ctx, silo_id, bytes(self_seed))
+
+
+def pair_secret_sha256(ctx: bytes, low: str, high: str, secret: Secret) -> bytes:
+    """Return H(ctx ‖ i→j ‖ s_ij), i < j."""
+    return canonical.digest("chorale/v2/pair-secret", ctx, low, high, bytes(secret))
+
+
+def seal_associated_data(ctx: bytes, low: str, high: str) -> bytes:
+    """Return the associated data under which a sealed pair secret opens."""
+    return canonical.encode("chorale/v2/seal", ctx, low, high)
 
 
 def box_associated_data(ctx: bytes, sender: str, recipient: str) -> bytes:

@@ -9,7 +9,7 @@ which the transport limits; protocol checks, which the states make.
 """
 
 from chorale.v1 import secagg_pb2 as pb
-from secagg import bounds, messages
+from secagg import bounds, merkle, messages
 from secagg.descriptor import STEPS, AggregationId, Descriptor, MetricsLayout, SignedDescriptor
 from secagg.repeated import items, same
 from secagg.roster import Roster, RosterApproval, RosterEntry, SignedRoster
@@ -121,6 +121,9 @@ def descriptor_to_proto(signed: SignedDescriptor) -> pb.Descriptor:
         privacy_spec_sha256=descriptor.privacy_spec_sha256,
         deadlines_unix_s=descriptor.deadlines_unix_s,
         signature=signed.signature,
+        families=descriptor.families,
+        task_sha256=descriptor.task_sha256,
+        digest_id=descriptor.digest_id,
     )
 
 
@@ -157,6 +160,9 @@ def descriptor_from_proto(proto: pb.Descriptor) -> SignedDescriptor:
         noise_sigma=proto.noise_sigma,
         privacy_spec_sha256=proto.privacy_spec_sha256,
         deadlines_unix_s=items(proto.deadlines_unix_s, same, len(STEPS), "deadlines"),
+        families=items(proto.families, same, bounds.MAX_FAMILIES, "descriptor families"),
+        task_sha256=proto.task_sha256,
+        digest_id=proto.digest_id,
     )
     return SignedDescriptor(descriptor=descriptor, signature=proto.signature)
 
@@ -171,6 +177,14 @@ def key_bundle_to_proto(bundle: messages.KeyBundle) -> pb.KeyBundle:
         ledger_sha256=bundle.ledger_sha256,
         families=bundle.families,
         signature=bundle.signature,
+        kem_keys=(
+            None
+            if bundle.kem_keys is None
+            else pb.KemKeys(
+                cipher_key=bundle.kem_keys.cipher_key, mask_key=bundle.kem_keys.mask_key
+            )
+        ),
+        debit=_debit_to_proto(bundle.debit),
     )
 
 
@@ -184,7 +198,21 @@ def key_bundle_from_proto(proto: pb.KeyBundle) -> messages.KeyBundle:
         ledger_sha256=proto.ledger_sha256,
         families=items(proto.families, same, bounds.MAX_FAMILIES, "bundle families"),
         signature=proto.signature,
+        kem_keys=(
+            messages.KemKeys(cipher_key=proto.kem_keys.cipher_key, mask_key=proto.kem_keys.mask_key)
+            if proto.HasField("kem_keys")
+            else None
+        ),
+        debit=_debit(proto.debit) if proto.HasField("debit") else None,
     )
+
+
+def _debit_to_proto(debit: messages.DebitHead | None) -> pb.DebitHead | None:
+    return None if debit is None else pb.DebitHead(seq=debit.seq, sha256=debit.sha256)
+
+
+def _debit(proto: pb.DebitHead) -> messages.DebitHead:
+    return messages.DebitHead(seq=proto.seq, sha256=proto.sha256)
 
 
 def key_bundles_to_proto(bundles: messages.KeyBundles) -> pb.KeyBundles:
@@ -291,6 +319,97 @@ def _share_box_digest(proto: pb.ShareBoxDigest) -> messages.ShareBoxDigest:
     )
 
 
+def share_leaves_to_proto(leaves: messages.ShareLeaves) -> pb.ShareLeaves:
+    """Convert."""
+    return pb.ShareLeaves(
+        root=share_root_to_proto(leaves.root),
+        leaves=[_share_leaf_to_proto(leaf) for leaf in leaves.leaves],
+    )
+
+
+def share_leaves_from_proto(proto: pb.ShareLeaves) -> messages.ShareLeaves:
+    """Convert, or raise MalformedMessageError."""
+    return messages.ShareLeaves(
+        root=share_root_from_proto(proto.root),
+        leaves=items(proto.leaves, _share_leaf, bounds.MAX_COHORT - 1, "leaves"),
+    )
+
+
+def share_root_to_proto(root: messages.ShareRoot) -> pb.ShareRoot:
+    """Convert."""
+    return pb.ShareRoot(
+        sender=root.sender,
+        leaf_count=root.leaf_count,
+        root=root.root,
+        self_seed_commitment=root.self_seed_commitment,
+        own_self_seed_share_sha256=root.own_self_seed_share_sha256,
+        signature=root.signature,
+    )
+
+
+def share_root_from_proto(proto: pb.ShareRoot) -> messages.ShareRoot:
+    """Convert, or raise MalformedMessageError."""
+    return messages.ShareRoot(
+        sender=proto.sender,
+        leaf_count=proto.leaf_count,
+        root=proto.root,
+        self_seed_commitment=proto.self_seed_commitment,
+        own_self_seed_share_sha256=proto.own_self_seed_share_sha256,
+        signature=proto.signature,
+    )
+
+
+def leaf_delivery_to_proto(delivery: messages.LeafDelivery) -> pb.LeafDelivery:
+    """Convert."""
+    return pb.LeafDelivery(
+        roots=[share_root_to_proto(root) for root in delivery.roots],
+        leaves={
+            sender: pb.DeliveredLeaf(leaf=_share_leaf_to_proto(item.leaf), path=item.path)
+            for sender, item in delivery.leaves.items()
+        },
+    )
+
+
+def leaf_delivery_from_proto(proto: pb.LeafDelivery) -> messages.LeafDelivery:
+    """Convert, or raise MalformedMessageError."""
+    senders = items(proto.leaves, same, bounds.MAX_COHORT, "delivered leaves")
+    return messages.LeafDelivery(
+        roots=items(proto.roots, share_root_from_proto, bounds.MAX_COHORT, "roots"),
+        leaves={sender: _delivered_leaf(proto.leaves[sender]) for sender in senders},
+    )
+
+
+def _delivered_leaf(proto: pb.DeliveredLeaf) -> messages.DeliveredLeaf:
+    path = items(proto.path, same, merkle.MAX_PATH, "path")
+    return messages.DeliveredLeaf(leaf=_share_leaf(proto.leaf), path=path)
+
+
+def _share_leaf_to_proto(leaf: messages.ShareLeaf) -> pb.ShareLeaf:
+    return pb.ShareLeaf(
+        recipient=leaf.recipient,
+        box_kem=leaf.box_kem,
+        ciphertext=leaf.ciphertext,
+        self_seed_share_sha256=leaf.self_seed_share_sha256,
+        mask_key_share_sha256=leaf.mask_key_share_sha256,
+        mask_kem=leaf.mask_kem,
+        sealed=leaf.sealed,
+        pair_secret_sha256=leaf.pair_secret_sha256,
+    )
+
+
+def _share_leaf(proto: pb.ShareLeaf) -> messages.ShareLeaf:
+    return messages.ShareLeaf(
+        recipient=proto.recipient,
+        box_kem=proto.box_kem,
+        ciphertext=proto.ciphertext,
+        self_seed_share_sha256=proto.self_seed_share_sha256,
+        mask_key_share_sha256=proto.mask_key_share_sha256,
+        mask_kem=proto.mask_kem,
+        sealed=proto.sealed,
+        pair_secret_sha256=proto.pair_secret_sha256,
+    )
+
+
 def masked_input_header_to_proto(header: messages.MaskedInputHeader) -> pb.MaskedInputHeader:
     """Convert."""
     return pb.MaskedInputHeader(
@@ -298,6 +417,8 @@ def masked_input_header_to_proto(header: messages.MaskedInputHeader) -> pb.Maske
         length_bytes=header.length_bytes,
         masked_sha256=header.masked_sha256,
         signature=header.signature,
+        debit=_debit_to_proto(header.debit),
+        rejected=header.rejected,
     )
 
 
@@ -308,6 +429,8 @@ def masked_input_header_from_proto(proto: pb.MaskedInputHeader) -> messages.Mask
         length_bytes=proto.length_bytes,
         masked_sha256=proto.masked_sha256,
         signature=proto.signature,
+        debit=_debit(proto.debit) if proto.HasField("debit") else None,
+        rejected=items(proto.rejected, same, bounds.MAX_COHORT, "rejected senders"),
     )
 
 
@@ -365,6 +488,16 @@ def unmasking_shares_to_proto(shares: messages.UnmaskingShares) -> pb.UnmaskingS
             pb.UnmaskingShare(owner=item.owner, share=item.share) for item in shares.mask_key_shares
         ],
         signature=shares.signature,
+        pair_secrets=(
+            None
+            if shares.pair_secrets is None
+            else pb.PairSecrets(
+                secrets=[
+                    pb.PairSecret(silo_id=item.silo_id, secret=item.secret)
+                    for item in shares.pair_secrets
+                ]
+            )
+        ),
     )
 
 
@@ -379,7 +512,16 @@ def unmasking_shares_from_proto(proto: pb.UnmaskingShares) -> messages.Unmasking
             proto.mask_key_shares, _unmasking_share, bounds.MAX_COHORT, "mask key shares"
         ),
         signature=proto.signature,
+        pair_secrets=(
+            items(proto.pair_secrets.secrets, _pair_secret, bounds.MAX_COHORT, "pair secrets")
+            if proto.HasField("pair_secrets")
+            else None
+        ),
     )
+
+
+def _pair_secret(proto: pb.PairSecret) -> messages.PairSecret:
+    return messages.PairSecret(silo_id=proto.silo_id, secret=proto.secret)
 
 
 def _unmasking_share(proto: pb.UnmaskingShare) -> messages.UnmaskingShare:

@@ -11,6 +11,7 @@ Not covered: whether a silo agrees (its guardian), whether the deadline has pass
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,6 +23,7 @@ from secagg import bounds, canonical, suite
 from secagg.errors import MalformedMessageError
 
 TASK_DOMAIN: Final = "chorale/v1/round-task"
+INVITING_TASK_DOMAIN: Final = "chorale/v2/round-task"
 
 SURVIVORS_ALREADY_SIGNED: Final = "survivors_already_signed"
 """Public reason of a silo that signed R3 of an earlier attempt of the round."""
@@ -58,6 +60,8 @@ class RoundTask:
     """By when a silo must report ready."""
     step: int = 0
     """The step of the round; the record before it is the head that this task starts from."""
+    invited: tuple[str, ...] = ()
+    """From protocol 3 on: the silos that may take part, in ascending order; nobody else does."""
     signature: bytes = b""
     """Of the coordinator; empty until signed."""
 
@@ -74,6 +78,11 @@ class RoundTask:
             bounds.require_integer(
                 self.ready_deadline_unix_s, 1, bounds.UINT64_MAX, "task ready_deadline_unix_s"
             )
+            bounds.require_sequence(self.invited, str, 0, bounds.MAX_COHORT, "task invited")
+            for silo_id in self.invited:
+                bounds.require_silo_id(silo_id, "task invited silo")
+            if not bounds.is_strictly_sorted(self.invited):
+                raise ChainError("the silos that a task invites are not in ascending order")
             if self.signature:
                 bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "task signature")
         except MalformedMessageError as error:
@@ -82,7 +91,7 @@ class RoundTask:
     def signed_bytes(self) -> bytes:
         """What the coordinator signs."""
         return canonical.encode(
-            TASK_DOMAIN,
+            INVITING_TASK_DOMAIN if self.invited else TASK_DOMAIN,
             self.run_id,
             self.round,
             self.step,
@@ -92,7 +101,13 @@ class RoundTask:
             self.base_model_sha256,
             self.adapter_sha256,
             self.ready_deadline_unix_s,
+            *((self.invited,) if self.invited else ()),
         )
+
+    @property
+    def sha256(self) -> bytes:
+        """Digest of the signed bytes, which a descriptor of version 2 names."""
+        return hashlib.sha256(self.signed_bytes()).digest()
 
     def sign(self, coordinator_key: Ed25519PrivateKey) -> RoundTask:
         """The same task with the coordinator's signature."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from chorale.v1 import secagg_pb2 as chorale_dot_v1_dot_secagg__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63horale/v1/aggregation.proto\x12\nchorale.v1\x1a\x17\x63horale/v1/secagg.proto\"\xdf\x01\n\tRoundTask\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x13\n\x0bplan_sha256\x18\x03 \x01(\x0c\x12\x15\n\rroster_sha256\x18\x04 \x01(\x0c\x12\x14\n\x0croster_epoch\x18\x05 \x01(\x04\x12\x19\n\x11\x62\x61se_model_sha256\x18\x06 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_sha256\x18\x07 \x01(\x0c\x12\x1d\n\x15ready_deadline_unix_s\x18\x08 \x01(\x04\x12\x11\n\tsignature\x18\t \x01(\x0c\x12\x0c\n\x04step\x18\n \x01(\r\"\xcc\x02\n\rAdapterRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x15\n\rparent_sha256\x18\x03 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_sha256\x18\x04 \x01(\x0c\x12\x13\n\x0bplan_sha256\x18\x05 \x01(\x0c\x12\x19\n\x11\x62\x61se_model_sha256\x18\x06 \x01(\x0c\x12\x19\n\x11\x64\x65scriptor_sha256\x18\x07 \x01(\x0c\x12\x12\n\nsum_sha256\x18\x08 \x01(\x0c\x12\x11\n\tsurvivors\x18\t \x03(\t\x12\x0c\n\x04kind\x18\n \x01(\t\x12\x1c\n\x14record_parent_sha256\x18\x0b \x01(\x0c\x12\x11\n\tsignature\x18\x0c \x01(\x0c\x12\x0c\n\x04step\x18\r \x01(\r\x12\x1b\n\x0erestored_round\x18\x0e \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_restored_round\"e\n\x0bRoundResult\x12)\n\x06record\x18\x01 \x01(\x0b\x32\x19.chorale.v1.AdapterRecord\x12+\n\x08identity\x18\x02 \x01(\x0b\x32\x19.chorale.v1.AggregationId\"`\n\tPreflight\x12\x13\n\x0bplan_sha256\x18\x01 \x01(\x0c\x12\x15\n\rroster_sha256\x18\x02 \x01(\x0c\x12\x14\n\x0csubmit_token\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"n\n\x0fPreflightAnswer\x12\x18\n\x10preflight_sha256\x18\x01 \x01(\x0c\x12\x0f\n\x07silo_id\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0c\n\x04rule\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63horale/v1/aggregation.proto\x12\nchorale.v1\x1a\x17\x63horale/v1/secagg.proto\"\xf0\x01\n\tRoundTask\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x13\n\x0bplan_sha256\x18\x03 \x01(\x0c\x12\x15\n\rroster_sha256\x18\x04 \x01(\x0c\x12\x14\n\x0croster_epoch\x18\x05 \x01(\x04\x12\x19\n\x11\x62\x61se_model_sha256\x18\x06 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_sha256\x18\x07 \x01(\x0c\x12\x1d\n\x15ready_deadline_unix_s\x18\x08 \x01(\x04\x12\x11\n\tsignature\x18\t \x01(\x0c\x12\x0c\n\x04step\x18\n \x01(\r\x12\x0f\n\x07invited\x18\x0b \x03(\t\"\x82\x03\n\rAdapterRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x15\n\rparent_sha256\x18\x03 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_sha256\x18\x04 \x01(\x0c\x12\x13\n\x0bplan_sha256\x18\x05 \x01(\x0c\x12\x19\n\x11\x62\x61se_model_sha256\x18\x06 \x01(\x0c\x12\x19\n\x11\x64\x65scriptor_sha256\x18\x07 \x01(\x0c\x12\x12\n\nsum_sha256\x18\x08 \x01(\x0c\x12\x11\n\tsurvivors\x18\t \x03(\t\x12\x0c\n\x04kind\x18\n \x01(\t\x12\x1c\n\x14record_parent_sha256\x18\x0b \x01(\x0c\x12\x11\n\tsignature\x18\x0c \x01(\x0c\x12\x0c\n\x04step\x18\r \x01(\r\x12\x1b\n\x0erestored_round\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\r\n\x05suite\x18\x0f \x01(\r\x12%\n\x05parts\x18\x10 \x03(\x0b\x32\x16.chorale.v1.RecordPartB\x11\n\x0f_restored_round\"\\\n\nRecordPart\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x19\n\x11\x64\x65scriptor_sha256\x18\x02 \x01(\x0c\x12\x12\n\nsum_sha256\x18\x03 \x01(\x0c\x12\x11\n\tsurvivors\x18\x04 \x03(\t\"e\n\x0bRoundResult\x12)\n\x06record\x18\x01 \x01(\x0b\x32\x19.chorale.v1.AdapterRecord\x12+\n\x08identity\x18\x02 \x01(\x0b\x32\x19.chorale.v1.AggregationId\"`\n\tPreflight\x12\x13\n\x0bplan_sha256\x18\x01 \x01(\x0c\x12\x15\n\rroster_sha256\x18\x02 \x01(\x0c\x12\x14\n\x0csubmit_token\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"n\n\x0fPreflightAnswer\x12\x18\n\x10preflight_sha256\x18\x01 \x01(\x0c\x12\x0f\n\x07silo_id\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0c\n\x04rule\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'chorale.v1.aggregation_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUNDTASK']._serialized_start=70
-  _globals['_ROUNDTASK']._serialized_end=293
-  _globals['_ADAPTERRECORD']._serialized_start=296
-  _globals['_ADAPTERRECORD']._serialized_end=628
-  _globals['_ROUNDRESULT']._serialized_start=630
-  _globals['_ROUNDRESULT']._serialized_end=731
-  _globals['_PREFLIGHT']._serialized_start=733
-  _globals['_PREFLIGHT']._serialized_end=829
-  _globals['_PREFLIGHTANSWER']._serialized_start=831
-  _globals['_PREFLIGHTANSWER']._serialized_end=941
+  _globals['_ROUNDTASK']._serialized_end=310
+  _globals['_ADAPTERRECORD']._serialized_start=313
+  _globals['_ADAPTERRECORD']._serialized_end=699
+  _globals['_RECORDPART']._serialized_start=701
+  _globals['_RECORDPART']._serialized_end=793
+  _globals['_ROUNDRESULT']._serialized_start=795
+  _globals['_ROUNDRESULT']._serialized_end=896
+  _globals['_PREFLIGHT']._serialized_start=898
+  _globals['_PREFLIGHT']._serialized_end=994
+  _globals['_PREFLIGHTANSWER']._serialized_start=996
+  _globals['_PREFLIGHTANSWER']._serialized_end=1106
 # @@protoc_insertion_point(module_scope)

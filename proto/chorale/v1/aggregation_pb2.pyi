@@ -34,6 +34,7 @@ class RoundTask(google.protobuf.message.Message):
     READY_DEADLINE_UNIX_S_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    INVITED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     plan_sha256: builtins.bytes
@@ -48,6 +49,10 @@ class RoundTask(google.protobuf.message.Message):
     signature: builtins.bytes
     step: builtins.int
     """The optimiser step of the round, from 0; only record_distributed has more than one."""
+    @property
+    def invited(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """From protocol 3 on: the silos invited, in ascending order; one that is not waits."""
+
     def __init__(
         self,
         *,
@@ -61,8 +66,9 @@ class RoundTask(google.protobuf.message.Message):
         ready_deadline_unix_s: builtins.int = ...,
         signature: builtins.bytes = ...,
         step: builtins.int = ...,
+        invited: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "plan_sha256", b"plan_sha256", "ready_deadline_unix_s", b"ready_deadline_unix_s", "roster_epoch", b"roster_epoch", "roster_sha256", b"roster_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "invited", b"invited", "plan_sha256", b"plan_sha256", "ready_deadline_unix_s", b"ready_deadline_unix_s", "roster_epoch", b"roster_epoch", "roster_sha256", b"roster_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step"]) -> None: ...
 
 global___RoundTask = RoundTask
 
@@ -86,6 +92,8 @@ class AdapterRecord(google.protobuf.message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     RESTORED_ROUND_FIELD_NUMBER: builtins.int
+    SUITE_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     """The round that made this adapter; record 0 is the initial adapter."""
@@ -106,8 +114,14 @@ class AdapterRecord(google.protobuf.message.Message):
     """The step of the round that made this adapter, from 0."""
     restored_round: builtins.int
     """Of a rollback: the earlier round whose adapter it brings back, 0 for the initial adapter."""
+    suite: builtins.int
+    """The suite of the run's sums: 1 or 2; absent says 1."""
     @property
     def survivors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RecordPart]:
+        """From suite v2 on, in place of 7, 8 and 9: the sums that made this adapter, in order of part."""
+
     def __init__(
         self,
         *,
@@ -125,12 +139,43 @@ class AdapterRecord(google.protobuf.message.Message):
         signature: builtins.bytes = ...,
         step: builtins.int = ...,
         restored_round: builtins.int | None = ...,
+        suite: builtins.int = ...,
+        parts: collections.abc.Iterable[global___RecordPart] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "restored_round", b"restored_round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "descriptor_sha256", b"descriptor_sha256", "kind", b"kind", "parent_sha256", b"parent_sha256", "plan_sha256", b"plan_sha256", "record_parent_sha256", b"record_parent_sha256", "restored_round", b"restored_round", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step", "sum_sha256", b"sum_sha256", "survivors", b"survivors"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "descriptor_sha256", b"descriptor_sha256", "kind", b"kind", "parent_sha256", b"parent_sha256", "parts", b"parts", "plan_sha256", b"plan_sha256", "record_parent_sha256", b"record_parent_sha256", "restored_round", b"restored_round", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step", "suite", b"suite", "sum_sha256", b"sum_sha256", "survivors", b"survivors"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_restored_round", b"_restored_round"]) -> typing.Literal["restored_round"] | None: ...
 
 global___AdapterRecord = AdapterRecord
+
+@typing.final
+class RecordPart(google.protobuf.message.Message):
+    """RecordPart is one released sum of a record."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    DESCRIPTOR_SHA256_FIELD_NUMBER: builtins.int
+    SUM_SHA256_FIELD_NUMBER: builtins.int
+    SURVIVORS_FIELD_NUMBER: builtins.int
+    part: builtins.int
+    descriptor_sha256: builtins.bytes
+    sum_sha256: builtins.bytes
+    @property
+    def survivors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """U3, in ascending order."""
+
+    def __init__(
+        self,
+        *,
+        part: builtins.int = ...,
+        descriptor_sha256: builtins.bytes = ...,
+        sum_sha256: builtins.bytes = ...,
+        survivors: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["descriptor_sha256", b"descriptor_sha256", "part", b"part", "sum_sha256", b"sum_sha256", "survivors", b"survivors"]) -> None: ...
+
+global___RecordPart = RecordPart
 
 @typing.final
 class RoundResult(google.protobuf.message.Message):

@@ -122,6 +122,7 @@ class PollResponse(google.protobuf.message.Message):
     CONSISTENCY_SIGNATURES_FIELD_NUMBER: builtins.int
     ROUND_RESULT_FIELD_NUMBER: builtins.int
     ABORTED_FIELD_NUMBER: builtins.int
+    LEAF_DELIVERY_FIELD_NUMBER: builtins.int
     LEDGER_ECHO_FIELD_NUMBER: builtins.int
     PREFLIGHT_FIELD_NUMBER: builtins.int
     OVER_RUN_IDS_FIELD_NUMBER: builtins.int
@@ -148,6 +149,8 @@ class PollResponse(google.protobuf.message.Message):
     def round_result(self) -> chorale.v1.aggregation_pb2.RoundResult: ...
     @property
     def aborted(self) -> global___Aborted: ...
+    @property
+    def leaf_delivery(self) -> chorale.v1.secagg_pb2.LeafDelivery: ...
     @property
     def ledger_echo(self) -> global___LedgerEcho:
         """Beside a RoundTask, if this silo ever took part."""
@@ -178,13 +181,14 @@ class PollResponse(google.protobuf.message.Message):
         consistency_signatures: chorale.v1.secagg_pb2.ConsistencySignatures | None = ...,
         round_result: chorale.v1.aggregation_pb2.RoundResult | None = ...,
         aborted: global___Aborted | None = ...,
+        leaf_delivery: chorale.v1.secagg_pb2.LeafDelivery | None = ...,
         ledger_echo: global___LedgerEcho | None = ...,
         preflight: chorale.v1.aggregation_pb2.Preflight | None = ...,
         over_run_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "key_bundles", b"key_bundles", "ledger_echo", b"ledger_echo", "preflight", b"preflight", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "instruction_id", b"instruction_id", "key_bundles", b"key_bundles", "ledger_echo", b"ledger_echo", "over_run_ids", b"over_run_ids", "preflight", b"preflight", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["instruction", b"instruction"]) -> typing.Literal["idle", "round_task", "descriptor", "key_bundles", "box_delivery", "survivors", "consistency_signatures", "round_result", "aborted"] | None: ...
+    def HasField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "key_bundles", b"key_bundles", "leaf_delivery", b"leaf_delivery", "ledger_echo", b"ledger_echo", "preflight", b"preflight", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["aborted", b"aborted", "box_delivery", b"box_delivery", "consistency_signatures", b"consistency_signatures", "descriptor", b"descriptor", "identity", b"identity", "idle", b"idle", "instruction", b"instruction", "instruction_id", b"instruction_id", "key_bundles", b"key_bundles", "leaf_delivery", b"leaf_delivery", "ledger_echo", b"ledger_echo", "over_run_ids", b"over_run_ids", "preflight", b"preflight", "round_result", b"round_result", "round_task", b"round_task", "survivors", b"survivors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["instruction", b"instruction"]) -> typing.Literal["idle", "round_task", "descriptor", "key_bundles", "box_delivery", "survivors", "consistency_signatures", "round_result", "aborted", "leaf_delivery"] | None: ...
 
 global___PollResponse = PollResponse
 
@@ -209,20 +213,33 @@ class LedgerEcho(google.protobuf.message.Message):
     IDENTITY_FIELD_NUMBER: builtins.int
     BUNDLE_FIELD_NUMBER: builtins.int
     DESCRIPTOR_SHA256_FIELD_NUMBER: builtins.int
+    HEADER_FIELD_NUMBER: builtins.int
+    CTX_FIELD_NUMBER: builtins.int
+    MEMBERS_SHA256_FIELD_NUMBER: builtins.int
     descriptor_sha256: builtins.bytes
+    ctx: builtins.bytes
+    """With it: the ctx and H(U2) that its signature covers."""
+    members_sha256: builtins.bytes
     @property
     def identity(self) -> chorale.v1.secagg_pb2.AggregationId: ...
     @property
     def bundle(self) -> chorale.v1.secagg_pb2.KeyBundle: ...
+    @property
+    def header(self) -> chorale.v1.secagg_pb2.MaskedInputHeader:
+        """The newest upload header of the silo in U2 less U3, if its debit is newer than the bundle's."""
+
     def __init__(
         self,
         *,
         identity: chorale.v1.secagg_pb2.AggregationId | None = ...,
         bundle: chorale.v1.secagg_pb2.KeyBundle | None = ...,
         descriptor_sha256: builtins.bytes = ...,
+        header: chorale.v1.secagg_pb2.MaskedInputHeader | None = ...,
+        ctx: builtins.bytes = ...,
+        members_sha256: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["bundle", b"bundle", "identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bundle", b"bundle", "descriptor_sha256", b"descriptor_sha256", "identity", b"identity"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["bundle", b"bundle", "header", b"header", "identity", b"identity"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bundle", b"bundle", "ctx", b"ctx", "descriptor_sha256", b"descriptor_sha256", "header", b"header", "identity", b"identity", "members_sha256", b"members_sha256"]) -> None: ...
 
 global___LedgerEcho = LedgerEcho
 
@@ -383,18 +400,24 @@ class ShareKeysRequest(google.protobuf.message.Message):
 
     IDENTITY_FIELD_NUMBER: builtins.int
     BOXES_FIELD_NUMBER: builtins.int
+    LEAVES_FIELD_NUMBER: builtins.int
     @property
     def identity(self) -> chorale.v1.secagg_pb2.AggregationId: ...
     @property
     def boxes(self) -> chorale.v1.secagg_pb2.ShareBoxes: ...
+    @property
+    def leaves(self) -> chorale.v1.secagg_pb2.ShareLeaves:
+        """From version 2 on, in place of boxes."""
+
     def __init__(
         self,
         *,
         identity: chorale.v1.secagg_pb2.AggregationId | None = ...,
         boxes: chorale.v1.secagg_pb2.ShareBoxes | None = ...,
+        leaves: chorale.v1.secagg_pb2.ShareLeaves | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["boxes", b"boxes", "identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["boxes", b"boxes", "identity", b"identity"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["boxes", b"boxes", "identity", b"identity", "leaves", b"leaves"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["boxes", b"boxes", "identity", b"identity", "leaves", b"leaves"]) -> None: ...
 
 global___ShareKeysRequest = ShareKeysRequest
 
@@ -471,7 +494,10 @@ class UploadOpening(google.protobuf.message.Message):
     IDENTITY_FIELD_NUMBER: builtins.int
     HEADER_FIELD_NUMBER: builtins.int
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
+    LEAVES_FIELD_NUMBER: builtins.int
     offset_bytes: builtins.int
+    leaves: builtins.bytes
+    """From version 2 on: the leaves of the digest tree, 32 bytes each, in order."""
     @property
     def identity(self) -> chorale.v1.secagg_pb2.AggregationId: ...
     @property
@@ -482,9 +508,10 @@ class UploadOpening(google.protobuf.message.Message):
         identity: chorale.v1.secagg_pb2.AggregationId | None = ...,
         header: chorale.v1.secagg_pb2.MaskedInputHeader | None = ...,
         offset_bytes: builtins.int = ...,
+        leaves: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["header", b"header", "identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "identity", b"identity", "offset_bytes", b"offset_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["header", b"header", "identity", b"identity", "leaves", b"leaves", "offset_bytes", b"offset_bytes"]) -> None: ...
 
 global___UploadOpening = UploadOpening
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63horale/v1/secagg.proto\x12\nchorale.v1\"[\n\rAggregationId\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\"L\n\x0bRosterEntry\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x12\n\nspiffe_uri\x18\x02 \x01(\t\x12\x18\n\x10verification_key\x18\x03 \x01(\x0c\"4\n\x0eRosterApproval\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xc3\x01\n\x06Roster\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tcolluding\x18\x03 \x01(\r\x12\x17\n\x0f\x63oordinator_key\x18\x04 \x01(\x0c\x12(\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x17.chorale.v1.RosterEntry\x12\x11\n\tsignature\x18\x06 \x01(\x0c\x12-\n\tapprovals\x18\x07 \x03(\x0b\x32\x1a.chorale.v1.RosterApproval\"P\n\x12MetricsBlockLayout\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0e\n\x06\x62ounds\x18\x02 \x03(\x01\x12\x0c\n\x04grid\x18\x03 \x01(\r\x12\r\n\x05sigma\x18\x04 \x01(\x01\"\xc3\x04\n\nDescriptor\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05suite\x18\x02 \x01(\r\x12+\n\x08identity\x18\x03 \x01(\x0b\x32\x19.chorale.v1.AggregationId\x12\x15\n\rroster_sha256\x18\x04 \x01(\x0c\x12\x14\n\x0croster_epoch\x18\x05 \x01(\x04\x12\x0e\n\x06\x63ohort\x18\x06 \x03(\t\x12\x11\n\tcolluding\x18\x07 \x01(\r\x12\x11\n\tthreshold\x18\x08 \x01(\r\x12\r\n\x05n_min\x18\t \x01(\r\x12\x13\n\x0bplan_sha256\x18\n \x01(\x0c\x12\x19\n\x11\x62\x61se_model_sha256\x18\x0b \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_sha256\x18\x0c \x01(\x0c\x12\x15\n\rlayout_sha256\x18\r \x01(\x0c\x12\x11\n\tdimension\x18\x0e \x01(\x04\x12\x11\n\tunit_clip\x18\x0f \x01(\x01\x12\x13\n\x0bvector_clip\x18\x10 \x01(\x01\x12\x11\n\tmax_units\x18\x11 \x01(\x04\x12\r\n\x05scale\x18\x12 \x01(\x01\x12/\n\x07metrics\x18\x13 \x01(\x0b\x32\x1e.chorale.v1.MetricsBlockLayout\x12\x11\n\tring_bits\x18\x14 \x01(\r\x12\x17\n\x0fnoise_mechanism\x18\x15 \x01(\t\x12\x13\n\x0bnoise_sigma\x18\x16 \x01(\x01\x12\x1b\n\x13privacy_spec_sha256\x18\x17 \x01(\x0c\x12\x18\n\x10\x64\x65\x61\x64lines_unix_s\x18\x18 \x03(\x04\x12\x11\n\tsignature\x18\x19 \x01(\x0c\"\x92\x01\n\tKeyBundle\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x12\n\ncipher_key\x18\x02 \x01(\x0c\x12\x10\n\x08mask_key\x18\x03 \x01(\x0c\x12\x12\n\nledger_seq\x18\x04 \x01(\x04\x12\x15\n\rledger_sha256\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\x12\x10\n\x08\x66\x61milies\x18\x07 \x03(\t\"4\n\nKeyBundles\x12&\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x15.chorale.v1.KeyBundle\"p\n\x08ShareBox\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x12\n\nciphertext\x18\x02 \x01(\x0c\x12\x1e\n\x16self_seed_share_sha256\x18\x03 \x01(\x0c\x12\x1d\n\x15mask_key_share_sha256\x18\x04 \x01(\x0c\"\x96\x01\n\nShareBoxes\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12#\n\x05\x62oxes\x18\x02 \x03(\x0b\x32\x14.chorale.v1.ShareBox\x12\x1c\n\x14self_seed_commitment\x18\x03 \x01(\x0c\x12\"\n\x1aown_self_seed_share_sha256\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"\xad\x01\n\x0b\x42oxDelivery\x12+\n\x07headers\x18\x01 \x03(\x0b\x32\x1a.chorale.v1.ShareBoxHeader\x12=\n\x0b\x63iphertexts\x18\x02 \x03(\x0b\x32(.chorale.v1.BoxDelivery.CiphertextsEntry\x1a\x32\n\x10\x43iphertextsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xa0\x01\n\x0eShareBoxHeader\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12)\n\x05\x62oxes\x18\x02 \x03(\x0b\x32\x1a.chorale.v1.ShareBoxDigest\x12\x1c\n\x14self_seed_commitment\x18\x03 \x01(\x0c\x12\"\n\x1aown_self_seed_share_sha256\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"}\n\x0eShareBoxDigest\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x19\n\x11\x63iphertext_sha256\x18\x02 \x01(\x0c\x12\x1e\n\x16self_seed_share_sha256\x18\x03 \x01(\x0c\x12\x1d\n\x15mask_key_share_sha256\x18\x04 \x01(\x0c\"d\n\x11MaskedInputHeader\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\x12\x15\n\rmasked_sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\";\n\tSurvivors\x12.\n\x07headers\x18\x01 \x03(\x0b\x32\x1d.chorale.v1.MaskedInputHeader\":\n\x14\x43onsistencySignature\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"M\n\x15\x43onsistencySignatures\x12\x34\n\nsignatures\x18\x01 \x03(\x0b\x32 .chorale.v1.ConsistencySignature\"\xa0\x01\n\x0fUnmaskingShares\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x34\n\x10self_seed_shares\x18\x02 \x03(\x0b\x32\x1a.chorale.v1.UnmaskingShare\x12\x33\n\x0fmask_key_shares\x18\x03 \x03(\x0b\x32\x1a.chorale.v1.UnmaskingShare\x12\x11\n\tsignature\x18\x04 \x01(\x0c\".\n\x0eUnmaskingShare\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63horale/v1/secagg.proto\x12\nchorale.v1\"[\n\rAggregationId\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\"L\n\x0bRosterEntry\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x12\n\nspiffe_uri\x18\x02 \x01(\t\x12\x18\n\x10verification_key\x18\x03 \x01(\x0c\"4\n\x0eRosterApproval\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xc3\x01\n\x06Roster\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tcolluding\x18\x03 \x01(\r\x12\x17\n\x0f\x63oordinator_key\x18\x04 \x01(\x0c\x12(\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x17.chorale.v1.RosterEntry\x12\x11\n\tsignature\x18\x06 \x01(\x0c\x12-\n\tapprovals\x18\x07 \x03(\x0b\x32\x1a.chorale.v1.RosterApproval\"P\n\x12MetricsBlockLayout\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0e\n\x06\x62ounds\x18\x02 \x03(\x01\x12\x0c\n\x04grid\x18\x03 \x01(\r\x12\r\n\x05sigma\x18\x04 \x01(\x01\"\xfd\x04\n\nDescriptor\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05suite\x18\x02 \x01(\r\x12+\n\x08identity\x18\x03 \x01(\x0b\x32\x19.chorale.v1.AggregationId\x12\x15\n\rroster_sha256\x18\x04 \x01(\x0c\x12\x14\n\x0croster_epoch\x18\x05 \x01(\x04\x12\x0e\n\x06\x63ohort\x18\x06 \x03(\t\x12\x11\n\tcolluding\x18\x07 \x01(\r\x12\x11\n\tthreshold\x18\x08 \x01(\r\x12\r\n\x05n_min\x18\t \x01(\r\x12\x13\n\x0bplan_sha256\x18\n \x01(\x0c\x12\x19\n\x11\x62\x61se_model_sha256\x18\x0b \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_sha256\x18\x0c \x01(\x0c\x12\x15\n\rlayout_sha256\x18\r \x01(\x0c\x12\x11\n\tdimension\x18\x0e \x01(\x04\x12\x11\n\tunit_clip\x18\x0f \x01(\x01\x12\x13\n\x0bvector_clip\x18\x10 \x01(\x01\x12\x11\n\tmax_units\x18\x11 \x01(\x04\x12\r\n\x05scale\x18\x12 \x01(\x01\x12/\n\x07metrics\x18\x13 \x01(\x0b\x32\x1e.chorale.v1.MetricsBlockLayout\x12\x11\n\tring_bits\x18\x14 \x01(\r\x12\x17\n\x0fnoise_mechanism\x18\x15 \x01(\t\x12\x13\n\x0bnoise_sigma\x18\x16 \x01(\x01\x12\x1b\n\x13privacy_spec_sha256\x18\x17 \x01(\x0c\x12\x18\n\x10\x64\x65\x61\x64lines_unix_s\x18\x18 \x03(\x04\x12\x11\n\tsignature\x18\x19 \x01(\x0c\x12\x10\n\x08\x66\x61milies\x18\x1a \x03(\t\x12\x13\n\x0btask_sha256\x18\x1b \x01(\x0c\x12\x11\n\tdigest_id\x18\x1c \x01(\r\"\xdf\x01\n\tKeyBundle\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x12\n\ncipher_key\x18\x02 \x01(\x0c\x12\x10\n\x08mask_key\x18\x03 \x01(\x0c\x12\x12\n\nledger_seq\x18\x04 \x01(\x04\x12\x15\n\rledger_sha256\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\x12\x10\n\x08\x66\x61milies\x18\x07 \x03(\t\x12%\n\x08kem_keys\x18\x08 \x01(\x0b\x32\x13.chorale.v1.KemKeys\x12$\n\x05\x64\x65\x62it\x18\t \x01(\x0b\x32\x15.chorale.v1.DebitHead\"/\n\x07KemKeys\x12\x12\n\ncipher_key\x18\x01 \x01(\x0c\x12\x10\n\x08mask_key\x18\x02 \x01(\x0c\"(\n\tDebitHead\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"4\n\nKeyBundles\x12&\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x15.chorale.v1.KeyBundle\"p\n\x08ShareBox\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x12\n\nciphertext\x18\x02 \x01(\x0c\x12\x1e\n\x16self_seed_share_sha256\x18\x03 \x01(\x0c\x12\x1d\n\x15mask_key_share_sha256\x18\x04 \x01(\x0c\"\x96\x01\n\nShareBoxes\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12#\n\x05\x62oxes\x18\x02 \x03(\x0b\x32\x14.chorale.v1.ShareBox\x12\x1c\n\x14self_seed_commitment\x18\x03 \x01(\x0c\x12\"\n\x1aown_self_seed_share_sha256\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"\xad\x01\n\x0b\x42oxDelivery\x12+\n\x07headers\x18\x01 \x03(\x0b\x32\x1a.chorale.v1.ShareBoxHeader\x12=\n\x0b\x63iphertexts\x18\x02 \x03(\x0b\x32(.chorale.v1.BoxDelivery.CiphertextsEntry\x1a\x32\n\x10\x43iphertextsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xa0\x01\n\x0eShareBoxHeader\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12)\n\x05\x62oxes\x18\x02 \x03(\x0b\x32\x1a.chorale.v1.ShareBoxDigest\x12\x1c\n\x14self_seed_commitment\x18\x03 \x01(\x0c\x12\"\n\x1aown_self_seed_share_sha256\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"}\n\x0eShareBoxDigest\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x19\n\x11\x63iphertext_sha256\x18\x02 \x01(\x0c\x12\x1e\n\x16self_seed_share_sha256\x18\x03 \x01(\x0c\x12\x1d\n\x15mask_key_share_sha256\x18\x04 \x01(\x0c\"\xc0\x01\n\tShareLeaf\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0f\n\x07\x62ox_kem\x18\x02 \x01(\x0c\x12\x12\n\nciphertext\x18\x03 \x01(\x0c\x12\x1e\n\x16self_seed_share_sha256\x18\x04 \x01(\x0c\x12\x1d\n\x15mask_key_share_sha256\x18\x05 \x01(\x0c\x12\x10\n\x08mask_kem\x18\x06 \x01(\x0c\x12\x0e\n\x06sealed\x18\x07 \x01(\x0c\x12\x1a\n\x12pair_secret_sha256\x18\x08 \x01(\x0c\"\x92\x01\n\tShareRoot\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x12\n\nleaf_count\x18\x02 \x01(\r\x12\x0c\n\x04root\x18\x03 \x01(\x0c\x12\x1c\n\x14self_seed_commitment\x18\x04 \x01(\x0c\x12\"\n\x1aown_self_seed_share_sha256\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"Y\n\x0bShareLeaves\x12#\n\x04root\x18\x01 \x01(\x0b\x32\x15.chorale.v1.ShareRoot\x12%\n\x06leaves\x18\x02 \x03(\x0b\x32\x15.chorale.v1.ShareLeaf\"\xb4\x01\n\x0cLeafDelivery\x12$\n\x05roots\x18\x01 \x03(\x0b\x32\x15.chorale.v1.ShareRoot\x12\x34\n\x06leaves\x18\x02 \x03(\x0b\x32$.chorale.v1.LeafDelivery.LeavesEntry\x1aH\n\x0bLeavesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.chorale.v1.DeliveredLeaf:\x02\x38\x01\"B\n\rDeliveredLeaf\x12#\n\x04leaf\x18\x01 \x01(\x0b\x32\x15.chorale.v1.ShareLeaf\x12\x0c\n\x04path\x18\x02 \x03(\x0c\"\x9c\x01\n\x11MaskedInputHeader\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\x12\x15\n\rmasked_sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12$\n\x05\x64\x65\x62it\x18\x05 \x01(\x0b\x32\x15.chorale.v1.DebitHead\x12\x10\n\x08rejected\x18\x06 \x03(\t\";\n\tSurvivors\x12.\n\x07headers\x18\x01 \x03(\x0b\x32\x1d.chorale.v1.MaskedInputHeader\":\n\x14\x43onsistencySignature\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"M\n\x15\x43onsistencySignatures\x12\x34\n\nsignatures\x18\x01 \x03(\x0b\x32 .chorale.v1.ConsistencySignature\"\xcf\x01\n\x0fUnmaskingShares\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x34\n\x10self_seed_shares\x18\x02 \x03(\x0b\x32\x1a.chorale.v1.UnmaskingShare\x12\x33\n\x0fmask_key_shares\x18\x03 \x03(\x0b\x32\x1a.chorale.v1.UnmaskingShare\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12-\n\x0cpair_secrets\x18\x05 \x01(\x0b\x32\x17.chorale.v1.PairSecrets\"6\n\x0bPairSecrets\x12\'\n\x07secrets\x18\x01 \x03(\x0b\x32\x16.chorale.v1.PairSecret\"-\n\nPairSecret\x12\x0f\n\x07silo_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\".\n\x0eUnmaskingShare\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BOXDELIVERY_CIPHERTEXTSENTRY']._loaded_options = None
   _globals['_BOXDELIVERY_CIPHERTEXTSENTRY']._serialized_options = b'8\001'
+  _globals['_LEAFDELIVERY_LEAVESENTRY']._loaded_options = None
+  _globals['_LEAFDELIVERY_LEAVESENTRY']._serialized_options = b'8\001'
   _globals['_AGGREGATIONID']._serialized_start=39
   _globals['_AGGREGATIONID']._serialized_end=130
   _globals['_ROSTERENTRY']._serialized_start=132
@@ -44,33 +46,53 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METRICSBLOCKLAYOUT']._serialized_start=462
   _globals['_METRICSBLOCKLAYOUT']._serialized_end=542
   _globals['_DESCRIPTOR']._serialized_start=545
-  _globals['_DESCRIPTOR']._serialized_end=1124
-  _globals['_KEYBUNDLE']._serialized_start=1127
-  _globals['_KEYBUNDLE']._serialized_end=1273
-  _globals['_KEYBUNDLES']._serialized_start=1275
-  _globals['_KEYBUNDLES']._serialized_end=1327
-  _globals['_SHAREBOX']._serialized_start=1329
-  _globals['_SHAREBOX']._serialized_end=1441
-  _globals['_SHAREBOXES']._serialized_start=1444
-  _globals['_SHAREBOXES']._serialized_end=1594
-  _globals['_BOXDELIVERY']._serialized_start=1597
-  _globals['_BOXDELIVERY']._serialized_end=1770
-  _globals['_BOXDELIVERY_CIPHERTEXTSENTRY']._serialized_start=1720
-  _globals['_BOXDELIVERY_CIPHERTEXTSENTRY']._serialized_end=1770
-  _globals['_SHAREBOXHEADER']._serialized_start=1773
-  _globals['_SHAREBOXHEADER']._serialized_end=1933
-  _globals['_SHAREBOXDIGEST']._serialized_start=1935
-  _globals['_SHAREBOXDIGEST']._serialized_end=2060
-  _globals['_MASKEDINPUTHEADER']._serialized_start=2062
-  _globals['_MASKEDINPUTHEADER']._serialized_end=2162
-  _globals['_SURVIVORS']._serialized_start=2164
-  _globals['_SURVIVORS']._serialized_end=2223
-  _globals['_CONSISTENCYSIGNATURE']._serialized_start=2225
-  _globals['_CONSISTENCYSIGNATURE']._serialized_end=2283
-  _globals['_CONSISTENCYSIGNATURES']._serialized_start=2285
-  _globals['_CONSISTENCYSIGNATURES']._serialized_end=2362
-  _globals['_UNMASKINGSHARES']._serialized_start=2365
-  _globals['_UNMASKINGSHARES']._serialized_end=2525
-  _globals['_UNMASKINGSHARE']._serialized_start=2527
-  _globals['_UNMASKINGSHARE']._serialized_end=2573
+  _globals['_DESCRIPTOR']._serialized_end=1182
+  _globals['_KEYBUNDLE']._serialized_start=1185
+  _globals['_KEYBUNDLE']._serialized_end=1408
+  _globals['_KEMKEYS']._serialized_start=1410
+  _globals['_KEMKEYS']._serialized_end=1457
+  _globals['_DEBITHEAD']._serialized_start=1459
+  _globals['_DEBITHEAD']._serialized_end=1499
+  _globals['_KEYBUNDLES']._serialized_start=1501
+  _globals['_KEYBUNDLES']._serialized_end=1553
+  _globals['_SHAREBOX']._serialized_start=1555
+  _globals['_SHAREBOX']._serialized_end=1667
+  _globals['_SHAREBOXES']._serialized_start=1670
+  _globals['_SHAREBOXES']._serialized_end=1820
+  _globals['_BOXDELIVERY']._serialized_start=1823
+  _globals['_BOXDELIVERY']._serialized_end=1996
+  _globals['_BOXDELIVERY_CIPHERTEXTSENTRY']._serialized_start=1946
+  _globals['_BOXDELIVERY_CIPHERTEXTSENTRY']._serialized_end=1996
+  _globals['_SHAREBOXHEADER']._serialized_start=1999
+  _globals['_SHAREBOXHEADER']._serialized_end=2159
+  _globals['_SHAREBOXDIGEST']._serialized_start=2161
+  _globals['_SHAREBOXDIGEST']._serialized_end=2286
+  _globals['_SHARELEAF']._serialized_start=2289
+  _globals['_SHARELEAF']._serialized_end=2481
+  _globals['_SHAREROOT']._serialized_start=2484
+  _globals['_SHAREROOT']._serialized_end=2630
+  _globals['_SHARELEAVES']._serialized_start=2632
+  _globals['_SHARELEAVES']._serialized_end=2721
+  _globals['_LEAFDELIVERY']._serialized_start=2724
+  _globals['_LEAFDELIVERY']._serialized_end=2904
+  _globals['_LEAFDELIVERY_LEAVESENTRY']._serialized_start=2832
+  _globals['_LEAFDELIVERY_LEAVESENTRY']._serialized_end=2904
+  _globals['_DELIVEREDLEAF']._serialized_start=2906
+  _globals['_DELIVEREDLEAF']._serialized_end=2972
+  _globals['_MASKEDINPUTHEADER']._serialized_start=2975
+  _globals['_MASKEDINPUTHEADER']._serialized_end=3131
+  _globals['_SURVIVORS']._serialized_start=3133
+  _globals['_SURVIVORS']._serialized_end=3192
+  _globals['_CONSISTENCYSIGNATURE']._serialized_start=3194
+  _globals['_CONSISTENCYSIGNATURE']._serialized_end=3252
+  _globals['_CONSISTENCYSIGNATURES']._serialized_start=3254
+  _globals['_CONSISTENCYSIGNATURES']._serialized_end=3331
+  _globals['_UNMASKINGSHARES']._serialized_start=3334
+  _globals['_UNMASKINGSHARES']._serialized_end=3541
+  _globals['_PAIRSECRETS']._serialized_start=3543
+  _globals['_PAIRSECRETS']._serialized_end=3597
+  _globals['_PAIRSECRET']._serialized_start=3599
+  _globals['_PAIRSECRET']._serialized_end=3644
+  _globals['_UNMASKINGSHARE']._serialized_start=3646
+  _globals['_UNMASKINGSHARE']._serialized_end=3692
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ from chorale.v1 import aggregation_pb2 as chorale_dot_v1_dot_aggregation__pb2
 from chorale.v1 import secagg_pb2 as chorale_dot_v1_dot_secagg__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/transcript.proto\x12\nchorale.v1\x1a\x1c\x63horale/v1/aggregation.proto\x1a\x17\x63horale/v1/secagg.proto\"\xd9\x03\n\nTranscript\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\"\n\x06roster\x18\x03 \x01(\x0b\x32\x12.chorale.v1.Roster\x12*\n\ndescriptor\x18\x04 \x01(\x0b\x32\x16.chorale.v1.Descriptor\x12&\n\x07\x62undles\x18\x05 \x03(\x0b\x32\x15.chorale.v1.KeyBundle\x12\x31\n\rshare_headers\x18\x06 \x03(\x0b\x32\x1a.chorale.v1.ShareBoxHeader\x12\x35\n\x0eupload_headers\x18\x07 \x03(\x0b\x32\x1d.chorale.v1.MaskedInputHeader\x12\x34\n\nagreements\x18\x08 \x03(\x0b\x32 .chorale.v1.ConsistencySignature\x12)\n\x06record\x18\t \x01(\x0b\x32\x19.chorale.v1.AdapterRecord\x12)\n\x06parent\x18\n \x01(\x0b\x32\x19.chorale.v1.AdapterRecord\x12\x0e\n\x06phases\x18\x0b \x01(\r\x12+\n\x0f\x65\x61rlier_rosters\x18\x0c \x03(\x0b\x32\x12.chorale.v1.Rosterb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/transcript.proto\x12\nchorale.v1\x1a\x1c\x63horale/v1/aggregation.proto\x1a\x17\x63horale/v1/secagg.proto\"\x85\x04\n\nTranscript\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\"\n\x06roster\x18\x03 \x01(\x0b\x32\x12.chorale.v1.Roster\x12*\n\ndescriptor\x18\x04 \x01(\x0b\x32\x16.chorale.v1.Descriptor\x12&\n\x07\x62undles\x18\x05 \x03(\x0b\x32\x15.chorale.v1.KeyBundle\x12\x31\n\rshare_headers\x18\x06 \x03(\x0b\x32\x1a.chorale.v1.ShareBoxHeader\x12\x35\n\x0eupload_headers\x18\x07 \x03(\x0b\x32\x1d.chorale.v1.MaskedInputHeader\x12\x34\n\nagreements\x18\x08 \x03(\x0b\x32 .chorale.v1.ConsistencySignature\x12)\n\x06record\x18\t \x01(\x0b\x32\x19.chorale.v1.AdapterRecord\x12)\n\x06parent\x18\n \x01(\x0b\x32\x19.chorale.v1.AdapterRecord\x12\x0e\n\x06phases\x18\x0b \x01(\r\x12+\n\x0f\x65\x61rlier_rosters\x18\x0c \x03(\x0b\x32\x12.chorale.v1.Roster\x12*\n\x0bshare_roots\x18\r \x03(\x0b\x32\x15.chorale.v1.ShareRootb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'chorale.v1.transcript_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSCRIPT']._serialized_start=99
-  _globals['_TRANSCRIPT']._serialized_end=572
+  _globals['_TRANSCRIPT']._serialized_end=616
 # @@protoc_insertion_point(module_scope)

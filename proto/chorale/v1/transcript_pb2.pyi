@@ -35,8 +35,9 @@ class Transcript(google.protobuf.message.Message):
     PARENT_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
     EARLIER_ROSTERS_FIELD_NUMBER: builtins.int
+    SHARE_ROOTS_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """Format of this document; 1."""
+    """Format of this document: that of its descriptor's version, 1 or 2."""
     outcome: builtins.str
     """How the attempt ended: released, aborted, skipped, or open."""
     phases: builtins.int
@@ -77,6 +78,10 @@ class Transcript(google.protobuf.message.Message):
     def earlier_rosters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[chorale.v1.secagg_pb2.Roster]:
         """If members approved the roster: those before it in ascending order, the first signed by the root."""
 
+    @property
+    def share_roots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[chorale.v1.secagg_pb2.ShareRoot]:
+        """R1 from version 2 on, in place of share_headers."""
+
     def __init__(
         self,
         *,
@@ -92,8 +97,9 @@ class Transcript(google.protobuf.message.Message):
         parent: chorale.v1.aggregation_pb2.AdapterRecord | None = ...,
         phases: builtins.int = ...,
         earlier_rosters: collections.abc.Iterable[chorale.v1.secagg_pb2.Roster] | None = ...,
+        share_roots: collections.abc.Iterable[chorale.v1.secagg_pb2.ShareRoot] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["descriptor", b"descriptor", "parent", b"parent", "record", b"record", "roster", b"roster"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agreements", b"agreements", "bundles", b"bundles", "descriptor", b"descriptor", "earlier_rosters", b"earlier_rosters", "outcome", b"outcome", "parent", b"parent", "phases", b"phases", "record", b"record", "roster", b"roster", "share_headers", b"share_headers", "upload_headers", b"upload_headers", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agreements", b"agreements", "bundles", b"bundles", "descriptor", b"descriptor", "earlier_rosters", b"earlier_rosters", "outcome", b"outcome", "parent", b"parent", "phases", b"phases", "record", b"record", "roster", b"roster", "share_headers", b"share_headers", "share_roots", b"share_roots", "upload_headers", b"upload_headers", "version", b"version"]) -> None: ...
 
 global___Transcript = Transcript
