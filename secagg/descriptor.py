@@ -24,8 +24,9 @@ from secagg.parameters import Parameters
 from secagg.roster import Roster
 
 # A version is one form of the signed messages, with the one suite that it is made for.
-SUITES: Final = {1: suite.SUITE, 2: hybrid.SUITE}
+BASE_VERSION: Final = 1
 HYBRID_VERSION: Final = 2
+SUITES: Final = {BASE_VERSION: suite.SUITE, HYBRID_VERSION: hybrid.SUITE}
 RING_BITS: Final = 32
 NOISE_NONE: Final = "none"
 NOISE_DISCRETE_GAUSSIAN: Final = "discrete_gaussian"
@@ -41,7 +42,10 @@ STEPS: Final = ("advertise_keys", "share_keys", "masked_input", "consistency_che
 EPISODES: Final = "episodes/"
 SUCCESSES: Final = "successes/"
 OTHER_FAMILY: Final = "other"
-_DOMAINS: Final = {1: "chorale/v1/descriptor", 2: "chorale/v2/descriptor"}
+_DOMAINS: Final = {
+    BASE_VERSION: "chorale/v1/descriptor",
+    HYBRID_VERSION: "chorale/v2/descriptor",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)

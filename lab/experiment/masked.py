@@ -31,10 +31,10 @@ from lab.experiment.sums import RingMean, RingVector
 from lab.experiment.tables import NoiseTable
 from secagg import client, server, suite
 from secagg.descriptor import (
+    BASE_VERSION,
     NOISE_DISCRETE_GAUSSIAN,
     NOISE_NONE,
     RING_BITS,
-    VERSION,
     AggregationId,
     Descriptor,
     MetricsLayout,
@@ -84,7 +84,7 @@ class _Cohort:
         n = len(roster.entries)
         digest = hashlib.sha256(f"chorale/lab/{what}".encode()).digest()
         descriptor = Descriptor(
-            version=VERSION,
+            version=BASE_VERSION,
             suite=suite.SUITE,
             identity=identity,
             roster_sha256=roster.sha256,

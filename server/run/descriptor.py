@@ -22,10 +22,10 @@ from federation.adapter.layout import Layout
 from federation.chain.sums import metrics_layout
 from federation.plan.plan import Plan
 from secagg.descriptor import (
+    BASE_VERSION,
     NOISE_DISCRETE_GAUSSIAN,
     NOISE_NONE,
     STEPS,
-    VERSION,
     AggregationId,
     Descriptor,
     MetricsLayout,
@@ -68,7 +68,7 @@ def build_descriptor(
     block = MetricsBlock.of(figures.names, figures.bounds)
     phase_s = plan.rounds.phase_deadline_s
     return Descriptor(
-        version=VERSION,
+        version=BASE_VERSION,
         suite=SUITE,
         identity=identity,
         roster_sha256=roster.roster.sha256,
