@@ -298,11 +298,11 @@ class LoopbackFederation:
 
     # Runs -----------------------------------------------------------------------------------------
 
-    def start_run(self, plan: Path, adapter: Path, *, token: str) -> str:
-        """Start a run; returns its id."""
+    def start_run(self, plan: Path, adapter: Path, *, token: str, suite: str = "") -> str:
+        """Start a run, of the coordinator's own suite if none is named; returns its id."""
         data = self.chorale(
             "run", "start", str(plan), "--adapter", str(adapter), "--submit-token", token,
-            "--data", str(self.data_dir),
+            *(("--suite", suite) if suite else ()), "--data", str(self.data_dir),
         )  # fmt: skip
         run_id: str = data["run_id"]
         return run_id

@@ -36,6 +36,11 @@ allow_exact_figures = true
 after_none = true
 """
 """Of a policy that lists mode ``none``."""
+ACCEPTED_V1 = """\
+[secure_aggregation]
+suites = ["v1", "v2"]
+accept_v1 = true
+"""
 PORTS = ("port", "enrol_port", "probes_port")
 TEMPLATES: list[Path] = []
 """The folder that all workers of a run of the tests share; tests/conftest.py puts it here."""
@@ -140,10 +145,13 @@ def policy_toml(
     epsilon_cap: float = 1e9,
     task_cap: float = 1e9,
     model: str = NO_MODEL,
+    v1: bool = False,
 ) -> str:
+    """A site's policy; with ``v1`` one that takes part in runs of suite v1 as well."""
     accepted = ACCEPTED if '"none"' in modes else ""
+    suites = ACCEPTED_V1 if v1 else ""
     return f"""\
-[models]
+{suites}[models]
 allowed = ["{model}"]
 [environments]
 allowed = []

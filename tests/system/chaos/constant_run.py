@@ -41,7 +41,7 @@ def prepare(
     """Join everybody and write plan and adapter; the coordinator runs."""
     for silo_id in SILOS:
         loopback.enrol(silo_id)
-        cf.configure(loopback, silo_id, value=VALUES[silo_id])
+        cf.configure(loopback, silo_id, value=VALUES[silo_id], policy=cf.policy_toml(v1=True))
     loopback.publish_roster(colluding=1)
     plan, adapter = cf.write_run(
         loopback,

@@ -51,6 +51,8 @@ class Drive:
     say: Callable[[str], None]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of every process."""
+    suite: str = "v2"
+    """Of the run."""
     run_id: str = ""
     trouble: str = ""
     """Why the drive ended before the run did."""
@@ -81,7 +83,7 @@ class Drive:
         """Start the silos and the run, and go on to its end."""
         for silo_id in self.silos:
             self.start(silo_id)
-        self.run_id = self.loopback.start_run(plan, adapter, token="chaos")
+        self.run_id = self.loopback.start_run(plan, adapter, token="chaos", suite=self.suite)
         known, moved_at = 0, time.monotonic()
         while not self.trouble:
             fell = [name for name in (COORDINATOR, *self.silos) if not self.loopback.alive(name)]

@@ -1,13 +1,14 @@
 """``python -m tests.system.chaos.matrix``: kill -9 at every phase, and what every party then has.
 
-Every cell of ``cells.py`` three times on SQLite and once on PostgreSQL, and six kills under real
-training. One run serves many kills, a round each; each kill is judged by its own round
-(``verdict.py``), and each run as a whole. Progress goes to stderr; the matrix to stdout, and as its
-last line the figures as JSON. Ends with status 1 unless every kill happened and did no harm.
+Every cell of ``cells.py`` three times on SQLite and once on PostgreSQL, once on SQLite in a run of
+suite v1, and six kills under real training. One run serves many kills, a round each; each kill is
+judged by its own round (``verdict.py``), and each run as a whole. Progress goes to stderr; the
+matrix to stdout, and as its last line the figures as JSON. Ends with status 1 unless every kill
+happened and did no harm.
 
     --only PART     cells whose name (role.phase.instant) or run holds PART; repeatable
-    --store STORE   sqlite or postgresql alone; real training runs on SQLite
-    --repeat N      how often on each store
+    --store STORE   sqlite, postgresql or suite-v1 alone; real training runs on SQLite
+    --repeat N      how often of each
     --workers N     runs at once; most of a run is waiting
     --dir DIRECTORY where the runs are left; without it they are deleted unless one failed
 """
@@ -19,6 +20,7 @@ import contextlib
 import datetime as dt
 import json
 import math
+import re
 import resource
 import shutil
 import statistics
@@ -41,7 +43,8 @@ from tests.system.chaos.drive import Drive, Kill
 from tests.system.chaos.evidence import Evidence, gather
 from tests.system.chaos.verdict import Judge
 
-REPEATS = {"sqlite": 3, "postgresql": 1}
+POSTGRESQL, SUITE_V1 = "postgresql", "suite-v1"
+REPEATS = {"sqlite": 3, POSTGRESQL: 1, SUITE_V1: 1}
 TRAINING = "real training"
 LEAST_DEADLINE_S = 8
 DATABASE = "CHORALE_COORDINATOR_DATABASE_URL"
@@ -53,7 +56,7 @@ class Planned:
 
     name: str
     column: str
-    """sqlite, postgresql or real training."""
+    """sqlite, postgresql, suite-v1 or real training."""
     cells: tuple[Cell, ...]
     number: int = 0
     """Turns the order in which silos die."""
@@ -95,6 +98,7 @@ def perform(run: Planned, directory: Path, server: postgresql_server.PostgresqlS
             kills=kills_of(run, made.SILOS),
             say=lambda text: say(f"[{run.name}] {text}"),
             environment=environment,
+            suite="v1" if run.column == SUITE_V1 else "v2",
         )
         loopback.found()
         began = time.monotonic()
@@ -140,7 +144,7 @@ def perform(run: Planned, directory: Path, server: postgresql_server.PostgresqlS
 def attempt(run: Planned, directory: Path, server) -> list[Judged]:
     """Make a run; whatever breaks it fails its kills and none of another run."""
     try:
-        return perform(run, directory, server if run.column == "postgresql" else None)
+        return perform(run, directory, server if run.column == POSTGRESQL else None)
     except Exception as error:  # noqa: BLE001  # it is printed, and every kill of the run fails
         traceback.print_exc()
         silos = constant_run.SILOS
@@ -161,17 +165,18 @@ def seconds_of(kill: Kill, evidence: Evidence) -> float:
 
 def lines_of(judged: list[Judged]) -> Iterator[str]:
     """The matrix."""
-    yield f"{'phase':22} {'role':12} {'killed when':38} {'sqlite':>7} {'postgresql':>11} {'s':>6}"
+    head = f"{'phase':22} {'role':12} {'killed when':38} {'sqlite':>7} {'postgresql':>11} "
+    yield head + f"{'suite v1':>9} {'s':>6}"
     for cell in CELLS:
         found = [one for one in judged if one.kill.cell == cell and one.run.column != TRAINING]
         if found:
             shown = [score([o for o in found if o.run.column == store]) for store in REPEATS]
-            yield f"{_row(cell)} {shown[0]:>7} {shown[1]:>11} {_mean(found):>6}"
+            yield f"{_row(cell)} {shown[0]:>7} {shown[1]:>11} {shown[2]:>9} {_mean(found):>6}"
     trained = [one for one in judged if one.run.column == TRAINING]
     if trained:
         yield f"{'under real training':22} {'':12} {'':38} {'sqlite':>7}"
     for one in trained:
-        yield f"{_row(one.kill.cell)} {score([one]):>7} {'':>11} {_mean([one]):>6}"
+        yield f"{_row(one.kill.cell)} {score([one]):>7} {'':>21} {_mean([one]):>6}"
     by_fault: dict[str, list[str]] = defaultdict(list)
     for one in judged:
         for fault in one.faults:
@@ -195,7 +200,9 @@ def score(found: list[Judged]) -> str:
 
 def figures(judged: list[Judged], seconds: float) -> dict[str, object]:
     counts = {
-        column.replace(" ", "_"): score([one for one in judged if one.run.column == column])
+        column.replace(" ", "_").replace("-", "_"): score(
+            [one for one in judged if one.run.column == column]
+        )
         for column in (*REPEATS, TRAINING)
     }
     passed = sum(not one.faults for one in judged)
@@ -220,7 +227,7 @@ def planned(options: argparse.Namespace) -> list[Planned]:
         for store in stores
         for number in range(1, (options.repeat or REPEATS[store]) + 1)
     ]
-    if options.store != "postgresql":
+    if options.store in {None, "sqlite"}:
         runs.append(Planned(name="real-training", column=TRAINING, cells=REAL_TRAINING))
     found = [
         Planned(name=run.name, column=run.column, number=run.number, cells=cells)
@@ -247,7 +254,7 @@ def main(arguments: list[str]) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         server = None
-        if any(run.column == "postgresql" for run in runs):
+        if any(run.column == POSTGRESQL for run in runs):
             if reason := postgresql_server.unavailable():
                 print(reason, file=sys.stderr)
                 return 1

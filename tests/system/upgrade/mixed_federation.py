@@ -29,6 +29,8 @@ EXACT = {
 """The constant vector needs no noisy steps and its sum has no noise: it can be told to the bit."""
 POLICY = cf.policy_toml(modes='["silo", "record_local", "record_distributed"]')
 """Without mode ``none``, in which the previous release takes no part: it does not know the keys."""
+POLICY_V1 = POLICY + cf.ACCEPTED_V1
+"""Of a silo of this version that goes on with silos of the previous release."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,6 +65,11 @@ class MixedFederation(LoopbackFederation):
         return [line for line in self.events(name) if line["event"] == event]
 
 
+def policy_of(installation: Installation) -> str:
+    """The previous release does not know the suites' keys, and this one wants them said."""
+    return POLICY if installation.version == "0.1.0" else POLICY_V1
+
+
 @contextmanager
 def founded(
     directory: Path, *, coordinator: Installation, silos: Mapping[str, Installation]
@@ -74,7 +81,7 @@ def founded(
         loopback.start_coordinator()
         for silo_id in silos:
             loopback.enrol(silo_id)
-            cf.configure(loopback, silo_id, policy=POLICY)
+            cf.configure(loopback, silo_id, policy=policy_of(silos[silo_id]))
         if silos:
             loopback.publish_roster(colluding=1)
         yield loopback

@@ -16,6 +16,7 @@ from tests.kit.waiting import until
 from tests.system.upgrade.mixed_federation import (
     EXACT,
     POLICY,
+    POLICY_V1,
     copied,
     founded,
     require_exact,
@@ -25,21 +26,29 @@ from tests.system.upgrade.mixed_federation import (
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("upgrade")]
 
 SILOS = cf.SILOS
+PREVIOUS_VERSION = "0.1.0"
 NOISY = {"mode": "silo", "noise": 0.01}
 SCHEDULE = "[evolve]\nlearning_rate_schedule = 'cosine'\n"
 
 
 def run(loopback, token, **plan):
     plan_file, adapter = cf.write_run(loopback, cf.plan_toml(**plan))
-    run_id = loopback.start_run(plan_file, adapter, token=token)
+    run_id = loopback.start_run(plan_file, adapter, token=token, suite=suite_of(loopback))
     return cf.watch_to_end(loopback, run_id)
+
+
+def suite_of(loopback):
+    """Of a run of all parties; the previous release knows one suite and no word for it."""
+    of_silos = {one.version for one in loopback.installations.values()}
+    older = loopback.installations["coordinator"].version == PREVIOUS_VERSION
+    return "v1" if PREVIOUS_VERSION in of_silos and not older else ""
 
 
 def with_schedule(loopback):
     plan_file, adapter = cf.write_run(loopback, cf.plan_toml(**NOISY))
     text = plan_file.read_text().replace("[evolve]\n", SCHEDULE)
     plan_file.write_text(text)
-    return loopback.start_run(plan_file, adapter, token="schedule")
+    return loopback.start_run(plan_file, adapter, token="schedule", suite="v1")
 
 
 OWN = 'chorale_silo_dp_epsilon_spent{unit="silo"}'
@@ -136,7 +145,36 @@ def test_this_coordinator_and_two_silos_of_each(tmp_path, installations, templat
         require_said_older(loopback, SILOS[:2])
         for silo in SILOS[2:]:
             (line,) = loopback.said(silo, "coordinator_version")
-            assert line["version"] == f"{current.version} (protocols 1-2)"
+            assert line["version"] == f"{current.version} (protocols 1-3)"
+
+
+def test_a_run_of_suite_v2_waits_for_no_silo_that_cannot_take_part(
+    tmp_path, installations, template
+):
+    previous, current = installations
+    members = dict(zip(SILOS, (previous, current, current, current), strict=True))
+    with copied(tmp_path, template, coordinator=current, **members) as loopback:
+        start_silos(loopback, SILOS, "one silo of the previous release")
+        plan, adapter = cf.write_run(loopback, cf.plan_toml(**NOISY))
+        start = ("run", "start", plan, "--adapter", adapter, "--submit-token", "v2")
+        refused = typed(loopback, "coordinator", "server.cli.main", *start)
+        assert refused["ok"] is False, refused
+        assert f"upgrade {SILOS[0]}" in refused["message"], refused
+        assert "--suite v1" in refused["message"] + refused["hint"], refused
+
+        # Sites that take suite v2 alone refuse the other one, and say what their operator can do.
+        for silo in SILOS[2:]:
+            loopback.kill(silo)
+            cf.configure(loopback, silo, policy=POLICY)
+        start_silos(loopback, SILOS[2:], "two of them without suite v1")
+        run_id = loopback.start_run(plan, adapter, token="v1", suite="v1")
+        status, rounds = cf.watch_to_end(loopback, run_id)
+        assert (status["run"]["state"], rounds) == ("failed", []), status
+        for silo in SILOS[2:]:
+            assert silo in status["error"], status["error"]
+            assert "accept_v1" in loopback.log(silo), loopback.log(silo)[-3000:]
+        assert all(set(spent(loopback, silo).values()) == {0.0} for silo in SILOS)
+        require_sound(loopback)
 
 
 def test_a_coordinator_of_the_previous_release_and_these_silos(tmp_path, installations):
@@ -179,7 +217,7 @@ def test_a_plan_that_the_previous_release_cannot_read(tmp_path, installations, t
             for line in loopback.said(silo, "instruction_failed"):
                 assert line["kind"] == "TransportError"
                 said = f"upgrade {silo}: it runs chorale 0.1.0 (protocol 1), the coordinator runs "
-                assert f"{said}{current.version} (protocols 1-2)" in line["detail"], line
+                assert f"{said}{current.version} (protocols 1-3)" in line["detail"], line
         assert refusals(loopback) >= 2
         assert all(set(spent(loopback, silo).values()) == {0.0} for silo in SILOS)
         require_sound(loopback)
@@ -187,9 +225,10 @@ def test_a_plan_that_the_previous_release_cannot_read(tmp_path, installations, t
         # One of them is upgraded on the spot: three of four are enough.
         loopback.kill(SILOS[1])
         loopback.installations[SILOS[1]] = current
+        cf.configure(loopback, SILOS[1], policy=POLICY_V1)
         start_silos(loopback, SILOS[1:2], "a newer plan")
         files = loopback.directory / "plan.toml", loopback.directory / "initial.safetensors"
-        run_id = loopback.start_run(*files, token="again")
+        run_id = loopback.start_run(*files, token="again", suite="v1")
         status, rounds = cf.watch_to_end(loopback, run_id)
         assert status["run"]["state"] == "finished", status
         assert sorted(rounds[0]["survivors"]) == list(SILOS[1:])
@@ -205,7 +244,7 @@ def test_a_roster_that_members_approved(tmp_path, installations, template):
         fifth = cf.FIVE[4]
         loopback.installations[fifth] = current
         loopback.enrol(fifth)
-        cf.configure(loopback, fifth, policy=POLICY)
+        cf.configure(loopback, fifth, policy=POLICY_V1)
         loopback.chorale("roster", "propose", "--out", str(tmp_path / "next.json"), "--data", data)
         for silo in SILOS[1:]:
             loopback.silo("roster", "approve", "--yes", "--data", str(loopback.silo_dir(silo)))
@@ -238,14 +277,14 @@ def test_a_silo_without_a_common_protocol_is_refused_and_comes_back(
         assert line["silo"] == away
         said = (
             f"upgrade the coordinator: the coordinator runs chorale {current.version} "
-            f"(protocols 1-2), {away} runs 9.0.0 (protocol 9)"
+            f"(protocols 1-3), {away} runs 9.0.0 (protocol 9)"
         )
         assert line["detail"] == said
         line = loopback.said(away, "instruction_failed")[0]
         assert line["kind"] == "CoordinatorVersionError"
         assert line["detail"] == (
             "upgrade the coordinator: this silo runs chorale 9.0.0 (protocol 9), the coordinator "
-            f"runs {current.version} (protocols 1-2)"
+            f"runs {current.version} (protocols 1-3)"
         )
         status, rounds = run(loopback, "without", rounds=1, **NOISY)
         assert status["run"]["state"] == "finished", status
@@ -273,7 +312,7 @@ def test_a_coordinator_without_a_common_protocol_is_refused(tmp_path, installati
         # The previous release shows the coordinator's word; this one finds out by itself, too.
         said = dict.fromkeys(
             SILOS,
-            f"upgrade this silo: this silo runs chorale {current.version} (protocols 1-2), the "
+            f"upgrade this silo: this silo runs chorale {current.version} (protocols 1-3), the "
             "coordinator runs 9.0.0 (protocol 9)",
         )
         said[SILOS[0]] = (
@@ -291,7 +330,7 @@ def test_a_coordinator_without_a_common_protocol_is_refused(tmp_path, installati
             SILOS
         )
         plan, adapter = cf.write_run(loopback, cf.plan_toml(**NOISY))
-        run_id = loopback.start_run(plan, adapter, token="never")
+        run_id = loopback.start_run(plan, adapter, token="never", suite="v1")
         steps = silo_doctor(loopback, SILOS[1])
         assert steps["call"]["outcome"] == "failed"
         assert steps["versions"]["outcome"] == "failed"
