@@ -20,7 +20,6 @@ import contextlib
 import datetime as dt
 import json
 import math
-import re
 import resource
 import shutil
 import statistics
