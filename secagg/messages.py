@@ -72,13 +72,20 @@ class KeyBundle:
     # Environment families, in ascending order.
     families: tuple[str, ...]
     signature: bytes
-    # From version 2 on, both: the ML-KEM halves of the two keys, and the newest charge.
+    # From version 2 on: the ML-KEM halves of the two keys, and the newest charge.
     kem_keys: KemKeys | None = None
     debit: DebitHead | None = None
+    # From version 2 on: the silo lets the cohorts of a run without noise vary. They grow only
+    # where every silo of U1 says so.
+    cohort_may_vary: bool = False
 
     def __post_init__(self) -> None:
         if (self.kem_keys is None) != (self.debit is None):
             raise MalformedMessageError("a bundle has KEM keys and a debit head, or neither")
+        if type(self.cohort_may_vary) is not bool:
+            raise MalformedMessageError("cohort_may_vary is no bool")
+        if self.cohort_may_vary and self.kem_keys is None:
+            raise MalformedMessageError("cohort_may_vary belongs to version 2 and later")
         bounds.require_silo_id(self.silo_id, "bundle silo_id")
         bounds.require_bytes(self.cipher_key, bounds.KEY_BYTES, "cipher_key")
         bounds.require_bytes(self.mask_key, bounds.KEY_BYTES, "mask_key")
@@ -91,7 +98,7 @@ class KeyBundle:
         """Return the signed fields in order."""
         later: tuple[canonical.Field, ...] = ()
         if self.kem_keys is not None and self.debit is not None:
-            later = (*self.kem_keys.fields(), *self.debit.fields())
+            later = (*self.kem_keys.fields(), *self.debit.fields(), self.cohort_may_vary)
         return (
             self.silo_id,
             self.cipher_key,

@@ -185,6 +185,7 @@ def key_bundle_to_proto(bundle: messages.KeyBundle) -> pb.KeyBundle:
             )
         ),
         debit=_debit_to_proto(bundle.debit),
+        cohort_may_vary=bundle.cohort_may_vary,
     )
 
 
@@ -204,6 +205,7 @@ def key_bundle_from_proto(proto: pb.KeyBundle) -> messages.KeyBundle:
             else None
         ),
         debit=_debit(proto.debit) if proto.HasField("debit") else None,
+        cohort_may_vary=proto.cohort_may_vary,
     )
 
 

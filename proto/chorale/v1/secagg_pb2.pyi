@@ -292,6 +292,7 @@ class KeyBundle(google.protobuf.message.Message):
     FAMILIES_FIELD_NUMBER: builtins.int
     KEM_KEYS_FIELD_NUMBER: builtins.int
     DEBIT_FIELD_NUMBER: builtins.int
+    COHORT_MAY_VARY_FIELD_NUMBER: builtins.int
     silo_id: builtins.str
     cipher_key: builtins.bytes
     """For the boxes that carry shares."""
@@ -301,6 +302,8 @@ class KeyBundle(google.protobuf.message.Message):
     """Head of the silo's privacy ledger, so that peers can prove a rollback."""
     ledger_sha256: builtins.bytes
     signature: builtins.bytes
+    cohort_may_vary: builtins.bool
+    """The silo lets the cohorts of a run without noise vary; they grow only if every silo does."""
     @property
     def families(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Environment families of the silo, in ascending order: peers count them before they add to a
@@ -309,7 +312,7 @@ class KeyBundle(google.protobuf.message.Message):
 
     @property
     def kem_keys(self) -> global___KemKeys:
-        """From version 2 on, both of these."""
+        """From version 2 on, these."""
 
     @property
     def debit(self) -> global___DebitHead: ...
@@ -325,9 +328,10 @@ class KeyBundle(google.protobuf.message.Message):
         families: collections.abc.Iterable[builtins.str] | None = ...,
         kem_keys: global___KemKeys | None = ...,
         debit: global___DebitHead | None = ...,
+        cohort_may_vary: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["debit", b"debit", "kem_keys", b"kem_keys"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cipher_key", b"cipher_key", "debit", b"debit", "families", b"families", "kem_keys", b"kem_keys", "ledger_seq", b"ledger_seq", "ledger_sha256", b"ledger_sha256", "mask_key", b"mask_key", "signature", b"signature", "silo_id", b"silo_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cipher_key", b"cipher_key", "cohort_may_vary", b"cohort_may_vary", "debit", b"debit", "families", b"families", "kem_keys", b"kem_keys", "ledger_seq", b"ledger_seq", "ledger_sha256", b"ledger_sha256", "mask_key", b"mask_key", "signature", b"signature", "silo_id", b"silo_id"]) -> None: ...
 
 global___KeyBundle = KeyBundle
 
