@@ -23,6 +23,15 @@ def signing_key(name: str) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
 
 
+# What a descriptor of version 2 says beside the fields of version 1.
+FAMILIES_OF_PLAN = ("craft", "maze")
+HYBRID_FIELDS: dict[str, Any] = {
+    "version": 2,
+    "suite": 2,
+    "families": FAMILIES_OF_PLAN,
+    "task_sha256": bytes([6]) * 32,
+    "digest_id": 1,
+}
 ROOT_KEY = signing_key("root")
 COORDINATOR_KEY = signing_key("coordinator")
 

@@ -1,7 +1,8 @@
 """A whole aggregation in one process, step by step, with silos that drop wherever a test says.
 
 Silo k uploads 2^k in every coordinate of its delta, with the sign alternating by coordinate, so
-that a sum tells exactly which silos are in it. Every message goes through its protobuf bytes.
+that a sum tells exactly which silos are in it. Every message goes through its protobuf bytes. Suite
+v1 is used unless a test says ``suite=2``.
 """
 
 import hashlib
@@ -12,10 +13,13 @@ from typing import Any
 import numpy as np
 
 from chorale.v1 import secagg_pb2 as pb
-from secagg import client, server, wire
+from secagg import client, hybrid, server, wire
 from secagg.decode import split_sum
-from secagg.descriptor import AggregationId, MetricsLayout
+from secagg.descriptor import AggregationId, Descriptor, MetricsLayout
+from secagg.digest_tree import TreeHasher
+from secagg.messages import DebitHead, LeafDelivery, ShareLeaves
 from tests.kit.secagg.secagg_samples import (
+    HYBRID_FIELDS,
     make_descriptor,
     make_roster,
     signed_descriptor,
@@ -46,6 +50,29 @@ def carried(message: Any, name: str, proto: Any) -> Any:
     return getattr(wire, f"{name}_from_proto")(proto.FromString(sent))
 
 
+def carried_r1(message: Any) -> Any:
+    """Send a silo's R1 through its protobuf bytes, whichever suite it is of."""
+    if isinstance(message, ShareLeaves):
+        return carried(message, "share_leaves", pb.ShareLeaves)
+    return carried(message, "share_boxes", pb.ShareBoxes)
+
+
+def carried_delivery(message: Any) -> Any:
+    """Send what a silo is told after R1 through its protobuf bytes."""
+    if isinstance(message, LeafDelivery):
+        return carried(message, "leaf_delivery", pb.LeafDelivery)
+    return carried(message, "box_delivery", pb.BoxDelivery)
+
+
+def uploaded_digest(descriptor: Descriptor, vector: np.ndarray) -> bytes:
+    """What the coordinator makes of the bytes that arrived."""
+    if not descriptor.is_hybrid:
+        return hashlib.sha256(vector.tobytes()).digest()
+    hasher = TreeHasher(vector.nbytes, descriptor.digest_id)
+    hasher.update(vector.tobytes())
+    return hasher.root()
+
+
 @dataclass
 class Outcome:
     survivors: tuple[str, ...]
@@ -67,6 +94,7 @@ class Cohort:
         identity=None,
         figures=("episodes/craft",),
         families=None,
+        suite=1,
         **changes,
     ):
         self.roster = signed_roster(make_roster(n, c))
@@ -80,7 +108,7 @@ class Cohort:
             noise_mechanism="none",
             noise_sigma=0.0,
             scale=2.0**20,
-            **changes,
+            **{**(HYBRID_FIELDS if suite == hybrid.SUITE else {}), **changes},
         )
         if identity is not None:
             descriptor = replace(descriptor, identity=AggregationId(**identity))
@@ -106,7 +134,19 @@ class Cohort:
             adapter_sha256=descriptor.adapter_sha256,
             families=self.families.get(name, FAMILIES),
             entropy=deterministic_entropy(f"{self.seed}/{name}"),
+            suites=frozenset({1, 2}),
+            debit_head=DebitHead(seq=3, sha256=bytes([8]) * 32),
+            task_sha256=descriptor.task_sha256,
+            families_of_plan=descriptor.families,
         )
+
+    def debit(self, name: str) -> DebitHead | None:
+        """The charge of this attempt, which follows the ledger's head of R0."""
+        return DebitHead(seq=8, sha256=bytes([9]) * 32) if self.hybrid else None
+
+    @property
+    def hybrid(self) -> bool:
+        return self.descriptor.descriptor.is_hybrid
 
     def plain(self, name: str) -> np.ndarray:
         """The silo's vector as integers: its power of two, then one metric."""
@@ -127,22 +167,20 @@ class Cohort:
         for name in sorted(self.server.pending):
             self.states[name], boxes = self.states[name].handle(bundles)
             if name not in dropped:
-                self.server.receive(carried(boxes, "share_boxes", pb.ShareBoxes))
+                self.server.receive(carried_r1(boxes))
         self.server, deliveries = self.server.close()
-        return {
-            name: carried(delivery, "box_delivery", pb.BoxDelivery)
-            for name, delivery in deliveries.items()
-        }
+        return {name: carried_delivery(delivery) for name, delivery in deliveries.items()}
 
     def upload(self, deliveries, dropped=()):
         for name in sorted(self.server.pending):
             self.states[name], _ = self.states[name].handle(deliveries[name])
             vector = (self.plain(name) % 2**32).astype("<u4")
-            self.states[name], header = self.states[name].mask(vector)
+            self.states[name], header = self.states[name].mask(vector, self.debit(name))
             self.vectors[name] = vector
             if name not in dropped:
                 self.server.expect(carried(header, "masked_input_header", pb.MaskedInputHeader))
-                self.server.completed(name, hashlib.sha256(vector.tobytes()).digest())
+                digest = uploaded_digest(self.descriptor.descriptor, vector)
+                self.server.completed(name, digest)
                 self.accumulator += vector
         self.server, survivors = self.server.close()
         return carried(survivors, "survivors", pb.Survivors)
