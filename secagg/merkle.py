@@ -3,6 +3,9 @@
 A leaf's hash is H(0x00 ‖ content), a node's H(0x01 ‖ left ‖ right), so that no leaf can be offered
 as a node. A tree of m > 1 leaves splits at the largest power of two below m.
 
+Built level by level, neighbours joined and a last one without a neighbour lifted, which gives the
+same tree: every path is then a look-up a level.
+
 Covered: roots, paths, and whether a path leads from one index of a tree of m leaves to its root.
 Not covered: what a leaf says, which its content names (ctx, sender and recipient).
 """
@@ -28,35 +31,63 @@ def node_hash(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
+class Tree:
+    """A tree of at least one leaf, kept as its levels: 64 bytes a leaf."""
+
+    __slots__ = ("_levels",)
+
+    def __init__(self, leaf_hashes: Sequence[bytes]) -> None:
+        """Hash the nodes.
+
+        Raises:
+            ParameterError: There is no leaf.
+        """
+        if not leaf_hashes:
+            raise ParameterError("a tree has at least one leaf")
+        level = tuple(leaf_hashes)
+        self._levels = [level]
+        while len(level) > 1:
+            nodes = [node_hash(*pair) for pair in zip(level[::2], level[1::2], strict=False)]
+            level = (*nodes, *level[len(nodes) * 2 :])
+            self._levels.append(level)
+
+    @property
+    def root(self) -> bytes:
+        """The hash that stands for all leaves."""
+        return self._levels[-1][0]
+
+    def path(self, index: int) -> tuple[bytes, ...]:
+        """Return the siblings from a leaf up to the root.
+
+        Raises:
+            ParameterError: There is no such leaf.
+        """
+        if not 0 <= index < len(self._levels[0]):
+            raise ParameterError("the tree has no such leaf")
+        siblings = []
+        for level in self._levels[:-1]:
+            if index ^ 1 < len(level):
+                siblings.append(level[index ^ 1])
+            index >>= 1
+        return tuple(siblings)
+
+
 def root(leaf_hashes: Sequence[bytes]) -> bytes:
     """Return the root over the leaves' hashes, of which there is at least one.
 
     Raises:
         ParameterError: There is none.
     """
-    if not leaf_hashes:
-        raise ParameterError("a tree has at least one leaf")
-    if len(leaf_hashes) == 1:
-        return leaf_hashes[0]
-    split = _split(len(leaf_hashes))
-    return node_hash(root(leaf_hashes[:split]), root(leaf_hashes[split:]))
+    return Tree(leaf_hashes).root
 
 
 def path(leaf_hashes: Sequence[bytes], index: int) -> tuple[bytes, ...]:
-    """Return the siblings from a leaf up to the root.
+    """Return the siblings from one leaf up to the root.
 
     Raises:
         ParameterError: There is no such leaf.
     """
-    if not 0 <= index < len(leaf_hashes):
-        raise ParameterError("the tree has no such leaf")
-    if len(leaf_hashes) == 1:
-        return ()
-    split = _split(len(leaf_hashes))
-    left, right = leaf_hashes[:split], leaf_hashes[split:]
-    if index < split:
-        return (*path(left, index), root(right))
-    return (*path(right, index - split), root(left))
+    return Tree(leaf_hashes).path(index)
 
 
 def leads_to(

@@ -79,6 +79,7 @@ class Federation:
             adapter_sha256=_MODEL,
             families=(),
             entropy=os.urandom,
+            suites=frozenset({1}),
         )
 
 

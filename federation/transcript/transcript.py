@@ -215,7 +215,9 @@ def _messages(transcript: Transcript, roster: Roster, parameters: Parameters) ->
         _require_size(u1, least, Check.BUNDLES_SIZE)
         seen: set[bytes] = set()
         for bundle in transcript.bundles:
-            check_bundle(roster, descriptor.sha256, bundle, seen)
+            check_bundle(
+                roster, descriptor.sha256, bundle, seen, is_hybrid=descriptor.is_hybrid
+            )
         check_families(descriptor.metrics, transcript.bundles, least)
     yield Passed(TranscriptCheck.BUNDLES, f"U1 has {len(u1)} silos, {len(seen)} keys")
     ctx = digests.context(descriptor, transcript.bundles)

@@ -158,6 +158,7 @@ def _aggregate(
             adapter_sha256=descriptor.adapter_sha256,
             families=(),
             entropy=os.urandom,
+            suites=frozenset({1}),
         )
         silos[name], bundle = client.begin(setup)
         collecting.receive(bundle)

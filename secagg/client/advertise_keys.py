@@ -2,7 +2,7 @@
 
 Verified in order: U1 is an ordered part of the cohort; |U1| >= max(t, n_min); this silo's bundle is
 in it verbatim; every signature; all keys distinct; none of low order; each family with coordinates
-declared by enough silos. Then ctx = H(D ‖ bundles).
+declared by enough silos; in suite v2 a family of the plan too. Then ctx = H(D ‖ bundles).
 
 The two private keys do not outlive this state: what later states need is derived here.
 """
@@ -10,24 +10,24 @@ The two private keys do not outlive this state: what later states need is derive
 from dataclasses import replace
 
 from secagg import shamir, suite, transcript
-from secagg.client.setup import ClientSetup, Membership, check_setup
+from secagg.client.setup import ClientSetup, Membership
 from secagg.client.share_keys import ShareKeys
 from secagg.client.state import ClientState
 from secagg.client.vault import Vault
 from secagg.errors import Check, VerificationError
-from secagg.messages import KeyBundle, KeyBundles, ShareBox, ShareBoxes
+from secagg.messages import KeyBundle, KeyBundles, ShareBox, ShareBoxes, ShareLeaves
 from secagg.suite import SECRET_BYTES
 from secagg.transcript import ShareKind
-from secagg.verification import check_bundle, check_families, check_ordered_subset
+from secagg.verification import (
+    check_bundle,
+    check_contributors,
+    check_families,
+    check_ordered_subset,
+)
 
 
-def begin(setup: ClientSetup) -> tuple["AdvertiseKeys", KeyBundle]:
-    """Check the setup, make the keys of this aggregation and give the message of R0.
-
-    Raises:
-        VerificationError: The descriptor is refused; no key was made.
-    """
-    membership = check_setup(setup)
+def advertise(setup: ClientSetup, membership: Membership) -> tuple["AdvertiseKeys", KeyBundle]:
+    """Make the keys of this aggregation and give the message of R0."""
     vault = Vault()
     public = {}
     for kind in ("cipher_private", "mask_private"):
@@ -50,7 +50,7 @@ def begin(setup: ClientSetup) -> tuple["AdvertiseKeys", KeyBundle]:
 
 
 class AdvertiseKeys(ClientState):
-    """Holds both private keys."""
+    """Holds both private keys, in suite v2 the two seeds that they follow from."""
 
     __slots__ = ("_bundle",)
 
@@ -58,8 +58,8 @@ class AdvertiseKeys(ClientState):
         super().__init__(membership, vault)
         self._bundle = bundle
 
-    def handle(self, message: object) -> tuple[ShareKeys, ShareBoxes]:
-        """Take the bundles of U1 and send each peer its encrypted shares.
+    def handle(self, message: object) -> tuple[ShareKeys, ShareBoxes | ShareLeaves]:
+        """Take the bundles of U1 and send each peer its encrypted shares, leaves in suite v2.
 
         Raises:
             UnexpectedMessageError: Not KeyBundles, or this state is over.
@@ -84,17 +84,25 @@ class AdvertiseKeys(ClientState):
             raise VerificationError(Check.BUNDLES_SIZE, f"only {len(members)} silos sent keys")
         if self._bundle not in message.bundles:
             raise VerificationError(Check.OWN_BUNDLE, "this silo's bundle is missing or altered")
+        descriptor, parameters = self._membership.descriptor, self._membership.parameters
         seen: set[bytes] = set()
-        descriptor_sha256 = self._membership.descriptor.sha256
+        descriptor_sha256 = descriptor.sha256
         for bundle in message.bundles:
-            check_bundle(self._membership.roster, descriptor_sha256, bundle, seen)
-        check_families(
-            self._membership.descriptor.metrics,
-            message.bundles,
-            self._membership.parameters.least_survivors,
-        )
+            check_bundle(
+                self._membership.roster,
+                descriptor_sha256,
+                bundle,
+                seen,
+                is_hybrid=descriptor.is_hybrid,
+            )
+        check_families(descriptor.metrics, message.bundles, parameters.least_survivors)
+        if descriptor.is_hybrid:
+            declared = {bundle.silo_id: bundle.families for bundle in message.bundles}
+            check_contributors(descriptor, declared, members, parameters, after_upload=False)
 
-    def _share(self, ctx: bytes, bundles: tuple[KeyBundle, ...]) -> tuple[ShareKeys, ShareBoxes]:
+    def _share(
+        self, ctx: bytes, bundles: tuple[KeyBundle, ...]
+    ) -> tuple[ShareKeys, ShareBoxes | ShareLeaves]:
         me, own = self._membership, self._membership.silo_id
         n, t = me.parameters.n, me.parameters.t
         vault = self._vault

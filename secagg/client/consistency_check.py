@@ -3,9 +3,14 @@
 Verified in order: U3 comes in order without repeats (so nobody is listed twice) and is a part of
 U2; this silo is in it, with the header it signed; |U3| >= max(t, n_min) and |U3| - c >= 2; every
 header's signature, which shows that its silo saw the same U2, and its length.
+
+In suite v2 then: each charge is newer than its silo's ledger of R0; no survivor masked without the
+pair secret of another; enough of them declared a family of the plan, and each family with
+coordinates.
 """
 
 from secagg import transcript
+from secagg.client.peers import Peers
 from secagg.client.setup import Membership
 from secagg.client.state import ClientState
 from secagg.client.unmask import Unmask
@@ -13,20 +18,35 @@ from secagg.client.vault import Vault
 from secagg.errors import Check, VerificationError
 from secagg.messages import ConsistencySignature, MaskedInputHeader, Survivors, agreement_bytes
 from secagg.transcript import Members
-from secagg.verification import check_ordered_subset, check_upload_header
+from secagg.verification import check_ordered_subset, check_survivors, check_upload_header
 
 
 class ConsistencyCheck(ClientState):
     """Holds the shares received; the mask keys are gone."""
 
-    __slots__ = ("_header", "_members")
+    __slots__ = ("_header", "_leaves", "_members", "_peers")
 
     def __init__(
-        self, membership: Membership, vault: Vault, members: Members, header: MaskedInputHeader
+        self,
+        membership: Membership,
+        vault: Vault,
+        members: Members,
+        header: MaskedInputHeader,
+        *,
+        peers: Peers | None = None,
+        leaves: bytes = b"",
     ) -> None:
         super().__init__(membership, vault)
         self._members = members
         self._header = header
+        # In suite v2.
+        self._peers = peers
+        self._leaves = leaves
+
+    @property
+    def leaves(self) -> bytes:
+        """The leaf list that the upload opens with; empty in suite v1."""
+        return self._leaves
 
     def handle(self, message: object) -> tuple[Unmask, ConsistencySignature]:
         """Take the survivor set and sign it.
@@ -51,6 +71,7 @@ class ConsistencyCheck(ClientState):
                 members=self._members,
                 survivors=survivors,
                 survivors_sha256=digest,
+                rejected=None if self._peers is None else self._peers.rejected,
             )
         return following, signature
 
@@ -72,5 +93,9 @@ class ConsistencyCheck(ClientState):
         for header in message.headers:
             check_upload_header(
                 self._membership.roster, self._membership.descriptor, self._members, header
+            )
+        if self._peers is not None:
+            check_survivors(
+                self._membership.descriptor, self._peers.bundles, message.headers, parameters
             )
         return survivors

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from secagg import bounds, suite
+from secagg import bounds, digest_tree, hybrid, suite
 from secagg.descriptor import (
     AggregationId,
     Descriptor,
@@ -13,6 +13,8 @@ from secagg.descriptor import (
     verify_descriptor,
 )
 from secagg.errors import Check, VerificationError
+from secagg.hybrid import Encapsulate
+from secagg.messages import NO_DEBIT, DebitHead
 from secagg.parameters import Parameters
 from secagg.roster import Roster, SignedRoster
 from secagg.suite import Entropy
@@ -52,9 +54,23 @@ class ClientSetup:
     families: tuple[str, ...]
     # os.urandom outside tests.
     entropy: Entropy = field(repr=False)
+    # What this site accepts.
+    suites: frozenset[int]
+    # The rest matters in suite v2 alone.
+    # Newest charge in the silo's ledger.
+    debit_head: DebitHead = NO_DEBIT
+    # Whether this site lets the cohorts of a run without noise vary.
+    cohort_may_vary: bool = False
+    # Digest of the round task that this silo verified.
+    task_sha256: bytes = b""
+    # Environment families of the plan as this silo read it, in ascending order.
+    families_of_plan: tuple[str, ...] = ()
+    # The library's outside tests.
+    encapsulate: Encapsulate = field(default=hybrid.encapsulate, repr=False)
 
     def __post_init__(self) -> None:
         bounds.require_families(self.families, "declared families")
+        bounds.require_families(self.families_of_plan, "families of the plan")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +83,7 @@ class Membership:
     descriptor: Descriptor
     parameters: Parameters
     entropy: Entropy = field(repr=False)
+    encapsulate: Encapsulate = field(repr=False)
 
     @property
     def identity(self) -> AggregationId:
@@ -79,13 +96,15 @@ class Membership:
 
 
 def check_setup(setup: ClientSetup) -> Membership:
-    """Make the checks of R0, in order: D, membership, identity, model.
+    """Make the checks of R0, in order: D, suite, membership, identity, model, and task and plan.
 
     Raises:
-        VerificationError: A descriptor check, membership, identity or model.
+        VerificationError: A descriptor check, suite, membership, identity, model, task or
+            contributors.
     """
     roster, descriptor = setup.roster.roster, setup.descriptor.descriptor
     parameters = verify_descriptor(setup.descriptor, roster)
+    _check_suite(setup, descriptor)
     entry = roster.entry(setup.silo_id)
     if setup.silo_id not in descriptor.cohort or entry is None:
         raise VerificationError(Check.MEMBERSHIP, "this silo is not in the cohort")
@@ -96,6 +115,10 @@ def check_setup(setup: ClientSetup) -> Membership:
         raise VerificationError(Check.MODEL, "the descriptor names another base model")
     if descriptor.adapter_sha256 != setup.adapter_sha256:
         raise VerificationError(Check.MODEL, "the descriptor starts from another adapter")
+    if descriptor.is_hybrid and descriptor.task_sha256 != setup.task_sha256:
+        raise VerificationError(Check.TASK, "the descriptor belongs to another round task")
+    if descriptor.is_hybrid and descriptor.families != setup.families_of_plan:
+        raise VerificationError(Check.CONTRIBUTORS, "the descriptor has not the plan's families")
     return Membership(
         silo_id=setup.silo_id,
         signing_key=setup.signing_key,
@@ -103,4 +126,16 @@ def check_setup(setup: ClientSetup) -> Membership:
         descriptor=descriptor,
         parameters=parameters,
         entropy=setup.entropy,
+        encapsulate=setup.encapsulate,
     )
+
+
+def _check_suite(setup: ClientSetup, descriptor: Descriptor) -> None:
+    if descriptor.suite not in setup.suites:
+        raise VerificationError(Check.SUITE, f"this site does not accept suite v{descriptor.suite}")
+    if not descriptor.is_hybrid:
+        return
+    if not hybrid.is_available():
+        raise VerificationError(Check.SUITE, "this machine's library has no ML-KEM-768")
+    if not digest_tree.is_available(descriptor.digest_id):
+        raise VerificationError(Check.SUITE, "this machine cannot make the uploads' digests")

@@ -11,6 +11,7 @@ is the same for all, and its secrets can still be recovered from t other silos.
 """
 
 import hashlib
+from collections.abc import Iterable, Sequence
 
 from secagg import shamir, suite, transcript
 from secagg.client.masked_input import MaskedInput
@@ -18,7 +19,7 @@ from secagg.client.setup import Membership
 from secagg.client.state import ClientState, RejectedSender
 from secagg.client.vault import Vault
 from secagg.errors import Check, VerificationError
-from secagg.messages import BoxDelivery, ShareBoxHeader
+from secagg.messages import BoxDelivery, LeafDelivery, ShareBoxHeader, ShareRoot
 from secagg.shamir import SHARE_BYTES
 from secagg.transcript import ShareKind
 from secagg.verification import check_ordered_subset, check_share_header, equal
@@ -35,41 +36,53 @@ class ShareKeys(ClientState):
         vault: Vault,
         ctx: bytes,
         key_members: tuple[str, ...],
-        header: ShareBoxHeader,
+        header: ShareBoxHeader | ShareRoot,
     ) -> None:
         super().__init__(membership, vault)
         self._ctx = ctx
         # U1.
         self._key_members = key_members
+        # What this silo signed in R1.
         self._header = header
 
     def handle(self, message: object) -> tuple[MaskedInput, None]:
         """Take the boxes; nothing is sent until the vector is masked.
 
         Raises:
-            UnexpectedMessageError: Not a BoxDelivery, or this state is over.
+            UnexpectedMessageError: No delivery, or this state is over.
             VerificationError: A check failed; the secrets are erased.
         """
         self._require_live(message)
-        if not isinstance(message, BoxDelivery):
+        if not isinstance(message, BoxDelivery | LeafDelivery):
             raise self._unexpected(message)
         with self._acting():
-            self._check(message)
-            return self._open(message), None
+            return self._take(message), None
 
-    def _check(self, message: BoxDelivery) -> None:
+    def _take(self, message: BoxDelivery | LeafDelivery) -> MaskedInput:
+        if not isinstance(message, BoxDelivery):
+            raise VerificationError(Check.SUITE, "a delivery of another suite")
+        self._check(message)
+        return self._open(message)
+
+    def _check_senders(
+        self, headers: Sequence[ShareBoxHeader | ShareRoot], delivered: Iterable[str]
+    ) -> None:
+        """Check U2, and that something was delivered from each other silo of it."""
         senders = check_ordered_subset(
-            (header.sender for header in message.headers),
+            (header.sender for header in headers),
             self._key_members,
             Check.SHARE_SET,
             Check.SHARE_SET,
         )
         if len(senders) < self._membership.parameters.least_survivors:
             raise VerificationError(Check.SHARES_SIZE, f"only {len(senders)} silos shared keys")
-        if self._header not in message.headers:
+        if self._header not in headers:
             raise VerificationError(Check.OWN_SHARES, "this silo's header is missing or altered")
-        if set(message.ciphertexts) != set(senders) - {self.silo_id}:
+        if set(delivered) != set(senders) - {self.silo_id}:
             raise VerificationError(Check.BOX_SET, "not one ciphertext from each other member")
+
+    def _check(self, message: BoxDelivery) -> None:
+        self._check_senders(message.headers, message.ciphertexts)
         for header in message.headers:
             check_share_header(self._membership.roster, self._ctx, header, self._key_members)
             if header.sender == self.silo_id:
@@ -103,19 +116,30 @@ class ShareKeys(ClientState):
             transcript.box_associated_data(self._ctx, sender, own),
             ciphertext,
         )
-        if plaintext is None:
-            return Check.BOX_OPEN
         signed = header.box_for(own)
         if signed is None:
             return Check.SHARE_RECIPIENTS
+        hashes = (signed.self_seed_share_sha256, signed.mask_key_share_sha256)
+        return self._keep_opened(sender, plaintext, hashes)
+
+    def _keep_opened(
+        self, sender: str, plaintext: bytes | None, signed: tuple[bytes, bytes]
+    ) -> Check | None:
+        """Keep the shares of an opened box, or tell which check they fail.
+
+        `signed` are the hashes of the share of b_i and of the mask's secret, as the sender signed
+        them.
+        """
+        if plaintext is None:
+            return Check.BOX_OPEN
         shares = (
-            (ShareKind.SELF_SEED, plaintext[:SHARE_BYTES], signed.self_seed_share_sha256),
-            (ShareKind.MASK_KEY, plaintext[SHARE_BYTES:], signed.mask_key_share_sha256),
+            (ShareKind.SELF_SEED, plaintext[:SHARE_BYTES], signed[0]),
+            (ShareKind.MASK_KEY, plaintext[SHARE_BYTES:], signed[1]),
         )
         for kind, share, sha256 in shares:
             if not shamir.is_share(share):
                 return Check.SHARE_RANGE
-            found = transcript.share_sha256(self._ctx, sender, own, kind, share)
+            found = transcript.share_sha256(self._ctx, sender, self.silo_id, kind, share)
             if not equal(found, sha256):
                 return Check.SHARE_HASH
         for kind, share, _ in shares:

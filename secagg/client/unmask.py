@@ -5,7 +5,8 @@ over the very bytes this silo signed; there are at least t. Since 2t > n + c, no
 can also gather t signatures.
 
 Then for a survivor the share of b_j goes out, for a silo that dropped after sharing keys the share
-of msk_j, never both; and everything is erased.
+of msk_j, in suite v2 of its mask seed, never both. In suite v2 the secret of each pair with a silo
+that dropped goes out too, unless this silo masked without it. Then everything is erased.
 """
 
 from dataclasses import replace
@@ -16,6 +17,7 @@ from secagg.client.vault import Vault
 from secagg.errors import Check, VerificationError
 from secagg.messages import (
     ConsistencySignatures,
+    PairSecret,
     UnmaskingShare,
     UnmaskingShares,
     agreement_bytes,
@@ -27,7 +29,7 @@ from secagg.verification import check_ordered_subset, check_signature
 class Unmask(ClientState):
     """Holds the shares received and what this silo signed."""
 
-    __slots__ = ("_members", "_survivors", "_survivors_sha256")
+    __slots__ = ("_members", "_rejected", "_survivors", "_survivors_sha256")
 
     def __init__(
         self,
@@ -37,8 +39,11 @@ class Unmask(ClientState):
         members: Members,
         survivors: tuple[str, ...],
         survivors_sha256: bytes,
+        rejected: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(membership, vault)
+        # Whose pair secrets this silo masked without; None in suite v1.
+        self._rejected = rejected
         self._members = members
         self._survivors = survivors
         self._survivors_sha256 = survivors_sha256
@@ -91,6 +96,7 @@ class Unmask(ClientState):
             self_seed_shares=self._shares(ShareKind.SELF_SEED, alive),
             mask_key_shares=self._shares(ShareKind.MASK_KEY, dropped),
             signature=bytes(64),
+            pair_secrets=self._pair_secrets(dropped),
         )
         signed_bytes = unsigned.signed_bytes(self._members.ctx, self._survivors_sha256)
         return replace(unsigned, signature=self._membership.sign(signed_bytes))
@@ -101,4 +107,14 @@ class Unmask(ClientState):
             UnmaskingShare(owner=owner, share=bytes(self._vault.get(kind, owner)))
             for owner in owners
             if self._vault.has(kind, owner)
+        )
+
+    def _pair_secrets(self, dropped: list[str]) -> tuple[PairSecret, ...] | None:
+        rejected = self._rejected
+        if rejected is None:
+            return None
+        return tuple(
+            PairSecret(silo_id=silo, secret=bytes(self._vault.get("pair", silo)))
+            for silo in dropped
+            if silo not in rejected
         )

@@ -7,7 +7,7 @@ from secagg.messages import KeyBundle, KeyBundles
 from secagg.roster import SignedRoster
 from secagg.server.collect_shares import CollectShares
 from secagg.server.state import Aggregation, ServerState
-from secagg.verification import check_bundle, check_families
+from secagg.verification import check_bundle, check_contributors, check_families
 
 
 def open_aggregation(descriptor: SignedDescriptor, roster: SignedRoster) -> "CollectBundles":
@@ -39,11 +39,18 @@ class CollectBundles(ServerState[KeyBundle]):
 
         Raises:
             UnexpectedMessageError: The state is closed.
-            VerificationError: sender, duplicate, bundle_signature, key_distinct, low_order_key.
+            VerificationError: sender, duplicate, suite, bundle_signature, key_distinct,
+                low_order_key, kem_key.
         """
         if self._is_repeat(message.silo_id, message):
             return False
-        check_bundle(self._aggregation.roster, self._descriptor_sha256, message, self._seen_keys)
+        check_bundle(
+            self._aggregation.roster,
+            self._descriptor_sha256,
+            message,
+            self._seen_keys,
+            is_hybrid=self._aggregation.descriptor.is_hybrid,
+        )
         self._received[message.silo_id] = message
         return True
 
@@ -51,9 +58,14 @@ class CollectBundles(ServerState[KeyBundle]):
         """Fix U1.
 
         Raises:
-            VerificationError: bundles_size, or metrics_families, at which every silo would abort.
+            VerificationError: bundles_size; or metrics_families or contributors, at which every
+                silo would abort.
         """
+        descriptor, parameters = self._aggregation.descriptor, self._aggregation.parameters
         bundles = tuple(self._close(Check.BUNDLES_SIZE).values())
-        check_families(self._aggregation.descriptor.metrics, bundles, self._needed)
-        ctx = transcript.context(self._aggregation.descriptor, bundles)
+        check_families(descriptor.metrics, bundles, self._needed)
+        if descriptor.is_hybrid:
+            declared = {bundle.silo_id: bundle.families for bundle in bundles}
+            check_contributors(descriptor, declared, declared, parameters, after_upload=False)
+        ctx = transcript.context(descriptor, bundles)
         return CollectShares(self._aggregation, ctx, bundles), KeyBundles(bundles=bundles)

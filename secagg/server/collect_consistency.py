@@ -10,10 +10,10 @@ from secagg.errors import Check
 from secagg.messages import (
     ConsistencySignature,
     ConsistencySignatures,
-    ShareBoxHeader,
     agreement_bytes,
 )
 from secagg.server.collect_unmasking import CollectUnmasking
+from secagg.server.dealt import Dealt
 from secagg.server.state import Aggregation, ServerState
 from secagg.transcript import Members
 from secagg.verification import check_signature
@@ -22,24 +22,23 @@ from secagg.verification import check_signature
 class CollectConsistency(ServerState[ConsistencySignature]):
     """Waits for the signature of each survivor; t are enough."""
 
-    __slots__ = ("_mask_keys", "_members", "_share_headers", "_survivors", "_survivors_sha256")
+    __slots__ = ("_dealt", "_members", "_rejected", "_survivors", "_survivors_sha256")
 
     def __init__(
         self,
         aggregation: Aggregation,
         members: Members,
-        survivors: tuple[str, ...],
+        rejected: Mapping[str, tuple[str, ...]],
         survivors_sha256: bytes,
-        *,
-        mask_keys: Mapping[str, bytes],
-        share_headers: Mapping[str, ShareBoxHeader],
+        dealt: Dealt,
     ) -> None:
-        super().__init__(aggregation, survivors)
+        super().__init__(aggregation, rejected)
         self._members = members
-        self._survivors = survivors
+        # Whose pair secrets each survivor masked without.
+        self._rejected = rejected
+        self._survivors = tuple(rejected)
         self._survivors_sha256 = survivors_sha256
-        self._mask_keys = mask_keys
-        self._share_headers = share_headers
+        self._dealt = dealt
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -80,9 +79,8 @@ class CollectConsistency(ServerState[ConsistencySignature]):
         following = CollectUnmasking(
             self._aggregation,
             self._members,
-            self._survivors,
+            self._rejected,
             self._survivors_sha256,
-            mask_keys=self._mask_keys,
-            share_headers=self._share_headers,
+            self._dealt,
         )
         return following, ConsistencySignatures(signatures=signatures)

@@ -1,36 +1,36 @@
 """R2 at the coordinator: who has uploaded what it signed.
 
-The bytes themselves go to the accumulator; this state sees their digest. Once it is closed an
+The bytes themselves go to the accumulator; this state sees their digest, in suite v2 the root of
+their digest tree. Once it is closed an
 upload is late: the survivors have been declared, and folding it in would break the sum.
 """
 
-from collections.abc import Mapping
-
 from secagg import transcript
 from secagg.errors import Check, UnexpectedMessageError, VerificationError
-from secagg.messages import MaskedInputHeader, ShareBoxHeader, Survivors
+from secagg.messages import MaskedInputHeader, Survivors
 from secagg.server.collect_consistency import CollectConsistency
+from secagg.server.dealt import Dealt
+from secagg.server.pairs import left_out
 from secagg.server.state import Aggregation, ServerState
 from secagg.transcript import Members
-from secagg.verification import check_upload_header, equal
+from secagg.verification import (
+    check_debit,
+    check_survivors,
+    check_upload_header,
+    equal,
+    rejected_pairs,
+)
 
 
 class CollectMaskedInputs(ServerState[MaskedInputHeader]):
     """Waits for the complete upload of each silo of U2."""
 
-    __slots__ = ("_announced", "_mask_keys", "_members", "_share_headers")
+    __slots__ = ("_announced", "_dealt", "_members")
 
-    def __init__(
-        self,
-        aggregation: Aggregation,
-        members: Members,
-        mask_keys: Mapping[str, bytes],
-        share_headers: Mapping[str, ShareBoxHeader],
-    ) -> None:
+    def __init__(self, aggregation: Aggregation, members: Members, dealt: Dealt) -> None:
         super().__init__(aggregation, members.silo_ids)
         self._members = members
-        self._mask_keys = mask_keys
-        self._share_headers = share_headers
+        self._dealt = dealt
         self._announced: dict[str, MaskedInputHeader] = {}
 
     @property
@@ -50,7 +50,8 @@ class CollectMaskedInputs(ServerState[MaskedInputHeader]):
 
         Raises:
             UnexpectedMessageError: The survivors have been declared.
-            VerificationError: sender, duplicate, upload_signature or masked_length.
+            VerificationError: sender, duplicate, suite, upload_signature or masked_length; in suite
+                v2 rejected_pair or debit_head too.
         """
         self._is_repeat(header.silo_id, header)
         known = self._announced.get(header.silo_id)
@@ -63,13 +64,16 @@ class CollectMaskedInputs(ServerState[MaskedInputHeader]):
         check_upload_header(
             self._aggregation.roster, self._aggregation.descriptor, self._members, header
         )
+        if self._aggregation.descriptor.is_hybrid:
+            check_debit(self._dealt.bundles[header.silo_id], header)
         self._announced[header.silo_id] = header
         return True
 
     def completed(self, silo_id: str, masked_sha256: bytes) -> bool:
         """Record that a silo's bytes have arrived in full, and say whether they had not before.
 
-        The digest is that of the bytes as received.
+        The digest is that of the bytes as received, whose chunks were checked against their leaves
+        in suite v2.
 
         Raises:
             UnexpectedMessageError: The survivors have been declared, or no header came before.
@@ -88,19 +92,43 @@ class CollectMaskedInputs(ServerState[MaskedInputHeader]):
         self._received[silo_id] = header
         return True
 
-    def close(self) -> tuple[CollectConsistency, Survivors]:
-        """Declare U3.
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The silos that uploaded and are left out of U3, because pairs of them were rejected.
 
         Raises:
-            VerificationError: survivors_size.
+            VerificationError: rejected_pair: to leave out c of them is not enough.
         """
+        pairs = rejected_pairs(self._received.values())
+        found = left_out(pairs, self._aggregation.parameters.c)
+        if found is None:
+            raise VerificationError(
+                Check.REJECTED_PAIR, "more silos reject or are rejected than may collude"
+            )
+        return found
+
+    def close(self) -> tuple[CollectConsistency, Survivors]:
+        """Declare U3: who uploaded, less `left_out`, whose uploads must not be in the sum.
+
+        Raises:
+            VerificationError: survivors_size; in suite v2 rejected_pair, or contributors or
+                metrics_families, at which every silo would abort.
+        """
+        for silo_id in self.left_out:
+            del self._received[silo_id]
         headers = tuple(self._close(Check.SURVIVORS_SIZE).values())
+        if self._aggregation.descriptor.is_hybrid:
+            check_survivors(
+                self._aggregation.descriptor,
+                self._dealt.bundles,
+                headers,
+                self._aggregation.parameters,
+            )
         following = CollectConsistency(
             self._aggregation,
             self._members,
-            tuple(header.silo_id for header in headers),
+            {header.silo_id: header.rejected for header in headers},
             transcript.survivors_sha256(self._members.ctx, headers),
-            mask_keys=self._mask_keys,
-            share_headers=self._share_headers,
+            self._dealt,
         )
         return following, Survivors(headers=headers)

@@ -1,72 +1,55 @@
-"""R1 at the coordinator: gather encrypted shares, then hand each silo its boxes."""
+"""R1 at the coordinator: gather encrypted shares, then hand each silo what was dealt to it."""
 
 from collections.abc import Mapping
 
 from secagg import transcript
 from secagg.errors import Check
-from secagg.messages import BoxDelivery, KeyBundle, ShareBoxes
+from secagg.messages import BoxDelivery, KeyBundle, LeafDelivery, ShareBoxes, ShareLeaves
+from secagg.server.boxes import Boxes
 from secagg.server.collect_masked_inputs import CollectMaskedInputs
+from secagg.server.dealt import Dealt
+from secagg.server.leaves import Leaves
 from secagg.server.state import Aggregation, ServerState
-from secagg.verification import check_share_header
 
 
-class CollectShares(ServerState[ShareBoxes]):
-    """Waits for the boxes of each silo of U1."""
+class CollectShares(ServerState[ShareBoxes | ShareLeaves]):
+    """Waits for the boxes of each silo of U1, in suite v2 for its leaves."""
 
-    __slots__ = ("_bundles", "_ctx")
+    __slots__ = ("_ctx", "_dealt")
 
     def __init__(
         self, aggregation: Aggregation, ctx: bytes, bundles: tuple[KeyBundle, ...]
     ) -> None:
         super().__init__(aggregation, [bundle.silo_id for bundle in bundles])
         self._ctx = ctx
-        self._bundles = bundles
+        dealt = Leaves if aggregation.descriptor.is_hybrid else Boxes
+        self._dealt: Dealt = dealt(aggregation, ctx, {bundle.silo_id: bundle for bundle in bundles})
 
     @property
     def ctx(self) -> bytes:
         """Context of the aggregation."""
         return self._ctx
 
-    def receive(self, message: ShareBoxes) -> bool:
-        """Take one silo's boxes, and say whether they are new.
+    def receive(self, message: ShareBoxes | ShareLeaves) -> bool:
+        """Take what one silo deals, and say whether it is new.
 
         Raises:
             UnexpectedMessageError: The state is closed.
-            VerificationError: sender, duplicate, share_signature or share_recipients.
+            VerificationError: sender, duplicate, suite, share_signature or share_recipients; in
+                suite v2 leaf_count or leaf too.
         """
         if self._is_repeat(message.sender, message):
             return False
-        check_share_header(self._aggregation.roster, self._ctx, message.header(), self._expected)
+        self._dealt.check(message)
         self._received[message.sender] = message
         return True
 
-    def close(self) -> tuple[CollectMaskedInputs, Mapping[str, BoxDelivery]]:
-        """Fix U2, and give each silo of it every header with its own boxes.
+    def close(self) -> tuple[CollectMaskedInputs, Mapping[str, BoxDelivery | LeafDelivery]]:
+        """Fix U2, and give each silo of it every signed header with what was dealt to it.
 
         Raises:
             VerificationError: shares_size.
         """
-        received = self._close(Check.SHARES_SIZE)
-        headers = {sender: message.header() for sender, message in received.items()}
-        boxes = {
-            (sender, box.recipient): box.ciphertext
-            for sender, message in received.items()
-            for box in message.boxes
-        }
-        ordered = tuple(headers.values())
-        deliveries = {
-            silo_id: BoxDelivery(
-                headers=ordered,
-                ciphertexts={
-                    sender: boxes[sender, silo_id] for sender in received if sender != silo_id
-                },
-            )
-            for silo_id in received
-        }
-        following = CollectMaskedInputs(
-            self._aggregation,
-            transcript.members(self._ctx, ordered),
-            {bundle.silo_id: bundle.mask_key for bundle in self._bundles},
-            headers,
-        )
-        return following, deliveries
+        deliveries = self._dealt.deliver(self._close(Check.SHARES_SIZE))
+        members = transcript.members(self._ctx, self._dealt.headers.values())
+        return CollectMaskedInputs(self._aggregation, members, self._dealt), deliveries

@@ -3,61 +3,70 @@
 A share that does not match the hash its dealer signed is discarded and its sender named, so up to
 n - t corrupt shares cost a look-up each and never a search over subsets. A recovered seed must
 match its commitment and a recovered mask key its signed public key; shares beyond t must lie on the
-same polynomial, or their dealer is named.
+same polynomial, or their dealer is named. In suite v2 a survivor's secret of a pair that is not the
+signed one is discarded likewise.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from secagg import shamir, suite, transcript
+from secagg import shamir, transcript
 from secagg.errors import Check, VerificationError
-from secagg.messages import ShareBoxHeader, UnmaskingShare, UnmaskingShares
+from secagg.messages import PairSecret, UnmaskingShare, UnmaskingShares
 from secagg.prg import Mask
+from secagg.server.dealt import Dealt
 from secagg.server.state import Aggregation, ServerState
 from secagg.server.unmasking import Unmasking
 from secagg.shamir import Interpolation
 from secagg.transcript import Members, ShareKind
-from secagg.verification import check_ordered_subset, check_signature, equal
+from secagg.verification import check_form, check_ordered_subset, check_signature, equal
+
+PAIR: Final = "pair"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedShare:
-    """A share that was discarded."""
+    """A share, or in suite v2 the secret of a pair, that was discarded."""
 
     sender: str
+    # Whose secret it is a share of, or the other silo of the pair.
     owner: str
-    kind: ShareKind
+    # A ShareKind or PAIR.
+    kind: str
 
 
 class CollectUnmasking(ServerState[UnmaskingShares]):
     """Waits for the shares of each survivor."""
 
     __slots__ = (
-        "_mask_keys",
+        "_dealt",
         "_members",
+        "_pair_secrets",
         "_rejected",
-        "_share_headers",
         "_shares",
         "_survivors",
         "_survivors_sha256",
+        "_unpaired",
     )
 
     def __init__(
         self,
         aggregation: Aggregation,
         members: Members,
-        survivors: tuple[str, ...],
+        unpaired: Mapping[str, tuple[str, ...]],
         survivors_sha256: bytes,
-        *,
-        mask_keys: Mapping[str, bytes],
-        share_headers: Mapping[str, ShareBoxHeader],
+        dealt: Dealt,
     ) -> None:
-        super().__init__(aggregation, survivors)
+        super().__init__(aggregation, unpaired)
         self._members = members
-        self._survivors = survivors
+        self._survivors = tuple(unpaired)
+        # Whose pair secrets each survivor masked without.
+        self._unpaired = unpaired
         self._survivors_sha256 = survivors_sha256
-        self._mask_keys = mask_keys
-        self._share_headers = share_headers
+        self._dealt = dealt
+        # Good secrets by (survivor, lost silo).
+        self._pair_secrets: dict[tuple[str, str], bytes] = {}
         self._rejected: list[RejectedShare] = []
         # Good shares by x, for each secret that is needed.
         self._shares: dict[tuple[ShareKind, str], dict[int, bytes]] = {
@@ -88,11 +97,16 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
 
         Raises:
             UnexpectedMessageError: The state is closed.
-            VerificationError: sender, duplicate, unmask_signature or unmask_kind.
+            VerificationError: sender, duplicate, suite, unmask_signature or unmask_kind.
         """
-        sender = message.silo_id
+        sender, pairs = message.silo_id, message.pair_secrets
         if self._is_repeat(sender, message):
             return False
+        check_form(
+            is_hybrid=pairs is not None,
+            expected=self._aggregation.descriptor.is_hybrid,
+            silo_id=sender,
+        )
         check_signature(
             self._aggregation.roster,
             sender,
@@ -109,11 +123,19 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
             check_ordered_subset(
                 (share.owner for share in shares), owners, Check.UNMASK_KIND, Check.UNMASK_KIND
             )
+        check_ordered_subset(
+            (pair.silo_id for pair in pairs or ()),
+            self._paired(sender),
+            Check.UNMASK_KIND,
+            Check.UNMASK_KIND,
+        )
         self._received[sender] = message
         x = self._aggregation.descriptor.cohort.index(sender) + 1
         for kind, shares in offered:
             for share in shares:
                 self._keep(sender, x, kind, share)
+        for pair in pairs or ():
+            self._keep_pair(sender, pair)
         return True
 
     def finish(self) -> Unmasking:
@@ -121,8 +143,9 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
 
         Raises:
             UnexpectedMessageError: Already finished.
-            VerificationError: share_count; or commitment, mask_key or share_range, which name the
-                dealer whose signed shares do not hide what it committed to.
+            VerificationError: share_count; or commitment, mask_key, share_range or pair_secret,
+                which name the dealer whose signed shares do not hide what it committed to, or whose
+                pair secret is not what it signed.
         """
         self._require_open()
         if not self.ready:
@@ -131,6 +154,7 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
         interpolations: dict[tuple[int, ...], Interpolation] = {}
         masks: list[Mask] = []
         inconsistent = []
+        bad_pair_dealers: set[str] = set()
         for (kind, owner), shares in self._shares.items():
             xs = tuple(sorted(shares)[: self._needed])
             if xs not in interpolations:
@@ -144,56 +168,59 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
             if kind is ShareKind.SELF_SEED:
                 masks.append(self._self_mask(owner, opened.secret))
             else:
-                masks.extend(self._pairwise_masks(owner, opened.secret))
+                released = {
+                    survivor: self._pair_secrets.get((survivor, owner))
+                    for survivor in self._survivors
+                    if owner not in self._unpaired[survivor]
+                }
+                pairs = self._dealt.pair_keys(owner, opened.secret, released)
+                bad_pair_dealers |= pairs.bad_dealers
+                # A survivor added it when the lost silo comes later, so it is taken off with the
+                # other sign.
+                masks += [
+                    Mask(key=key, sign=-1 if owner > survivor else 1)
+                    for survivor, key in pairs.keys.items()
+                ]
         return Unmasking(
             masks=tuple(masks),
             words=self._aggregation.descriptor.words,
             survivors=self._survivors,
             rejected_senders=tuple(sorted({share.sender for share in self._rejected})),
             inconsistent_dealers=tuple(sorted(inconsistent)),
+            bad_pair_dealers=tuple(sorted(bad_pair_dealers)),
         )
 
     def _kind(self, owner: str) -> ShareKind:
         return ShareKind.SELF_SEED if owner in self._survivors else ShareKind.MASK_KEY
 
+    def _paired(self, survivor: str) -> frozenset[str]:
+        """The lost silos whose pair with a survivor is masked."""
+        lost = frozenset(self._members.silo_ids) - frozenset(self._survivors)
+        return lost - frozenset(self._unpaired[survivor])
+
     def _keep(self, sender: str, x: int, kind: ShareKind, share: UnmaskingShare) -> None:
-        header = self._share_headers[share.owner]
-        if share.owner == sender:
-            signed = header.own_self_seed_share_sha256
+        owner = share.owner
+        if owner == sender:
+            signed = self._dealt.headers[owner].own_self_seed_share_sha256
         else:
-            box = header.box_for(sender)
-            # Safety: R1 headers were accepted only with one box for each other silo of U1.
-            if box is None:
-                raise VerificationError(Check.SHARE_RECIPIENTS, "no box", silo=share.owner)
-            seed = kind is ShareKind.SELF_SEED
-            signed = box.self_seed_share_sha256 if seed else box.mask_key_share_sha256
-        found = transcript.share_sha256(self._members.ctx, share.owner, sender, kind, share.share)
+            signed = self._dealt.share_sha256(owner, sender, kind)
+        found = transcript.share_sha256(self._members.ctx, owner, sender, kind, share.share)
         if not equal(found, signed) or not shamir.is_share(share.share):
-            self._rejected.append(RejectedShare(sender=sender, owner=share.owner, kind=kind))
+            self._rejected.append(RejectedShare(sender=sender, owner=owner, kind=kind))
             return
-        self._shares[kind, share.owner][x] = share.share
+        self._shares[kind, owner][x] = share.share
+
+    def _keep_pair(self, sender: str, pair: PairSecret) -> None:
+        if not self._dealt.is_pair_secret(sender, pair.silo_id, pair.secret):
+            self._rejected.append(RejectedShare(sender=sender, owner=pair.silo_id, kind=PAIR))
+            return
+        self._pair_secrets[sender, pair.silo_id] = pair.secret
 
     def _self_mask(self, owner: str, self_seed: bytes) -> Mask:
-        ctx = self._members.ctx
-        committed = self._share_headers[owner].self_seed_commitment
-        if not equal(transcript.self_seed_commitment(ctx, owner, self_seed), committed):
+        committed = self._dealt.headers[owner].self_seed_commitment
+        found = transcript.self_seed_commitment(self._members.ctx, owner, self_seed)
+        if not equal(found, committed):
             raise VerificationError(
                 Check.COMMITMENT, "the recovered seed is not the committed one", silo=owner
             )
-        return Mask(key=suite.derive_key(self_seed, "self", ctx, owner), sign=-1)
-
-    def _pairwise_masks(self, dropped: str, mask_private: bytes) -> list[Mask]:
-        if not equal(suite.agreement_public_key(mask_private), self._mask_keys[dropped]):
-            raise VerificationError(
-                Check.MASK_KEY, "the recovered key is not the advertised one", silo=dropped
-            )
-        masks = []
-        private = suite.agreement_key(mask_private)
-        for survivor in self._survivors:
-            pair = suite.agree(private, self._mask_keys[survivor])
-            low, high = sorted((survivor, dropped))
-            key = suite.derive_key(pair, "mask", self._members.ctx, low, high)
-            # The survivor added it when the dropped silo comes later, so it is taken off with the
-            # other sign.
-            masks.append(Mask(key=key, sign=-1 if dropped > survivor else 1))
-        return masks
+        return Mask(key=self._dealt.self_mask_key(owner, self_seed), sign=-1)

@@ -23,6 +23,9 @@ class Unmasking:
     rejected_senders: tuple[str, ...]
     # Silos that dealt shares which lie on no one polynomial.
     inconsistent_dealers: tuple[str, ...]
+    # Silos that dealt a pair secret which is not the signed one, or does not follow from their
+    # seed; its mask came off with a survivor's word for it.
+    bad_pair_dealers: tuple[str, ...] = ()
 
     def apply(self, accumulator: Vector, *, threads: int = DEFAULT_THREADS) -> None:
         """Subtract every mask from the accumulator in place, tile by tile.

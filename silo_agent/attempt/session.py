@@ -51,6 +51,7 @@ from dp.noise.metrics_block import MetricsBlock
 from dp.noise.share import NoiseShare, RingVector
 from dp.noise.source import NoiseSource
 from ops.tracing.spans import spanned
+from secagg import suite
 from secagg.client.setup import check_setup
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import Check
@@ -166,6 +167,7 @@ class Session:
             adapter_sha256=adapter_sha256,
             families=families,
             entropy=os.urandom,
+            suites=frozenset({suite.SUITE}),
         )
         # A descriptor that is refused burns no identity.
         check_setup(setup)

@@ -149,6 +149,7 @@ def brought_to(step, case, receiver, message):
         adapter_sha256=good.adapter_sha256,
         families=("craft", "maze"),
         entropy=deterministic_entropy(f"protocol-vectors/{receiver}"),
+        suites=frozenset({1}),
     )
     state, bundle = client.begin(setup)
     assert bundle.cipher_key.hex() == own(case, receiver)["cipher_key"]

@@ -192,6 +192,7 @@ class Round:
             adapter_sha256=self.descriptor.adapter_sha256,
             families=FAMILIES,
             entropy=os.urandom,
+            suites=frozenset({1}),
         )
 
     def bundles(self):

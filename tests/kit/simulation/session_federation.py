@@ -288,6 +288,7 @@ class Attempt:
             adapter_sha256=self.federation.adapter_sha256,
             families=self.federation[name].families,
             entropy=os.urandom,
+            suites=frozenset({1}),
         )
 
     def _each(self, dropped: Collection[str]) -> Iterator[Member]:

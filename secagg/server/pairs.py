@@ -1,0 +1,58 @@
+"""Whom to leave out so that no two survivors masked differently for their pair.
+
+One silo says that another dealt it a bad secret. Which of the two lies cannot be told; two honest
+ones never say so of each other, so at most c silos, those that collude, are in all such pairs.
+
+Covered: the accused go before those who accuse them. Not covered: a search that more than c
+colluding silos make too long; it ends without a result.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+# Far above what c colluding silos of 200 can bring about.
+_MOST_STEPS: Final = 10_000
+
+
+class _TooLongError(Exception):
+    pass
+
+
+def left_out(pairs: Sequence[tuple[str, str]], most: int) -> tuple[str, ...] | None:
+    """Return up to `most` silos that are in all pairs (accused, accuser), in ascending order.
+
+    None where there are none such, or none were found in time.
+    """
+    steps = 0
+
+    def search(left: Sequence[tuple[str, str]], most: int) -> tuple[str, ...] | None:
+        nonlocal steps
+        steps += 1
+        if steps > _MOST_STEPS:
+            raise _TooLongError
+        if not left:
+            return ()
+        if _disjoint(left) > most:
+            return None
+        for silo in left[0]:
+            rest = search([pair for pair in left if silo not in pair], most - 1)
+            if rest is not None:
+                return (silo, *rest)
+        return None
+
+    try:
+        found = search(sorted(pairs), most)
+    except _TooLongError:
+        return None
+    return None if found is None else tuple(sorted(found))
+
+
+def _disjoint(pairs: Sequence[tuple[str, str]]) -> int:
+    """Count pairs of which no two share a silo; each of them costs one."""
+    taken: set[str] = set()
+    count = 0
+    for pair in pairs:
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            count += 1
+    return count
