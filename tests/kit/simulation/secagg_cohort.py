@@ -17,7 +17,14 @@ from secagg import client, hybrid, server, wire
 from secagg.decode import split_sum
 from secagg.descriptor import AggregationId, Descriptor, MetricsLayout
 from secagg.digest_tree import TreeHasher
-from secagg.messages import DebitHead, LeafDelivery, ShareLeaves
+from secagg.messages import (
+    DebitHead,
+    KeyBundles,
+    LeafDelivery,
+    MaskedInputHeader,
+    ShareLeaves,
+    Survivors,
+)
 from tests.kit.secagg.secagg_samples import (
     HYBRID_FIELDS,
     make_descriptor,
@@ -95,12 +102,21 @@ class Cohort:
         figures=("episodes/craft",),
         families=None,
         suite=1,
+        setups=None,
+        plan_families=None,
         **changes,
     ):
         self.roster = signed_roster(make_roster(n, c))
         # What each silo declares where it is not FAMILIES.
         self.families: Mapping[str, tuple[str, ...]] = families or {}
+        # Silos that have nothing to add, and so upload zeros.
+        self.silent: Collection[str] = ()
+        # What a silo brings that is not what an honest one would, by field of its setup.
+        self.setups: Mapping[str, Mapping[str, Any]] = setups or {}
         layout = MetricsLayout(names=figures, bounds=(64.0,) * len(figures), grid=4096, sigma=0.0)
+        later = HYBRID_FIELDS if suite == hybrid.SUITE else {}
+        if plan_families is not None:
+            later = {**later, "families": plan_families}
         descriptor = make_descriptor(
             self.roster.roster,
             dimension=dimension,
@@ -108,7 +124,7 @@ class Cohort:
             noise_mechanism="none",
             noise_sigma=0.0,
             scale=2.0**20,
-            **{**(HYBRID_FIELDS if suite == hybrid.SUITE else {}), **changes},
+            **{**later, **changes},
         )
         if identity is not None:
             descriptor = replace(descriptor, identity=AggregationId(**identity))
@@ -123,7 +139,7 @@ class Cohort:
 
     def setup(self, name: str) -> client.ClientSetup:
         descriptor = self.descriptor.descriptor
-        return client.ClientSetup(
+        honest = client.ClientSetup(
             silo_id=name,
             signing_key=signing_key(name),
             roster=self.roster,
@@ -139,6 +155,7 @@ class Cohort:
             task_sha256=descriptor.task_sha256,
             families_of_plan=descriptor.families,
         )
+        return replace(honest, **self.setups.get(name, {}))
 
     def debit(self, name: str) -> DebitHead | None:
         """The charge of this attempt, which follows the ledger's head of R0."""
@@ -151,9 +168,18 @@ class Cohort:
     def plain(self, name: str) -> np.ndarray:
         """The silo's vector as integers: its power of two, then one metric."""
         words = self.descriptor.descriptor.words
-        vector = np.full(words, 2 ** self.names.index(name), dtype=np.int64)
+        size = 0 if name in self.silent else 2 ** self.names.index(name)
+        vector = np.full(words, size, dtype=np.int64)
         vector[1:-1:2] *= -1
         return vector
+
+    def bundles_of_all(self) -> KeyBundles:
+        """The bundles as a coordinator hands them out that makes no check of its own."""
+        bundles = []
+        for name in self.names:
+            self.states[name], bundle = client.begin(self.setup(name))
+            bundles.append(bundle)
+        return KeyBundles(bundles=tuple(bundles))
 
     def advertise(self, dropped=()):
         for name in self.names:
@@ -174,15 +200,30 @@ class Cohort:
     def upload(self, deliveries, dropped=()):
         for name in sorted(self.server.pending):
             self.states[name], _ = self.states[name].handle(deliveries[name])
-            vector = (self.plain(name) % 2**32).astype("<u4")
-            self.states[name], header = self.states[name].mask(vector, self.debit(name))
-            self.vectors[name] = vector
+            header = self.masked(name)
             if name not in dropped:
-                self.server.expect(carried(header, "masked_input_header", pb.MaskedInputHeader))
-                digest = uploaded_digest(self.descriptor.descriptor, vector)
-                self.server.completed(name, digest)
-                self.accumulator += vector
+                self.take(header)
+        return self.declare()
+
+    def masked(self, name: str) -> MaskedInputHeader:
+        """Have a silo that has opened its boxes mask its vector."""
+        vector = (self.plain(name) % 2**32).astype("<u4")
+        self.states[name], header = self.states[name].mask(vector, self.debit(name))
+        self.vectors[name] = vector
+        return header
+
+    def take(self, header: MaskedInputHeader) -> None:
+        """Have the coordinator take a header and the bytes that its silo masked."""
+        name = header.silo_id
+        self.server.expect(carried(header, "masked_input_header", pb.MaskedInputHeader))
+        digest = uploaded_digest(self.descriptor.descriptor, self.vectors[name])
+        self.server.completed(name, digest)
+
+    def declare(self) -> Survivors:
+        """Have the coordinator declare the survivors and add up what they uploaded."""
         self.server, survivors = self.server.close()
+        for header in survivors.headers:
+            self.accumulator += self.vectors[header.silo_id]
         return carried(survivors, "survivors", pb.Survivors)
 
     def agree(self, survivors, dropped=()):
