@@ -49,13 +49,11 @@ class Dealt(NamedTuple):
 
 def dealt_by(cohort: Cohort) -> Dealt:
     bundles = cohort.advertise()
-    ctx = cohort.server.ctx
     sent = {}
     for name in cohort.names:
         cohort.states[name], sent[name] = cohort.states[name].handle(bundles)
         cohort.server.receive(sent[name])
-    cohort.server, deliveries = cohort.server.close()
-    return Dealt(cohort=cohort, ctx=ctx, sent=sent, deliveries=dict(deliveries))
+    return Dealt(cohort=cohort, ctx=cohort.ctx, sent=sent, deliveries=cohort.deliver())
 
 
 class Attack(NamedTuple):
@@ -249,9 +247,8 @@ def test_a21z_two_trees_of_one_silo_end_at_the_upload_signatures(half):
 def test_an_honest_coordinator_takes_one_tree_of_a_silo_and_only_a_whole_one():
     """Attack 21, from the silo's side: what would stop every other silo is refused by name."""
     cohort = Cohort(5, suite=2)
-    bundles = cohort.advertise()
-    ctx = cohort.server.ctx
-    cohort.states[PEER], honest = cohort.states[PEER].handle(bundles)
+    cohort.states[PEER], honest = cohort.states[PEER].handle(cohort.advertise())
+    ctx = cohort.ctx
     kept = [leaf for leaf in honest.leaves if leaf.recipient != OTHER]
     swapped = [honest.leaves[1], honest.leaves[0], *honest.leaves[2:]]
     refused = (

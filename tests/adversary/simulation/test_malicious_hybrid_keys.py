@@ -182,8 +182,7 @@ def test_a02al_keys_that_do_not_follow_from_the_shared_seed_are_found_after_a_dr
     cohort.states[PEER]._bundle = bad
     for bundle in with_bundle(bundles, PEER, bad).bundles:
         cohort.server.receive(bundle)
-    cohort.server, told = cohort.server.close()
-    signatures = cohort.agree(cohort.upload(cohort.share(told), (PEER,)))
+    signatures = cohort.agree(cohort.upload(cohort.share(cohort.announce()), (PEER,)))
     with pytest.raises(VerificationError) as caught:
         cohort.unmask(signatures)
     assert (caught.value.check, caught.value.silo) == (Check.MASK_KEY, PEER)
@@ -197,7 +196,6 @@ def test_a02am_a_shifted_key_of_a_silo_that_stays_changes_nothing():
     cohort.states[PEER]._bundle = bad
     for bundle in with_bundle(bundles, PEER, bad).bundles:
         cohort.server.receive(bundle)
-    cohort.server, told = cohort.server.close()
-    signatures = cohort.agree(cohort.upload(cohort.share(told)))
+    signatures = cohort.agree(cohort.upload(cohort.share(cohort.announce())))
     cohort.unmask(signatures).apply(cohort.accumulator)
     np.testing.assert_array_equal(cohort.accumulator.view("<i4"), cohort.expected(cohort.names))

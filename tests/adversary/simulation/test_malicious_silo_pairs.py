@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg import client, hybrid, suite, transcript
+from secagg import client, hybrid, transcript
 from secagg.errors import Check, VerificationError
 from secagg.messages import MaskedInputHeader, PairSecret, Survivors, UnmaskingShares
-from tests.kit.secagg.secagg_samples import signing_key
 from tests.kit.simulation.secagg_cohort import Cohort
 from tests.kit.simulation.secagg_tampering import assert_refused, resigned_upload
+from tests.kit.simulation.spoiled import resigned
 
 # Of five silos, of which one may drop: DEALER deals to RECIPIENT.
 DEALER, RECIPIENT, OTHER = "silo-001", "silo-003", "silo-002"
@@ -44,7 +44,7 @@ def played(
         with (sharing or {}).get(name, contextmanager(lambda: iter([None])))():
             cohort.states[name], message = cohort.states[name].handle(bundles)
         cohort.server.receive(message)
-    cohort.server, deliveries = cohort.server.close()
+    deliveries = cohort.deliver()
     for name in cohort.names:
         with (opening or {}).get(name, contextmanager(lambda: iter([None])))():
             cohort.states[name], _ = cohort.states[name].handle(deliveries[name])
@@ -66,17 +66,12 @@ def summed(
         cohort.states[name], shares = cohort.states[name].handle(signatures)
         cohort.sent[name] = shares
         said = (lying or {}).get(name, lambda unchanged: unchanged)(shares)
-        cohort.server.receive(resigned_shares(cohort, said))
+        cohort.server.receive(resigned(cohort, said))
     unmasking = cohort.server.finish()
     unmasking.apply(cohort.accumulator)
     alive = [header.silo_id for header in survivors.headers]
     np.testing.assert_array_equal(cohort.accumulator.view("<i4"), cohort.expected(alive))
     return unmasking
-
-
-def resigned_shares(cohort: Cohort, shares: UnmaskingShares) -> UnmaskingShares:
-    signed = shares.signed_bytes(cohort.server._members.ctx, cohort.server._survivors_sha256)
-    return replace(shares, signature=suite.sign(signing_key(shares.silo_id), signed))
 
 
 # What a malicious silo does in a step -------------------------------------------------------------
@@ -355,9 +350,8 @@ def test_a22o_a_rejection_of_a_silo_outside_the_members_is_refused(rejected):
     """Attack 22: by the coordinator, and by a silo that a lying one shows it to."""
     cohort = cohort_of()
     collect, headers = both_uploaded(cohort)
-    members = collect.members
     liar = next(header for header in headers if header.silo_id == RECIPIENT)
-    lying = resigned_upload(cohort, liar, members, rejected=rejected)
+    lying = resigned_upload(cohort, liar, cohort.members, rejected=rejected)
     with pytest.raises(VerificationError) as caught:
         collect.expect(lying)
     assert (caught.value.check, caught.value.silo) == (Check.REJECTED_PAIR, RECIPIENT)
@@ -391,7 +385,7 @@ def test_a22q_a_release_of_any_other_pair_is_refused(offered):
         "twice": (RECIPIENT, RECIPIENT),
     }[offered]
     pairs = tuple(PairSecret(silo_id=name, secret=bytes(32)) for name in owners)
-    forged = resigned_shares(cohort, replace(shares, pair_secrets=pairs))
+    forged = resigned(cohort, shares, pair_secrets=pairs)
     with pytest.raises(VerificationError) as caught:
         cohort.server.receive(forged)
     assert (caught.value.check, caught.value.silo) == (Check.UNMASK_KIND, DEALER)

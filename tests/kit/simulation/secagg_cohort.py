@@ -136,6 +136,8 @@ class Cohort:
         self.sent: dict[str, Any] = {}
         self.vectors: dict[str, np.ndarray] = {}
         self.accumulator = np.zeros(descriptor.words, dtype="<u4")
+        self.ctx = b""
+        self.members: Any = None
 
     def setup(self, name: str) -> client.ClientSetup:
         descriptor = self.descriptor.descriptor
@@ -186,7 +188,12 @@ class Cohort:
             self.states[name], bundle = client.begin(self.setup(name))
             if name not in dropped:
                 self.server.receive(carried(bundle, "key_bundle", pb.KeyBundle))
+        return self.announce()
+
+    def announce(self) -> KeyBundles:
+        """Have the coordinator fix U1."""
         self.server, bundles = self.server.close()
+        self.ctx = self.server.ctx
         return carried(bundles, "key_bundles", pb.KeyBundles)
 
     def share(self, bundles, dropped=()):
@@ -194,7 +201,12 @@ class Cohort:
             self.states[name], boxes = self.states[name].handle(bundles)
             if name not in dropped:
                 self.server.receive(carried_r1(boxes))
+        return self.deliver()
+
+    def deliver(self) -> dict[str, Any]:
+        """Have the coordinator fix U2, and give each silo of it what was dealt to it."""
         self.server, deliveries = self.server.close()
+        self.members = self.server.members
         return {name: carried_delivery(delivery) for name, delivery in deliveries.items()}
 
     def upload(self, deliveries, dropped=()):

@@ -6,12 +6,13 @@ from typing import Any
 from secagg import suite
 from secagg.messages import UnmaskingShares
 from tests.kit.secagg.secagg_samples import signing_key
+from tests.kit.simulation.secagg_cohort import Cohort
 from tests.kit.simulation.session_federation import Attempt
 
 WRONG = bytes(33)
 
 
-def resigned(attempt: Attempt, shares: UnmaskingShares, **changes: Any) -> UnmaskingShares:
+def resigned(attempt: Attempt | Cohort, shares: UnmaskingShares, **changes: Any) -> UnmaskingShares:
     """An R4 message altered and signed by its own silo."""
     altered = replace(shares, **changes)
     signed = altered.signed_bytes(attempt.ctx, attempt.server._survivors_sha256)
