@@ -10,6 +10,7 @@ from secagg.messages import ConsistencySignature, Survivors, UnmaskingShares, ag
 from secagg.prg import Mask, MaskStreams, Vector
 from secagg.transcript import ShareKind
 from tests.kit.secagg.secagg_samples import signing_key
+from tests.kit.simulation.secagg_cohort import Cohort
 from tests.kit.simulation.session_federation import Attempt, Member
 
 
@@ -38,7 +39,7 @@ def owners_of(shares: UnmaskingShares, kind: ShareKind) -> set[str]:
 
 
 def released(
-    attempt: Attempt, messages: Iterable[UnmaskingShares], kind: ShareKind, owner: str
+    attempt: Attempt | Cohort, messages: Iterable[UnmaskingShares], kind: ShareKind, owner: str
 ) -> dict[int, bytes]:
     """The shares of one secret that these messages hold, by x."""
     found = {}

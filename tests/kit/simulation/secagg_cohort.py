@@ -136,8 +136,12 @@ class Cohort:
         self.sent: dict[str, Any] = {}
         self.vectors: dict[str, np.ndarray] = {}
         self.accumulator = np.zeros(descriptor.words, dtype="<u4")
+        # What the coordinator saw and fixed.
         self.ctx = b""
+        self.announced: Any = None
+        self.dealt: dict[str, Any] = {}
         self.members: Any = None
+        self.alive: tuple[str, ...] = ()
 
     def setup(self, name: str) -> client.ClientSetup:
         descriptor = self.descriptor.descriptor
@@ -194,13 +198,15 @@ class Cohort:
         """Have the coordinator fix U1."""
         self.server, bundles = self.server.close()
         self.ctx = self.server.ctx
-        return carried(bundles, "key_bundles", pb.KeyBundles)
+        self.announced = carried(bundles, "key_bundles", pb.KeyBundles)
+        return self.announced
 
     def share(self, bundles, dropped=()):
         for name in sorted(self.server.pending):
             self.states[name], boxes = self.states[name].handle(bundles)
+            self.dealt[name] = carried_r1(boxes)
             if name not in dropped:
-                self.server.receive(carried_r1(boxes))
+                self.server.receive(self.dealt[name])
         return self.deliver()
 
     def deliver(self) -> dict[str, Any]:
@@ -234,6 +240,7 @@ class Cohort:
     def declare(self) -> Survivors:
         """Have the coordinator declare the survivors and add up what they uploaded."""
         self.server, survivors = self.server.close()
+        self.alive = tuple(header.silo_id for header in survivors.headers)
         for header in survivors.headers:
             self.accumulator += self.vectors[header.silo_id]
         return carried(survivors, "survivors", pb.Survivors)
