@@ -36,6 +36,8 @@ from tests.kit.secagg.secagg_samples import (
 
 STEPS = ("advertise_keys", "share_keys", "masked_input", "consistency_check", "unmask")
 FAMILIES = ("craft", "maze")
+# The record at which every silo's ledger stands in R0.
+LEDGER_SEQ = 7
 NO_DROPS: Mapping[str, Collection[str]] = {}
 
 
@@ -150,7 +152,7 @@ class Cohort:
             signing_key=signing_key(name),
             roster=self.roster,
             descriptor=self.descriptor,
-            ledger_head=client.LedgerHead(seq=7, sha256=bytes(32)),
+            ledger_head=client.LedgerHead(seq=LEDGER_SEQ, sha256=bytes(32)),
             newest_identity=None,
             base_model_sha256=descriptor.base_model_sha256,
             adapter_sha256=descriptor.adapter_sha256,
@@ -165,7 +167,7 @@ class Cohort:
 
     def debit(self, name: str) -> DebitHead | None:
         """The charge of this attempt, which follows the ledger's head of R0."""
-        return DebitHead(seq=8, sha256=bytes([9]) * 32) if self.hybrid else None
+        return DebitHead(seq=LEDGER_SEQ + 1, sha256=bytes([9]) * 32) if self.hybrid else None
 
     @property
     def hybrid(self) -> bool:
