@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from secagg import shamir, transcript
+from secagg import bounds, shamir, transcript
 from secagg.errors import Check, VerificationError
 from secagg.messages import PairSecret, UnmaskingShare, UnmaskingShares
 from secagg.prg import Mask
@@ -123,12 +123,9 @@ class CollectUnmasking(ServerState[UnmaskingShares]):
             check_ordered_subset(
                 (share.owner for share in shares), owners, Check.UNMASK_KIND, Check.UNMASK_KIND
             )
-        check_ordered_subset(
-            (pair.silo_id for pair in pairs or ()),
-            self._paired(sender),
-            Check.UNMASK_KIND,
-            Check.UNMASK_KIND,
-        )
+        named = tuple(pair.silo_id for pair in pairs or ())
+        if not bounds.is_strictly_sorted(named) or not self._paired(sender).issuperset(named):
+            raise VerificationError(Check.UNMASK_KIND, "not a pair to be opened", silo=sender)
         self._received[sender] = message
         x = self._aggregation.descriptor.cohort.index(sender) + 1
         for kind, shares in offered:

@@ -16,6 +16,7 @@ from secagg.descriptor import (
 )
 from secagg.errors import Check, MalformedMessageError, ParameterError, VerificationError
 from tests.kit.secagg.secagg_samples import (
+    HYBRID_FIELDS,
     ROOT_KEY,
     make_descriptor,
     make_roster,
@@ -41,7 +42,6 @@ def test_only_the_coordinator_signs_descriptors():
 
 _METRICS = _D.metrics
 _CHANGED = {
-    "version": 2,
     "suite": 2,
     "identity": replace(_D.identity, attempt=1),
     "roster_sha256": bytes(32),
@@ -68,18 +68,48 @@ _CHANGED = {
 }
 
 
+# Fields that version 2 added.
+_LATER = {
+    "families": ("craft",),
+    "task_sha256": bytes(32),
+    "digest_id": 2,
+}
+_HYBRID = make_descriptor(_ROSTER, **HYBRID_FIELDS)
+
+
 def test_the_table_of_changes_is_complete():
-    assert set(_CHANGED) == {field.name for field in fields(_D)}
+    assert {"version", *_CHANGED, *_LATER} == {field.name for field in fields(_D)}
+
+
+def _assert_counts(original, altered):
+    assert altered.sha256 != original.sha256
+    assert transcript.context(altered, ()) != transcript.context(original, ())
+    with pytest.raises(VerificationError) as caught:
+        verify_descriptor(replace(signed_descriptor(original), descriptor=altered), _ROSTER)
+    assert caught.value.check is Check.DESCRIPTOR_SIGNATURE
 
 
 @pytest.mark.parametrize("name", sorted(_CHANGED))
 def test_flipping_any_field_changes_the_digest_the_ctx_and_breaks_the_signature(name):
-    altered = replace(_D, **{name: _CHANGED[name]})
-    assert altered.sha256 != _D.sha256
-    assert transcript.context(altered, ()) != transcript.context(_D, ())
-    with pytest.raises(VerificationError) as caught:
-        verify_descriptor(replace(signed_descriptor(_D), descriptor=altered), _ROSTER)
-    assert caught.value.check is Check.DESCRIPTOR_SIGNATURE
+    _assert_counts(_D, replace(_D, **{name: _CHANGED[name]}))
+
+
+@pytest.mark.parametrize("name", sorted({"version", *_CHANGED, *_LATER}))
+def test_every_field_of_version_two_counts(name):
+    changes = {**_CHANGED, **_LATER, "version": 3, "suite": 1}
+    _assert_counts(_HYBRID, replace(_HYBRID, **{name: changes[name]}))
+
+
+def test_a_version_has_its_one_suite_and_its_own_fields():
+    assert not _D.is_hybrid
+    assert verify_descriptor(signed_descriptor(_HYBRID), _ROSTER).t == 4
+    assert _HYBRID.is_hybrid
+    for changes in ({"version": 2}, {"families": ("craft",)}, {"digest_id": 1}):
+        with pytest.raises(MalformedMessageError):
+            replace(_D, **changes)
+    for changes in ({"version": 1}, {"families": ()}, {"task_sha256": b""}, {"digest_id": 0}):
+        with pytest.raises(MalformedMessageError):
+            replace(_HYBRID, **changes)
 
 
 @pytest.mark.parametrize("name", ["run_id", "round", "step", "part", "attempt"])
@@ -103,7 +133,10 @@ def test_every_part_of_the_metrics_layout_counts(metrics):
 @pytest.mark.parametrize(
     ("changes", "check"),
     [
-        ({"version": 2}, Check.DESCRIPTOR_VERSION),
+        ({**HYBRID_FIELDS, "version": 3}, Check.DESCRIPTOR_VERSION),
+        ({**HYBRID_FIELDS, "suite": 1}, Check.DESCRIPTOR_VERSION),
+        ({**HYBRID_FIELDS, "digest_id": 3}, Check.DESCRIPTOR_VERSION),
+        ({"suite": 2}, Check.DESCRIPTOR_VERSION),
         ({"suite": 0}, Check.DESCRIPTOR_VERSION),
         ({"roster_sha256": bytes(32)}, Check.DESCRIPTOR_ROSTER),
         ({"roster_epoch": 2}, Check.DESCRIPTOR_ROSTER),

@@ -12,6 +12,7 @@ from chorale.v1 import secagg_pb2 as pb
 from secagg import messages, wire
 from secagg.errors import MalformedMessageError
 from tests.kit.secagg.secagg_samples import (
+    HYBRID_FIELDS,
     make_descriptor,
     make_roster,
     signed_descriptor,
@@ -47,10 +48,49 @@ _BOXES = messages.ShareBoxes(
 _UPLOAD = messages.MaskedInputHeader(
     silo_id="silo-000", length_bytes=4008, masked_sha256=_DIGEST, signature=_SIGNATURE
 )
+# The forms of version 2.
+_HYBRID_BUNDLE = replace(
+    _BUNDLE,
+    kem_keys=messages.KemKeys(cipher_key=bytes([3]) * 1184, mask_key=bytes([4]) * 1184),
+    debit=messages.DebitHead(seq=2**62, sha256=_DIGEST),
+    cohort_may_vary=True,
+)
+_DEALT = messages.ShareLeaf(
+    recipient="silo-001",
+    box_kem=bytes([5]) * 1088,
+    ciphertext=bytes(messages.BOX_BYTES),
+    self_seed_share_sha256=_DIGEST,
+    mask_key_share_sha256=_DIGEST[::-1],
+    mask_kem=bytes([6]) * 1088,
+    sealed=bytes(48),
+    pair_secret_sha256=_DIGEST,
+)
+_NOT_DEALT = replace(_DEALT, recipient="silo-000", mask_kem=b"", sealed=b"", pair_secret_sha256=b"")
+_ROOT = messages.ShareRoot(
+    sender="silo-000",
+    leaf_count=2,
+    root=_DIGEST,
+    self_seed_commitment=_DIGEST,
+    own_self_seed_share_sha256=_DIGEST,
+    signature=_SIGNATURE,
+)
+_HYBRID_UPLOAD = replace(
+    _UPLOAD,
+    silo_id="silo-004",
+    debit=messages.DebitHead(seq=9, sha256=_DIGEST),
+    rejected=("silo-001", "silo-003"),
+)
 _AGREEMENT = messages.ConsistencySignature(silo_id="silo-000", signature=_SIGNATURE)
 _SHARE = messages.UnmaskingShare(owner="silo-001", share=bytes(33))
 _ROSTER = signed_roster(make_roster())
 _DESCRIPTOR = signed_descriptor(make_descriptor(_ROSTER.roster))
+_SHARES = messages.UnmaskingShares(
+    silo_id="silo-000",
+    self_seed_shares=(_SHARE, replace(_SHARE, owner="silo-002")),
+    mask_key_shares=(_SHARE,),
+    signature=_SIGNATURE,
+)
+# By converter; behind a space, which version's form.
 _CASES = {
     "identity": (_DESCRIPTOR.descriptor.identity, pb.AggregationId),
     "roster": (_ROSTER, pb.Roster),
@@ -71,29 +111,49 @@ _CASES = {
         messages.ConsistencySignatures(signatures=(_AGREEMENT,)),
         pb.ConsistencySignatures,
     ),
-    "unmasking_shares": (
-        messages.UnmaskingShares(
-            silo_id="silo-000",
-            self_seed_shares=(_SHARE, replace(_SHARE, owner="silo-002")),
-            mask_key_shares=(_SHARE,),
-            signature=_SIGNATURE,
+    "unmasking_shares": (_SHARES, pb.UnmaskingShares),
+    "descriptor v2": (
+        signed_descriptor(make_descriptor(_ROSTER.roster, **HYBRID_FIELDS)),
+        pb.Descriptor,
+    ),
+    "key_bundle v2": (_HYBRID_BUNDLE, pb.KeyBundle),
+    "share_root": (_ROOT, pb.ShareRoot),
+    "share_leaves": (messages.ShareLeaves(root=_ROOT, leaves=(_DEALT, _NOT_DEALT)), pb.ShareLeaves),
+    "leaf_delivery": (
+        messages.LeafDelivery(
+            roots=(_ROOT,),
+            leaves={
+                "silo-002": messages.DeliveredLeaf(leaf=_DEALT, path=(_DIGEST, _DIGEST[::-1])),
+                "silo-003": messages.DeliveredLeaf(leaf=_NOT_DEALT, path=()),
+            },
         ),
+        pb.LeafDelivery,
+    ),
+    "masked_input_header v2": (_HYBRID_UPLOAD, pb.MaskedInputHeader),
+    "unmasking_shares v2": (
+        replace(_SHARES, pair_secrets=(messages.PairSecret(silo_id="silo-001", secret=bytes(32)),)),
+        pb.UnmaskingShares,
+    ),
+    "unmasking_shares v2 nobody lost": (
+        replace(_SHARES, mask_key_shares=(), pair_secrets=()),
         pb.UnmaskingShares,
     ),
 }
 
 
 def _to(name, message):
-    return getattr(wire, f"{name}_to_proto")(message)
+    return getattr(wire, f"{name.split()[0]}_to_proto")(message)
 
 
 def _from(name, proto):
-    return getattr(wire, f"{name}_from_proto")(proto)
+    return getattr(wire, f"{name.split()[0]}_from_proto")(proto)
 
 
 def test_every_conversion_is_tested():
     converters = {name[: -len("_to_proto")] for name in vars(wire) if name.endswith("_to_proto")}
-    assert {name for name in converters if not name.startswith("_")} == set(_CASES)
+    assert {name for name in converters if not name.startswith("_")} == {
+        name.split()[0] for name in _CASES
+    }
 
 
 @pytest.mark.parametrize("name", sorted(_CASES))
@@ -197,6 +257,45 @@ def _parse(name, proto, content):
         ("unmasking_shares", lambda p: setattr(p.self_seed_shares[0], "share", bytes(32))),
         ("unmasking_shares", lambda p: setattr(p.mask_key_shares[0], "owner", "")),
         ("unmasking_shares", lambda p: p.mask_key_shares.extend([p.mask_key_shares[0]] * 200)),
+        ("key_bundle v2", lambda p: p.ClearField("debit")),
+        ("key_bundle v2", lambda p: p.ClearField("kem_keys")),
+        ("key_bundle v2", lambda p: setattr(p.kem_keys, "mask_key", bytes(1183))),
+        ("key_bundle v2", lambda p: setattr(p.kem_keys, "cipher_key", bytes(1185))),
+        ("key_bundle v2", lambda p: setattr(p.debit, "sha256", bytes(31))),
+        ("key_bundle", lambda p: setattr(p, "cohort_may_vary", True)),
+        ("share_root", lambda p: setattr(p, "leaf_count", 0)),
+        ("share_root", lambda p: setattr(p, "leaf_count", 200)),
+        ("share_root", lambda p: setattr(p, "root", bytes(31))),
+        ("share_leaves", lambda p: p.ClearField("root")),
+        ("share_leaves", lambda p: p.ClearField("leaves")),
+        ("share_leaves", lambda p: p.leaves.extend([p.leaves[0]] * 198)),
+        ("share_leaves", lambda p: setattr(p.leaves[0], "box_kem", bytes(1087))),
+        ("share_leaves", lambda p: setattr(p.leaves[0], "ciphertext", bytes(83))),
+        ("share_leaves", lambda p: setattr(p.leaves[0], "mask_kem", b"")),
+        ("share_leaves", lambda p: setattr(p.leaves[0], "sealed", b"")),
+        ("share_leaves", lambda p: setattr(p.leaves[1], "sealed", bytes(48))),
+        ("share_leaves", lambda p: setattr(p.leaves[0], "pair_secret_sha256", b"")),
+        ("share_leaves", lambda p: setattr(p.leaves[1], "pair_secret_sha256", bytes(32))),
+        ("leaf_delivery", lambda p: p.roots.extend([p.roots[0]] * 200)),
+        ("leaf_delivery", lambda p: p.leaves["silo-002"].path.extend([bytes(32)] * 7)),
+        ("leaf_delivery", lambda p: p.leaves["silo-002"].path.append(bytes(31))),
+        ("leaf_delivery", lambda p: p.leaves["silo-002"].ClearField("leaf")),
+        ("leaf_delivery", lambda p: p.leaves["Bad"].CopyFrom(p.leaves["silo-002"])),
+        ("masked_input_header v2", lambda p: p.ClearField("debit")),
+        ("masked_input_header v2", lambda p: p.rejected.append("silo-001")),
+        ("masked_input_header v2", lambda p: p.rejected.append("silo-004")),
+        ("masked_input_header v2", lambda p: p.rejected.append("Bad")),
+        ("unmasking_shares v2", lambda p: setattr(p.pair_secrets.secrets[0], "secret", bytes(33))),
+        ("unmasking_shares v2", lambda p: setattr(p.pair_secrets.secrets[0], "silo_id", "")),
+        (
+            "unmasking_shares v2",
+            lambda p: p.pair_secrets.secrets.extend([p.pair_secrets.secrets[0]] * 200),
+        ),
+        ("descriptor v2", lambda p: p.ClearField("families")),
+        ("descriptor v2", lambda p: setattr(p, "task_sha256", b"")),
+        ("descriptor v2", lambda p: setattr(p, "digest_id", 0)),
+        ("descriptor", lambda p: setattr(p, "digest_id", 1)),
+        ("descriptor", lambda p: setattr(p, "task_sha256", bytes(32))),
         ("roster", lambda p: setattr(p, "epoch", 0)),
         ("roster", lambda p: setattr(p.entries[0], "spiffe_uri", "http://x")),
         ("roster", lambda p: p.entries.extend([p.entries[0]])),
