@@ -19,7 +19,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from secagg import parameters, prg, shamir, transcript
 from secagg.errors import Check, ParameterError
+from secagg.hybrid import KEM_KEY_BYTES
 from secagg.messages import (
+    NO_DEBIT,
     MaskedInputHeader,
     Survivors,
     UnmaskingShare,
@@ -35,7 +37,7 @@ CTX, OTHER = hashlib.sha256(b"ctx").digest(), hashlib.sha256(b"other").digest()
 
 
 def test_ctx_depends_on_every_field_of_every_bundle():
-    cohort = Cohort(4)
+    cohort = Cohort(4, suite=2)
     listed = cohort.advertise().bundles
     d = cohort.descriptor.descriptor
     changes = {
@@ -45,6 +47,9 @@ def test_ctx_depends_on_every_field_of_every_bundle():
         "ledger_seq": 8,
         "ledger_sha256": OTHER,
         "families": ("craft",),
+        "kem_keys": replace(listed[0].kem_keys, mask_key=bytes(KEM_KEY_BYTES)),
+        "debit": NO_DEBIT,
+        "cohort_may_vary": True,
         "signature": None,
     }
     assert set(changes) == {field.name for field in fields(listed[0])}
@@ -56,7 +61,7 @@ def test_ctx_depends_on_every_field_of_every_bundle():
             altered = list(listed)
             altered[position] = replace(listed[position], **{name: value})
             found.append(transcript.context(d, altered))
-    assert len(set(found)) == len(found) == 2 + 4 * 6
+    assert len(set(found)) == len(found) == 2 + 4 * 9
 
 
 def test_agreement_on_a_set_is_agreement_on_what_its_members_sent():

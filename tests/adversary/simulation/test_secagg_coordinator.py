@@ -24,8 +24,10 @@ from secagg.messages import (
     UnmaskingShares,
 )
 from tests.kit.secagg.secagg_samples import signing_key
-from tests.kit.simulation.secagg_cohort import Cohort, deterministic_entropy
+from tests.kit.simulation.secagg_cohort import Cohort, deterministic_entropy, uploaded_digest
 from tests.kit.simulation.secagg_tampering import ME, PEER, resigned_upload, signed_bundle
+
+both_suites = pytest.mark.parametrize("suite", [1, 2])
 
 
 def _server_refuses(receive, message, check, silo):
@@ -34,8 +36,9 @@ def _server_refuses(receive, message, check, silo):
     assert (caught.value.check, caught.value.silo) == (check, silo)
 
 
-def test_the_coordinator_refuses_bad_bundles_by_name_and_goes_on():
-    cohort = Cohort(5)
+@both_suites
+def test_the_coordinator_refuses_bad_bundles_by_name_and_goes_on(suite):
+    cohort = Cohort(5, suite=suite)
     bundles = {name: client.begin(cohort.setup(name))[1] for name in cohort.names}
     collect = cohort.server
     assert collect.pending == frozenset(cohort.names)
@@ -82,16 +85,17 @@ def test_the_coordinator_refuses_bad_boxes_by_name():
     _server_refuses(collect.receive, fewer, Check.DUPLICATE, PEER)
 
 
-def test_the_coordinator_takes_each_upload_once_and_none_late():
-    cohort = Cohort(5)
+@both_suites
+def test_the_coordinator_takes_each_upload_once_and_none_late(suite):
+    cohort = Cohort(5, suite=suite)
     deliveries = cohort.until("masked_input")
     collect = cohort.server
     headers, digests = {}, {}
     for name, delivery in deliveries.items():
         state, _ = cohort.states[name].handle(delivery)
         vector = np.zeros(18, dtype="<u4")
-        _, headers[name] = state.mask(vector)
-        digests[name] = hashlib.sha256(vector.tobytes()).digest()
+        _, headers[name] = state.mask(vector, cohort.debit(name))
+        digests[name] = uploaded_digest(cohort.descriptor.descriptor, vector)
     with pytest.raises(UnexpectedMessageError):
         collect.completed(PEER, digests[PEER])
     altered = replace(headers[PEER], masked_sha256=bytes(32))
@@ -119,8 +123,9 @@ def test_the_coordinator_takes_each_upload_once_and_none_late():
         collect.completed(ME, digests[ME])
 
 
-def test_the_coordinator_refuses_bad_agreements_by_name():
-    cohort = Cohort(5)
+@both_suites
+def test_the_coordinator_refuses_bad_agreements_by_name(suite):
+    cohort = Cohort(5, suite=suite)
     survivors = cohort.until("consistency_check", {"masked_input": ["silo-004"]})
     _, signature = cohort.states[ME].handle(survivors)
     collect = cohort.server
@@ -150,9 +155,10 @@ def _released(cohort, signatures):
     }
 
 
-def test_corrupt_shares_are_discarded_and_their_senders_named():
+@both_suites
+def test_corrupt_shares_are_discarded_and_their_senders_named(suite):
     # n - t = 3 silos send nothing but wrong shares; the sum comes out all the same.
-    cohort = Cohort(10, 3)
+    cohort = Cohort(10, 3, suite=suite)
     released = _released(cohort, cohort.until("unmask"))
     liars = ("silo-000", "silo-004", "silo-009")
     for name in liars:
@@ -171,8 +177,9 @@ def test_corrupt_shares_are_discarded_and_their_senders_named():
         cohort.server.finish()
 
 
-def test_the_coordinator_refuses_bad_releases_by_name():
-    cohort = Cohort(5)
+@both_suites
+def test_the_coordinator_refuses_bad_releases_by_name(suite):
+    cohort = Cohort(5, suite=suite)
     signatures = cohort.until("unmask", {"masked_input": ["silo-004"]})
     released = _released(cohort, signatures)
     shares = released[ME]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from secagg import client, server, suite, transcript
+from secagg import client, server, transcript
 from secagg.errors import (
     Check,
     VerificationError,
@@ -19,6 +19,7 @@ from secagg.messages import (
     KeyBundles,
     ShareBoxHeader,
 )
+from secagg.suite import agreement_public_key, seal, sign
 from secagg.transcript import ShareKind
 from tests.kit.secagg.secagg_samples import ROOT_KEY, signed_descriptor, signing_key
 from tests.kit.simulation.secagg_cohort import Cohort
@@ -33,7 +34,10 @@ from tests.kit.simulation.secagg_tampering import (
     with_bundle,
 )
 
+both_suites = pytest.mark.parametrize("suite", [1, 2])
 
+
+@both_suites
 @pytest.mark.parametrize(
     ("changes", "check"),
     [
@@ -43,15 +47,16 @@ from tests.kit.simulation.secagg_tampering import (
         ({"signing_key": signing_key("silo-000")}, Check.MEMBERSHIP),
     ],
 )
-def test_begin_refuses_what_this_silo_does_not_hold(changes, check):
-    setup = replace(Cohort(5).setup(ME), **changes)
+def test_begin_refuses_what_this_silo_does_not_hold(changes, check, suite):
+    setup = replace(Cohort(5, suite=suite).setup(ME), **changes)
     with pytest.raises(VerificationError) as caught:
         client.begin(setup)
     assert caught.value.check is check
 
 
-def test_begin_refuses_an_identity_seen_before():
-    cohort = Cohort(5)
+@both_suites
+def test_begin_refuses_an_identity_seen_before(suite):
+    cohort = Cohort(5, suite=suite)
     identity = cohort.descriptor.descriptor.identity
     client.begin(replace(cohort.setup(ME), newest_identity=replace(identity, round=3)))
     for newest in (identity, replace(identity, attempt=1), replace(identity, round=5)):
@@ -60,9 +65,10 @@ def test_begin_refuses_an_identity_seen_before():
         assert caught.value.check is Check.IDENTITY
 
 
-def test_begin_refuses_a_descriptor_the_coordinator_did_not_sign():
-    cohort = Cohort(5)
-    forged = replace(cohort.descriptor, signature=suite.sign(ROOT_KEY, b""))
+@both_suites
+def test_begin_refuses_a_descriptor_the_coordinator_did_not_sign(suite):
+    cohort = Cohort(5, suite=suite)
+    forged = replace(cohort.descriptor, signature=sign(ROOT_KEY, b""))
     with pytest.raises(VerificationError) as caught:
         client.begin(replace(cohort.setup(ME), descriptor=forged))
     assert caught.value.check is Check.DESCRIPTOR_SIGNATURE
@@ -70,8 +76,9 @@ def test_begin_refuses_a_descriptor_the_coordinator_did_not_sign():
         server.open(forged, cohort.roster)
 
 
-def test_begin_refuses_a_silo_left_out_of_the_cohort():
-    cohort = Cohort(5)
+@both_suites
+def test_begin_refuses_a_silo_left_out_of_the_cohort(suite):
+    cohort = Cohort(5, suite=suite)
     smaller = replace(cohort.descriptor.descriptor, cohort=cohort.names[1:], threshold=3)
     setup = replace(cohort.setup("silo-000"), descriptor=signed_descriptor(smaller))
     with pytest.raises(VerificationError) as caught:
@@ -84,11 +91,13 @@ def _tampered_bundles(cohort, bundles):
     listed = bundles.bundles
     peer = bundle_of(bundles, PEER)
     other_d = Cohort(
-        5, identity={"run_id": "run-1", "round": 5, "step": 0, "part": 0, "attempt": 0}
+        5,
+        suite=cohort.descriptor.descriptor.suite,
+        identity={"run_id": "run-1", "round": 5, "step": 0, "part": 0, "attempt": 0},
     )
     stale = other_d.advertise()
     low = bytes(32)
-    other_key = suite.agreement_public_key(b"m" * 32)
+    other_key = agreement_public_key(b"m" * 32)
     return {
         "reversed": (KeyBundles(bundles=listed[::-1]), Check.BUNDLE_SET),
         "twice": (KeyBundles(bundles=(listed[0], *listed)), Check.BUNDLE_SET),
@@ -156,6 +165,7 @@ def _tampered_bundles(cohort, bundles):
     }  # fmt: skip
 
 
+@both_suites
 @pytest.mark.parametrize(
     "case",
     [
@@ -177,8 +187,8 @@ def _tampered_bundles(cohort, bundles):
         "low order mask key",
     ],
 )
-def test_tampered_bundles(case):
-    cohort = Cohort(5)
+def test_tampered_bundles(case, suite):
+    cohort = Cohort(5, suite=suite)
     bundles = cohort.advertise()
     message, check = _tampered_bundles(cohort, bundles)[case]
     assert_refused(cohort.states[ME], message, check)
@@ -192,7 +202,7 @@ def test_the_table_of_tampered_bundles_is_all_tested():
 def _resigned(cohort, header: ShareBoxHeader, **changes) -> ShareBoxHeader:
     altered = replace(header, **changes)
     signed_bytes = altered.signed_bytes(cohort.server.members.ctx)
-    return replace(altered, signature=suite.sign(signing_key(altered.sender), signed_bytes))
+    return replace(altered, signature=sign(signing_key(altered.sender), signed_bytes))
 
 
 def _replace_header(delivery, header):
@@ -267,10 +277,10 @@ def _corrupt_box(cohort, delivery, how):
         ciphertext, hashes = delivery.ciphertexts[PEER], {"mask_key_share_sha256": bytes(32)}
     elif how == "sealed for another":
         wrong = transcript.box_associated_data(ctx, PEER, "silo-000")
-        ciphertext, hashes = suite.seal(key, wrong, bytes(66)), {}
+        ciphertext, hashes = seal(key, wrong, bytes(66)), {}
     else:
         outside = b"\xff" * 33
-        ciphertext = suite.seal(key, associated, outside + bytes(33))
+        ciphertext = seal(key, associated, outside + bytes(33))
         hashes = {
             "self_seed_share_sha256": transcript.share_sha256(
                 ctx, PEER, ME, ShareKind.SELF_SEED, outside
@@ -318,7 +328,7 @@ def test_a_sum_is_released_although_one_sender_was_corrupt():
             for b in peer.boxes
         ),
     )
-    signature = suite.sign(signing_key(PEER), spoiled.header().signed_bytes(cohort.server.ctx))
+    signature = sign(signing_key(PEER), spoiled.header().signed_bytes(cohort.server.ctx))
     boxes_of[PEER] = replace(spoiled, signature=signature)
     cohort.states[PEER]._header = boxes_of[PEER].header()
     for boxes in boxes_of.values():

@@ -4,13 +4,11 @@ A failure: a client that signs or releases twice, or after a failed check. Not a
 that aborts.
 """
 
-import hashlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from secagg import suite
 from secagg.errors import (
     Check,
     ParameterError,
@@ -22,8 +20,9 @@ from secagg.messages import (
     Survivors,
     agreement_bytes,
 )
+from secagg.suite import sign
 from tests.kit.secagg.secagg_samples import signing_key
-from tests.kit.simulation.secagg_cohort import Cohort
+from tests.kit.simulation.secagg_cohort import Cohort, uploaded_digest
 from tests.kit.simulation.secagg_tampering import (
     ME,
     PEER,
@@ -32,44 +31,46 @@ from tests.kit.simulation.secagg_tampering import (
     resigned_upload,
 )
 
+pytestmark = pytest.mark.parametrize("suite", [1, 2])
+
 
 @pytest.mark.parametrize("words", [0, 17, 19])
-def test_a_vector_of_another_length_is_not_masked(words):
-    _, state = masked_input_state()
+def test_a_vector_of_another_length_is_not_masked(words, suite):
+    cohort, state = masked_input_state(suite=suite)
     vector = np.zeros(words, dtype="<u4")
     with pytest.raises(ParameterError):
-        state.mask(vector)
+        state.mask(vector, cohort.debit(ME))
     assert not vector.any()
     # A caller's mistake costs nothing: the right vector is still masked.
-    following, header = state.mask(np.zeros(18, dtype="<u4"))
+    following, header = state.mask(np.zeros(18, dtype="<u4"), cohort.debit(ME))
     assert header.length_bytes == 72
     assert following.aborted is None
 
 
-def test_a_vector_is_masked_once():
-    _, state = masked_input_state()
+def test_a_vector_is_masked_once(suite):
+    cohort, state = masked_input_state(suite=suite)
     vector = np.zeros(18, dtype="<u4")
-    following, header = state.mask(vector)
-    assert header.masked_sha256 == hashlib.sha256(vector.tobytes()).digest()
+    following, header = state.mask(vector, cohort.debit(ME))
+    assert header.masked_sha256 == uploaded_digest(cohort.descriptor.descriptor, vector)
     assert not any(following._vault.has(kind, PEER) for kind in ("mask", "own_seed"))
     with pytest.raises(UnexpectedMessageError):
-        state.mask(np.zeros(18, dtype="<u4"))
+        state.mask(np.zeros(18, dtype="<u4"), cohort.debit(ME))
     with pytest.raises(UnexpectedMessageError):
         state.handle(object())
 
 
-def test_masked_input_takes_no_message():
-    _, state = masked_input_state()
+def test_masked_input_takes_no_message(suite):
+    cohort, state = masked_input_state(suite=suite)
     with pytest.raises(UnexpectedMessageError):
         state.handle(ConsistencySignature(silo_id=ME, signature=bytes(64)))
     assert state.aborted is None
     state.wipe()
     assert state.aborted.check is None
     with pytest.raises(UnexpectedMessageError):
-        state.mask(np.zeros(18, dtype="<u4"))
+        state.mask(np.zeros(18, dtype="<u4"), cohort.debit(ME))
 
 
-def test_tampered_survivors():
+def test_tampered_survivors(suite):
     def by(name, headers):
         return next(header for header in headers if header.silo_id == name)
 
@@ -101,22 +102,22 @@ def test_tampered_survivors():
             Check.MASKED_LENGTH),
     }  # fmt: skip
     for alter, check in cases.values():
-        cohort = Cohort(5)
+        cohort = Cohort(5, suite=suite)
         survivors = cohort.until("consistency_check")
         message = Survivors(headers=alter(cohort, survivors.headers))
         assert_refused(cohort.states[ME], message, check)
 
 
-def test_a_survivor_outside_the_members_is_refused_though_in_the_cohort():
-    cohort = Cohort(5)
+def test_a_survivor_outside_the_members_is_refused_though_in_the_cohort(suite):
+    cohort = Cohort(5, suite=suite)
     survivors = cohort.until("consistency_check", {"share_keys": [PEER]})
     forged = replace(survivors.headers[0], silo_id=PEER)
     headers = tuple(sorted((*survivors.headers, forged), key=lambda header: header.silo_id))
     assert_refused(cohort.states[ME], Survivors(headers=headers), Check.SURVIVORS_SUBSET)
 
 
-def test_survivors_are_signed_once():
-    cohort = Cohort(5)
+def test_survivors_are_signed_once(suite):
+    cohort = Cohort(5, suite=suite)
     survivors = cohort.until("consistency_check")
     state = cohort.states[ME]
     state.handle(survivors)
@@ -126,9 +127,9 @@ def test_survivors_are_signed_once():
             state.handle(message)
 
 
-def test_tampered_agreements():
+def test_tampered_agreements(suite):
     def signature(name, signed):
-        return ConsistencySignature(silo_id=name, signature=suite.sign(signing_key(name), signed))
+        return ConsistencySignature(silo_id=name, signature=sign(signing_key(name), signed))
 
     def other_set(c, s):
         members = c.server._members
@@ -147,14 +148,14 @@ def test_tampered_agreements():
         "fewer than t": (lambda c, s: s[:3], Check.AGREEMENT_SIZE),
     }  # fmt: skip
     for alter, check in cases.values():
-        cohort = Cohort(5)
+        cohort = Cohort(5, suite=suite)
         signatures = cohort.until("unmask")
         message = ConsistencySignatures(signatures=alter(cohort, signatures.signatures))
         assert_refused(cohort.states[ME], message, check)
 
 
-def test_a_dropped_silo_cannot_agree():
-    cohort = Cohort(5)
+def test_a_dropped_silo_cannot_agree(suite):
+    cohort = Cohort(5, suite=suite)
     signatures = cohort.until("unmask", {"masked_input": [PEER]})
     forged = replace(signatures.signatures[0], silo_id=PEER)
     listed = sorted((*signatures.signatures, forged), key=lambda item: item.silo_id)
@@ -162,8 +163,8 @@ def test_a_dropped_silo_cannot_agree():
     assert_refused(cohort.states[ME], message, Check.AGREEMENT_SET)
 
 
-def test_exactly_one_kind_of_share_leaves_for_each_peer():
-    cohort = Cohort(10, 3)
+def test_exactly_one_kind_of_share_leaves_for_each_peer(suite):
+    cohort = Cohort(10, 3, suite=suite)
     cohort.run({"masked_input": ["silo-002", "silo-007"], "share_keys": ["silo-009"]})
     for shares in cohort.sent.values():
         alive = {share.owner for share in shares.self_seed_shares}
@@ -172,8 +173,8 @@ def test_exactly_one_kind_of_share_leaves_for_each_peer():
         assert alive == set(cohort.names) - dead - {"silo-009"}
 
 
-def test_shares_are_released_once():
-    cohort = Cohort(5)
+def test_shares_are_released_once(suite):
+    cohort = Cohort(5, suite=suite)
     signatures = cohort.until("unmask")
     state = cohort.states[ME]
     finished, _ = state.handle(signatures)

@@ -13,19 +13,21 @@ from secagg.errors import (
 from tests.kit.simulation.secagg_cohort import Cohort
 from tests.kit.simulation.secagg_tampering import ME, masked_input_state
 
+pytestmark = pytest.mark.parametrize("suite", [1, 2])
 
-def _live_states():
+
+def _live_states(suite):
     """One live state of each kind, with a secret in hand and the message it waits for."""
     for step in ("share_keys", "masked_input", "consistency_check", "unmask"):
-        cohort = Cohort(5)
+        cohort = Cohort(5, suite=suite)
         message = cohort.until(step)
         message = message[ME] if step == "masked_input" else message
         yield cohort.states[ME], message
-    yield masked_input_state()[1], None
+    yield masked_input_state(suite=suite)[1], None
 
 
-def test_a_message_of_another_step_changes_nothing():
-    states = list(_live_states())
+def test_a_message_of_another_step_changes_nothing(suite):
+    states = list(_live_states(suite))
     messages = [message for _, message in states if message is not None]
     for state, own in states:
         for message in [*messages, None, b"bytes", object()]:
@@ -40,8 +42,8 @@ def test_a_message_of_another_step_changes_nothing():
             state.handle(own)
 
 
-def test_secrets_are_never_printed_or_serialised():
-    for state, _ in _live_states():
+def test_secrets_are_never_printed_or_serialised(suite):
+    for state, _ in _live_states(suite):
         secrets = [bytes(secret) for secret in state._vault._items.values()]
         assert secrets
         shown = repr(state) + str(state) + repr(state._vault) + repr(state._membership)
@@ -55,8 +57,8 @@ def test_secrets_are_never_printed_or_serialised():
                     copying(thing)
 
 
-def test_shares_and_keys_of_messages_are_not_printed():
-    cohort = Cohort(5)
+def test_shares_and_keys_of_messages_are_not_printed(suite):
+    cohort = Cohort(5, suite=suite)
     unmasking = cohort.run().unmasking
     for shares in cohort.sent.values():
         for share in shares.self_seed_shares:
@@ -66,8 +68,8 @@ def test_shares_and_keys_of_messages_are_not_printed():
     assert "PrivateKey" not in repr(cohort.setup(ME))
 
 
-def test_a_fault_while_acting_erases_the_secrets():
-    cohort = Cohort(5)
+def test_a_fault_while_acting_erases_the_secrets(suite):
+    cohort = Cohort(5, suite=suite)
     bundles = cohort.advertise()
 
     def broken(_size: int) -> bytes:
@@ -81,16 +83,16 @@ def test_a_fault_while_acting_erases_the_secrets():
     assert state.aborted.check is None
 
 
-def test_wipe_overwrites_the_memory():
-    state, _ = client.begin(Cohort(5).setup(ME))
+def test_wipe_overwrites_the_memory(suite):
+    state, _ = client.begin(Cohort(5, suite=suite).setup(ME))
     secrets = list(state._vault._items.values())
     assert all(any(secret) for secret in secrets)
     state.wipe()
     assert not any(any(secret) for secret in secrets)
 
 
-def test_wiping_a_state_that_is_over_leaves_the_next_one_alone():
-    cohort = Cohort(5)
+def test_wiping_a_state_that_is_over_leaves_the_next_one_alone(suite):
+    cohort = Cohort(5, suite=suite)
     bundles = cohort.advertise()
     first = cohort.states[ME]
     following, _ = first.handle(bundles)

@@ -64,8 +64,8 @@ def flip(data: bytes) -> bytes:
     return bytes([data[0] ^ 1, *data[1:]])
 
 
-def masked_input_state(n=5):
-    cohort = Cohort(n)
+def masked_input_state(n=5, suite=1):
+    cohort = Cohort(n, suite=suite)
     delivery = cohort.until("masked_input")[ME]
     state, _ = cohort.states[ME].handle(delivery)
     return cohort, state
