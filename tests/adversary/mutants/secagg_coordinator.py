@@ -7,6 +7,7 @@ from tests.adversary.mutants.mutant import Mutant
 STATE = "secagg/server/state.py"
 BUNDLES = "secagg/server/collect_bundles.py"
 SHARES = "secagg/server/collect_shares.py"
+BOXES = "secagg/server/boxes.py"
 UPLOADS = "secagg/server/collect_masked_inputs.py"
 CONSISTENCY = "secagg/server/collect_consistency.py"
 UNMASKING = "secagg/server/collect_unmasking.py"
@@ -89,16 +90,15 @@ MUTANTS = (
         name="coordinator-bundle",
         disables="signature and keys of each bundle at the coordinator",
         file=BUNDLES,
-        old="        check_bundle(self._aggregation.roster, self._descriptor_sha256, message, "
-        "self._seen_keys)\n",
-        new="",
+        old="        check_bundle(\n            self._aggregation.roster,\n",
+        new="        _ = (\n            check_bundle,\n            self._aggregation.roster,\n",
         tests=_BAD_BUNDLES,
     ),
     Mutant(
         name="coordinator-families",
         disables="the count of declarations before bundles go out",
         file=BUNDLES,
-        old="        check_families(self._aggregation.descriptor.metrics, bundles, self._needed)\n",
+        old="        check_families(descriptor.metrics, bundles, self._needed)\n",
         new="",
         tests=(
             _FAMILIES
@@ -109,8 +109,7 @@ MUTANTS = (
         name="coordinator-boxes",
         disables="signature and recipients of R1 at the coordinator",
         file=SHARES,
-        old="        check_share_header("
-        "self._aggregation.roster, self._ctx, message.header(), self._expected)\n",
+        old="        self._dealt.check(message)\n",
         new="",
         tests=(_T + "test_the_coordinator_refuses_bad_boxes_by_name",),
     ),
@@ -175,16 +174,16 @@ MUTANTS = (
         name="seed-commitment",
         disables="the commitment to b_j",
         file=UNMASKING,
-        old="if not equal(transcript.self_seed_commitment(ctx, owner, self_seed), committed):",
+        old="if not equal(found, committed):",
         new="if not committed:",
         tests=(_T + "test_a_dealer_whose_shares_do_not_hide_its_seed_is_named",),
     ),
     Mutant(
         name="mask-key",
         disables="the recovered mask key is the advertised one",
-        file=UNMASKING,
-        old="if not equal(suite.agreement_public_key(mask_private), self._mask_keys[dropped]):",
-        new="if not mask_private:",
+        file=BOXES,
+        old="if not equal(suite.agreement_public_key(secret), self.bundles[lost].mask_key):",
+        new="if not secret:",
         tests=(_T + "test_a_dealer_whose_shares_do_not_hide_its_key_is_named",),
     ),
     Mutant(
@@ -207,8 +206,8 @@ MUTANTS = (
         name="dropped-mask-sign",
         disables="the sign under which a dropped silo's masks are taken off",
         file=UNMASKING,
-        old="sign=-1 if dropped > survivor else 1",
-        new="sign=1 if dropped > survivor else -1",
+        old="sign=-1 if owner > survivor else 1",
+        new="sign=1 if owner > survivor else -1",
         tests=(_DROPOUTS + "test_nothing_but_the_survivors_sum_is_left_of_a_dropped_silo",),
     ),
     Mutant(

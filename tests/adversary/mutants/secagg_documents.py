@@ -101,7 +101,7 @@ MUTANTS = (
         name="descriptor-version",
         disables="version and suite",
         file=DESCRIPTOR,
-        old="if (descriptor.version, descriptor.suite) != (VERSION, suite.SUITE):",
+        old="if SUITES.get(descriptor.version) != descriptor.suite:",
         new="if descriptor.version == 0:",
         tests=_RULES,
     ),

@@ -174,8 +174,8 @@ MUTANTS = (
         name="bundle-signature-descriptor",
         disables="D in the signature of R0",
         file=MESSAGES,
-        old='return canonical.encode("chorale/v1/key-bundle", descriptor_sha256, *self.fields())',
-        new='return canonical.encode("chorale/v1/key-bundle", *self.fields())',
+        old='return canonical.encode(domain, descriptor_sha256, *self.fields())',
+        new='return canonical.encode(domain, *self.fields())',
         tests=_SIGNED,
     ),
     Mutant(
@@ -190,8 +190,8 @@ MUTANTS = (
         name="upload-signature-members",
         disables="H(U2) in the signature of R2",
         file=MESSAGES,
-        old='canonical.encode("chorale/v1/masked-input", ctx, members_sha256, *self.fields())',
-        new='canonical.encode("chorale/v1/masked-input", ctx, *self.fields())',
+        old='canonical.encode(domain, ctx, members_sha256, *self.fields())',
+        new='canonical.encode(domain, ctx, *self.fields())',
         tests=_SIGNED,
     ),
     Mutant(
@@ -222,9 +222,9 @@ MUTANTS = (
         name="unmask-signature-survivors",
         disables="H(U3) in the signature of R4",
         file=MESSAGES,
-        old='            "chorale/v1/unmasking-shares",\n            ctx,\n'
+        old='            domain,\n            ctx,\n'
         "            survivors_sha256,\n",
-        new='            "chorale/v1/unmasking-shares",\n            ctx,\n',
+        new='            domain,\n            ctx,\n',
         tests=_SIGNED,
     ),
     Mutant(
@@ -255,8 +255,8 @@ MUTANTS = (
         name="self-mask-purpose",
         disables="the self mask's own purpose",
         file=MASKING,
-        old='suite.derive_key(seed, "self", self._members.ctx, own)',
-        new='suite.derive_key(seed, "mask", self._members.ctx, own)',
+        old='suite.derive_key(seed, "self", ctx, own)',
+        new='suite.derive_key(seed, "mask", ctx, own)',
         tests=(_DROPOUTS + "test_nothing_but_the_survivors_sum_is_left_of_a_dropped_silo",),
     ),
     Mutant(
