@@ -106,7 +106,6 @@ def test_a18e_a_family_of_the_plan_is_enough_and_another_is_not():
 FIGURES = {
     "a family": (("episodes/maze",), ("craft", "maze"), ("craft",)),
     "other": (("episodes/craft", "episodes/other"), ("craft", "maze"), ("craft",)),
-    "other alone": (("episodes/other",), ("craft", "maze"), ()),
 }
 
 
@@ -115,9 +114,6 @@ def test_a18f_figures_of_silos_that_were_dropped_are_counted_again(case):
     """Attack 18: four of six declare what fills a coordinate; one of the four is lost."""
     figures, many, few = FIGURES[case]
     families = {name: many if name in NAMES[:4] else few for name in NAMES}
-    if case == "other alone":
-        # All must contribute to the delta, so the plan has one family more, which has no figures.
-        families = {name: (*few, "maze") if name in NAMES[:4] else ("maze",) for name in NAMES}
     cohort = Cohort(6, suite=2, families=families, figures=figures)
     survivors = gone_by(cohort, "masked_input", ("silo-000",))
     for header in survivors.headers:

@@ -247,7 +247,8 @@ def test_a21z_two_trees_of_one_silo_end_at_the_upload_signatures(half):
 def test_an_honest_coordinator_takes_one_tree_of_a_silo_and_only_a_whole_one():
     """Attack 21, from the silo's side: what would stop every other silo is refused by name."""
     cohort = Cohort(5, suite=2)
-    cohort.states[PEER], honest = cohort.states[PEER].handle(cohort.advertise())
+    bundles = cohort.advertise()
+    cohort.states[PEER], honest = cohort.states[PEER].handle(bundles)
     ctx = cohort.ctx
     kept = [leaf for leaf in honest.leaves if leaf.recipient != OTHER]
     swapped = [honest.leaves[1], honest.leaves[0], *honest.leaves[2:]]

@@ -16,9 +16,9 @@ def hashes_of(ctx: bytes, sender: str, leaves: Sequence[ShareLeaf]) -> list[byte
     return [merkle.leaf_hash(leaf.signed_bytes(ctx, sender)) for leaf in leaves]
 
 
-def resigned_root(ctx: bytes, root: ShareRoot, **changes: Any) -> ShareRoot:
+def resigned_root(ctx: bytes, signed: ShareRoot, /, **changes: Any) -> ShareRoot:
     """A root altered and signed by its own silo, which colludes."""
-    altered = replace(root, **changes)
+    altered = replace(signed, **changes)
     signature = suite.sign(signing_key(altered.sender), altered.signed_bytes(ctx))
     return replace(altered, signature=signature)
 
@@ -30,11 +30,9 @@ def dealt(ctx: bytes, message: ShareLeaves, leaves: Sequence[ShareLeaf]) -> Shar
     return ShareLeaves(root=signed, leaves=tuple(leaves))
 
 
-def redealt(ctx: bytes, message: ShareLeaves, recipient: str, **changes: Any) -> ShareLeaves:
+def redealt(ctx: bytes, message: ShareLeaves, to: str, /, **changes: Any) -> ShareLeaves:
     """What a silo would have sent with one recipient's leaf altered."""
-    leaves = [
-        replace(leaf, **changes) if leaf.recipient == recipient else leaf for leaf in message.leaves
-    ]
+    leaves = [replace(leaf, **changes) if leaf.recipient == to else leaf for leaf in message.leaves]
     return dealt(ctx, message, leaves)
 
 
