@@ -10,8 +10,8 @@ colluding silos make too long; it ends without a result.
 from collections.abc import Sequence
 from typing import Final
 
-# Far above what c colluding silos of 200 can bring about.
-_MOST_STEPS: Final = 10_000
+# A step a silo where it goes well; seconds at the worst.
+_MOST_STEPS: Final = 2_000
 
 
 class _TooLongError(Exception):

@@ -90,8 +90,14 @@ MUTANTS = (
         name="coordinator-bundle",
         disables="signature and keys of each bundle at the coordinator",
         file=BUNDLES,
-        old="        check_bundle(\n            self._aggregation.roster,\n",
-        new="        _ = (\n            check_bundle,\n            self._aggregation.roster,\n",
+        old="        check_bundle(\n"
+        "            self._aggregation.roster,\n"
+        "            self._descriptor_sha256,\n"
+        "            message,\n"
+        "            self._seen_keys,\n"
+        "            is_hybrid=self._aggregation.descriptor.is_hybrid,\n"
+        "        )\n",
+        new="",
         tests=_BAD_BUNDLES,
     ),
     Mutant(

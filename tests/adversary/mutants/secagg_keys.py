@@ -174,8 +174,8 @@ MUTANTS = (
         name="bundle-signature-descriptor",
         disables="D in the signature of R0",
         file=MESSAGES,
-        old='return canonical.encode(domain, descriptor_sha256, *self.fields())',
-        new='return canonical.encode(domain, *self.fields())',
+        old="return canonical.encode(domain, descriptor_sha256, *self.fields())",
+        new="return canonical.encode(domain, *self.fields())",
         tests=_SIGNED,
     ),
     Mutant(
@@ -190,8 +190,8 @@ MUTANTS = (
         name="upload-signature-members",
         disables="H(U2) in the signature of R2",
         file=MESSAGES,
-        old='canonical.encode(domain, ctx, members_sha256, *self.fields())',
-        new='canonical.encode(domain, ctx, *self.fields())',
+        old="canonical.encode(domain, ctx, members_sha256, *self.fields())",
+        new="canonical.encode(domain, ctx, *self.fields())",
         tests=_SIGNED,
     ),
     Mutant(
@@ -222,9 +222,8 @@ MUTANTS = (
         name="unmask-signature-survivors",
         disables="H(U3) in the signature of R4",
         file=MESSAGES,
-        old='            domain,\n            ctx,\n'
-        "            survivors_sha256,\n",
-        new='            domain,\n            ctx,\n',
+        old="            domain,\n            ctx,\n            survivors_sha256,\n",
+        new="            domain,\n            ctx,\n",
         tests=_SIGNED,
     ),
     Mutant(

@@ -17,6 +17,7 @@ from tests.adversary.mutants import (
     secagg_doors,
     secagg_durability,
     secagg_heads,
+    secagg_hybrid,
     secagg_keys,
     secagg_members,
     secagg_rosters,
@@ -40,6 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *secagg_site.MUTANTS,
     *secagg_members.MUTANTS,
     *secagg_doors.MUTANTS,
+    *secagg_hybrid.MUTANTS,
 )
 
 
