@@ -24,7 +24,9 @@ def encoded(*values):
 
 
 def _encoded(value):
-    if isinstance(value, int):
+    if isinstance(value, bool):
+        tag, payload = b"b", bytes([value])
+    elif isinstance(value, int):
         tag, payload = b"i", value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True)
     elif isinstance(value, float):
         tag, payload = b"f", struct.pack(">d", value)
