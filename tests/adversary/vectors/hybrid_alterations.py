@@ -13,6 +13,7 @@ from tests.adversary.vectors import reference_mlkem as mlkem
 from tests.adversary.vectors.secagg_reference import PRIME, agreed, encoded, sha256, signature
 
 CASE, DECOY_CASE = "n4-c1-t3-drop0", "n4-c1-t3-decoy"
+LOST_CASE = "n4-c1-t3-drop1-r2-highest"
 # The receiver; one who deals to it, and one that it deals to; one that is no party.
 ME, LOW, HIGH, STRANGER = "bravo-hospital", "alpha", "charlie", "zulu"
 STEPS = ("advertise_keys", "share_keys", "masked_input", "consistency_check", "unmask")
@@ -459,7 +460,7 @@ class Alterations:
         few = {"headers": [items[LOW], items[ME]]}
         self.add("fewer than t survivors", step, "survivors_size", few)
         forged = having(peer | {"debit": debit})
-        self.add("a debit head not signed", step, "upload_signature", forged, HIGH)
+        self.add("a charge not signed", step, "upload_signature", forged, HIGH)
         forged = having(peer | {"rejected": [LOW]})
         self.add("rejections not signed", step, "upload_signature", forged, HIGH)
         longer = lying(length_bytes=peer["length_bytes"] + 4)
@@ -467,9 +468,9 @@ class Alterations:
         for seq in (6, 7):
             behind = lying(debit=peer["debit"] | {"seq": seq})
             self.add(f"a debit head of {seq} after 7 in R0", step, "debit_head", behind, HIGH)
-        self.add("a rejected pair survives", step, "rejected_pair", lying(rejected=[LOW]), HIGH)
+        self.add("a rejected pair survives", step, "rejected_pair", lying(rejected=[LOW]), LOW)
         mine = lying(rejected=[ME])
-        self.add("this silo accused by a survivor", step, "rejected_pair", mine, HIGH)
+        self.add("this silo accused by a survivor", step, "rejected_pair", mine, ME)
         stranger = lying(rejected=[STRANGER])
         self.add("a stranger is rejected", step, "rejected_pair", stranger, HIGH)
         older = signature(
@@ -487,6 +488,23 @@ class Alterations:
         self.add("a header of version 1", step, "suite", having(v1), HIGH)
         craft = {"headers": [item for name, item in items.items() if name != HIGH]}
         self.add("a family of figures with too few", step, "metrics_families", craft)
+
+    def rejecting_a_higher_id(self, lost):
+        """Only lower ids deal, so nobody else can be rejected, lost or not."""
+        good = self.good["consistency_check"]["headers"]
+        altered = [
+            signed_header(self.case, item | {"rejected": [lost]})
+            if item["silo_id"] == HIGH
+            else item
+            for item in good
+        ]
+        self.add(
+            "a rejected silo that deals nothing",
+            "consistency_check",
+            "rejected_pair",
+            {"headers": altered},
+            HIGH,
+        )
 
     def agreements(self):
         step, items = "unmask", self.good["unmask"]["signatures"]
@@ -538,4 +556,6 @@ def all_negative(positive):
     alterations.agreements()
     decoys = Alterations(DECOY_CASE, positive[DECOY_CASE])
     decoys.too_few_declarers()
-    return alterations.found + decoys.found
+    lost = Alterations(LOST_CASE, positive[LOST_CASE])
+    lost.rejecting_a_higher_id("delta-7")
+    return alterations.found + decoys.found + lost.found

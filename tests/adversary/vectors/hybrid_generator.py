@@ -394,18 +394,15 @@ def content_of(size):
     return hashlib.shake_128(b"chorale digest tree").digest(size)
 
 
-def trees(digest_ids):
-    """Digest trees over the first bytes of one stream."""
-    return [
-        {
-            "digest_id": digest_id,
-            "length_bytes": size,
-            "leaves": digest_leaves(content_of(size), digest_id).hex(),
-            "root": digest_root(content_of(size), digest_id).hex(),
-        }
-        for digest_id in digest_ids
-        for size in SIZES
-    ]
+def tree(digest_id, size):
+    """The digest tree over the first bytes of one stream."""
+    content = content_of(size)
+    return {
+        "digest_id": digest_id,
+        "length_bytes": size,
+        "leaves": digest_leaves(content, digest_id).hex(),
+        "root": digest_root(content, digest_id).hex(),
+    }
 
 
 def written(content):
@@ -423,4 +420,5 @@ if __name__ == "__main__":
     POSITIVE.write_text(written(found), encoding="utf-8")
     NEGATIVE.write_text(written(all_negative(found)), encoding="utf-8")
     HALVES.write_text(written(halves(found[next(iter(CASES))])), encoding="utf-8")
-    TREES.write_text(written(trees((1, 2))), encoding="utf-8")
+    trees = [tree(digest_id, size) for digest_id in (1, 2) for size in SIZES]
+    TREES.write_text(written(trees), encoding="utf-8")

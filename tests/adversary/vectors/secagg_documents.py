@@ -18,10 +18,27 @@ from secagg.messages import (
 )
 from secagg.roster import Roster, RosterEntry, SignedRoster
 
+# What only messages of suite v2 have, and what it is in the others.
+LATER = {
+    "families": (),
+    "task_sha256": b"",
+    "digest_id": 0,
+    "kem_keys": None,
+    "debit": None,
+    "cohort_may_vary": False,
+    "rejected": (),
+    "pair_secrets": None,
+}
+
 
 def plain(value):
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {
+            name: plain(item)
+            for name, item in found.items()
+            if name not in LATER or item != LATER[name]
+        }
     if isinstance(value, bytes | bytearray):
         return bytes(value).hex()
     if isinstance(value, tuple | list):
@@ -43,6 +60,7 @@ def made(kind, document):
                 else document[field.name]
             )
             for field in fields(kind)
+            if field.name in document
         }
     )
 

@@ -193,7 +193,8 @@ class Alterations:
     def descriptors(self):
         good = self.descriptor.descriptor
         for name, check, changes in (
-            ("another version", "descriptor_version", {"version": 2}),
+            ("another version", "descriptor_version", {"version": 0}),
+            ("another suite", "descriptor_version", {"suite": 2}),
             ("another roster", "descriptor_roster", {"roster_sha256": bytes(32)}),
             ("an older roster", "descriptor_roster", {"roster_epoch": 2}),
             ("cohort out of order", "cohort", {"cohort": good.cohort[::-1]}),
