@@ -17,13 +17,16 @@ from tests.adversary.vectors.hybrid_reference import (
     digest_leaves,
     digest_root,
     pair_mask_key,
+    record_content,
+    record_sha256,
     seal_key,
 )
-from tests.adversary.vectors.secagg_reference import PRIME, agreed, sha256
+from tests.adversary.vectors.secagg_reference import PRIME, agreed, sha256, signature
 
 HERE = Path(__file__).parent
 POSITIVE, NEGATIVE = HERE / "hybrid_protocol.json", HERE / "hybrid_negative.json"
 HALVES, TREES = HERE / "hybrid_halves.json", HERE / "hybrid_digest_trees.json"
+RECORDS = HERE / "hybrid_records.json"
 DIMENSION = 15
 NAMES = ("alpha", "bravo-hospital", "charlie", "delta-7", "echo")
 FAMILIES = ("craft", "maze")
@@ -405,6 +408,55 @@ def tree(digest_id, size):
     }
 
 
+# Records ------------------------------------------------------------------------------------------
+
+
+def part(number, survivors):
+    return {
+        "part": number,
+        "descriptor_sha256": drawn(f"part {number}/descriptor", 32),
+        "sum_sha256": drawn(f"part {number}/sum", 32),
+        "survivors": list(survivors),
+    }
+
+
+def records():
+    """A chain: the first adapter, sums of two groups, a step that released nothing, a rollback."""
+    adapters = [drawn(f"adapter {number}", 32) for number in range(2)]
+    found = []
+    for kind, adapter, own in (
+        ("initial", adapters[0], {}),
+        ("aggregated", adapters[1], {"parts": [part(0, NAMES[:3]), part(2, NAMES[3:])]}),
+        ("skipped", adapters[1], {}),
+        ("rollback", adapters[0], {"restored_round": 0}),
+    ):
+        record = {
+            "run_id": "run-1",
+            "round": len(found),
+            "step": 0,
+            "kind": kind,
+            "adapter_sha256": adapter,
+            "plan_sha256": bytes([1]) * 32,
+            "base_model_sha256": bytes([2]) * 32,
+            "parent_sha256": found[-1]["adapter_sha256"] if found else "",
+            "record_parent_sha256": found[-1]["record_sha256"] if found else "",
+            "suite": 2,
+            "parts": [],
+            "restored_round": None,
+        }
+        record = plain(record | own)
+        content = record_content(record)
+        found.append(
+            record
+            | {
+                "signature": signature(signing_key("coordinator").hex(), content).hex(),
+                "signed_bytes": content.hex(),
+                "record_sha256": record_sha256(record).hex(),
+            }
+        )
+    return found
+
+
 def written(content):
     return json.dumps(content, indent=1) + "\n"
 
@@ -421,4 +473,5 @@ if __name__ == "__main__":
     NEGATIVE.write_text(written(all_negative(found)), encoding="utf-8")
     HALVES.write_text(written(halves(found[next(iter(CASES))])), encoding="utf-8")
     trees = [tree(digest_id, size) for digest_id in (1, 2) for size in SIZES]
+    RECORDS.write_text(written(records()), encoding="utf-8")
     TREES.write_text(written(trees), encoding="utf-8")

@@ -177,6 +177,37 @@ def descriptor_content(d, roster_sha256, task_sha256):
     )
 
 
+def record_content(record):
+    """What the coordinator signs of a release."""
+    parts = tuple(
+        (
+            part["part"],
+            bytes.fromhex(part["descriptor_sha256"]),
+            bytes.fromhex(part["sum_sha256"]),
+            tuple(part["survivors"]),
+        )
+        for part in record["parts"]
+    )
+    restored = (record["restored_round"],) if record["kind"] == "rollback" else ()
+    digests = ("adapter", "plan", "base_model", "parent", "record_parent")
+    return encoded(
+        "chorale/v2/adapter-record",
+        record["run_id"],
+        record["round"],
+        record["step"],
+        record["kind"],
+        *(bytes.fromhex(record[f"{name}_sha256"]) for name in digests),
+        record["suite"],
+        parts,
+        *restored,
+    )
+
+
+def record_sha256(record):
+    """By which the next record names this one."""
+    return sha256(encoded("chorale/v1/adapter-record-link", record_content(record)))
+
+
 def bundle_content(descriptor_sha256, fields):
     return encoded("chorale/v2/key-bundle", descriptor_sha256, *fields)
 
