@@ -336,6 +336,8 @@ class Alterations:
         leaf = self.good[step]["leaves"][LOW]["leaf"]
         moved = self.dealt(LOW, leaf, order=("charlie", ME, "delta-7"))
         self.add("a leaf at another silo's index", step, "leaf", moved, LOW)
+        renamed = self.dealt(LOW, leaf | {"recipient": HIGH})
+        self.add("a leaf for another silo at this one's index", step, "leaf", renamed, LOW)
         elsewhere = self.dealt(LOW, leaf, ctx=bytes(32).hex())
         self.add("leaves of another aggregation", step, "leaf", elsewhere, LOW)
         self.add("a node in place of a leaf", step, "leaf", self._node_as_leaf(leaf), LOW)
@@ -471,7 +473,7 @@ class Alterations:
         self.add("a rejected pair survives", step, "rejected_pair", lying(rejected=[LOW]), LOW)
         mine = lying(rejected=[ME])
         self.add("this silo accused by a survivor", step, "rejected_pair", mine, ME)
-        stranger = lying(rejected=[STRANGER])
+        stranger = lying(rejected=["aaron"])
         self.add("a stranger is rejected", step, "rejected_pair", stranger, HIGH)
         older = signature(
             self.case["silos"][HIGH]["signing_key"],
