@@ -190,6 +190,14 @@ class Alterations:
             content = v2.descriptor_content(document, *digests)
             key = self.case["coordinator_signing_key"]
             self.add(name, step, check, altered | {"signature": signature(key, content).hex()})
+        older = copy.deepcopy(good)
+        for name in ("families", "task_sha256", "digest_id"):
+            del older["descriptor"][name]
+        older["descriptor"] |= {"version": 1, "suite": 1}
+        roster_sha256 = bytes.fromhex(older["descriptor"]["roster_sha256"])
+        content = v2.descriptor_content(older["descriptor"], roster_sha256)
+        older["signature"] = signature(self.case["coordinator_signing_key"], content).hex()
+        self.add("suite v1 in place of v2", step, "suite", older)
         forged = copy.deepcopy(good)
         forged["descriptor"]["families"] = ["craft"]
         self.add("families not signed", step, "descriptor_signature", forged)

@@ -146,10 +146,12 @@ def pair_secret_sha256(ctx, low, high, secret):
 # What is signed or hashed, of the fields in their order -------------------------------------------
 
 
-def descriptor_content(d, roster_sha256, task_sha256):
+def descriptor_content(d, roster_sha256, task_sha256=None):
+    """Of version 1 without a round task's digest."""
     i, m = d["identity"], d["metrics"]
+    later = (tuple(d["families"]), task_sha256, d["digest_id"]) if task_sha256 else ()
     return encoded(
-        "chorale/v2/descriptor",
+        "chorale/v2/descriptor" if later else "chorale/v1/descriptor",
         d["version"],
         d["suite"],
         (i["run_id"], i["round"], i["step"], i["part"], i["attempt"]),
@@ -171,9 +173,7 @@ def descriptor_content(d, roster_sha256, task_sha256):
         d["noise_sigma"],
         bytes.fromhex(d["privacy_spec_sha256"]),
         tuple(d["deadlines_unix_s"]),
-        tuple(d["families"]),
-        task_sha256,
-        d["digest_id"],
+        *later,
     )
 
 
