@@ -3,7 +3,8 @@
 One silo says that another dealt it a bad secret. Which of the two lies cannot be told; two honest
 ones never say so of each other, so at most c silos, those that collude, are in all such pairs.
 
-Covered: the accused go before those who accuse them. Not covered: a search that more than c
+Covered: as few as will do, so that one silo that accuses many costs the round itself alone; among
+as many, the accused go before those who accuse them. Not covered: a search that more than c
 colluding silos make too long; it ends without a result.
 """
 
@@ -19,7 +20,7 @@ class _TooLongError(Exception):
 
 
 def left_out(pairs: Sequence[tuple[str, str]], most: int) -> tuple[str, ...] | None:
-    """Return up to `most` silos that are in all pairs (accused, accuser), in ascending order.
+    """Return as few silos as are in all pairs (accused, accuser), at most `most`, in order of id.
 
     None where there are none such, or none were found in time.
     """
@@ -41,7 +42,8 @@ def left_out(pairs: Sequence[tuple[str, str]], most: int) -> tuple[str, ...] | N
         return None
 
     try:
-        found = search(sorted(pairs), most)
+        sizes = (search(sorted(pairs), size) for size in range(most + 1))
+        found = next((silos for silos in sizes if silos is not None), None)
     except _TooLongError:
         return None
     return None if found is None else tuple(sorted(found))

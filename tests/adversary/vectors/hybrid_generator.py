@@ -34,6 +34,7 @@ FAMILIES = ("craft", "maze")
 ANOTHER_SECRET = bytes(range(32))
 BAD_SEAL = {"dealt": {"alpha": {"charlie": {"sealed_secret": ANOTHER_SECRET.hex()}}}}
 UNFAIR = {"dealt": {"alpha": {"charlie": {"pair_secret": ANOTHER_SECRET.hex()}}}}
+ACCUSING = {"accuses": {"charlie": ["alpha", "bravo-hospital"]}}
 CASES = {
     "n3-c1-t3-drop0": (3, 1, {}, {}),
     "n4-c1-t3-drop0": (4, 1, {}, {"families": {"delta-7": ("maze",)}}),
@@ -43,10 +44,10 @@ CASES = {
     "n4-c1-t3-drop1-r2-highest": (4, 1, {"masked_input": ["delta-7"]}, {}),
     "n4-c1-t3-drop1-r3": (4, 1, {"consistency_check": ["charlie"]}, {}),
     "n4-c1-t3-rejected-dealer-lost": (4, 1, {"left_out": ["alpha"]}, BAD_SEAL),
-    "n4-c1-t3-rejecter-lost": (4, 1, {"left_out": ["charlie"]}, BAD_SEAL),
+    "n4-c1-t3-rejecter-lost": (4, 1, {"masked_input": ["charlie"]}, BAD_SEAL),
     "n4-c1-t3-unfair-dealer-lost": (4, 1, {"masked_input": ["alpha"]}, UNFAIR),
     "n4-c1-t3-unfair-dealer-stays": (4, 1, {"masked_input": ["charlie"]}, UNFAIR),
-    "n5-c2-t4-drop1-r2": (5, 2, {"masked_input": ["charlie"]}, {}),
+    "n5-c2-t4-false-accuser-lost": (5, 2, {"left_out": ["charlie"]}, ACCUSING),
 }
 
 
@@ -194,6 +195,8 @@ def inputs(label, n, c, drops, options):
         "r1": [],
         "r2": [],
     }
+    if "accuses" in options:
+        case["accuses"] = options["accuses"]
     for name, dealt in options.get("dealt", {}).items():
         case["silos"][name]["dealt"] = dealt
     case = plain(case)
@@ -263,7 +266,7 @@ def positive(label, n, c, drops, options):
     case["members_sha256"] = reference.members.hex()
     uploads = {name: plain(upload(reference, name)) for name in shared}
     case["r2"] = [uploads[name] for name in reference.alive]
-    case["left_out"] = [uploads[name] for name in drops.get("left_out", ())]
+    case["not_summed"] = [uploads[name] for name in reference.lost]
     case["survivors_sha256"] = reference.survivors.hex()
     agreement = reference.agreement()
     case["r3_signed_bytes"] = agreement.hex()

@@ -395,10 +395,10 @@ class HybridCase(Case):
         return found
 
     def rejected(self, name):
-        """The dealers whose secrets a silo could not use, in ascending order."""
-        return [
-            low for low in self.shared if low < name and self.received_secret(low, name) is None
-        ]
+        """The dealers whose secrets a silo could not use, or says so, in ascending order."""
+        accused = self.case.get("accuses", {}).get(name, ())
+        dealers = [low for low in self.shared if low < name]
+        return [low for low in dealers if low in accused or self.received_secret(low, name) is None]
 
     def pair_secret(self, name, peer):
         """s_ij as a silo has it."""

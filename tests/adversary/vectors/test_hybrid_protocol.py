@@ -127,8 +127,8 @@ HONEST = [
     (label, name)
     for label, case in sorted(POSITIVE.items())
     for name, silo in sorted(case["silos"].items())
-    # One that deals another secret than it should is no client of ours.
-    if "dealt" not in silo
+    # One that deals another secret than it should, or accuses a fair dealer, is no client of ours.
+    if "dealt" not in silo and name not in case.get("accuses", {})
 ]
 
 
@@ -143,7 +143,7 @@ def test_a_client_sends_the_bytes_of_the_vectors(label, name):
     state, leaves = state.handle(documents.message("share_keys", messages["share_keys"]))
     assert leaves == documents.share_leaves(expected)
     state, _ = state.handle(documents.message("masked_input", messages["masked_input"]))
-    if (expected := item_of(case["r2"] + case["left_out"], name)) is None:
+    if (expected := item_of(case["r2"] + case["not_summed"], name)) is None:
         return
     state, header, vector = masked(case, name, state)
     assert header == documents.header(expected)
@@ -221,17 +221,16 @@ def test_a_coordinator_finds_the_sum_of_the_vectors(label):
 
 
 def uploaded(case, state):
-    """The sum of what survives. Whom a rejection leaves out is the coordinator's own choice."""
+    """The sum of what survives. Whom rejections cost is for the coordinator to say."""
     accumulator = np.zeros(len(case["sum"]) // 8, dtype="<u4")
-    # One that rejected its dealer is left out only if it does not upload.
-    accused = {name for item in case["r2"] for name in item["rejected"]}
-    for item in case["r2"] + case["left_out"]:
-        if item in case["r2"] or item["silo_id"] in accused:
+    for item in case["r2"] + case["not_summed"]:
+        if item["silo_id"] not in case["drops"].get("masked_input", ()):
             header = documents.header(item)
             state.expect(header)
             state.completed(item["silo_id"], header.masked_sha256)
         if item in case["r2"]:
             accumulator += words(bytes.fromhex(item["masked"]))
+    assert list(state.left_out) == case["drops"].get("left_out", [])
     return accumulator
 
 
