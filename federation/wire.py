@@ -17,17 +17,24 @@ from chorale.v1 import aggregation_pb2 as pb
 from chorale.v1 import membership_pb2, secagg_pb2
 from federation.audit.head import AuditHead
 from federation.chain.preflight import Preflight, PreflightAnswer, Verdict
-from federation.chain.record import KINDS, AdapterRecord, RecordKind, RoundResult
+from federation.chain.record import (
+    KINDS,
+    MAX_PARTS,
+    AdapterRecord,
+    RecordKind,
+    RecordPart,
+    RoundResult,
+)
 from federation.chain.task import RoundTask
 from federation.errors import ChainError
-from secagg import bounds
+from secagg import bounds, suite
 from secagg.errors import MalformedMessageError
 from secagg.roster import MAX_APPROVED_IN_A_ROW, SignedRoster
 from secagg.wire import identity_from_proto, identity_to_proto, roster_from_proto
 
 RECORDS_PER_PAGE: Final = 256
 """Records of one answer; fewer are the end of the chain. The longest record, of 200 survivors with
-names of 63 characters, has 14 kB, so a page fits the 4 MiB that the admin CLI takes."""
+names of 63 characters in 16 sums, has 15 kB, so a page fits the 4 MiB that the admin CLI takes."""
 
 
 def round_task_to_proto(task: RoundTask) -> pb.RoundTask:
@@ -114,7 +121,7 @@ def preflight_answer_from_proto(proto: pb.PreflightAnswer) -> PreflightAnswer:
 
 def record_to_proto(record: AdapterRecord) -> pb.AdapterRecord:
     """Convert."""
-    return pb.AdapterRecord(
+    proto = pb.AdapterRecord(
         run_id=record.run_id,
         round=record.round,
         step=record.step,
@@ -122,20 +129,32 @@ def record_to_proto(record: AdapterRecord) -> pb.AdapterRecord:
         adapter_sha256=record.adapter_sha256,
         plan_sha256=record.plan_sha256,
         base_model_sha256=record.base_model_sha256,
-        descriptor_sha256=record.descriptor_sha256,
-        sum_sha256=record.sum_sha256,
-        survivors=record.survivors,
         kind=record.kind,
         record_parent_sha256=record.record_parent_sha256,
         signature=record.signature,
         restored_round=record.restored_round,
     )
+    if record.is_hybrid:
+        proto.suite = record.suite
+        proto.parts.extend(_part_to_proto(part) for part in record.parts)
+    else:
+        proto.descriptor_sha256 = record.descriptor_sha256
+        proto.sum_sha256 = record.sum_sha256
+        proto.survivors.extend(record.survivors)
+    return proto
+
+
+def _part_to_proto(part: RecordPart) -> pb.RecordPart:
+    return pb.RecordPart(
+        part=part.part,
+        descriptor_sha256=part.descriptor_sha256,
+        sum_sha256=part.sum_sha256,
+        survivors=part.survivors,
+    )
 
 
 def record_from_proto(proto: pb.AdapterRecord) -> AdapterRecord:
     """Convert, or raise ChainError."""
-    if len(proto.survivors) > bounds.MAX_COHORT:
-        raise ChainError(f"a record names more than {bounds.MAX_COHORT} survivors")
     kinds: Mapping[str, RecordKind] = {kind: kind for kind in get_args(RecordKind)}
     kind = kinds.get(proto.kind)
     if kind is None:
@@ -150,12 +169,42 @@ def record_from_proto(proto: pb.AdapterRecord) -> AdapterRecord:
         base_model_sha256=proto.base_model_sha256,
         parent_sha256=proto.parent_sha256,
         record_parent_sha256=proto.record_parent_sha256,
-        descriptor_sha256=proto.descriptor_sha256,
-        sum_sha256=proto.sum_sha256,
-        survivors=tuple(proto.survivors),
+        suite=proto.suite or suite.SUITE,
+        parts=_parts(proto),
         restored_round=proto.restored_round if proto.HasField("restored_round") else None,
         signature=proto.signature,
     )
+
+
+def _parts(proto: pb.AdapterRecord) -> tuple[RecordPart, ...]:
+    """The sums of a record, in the form of its suite."""
+    first = (proto.descriptor_sha256, proto.sum_sha256, proto.survivors)
+    hybrid = proto.suite > suite.SUITE
+    if any(first) if hybrid else proto.parts:
+        raise ChainError("a record names its sums in the form of another suite")
+    if len(proto.parts) > MAX_PARTS:
+        raise ChainError(f"a record has more than {MAX_PARTS} sums")
+    named = (proto.survivors, *(part.survivors for part in proto.parts))
+    if any(len(survivors) > bounds.MAX_COHORT for survivors in named):
+        raise ChainError(f"a record names more than {bounds.MAX_COHORT} survivors")
+    if hybrid:
+        return tuple(
+            RecordPart(
+                part=part.part,
+                descriptor_sha256=part.descriptor_sha256,
+                sum_sha256=part.sum_sha256,
+                survivors=tuple(part.survivors),
+            )
+            for part in proto.parts
+        )
+    if not any(first):
+        return ()
+    only = RecordPart(
+        descriptor_sha256=proto.descriptor_sha256,
+        sum_sha256=proto.sum_sha256,
+        survivors=tuple(proto.survivors),
+    )
+    return (only,)
 
 
 def round_result_to_proto(result: RoundResult) -> pb.RoundResult:

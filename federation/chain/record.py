@@ -10,17 +10,22 @@ in mode ``record_distributed``, one in every other mode. The position of a recor
 1 + (r − 1)·S + s, that of the initial one 0. A rollback takes a whole round: each of its S records
 is one, to the same earlier round K, whose last record has position K·S.
 
-Ordered checks of ``verify_chain``: signature; run, plan and base model as in the first record; the
-(round, step) that follows the parent's; both parent links (the adapter's and the record's digest);
-a round is a rollback from its first step to its last or not at all; a rollback's adapter is the one
-of the record that its round K ended with.
+An aggregated record has a part for each sum that made its adapter: the aggregations of one release
+differ by ``part`` and nothing else. A record of suite v1 has one part, 0, and is signed as it
+always was; from suite v2 on the suite and all parts are signed.
 
-Covered: bounds, signatures, links, kinds. Not covered: whether an adapter follows from its sum
+Ordered checks of ``verify_chain``: signature; run, suite, plan and base model as in the first
+record; the (round, step) that follows the parent's; both parent links (the adapter's and the
+record's digest); a round is a rollback from its first step to its last or not at all; a rollback's
+adapter is the one of the record that its round K ended with.
+
+Covered: bounds, signatures, links, kinds. Not covered: whether an adapter follows from its sums
 (``federation.chain.verify``), which head is the newest (round tasks and peers say so).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, get_args
@@ -28,13 +33,16 @@ from typing import Final, Literal, NamedTuple, get_args
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.errors import ChainError
-from secagg import bounds, canonical, suite
-from secagg.descriptor import AggregationId
+from secagg import bounds, canonical, hybrid, suite
+from secagg.descriptor import BASE_VERSION, SUITES, AggregationId
 from secagg.errors import MalformedMessageError
 
 RECORD_DOMAIN: Final = "chorale/v1/adapter-record"
+PARTS_RECORD_DOMAIN: Final = "chorale/v2/adapter-record"
 LINK_DOMAIN: Final = "chorale/v1/adapter-record-link"
 INITIAL_ROUND: Final = 0
+MAX_PARTS: Final = 16
+"""Sums of one release: a page of records fits a message."""
 
 
 RecordKind = Literal["initial", "aggregated", "skipped", "rollback"]
@@ -96,6 +104,35 @@ def next_place(place: Place, sums_per_round: int) -> Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RecordPart:
+    """One released sum of a record. Its bounds are checked with the record's."""
+
+    part: int = 0
+    """As in the aggregation's identity."""
+    descriptor_sha256: bytes
+    """D."""
+    sum_sha256: bytes
+    """Of the published sum (``federation.chain.sums.encode_sum``)."""
+    survivors: tuple[str, ...]
+    """U3 in ascending order."""
+
+    def fields(self) -> tuple[canonical.Field, ...]:
+        """The signed fields in order."""
+        return (self.part, self.descriptor_sha256, self.sum_sha256, self.survivors)
+
+    def require_bounds(self) -> None:
+        """Refuse what is out of bounds, or raise MalformedMessageError."""
+        bounds.require_integer(self.part, 0, bounds.UINT32_MAX, "record part")
+        bounds.require_bytes(self.descriptor_sha256, bounds.DIGEST_BYTES, "part descriptor_sha256")
+        bounds.require_bytes(self.sum_sha256, bounds.DIGEST_BYTES, "part sum_sha256")
+        bounds.require_sequence(self.survivors, str, 1, bounds.MAX_COHORT, "part survivors")
+        for silo_id in self.survivors:
+            bounds.require_silo_id(silo_id, "record survivor")
+        if not bounds.is_strictly_sorted(self.survivors):
+            raise MalformedMessageError("record survivors are not in ascending order")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRecord:
     """One link of the chain."""
 
@@ -117,12 +154,10 @@ class AdapterRecord:
     """The previous adapter; empty for the initial record."""
     record_parent_sha256: bytes = b""
     """``sha256`` of the previous record; empty for the initial record."""
-    descriptor_sha256: bytes = b""
-    """The descriptor whose sum made it; aggregated records only."""
-    sum_sha256: bytes = b""
-    """Of the published sum (``federation.chain.sums.encode_sum``); aggregated records only."""
-    survivors: tuple[str, ...] = ()
-    """U3 in ascending order; aggregated records only."""
+    suite: int = SUITES[BASE_VERSION]
+    """Of the run's sums."""
+    parts: tuple[RecordPart, ...] = ()
+    """The sums that made it, in order of part; aggregated records only."""
     restored_round: int | None = None
     """K: the earlier round whose adapter a rollback brings back, 0 for the initial one; rollbacks
     only."""
@@ -141,8 +176,8 @@ class AdapterRecord:
             raise ChainError(f"the initial record has no step {self.step}")
         if self.kind == "skipped" and self.adapter_sha256 != self.parent_sha256:
             raise ChainError("a skipped release keeps its adapter")
-        if self.kind == "aggregated" and not self.survivors:
-            raise ChainError("an aggregated record names its survivors")
+        if (self.kind == "aggregated") != bool(self.parts):
+            raise ChainError("an aggregated record, and nothing else, names its sums")
         if (self.kind == "rollback") != (self.restored_round is not None):
             raise ChainError("a rollback, and nothing else, names the round that it restores")
         if self.restored_round is not None and self.restored_round >= self.round:
@@ -162,23 +197,27 @@ class AdapterRecord:
             restored = self.restored_round
             bounds.require_integer(restored, INITIAL_ROUND, bounds.UINT32_MAX, "restored_round")
         linked = 0 if self.kind == "initial" else bounds.DIGEST_BYTES
-        summed = bounds.DIGEST_BYTES if self.kind == "aggregated" else 0
         for field, size_bytes in (
             ("adapter_sha256", bounds.DIGEST_BYTES),
             ("plan_sha256", bounds.DIGEST_BYTES),
             ("base_model_sha256", bounds.DIGEST_BYTES),
             ("parent_sha256", linked),
             ("record_parent_sha256", linked),
-            ("descriptor_sha256", summed),
-            ("sum_sha256", summed),
         ):
             bounds.require_bytes(getattr(self, field), size_bytes, f"{self.kind} record's {field}")
-        most = bounds.MAX_COHORT if self.kind == "aggregated" else 0
-        bounds.require_sequence(self.survivors, str, 0, most, "record survivors")
-        for silo_id in self.survivors:
-            bounds.require_silo_id(silo_id, "record survivor")
-        if not bounds.is_strictly_sorted(self.survivors):
-            raise MalformedMessageError("record survivors are not in ascending order")
+        if self.suite not in SUITES.values():
+            raise MalformedMessageError("the record is of an unknown suite")
+        bounds.require_sequence(self.parts, RecordPart, 0, MAX_PARTS, "record parts")
+        for part in self.parts:
+            part.require_bounds()
+        numbers = tuple(part.part for part in self.parts)
+        if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+            raise MalformedMessageError("record parts are not in ascending order")
+        if not self.is_hybrid and numbers not in {(), (0,)}:
+            raise MalformedMessageError("a record of suite v1 has one sum, part 0")
+        # A page of records fits a message.
+        if sum(len(part.survivors) for part in self.parts) > bounds.MAX_COHORT:
+            raise MalformedMessageError(f"a record names more than {bounds.MAX_COHORT} survivors")
         if self.signature:
             bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "record signature")
 
@@ -186,8 +225,15 @@ class AdapterRecord:
         """What the coordinator signs."""
         # The kind says whether there is one, so no two records share an encoding.
         restored = () if self.restored_round is None else (self.restored_round,)
+        summed: tuple[canonical.Field, ...]
+        if self.is_hybrid:
+            domain = PARTS_RECORD_DOMAIN
+            summed = (self.suite, tuple(part.fields() for part in self.parts))
+        else:
+            domain = RECORD_DOMAIN
+            summed = (self.descriptor_sha256, self.sum_sha256, self.survivors)
         return canonical.encode(
-            RECORD_DOMAIN,
+            domain,
             self.run_id,
             self.round,
             self.step,
@@ -197,9 +243,7 @@ class AdapterRecord:
             self.base_model_sha256,
             self.parent_sha256,
             self.record_parent_sha256,
-            self.descriptor_sha256,
-            self.sum_sha256,
-            self.survivors,
+            *summed,
             *restored,
         )
 
@@ -217,6 +261,45 @@ class AdapterRecord:
             raise ChainError(
                 f"the record of {self.place} is not signed by the roster's coordinator"
             )
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether its sums were masked against a quantum computer as well (suite v2)."""
+        return self.suite == hybrid.SUITE
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Every silo that is in one of the sums, in ascending order."""
+        return tuple(sorted({silo_id for part in self.parts for silo_id in part.survivors}))
+
+    def part_of(self, number: int) -> RecordPart | None:
+        """The sum of that part; None where the record has no such."""
+        return next((part for part in self.parts if part.part == number), None)
+
+    @property
+    def descriptor_sha256(self) -> bytes:
+        """The descriptor of the only sum; empty without one.
+
+        Raises:
+            ChainError: If there are several.
+        """
+        part = self._only_part()
+        return b"" if part is None else part.descriptor_sha256
+
+    @property
+    def sum_sha256(self) -> bytes:
+        """The only sum; empty without one.
+
+        Raises:
+            ChainError: If there are several.
+        """
+        part = self._only_part()
+        return b"" if part is None else part.sum_sha256
+
+    def _only_part(self) -> RecordPart | None:
+        if len(self.parts) > 1:
+            raise ChainError(f"{self.place} has {len(self.parts)} sums")
+        return self.parts[0] if self.parts else None
 
     @property
     def place(self) -> Place:
@@ -317,7 +400,7 @@ def require_link(
     Raises:
         ChainError: If it does not.
     """
-    for field in ("run_id", "plan_sha256", "base_model_sha256"):
+    for field in ("run_id", "suite", "plan_sha256", "base_model_sha256"):
         if getattr(record, field) != getattr(parent, field):
             raise ChainError(f"{record.place}: the record changes the run's {field}")
     if sums_per_round is not None:

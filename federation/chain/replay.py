@@ -75,6 +75,8 @@ def replay(
         if record.kind != "aggregated":
             optimiser.skip(round_number=place.round, step=place.step)
             continue
+        if len(record.parts) != 1:
+            raise UpdateError(f"{record.place} has {len(record.parts)} sums")
         if total is None or digest_of_sum(total) != record.sum_sha256:
             raise UpdateError(f"{record.place}: the sum is not the one that the record names")
         if total.size < dimension:

@@ -53,7 +53,7 @@ from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.server_step import Mean
 from federation.chain.record import AdapterRecord
 from federation.chain.sums import digest_of_sum, least_noise_variance, mean_of_release, signed_sum
-from federation.errors import AdapterError, LayoutError, UpdateError
+from federation.errors import AdapterError, ChainError, LayoutError, UpdateError
 from federation.plan.plan import Plan
 from secagg import canonical
 
@@ -96,7 +96,7 @@ def verify_update(
             _require_recomputed(aggregator, tensors, move, record.round, adopted)
             return
         expected = aggregator.apply_ungauged(tensors, move, record.round)
-    except (AdapterError, LayoutError) as error:
+    except (AdapterError, ChainError, LayoutError) as error:
         raise UpdateError(f"the update cannot be verified: {error}") from error
     form = aggregator.gauge_form(record.round + 1)
     seed = canonical.digest(PROBE_DOMAIN, record.descriptor_sha256, record.adapter_sha256)

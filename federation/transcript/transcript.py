@@ -303,6 +303,7 @@ def _record(
         ("round", record.round, descriptor.identity.round),
         ("step", record.step, descriptor.identity.step),
         ("plan", record.plan_sha256, descriptor.plan_sha256),
+        ("suite", record.suite, descriptor.suite),
         ("base model", record.base_model_sha256, descriptor.base_model_sha256),
     ):
         if found != expected:
@@ -311,12 +312,14 @@ def _record(
             )
     yield Passed(TranscriptCheck.RECORD, f"{record.place} was {record.kind}")
     if released:
-        if record.survivors != tuple(header.silo_id for header in transcript.upload_headers):
+        part = record.part_of(descriptor.identity.part)
+        u3 = tuple(header.silo_id for header in transcript.upload_headers)
+        if part is None or part.survivors != u3:
             raise TranscriptError(
                 TranscriptCheck.RECORD_SURVIVORS, "the record names other survivors than U3"
             )
-        yield Passed(TranscriptCheck.RECORD_SURVIVORS, ", ".join(record.survivors))
-        if record.descriptor_sha256 != descriptor.sha256:
+        yield Passed(TranscriptCheck.RECORD_SURVIVORS, ", ".join(u3))
+        if part.descriptor_sha256 != descriptor.sha256:
             raise TranscriptError(
                 TranscriptCheck.RECORD_DESCRIPTOR, "the record is about another descriptor"
             )
@@ -338,6 +341,7 @@ def _sum(transcript: Transcript, record: AdapterRecord, total: Buffer) -> Passed
     due_bytes = transcript.descriptor.descriptor.length_bytes
     if len(total) != due_bytes:
         raise TranscriptError(TranscriptCheck.SUM, f"{len(total)} bytes where {due_bytes} are due")
-    if hashlib.sha256(total).digest() != record.sum_sha256:
+    part = record.part_of(transcript.descriptor.descriptor.identity.part)
+    if part is None or hashlib.sha256(total).digest() != part.sum_sha256:
         raise TranscriptError(TranscriptCheck.SUM, "the sum is not the one that the record names")
-    return Passed(TranscriptCheck.SUM, record.sum_sha256.hex())
+    return Passed(TranscriptCheck.SUM, part.sum_sha256.hex())

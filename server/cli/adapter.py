@@ -24,6 +24,7 @@ app = typer.Typer(help="What runs made.", no_args_is_help=True)
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
 BEST: Final = "best"
+NOT_POST_QUANTUM: Final = "suite v1: not post-quantum"
 MAX_ROUND: Final = 2**32 - 1
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]
 
@@ -32,22 +33,26 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]
 def list_adapters(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """The chain of a run's adapters: how each came to be, and from whom."""
     with answering(output):
+        from federation.wire import record_from_proto
         from server.cli.client import connect, plain
 
         with connect(data) as stub:
-            records = _records(stub, run_id)
+            messages = _records(stub, run_id)
+        records = tuple(record_from_proto(message) for message in messages)
         stepped = any(record.step for record in records)
         for record in records:
             step = f"step {record.step:>3}  " if stepped else ""
             source = ", ".join(record.survivors)
-            if record.HasField("restored_round"):
+            if record.restored_round is not None:
                 source = f"back to round {record.restored_round}"
             show_result(
                 output,
                 f"round {record.round:>3}  {step}{record.kind:<10} "
                 f"{record.adapter_sha256.hex()[:16]}  {source}",
             )
-        succeed(output, {"records": [plain(record) for record in records]})
+        if records and not records[0].is_hybrid:
+            show_result(output, NOT_POST_QUANTUM)
+        succeed(output, {"records": [plain(message) for message in messages]})
 
 
 @app.command("rollback")

@@ -59,13 +59,15 @@ def export(
                 output, f"wrote {out}: {transcript.outcome}, {transcript.phases} public phases"
             )
             if sum_out is not None:
-                if transcript.record is None or not transcript.record.sum_sha256:
+                number = transcript.descriptor.descriptor.identity.part
+                part = None if transcript.record is None else transcript.record.part_of(number)
+                if part is None:
                     raise CommandError(
                         "this attempt released no sum",
                         code="not_published",
                         exit_code=Exit.ARGUMENTS,
                     )
-                _write_blob(stub, transcript.record.sum_sha256, sum_out)
+                _write_blob(stub, part.sum_sha256, sum_out)
                 show_result(output, f"wrote {sum_out}: the published sum")
         say(f"next, anywhere: chorale verify-transcript {out} --root-key root.pub")
         succeed(

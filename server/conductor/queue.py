@@ -94,9 +94,6 @@ class RunQueue:
             adapter_sha256=self._context.blobs.put(adapter),
             plan_sha256=plan_sha256,
             base_model_sha256=bytes.fromhex(plan.model.base_sha256),
-            descriptor_sha256=b"",
-            sum_sha256=b"",
-            survivors=(),
             kind="initial",
             record_parent_sha256=b"",
         ).sign(self._context.signing_key)

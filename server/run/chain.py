@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from federation.chain.record import AdapterRecord, Place, RecordKind, last_position_of, place_at
+from federation.chain.record import (
+    AdapterRecord,
+    Place,
+    RecordKind,
+    RecordPart,
+    last_position_of,
+    place_at,
+)
 from federation.chain.task import RoundTask
 from secagg.roster import SignedRoster
 from server.context import RunContext
@@ -66,9 +73,7 @@ class Chain:
         *,
         kind: RecordKind,
         adapter_sha256: bytes,
-        descriptor_sha256: bytes = b"",
-        sum_sha256: bytes = b"",
-        survivors: tuple[str, ...] = (),
+        parts: tuple[RecordPart, ...] = (),
         restored_round: int | None = None,
     ) -> AdapterRecord:
         """Sign the record that follows the head; it is not part of the chain yet."""
@@ -79,9 +84,7 @@ class Chain:
             step=place.step,
             parent_sha256=self.head.adapter_sha256,
             adapter_sha256=adapter_sha256,
-            descriptor_sha256=descriptor_sha256,
-            sum_sha256=sum_sha256,
-            survivors=survivors,
+            parts=parts,
             restored_round=restored_round,
             kind=kind,
             record_parent_sha256=self.head.sha256,

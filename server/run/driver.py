@@ -33,7 +33,7 @@ from dataclasses import replace
 
 import structlog
 
-from federation.chain.record import AdapterRecord, Place
+from federation.chain.record import AdapterRecord, Place, RecordPart
 from federation.errors import UpdateError
 from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId
@@ -298,9 +298,14 @@ class RunDriver:
         record = self._chain.link(
             kind="aggregated",
             adapter_sha256=adapter_sha256,
-            descriptor_sha256=result.descriptor_sha256,
-            sum_sha256=sum_sha256,
-            survivors=figures.survivors,
+            parts=(
+                RecordPart(
+                    part=attempt.identity.part,
+                    descriptor_sha256=result.descriptor_sha256,
+                    sum_sha256=sum_sha256,
+                    survivors=figures.survivors,
+                ),
+            ),
         )
         self._finish(record, attempt.identity, AggregationOutcome.RELEASED)
 

@@ -105,7 +105,8 @@ def named_blobs(connection: Connection) -> tuple[str, ...]:
     names: set[str] = set()
     for content in rows:
         record = aggregation_pb2.AdapterRecord.FromString(content)
-        names |= {record.adapter_sha256.hex(), record.sum_sha256.hex()} - {""}
+        sums = (record.sum_sha256, *(part.sum_sha256 for part in record.parts))
+        names |= {digest.hex() for digest in (record.adapter_sha256, *sums)} - {""}
     return tuple(sorted(names))
 
 

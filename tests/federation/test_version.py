@@ -49,7 +49,7 @@ def test_silence_is_the_release_that_says_nothing(words):
             ((NAME, "0.2.0"), (PROTOCOLS, protocols))
             for protocols in (
                 "", "2", "1-", "-2", "0-2", "1-0", "2-1", "01-2", "1-2-3", "1-2\n", " 1-2",
-                "1-99999", "9" * 5000, "١-٢", b"1-2", None, (1, 2),
+                "1-99999", "9" * 5000, "١-٢", b"1-2", None, (1, 3),
             )
         ),
     ],
@@ -104,7 +104,7 @@ def test_the_previous_release_is_another_one():
 
 def test_this_version_is_what_is_installed(monkeypatch):
     assert this_version().name == module.installed_version()
-    assert (this_version().oldest, this_version().newest) == (1, 2)
+    assert (this_version().oldest, this_version().newest) == (1, 3)
     for strange in ("unknown", "v0.2", "1" * 40):
         this_version.cache_clear()
         monkeypatch.setattr(module, "installed_version", lambda strange=strange: strange)

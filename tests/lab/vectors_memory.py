@@ -22,6 +22,7 @@ from server.store.blobs.directory import BlobStore
 from silo_agent.books.local_store import LocalStore
 from silo_agent.follow.chain import ChainFollower
 from tests.kit.federation.adapters import plan_of
+from tests.kit.federation.records import one_sum
 from tests.kit.secagg.secagg_samples import COORDINATOR_KEY, make_roster, signed_roster, silo_names
 
 SILOS = silo_names(5)
@@ -111,9 +112,7 @@ class Published:
             adapter_sha256=digests["adapter"],
             parent_sha256=digests["initial"],
             record_parent_sha256=first.sha256,
-            descriptor_sha256=bytes(32),
-            sum_sha256=digests["sum"],
-            survivors=SILOS,
+            parts=one_sum(sum_sha256=digests["sum"], survivors=SILOS),
             **common,
         ).sign(COORDINATOR_KEY)
         self._records = (first, second)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from federation.chain.replay import replay
 from federation.chain.sums import encode_sum, mean_of_release, sum_sha256
 from federation.errors import OptimiserStateError, UpdateError
 from tests.kit.federation.adapters import lora, plan_of, record_plan
+from tests.kit.federation.records import one_sum, resummed
 
 PLAN = record_plan("record_distributed", steps=6)
 DIMENSION = PLAN.aggregator(Layout.from_tensors(lora(0))).shared_layout(1).dimension
@@ -183,9 +183,9 @@ def releases(count: int) -> list[tuple[AdapterRecord, np.ndarray | None]]:
             base_model_sha256=b"b" * 32,
             parent_sha256=b"a" * 32,
             record_parent_sha256=b"r" * 32,
-            descriptor_sha256=b"" if skipped else b"d" * 32,
-            sum_sha256=b"" if skipped else sum_sha256(encode_sum(total)),
-            survivors=() if skipped else SILOS,
+            parts=()
+            if skipped
+            else one_sum(sum_sha256=sum_sha256(encode_sum(total)), survivors=SILOS),
         )
         made.append((record, None if skipped else total))
     return made
@@ -216,7 +216,7 @@ def test_a_replay_takes_nothing_but_the_sums_of_the_records():
     other = history[2][1].copy()
     other[0] += 1
     short = history[2][1][: DIMENSION - 1]
-    named = replace(history[2][0], sum_sha256=sum_sha256(encode_sum(short)))
+    named = resummed(history[2][0], sum_sha256=sum_sha256(encode_sum(short)))
     for broken in (
         history[1:],
         [history[0], history[2]],

@@ -22,7 +22,16 @@ from federation.chain.task import RoundTask
 from federation.errors import ChainError
 from secagg import suite
 from secagg.descriptor import AggregationId
-from tests.kit.federation.records import KEY, PUBLIC, STRANGER, after, initial, stepped
+from tests.kit.federation.records import (
+    KEY,
+    PUBLIC,
+    STRANGER,
+    after,
+    initial,
+    one_sum,
+    resummed,
+    stepped,
+)
 
 
 def task() -> RoundTask:
@@ -136,7 +145,7 @@ def test_each_link_is_checked_even_when_signed(change, message):
 def test_a_fork_is_told_by_its_parent_record():
     """Two records of one round with the same adapter are still two records."""
     records = chain()
-    other = replace(records[1], survivors=("ant", "bee")).sign(KEY)
+    other = resummed(records[1], survivors=("ant", "bee")).sign(KEY)
     assert other.adapter_sha256 == records[1].adapter_sha256
     with pytest.raises(ChainError, match="parent record"):
         verify_chain([records[0], other, records[2]], PUBLIC)
@@ -164,9 +173,8 @@ RECORD_FLIPS = {
     "base_model_sha256": b"9" * 32,
     "parent_sha256": b"9" * 32,
     "record_parent_sha256": b"9" * 32,
-    "descriptor_sha256": b"9" * 32,
-    "sum_sha256": b"9" * 32,
-    "survivors": ("ant",),
+    "suite": 2,
+    "parts": one_sum(survivors=("ant",)),
     "restored_round": 1,
 }
 
@@ -184,18 +192,88 @@ def test_every_field_of_a_record_is_signed():
     assert after(initial(), "skipped").signed_bytes() == kept.signed_bytes()
 
 
-def test_every_field_of_a_task_is_signed():
-    signed = task().sign(KEY)
+@pytest.mark.parametrize("invited", [(), ("ant", "bee")])
+def test_every_field_of_a_task_is_signed(invited):
+    signed = replace(task(), invited=invited).sign(KEY)
     signed.verify(PUBLIC)
     for field in fields(RoundTask):
         value = getattr(signed, field.name)
         changed = value + 1 if isinstance(value, int) else value[::-1] + value[:0]
         if field.name in {"plan_sha256", "roster_sha256", "base_model_sha256", "adapter_sha256"}:
             changed = b"9" * 32
+        if field.name == "invited":
+            changed = ("ant",)
         with pytest.raises(ChainError, match="not signed"):
             replace(signed, **{field.name: changed}).verify(PUBLIC)
     with pytest.raises(ChainError, match="not signed"):
         signed.verify(suite.verification_key(STRANGER))
+
+
+def of_two_parts(**changes: object) -> AdapterRecord:
+    """A record of suite v2 with a sum each of two groups."""
+    groups = (*one_sum(), *one_sum(part=2, descriptor_sha256=b"e" * 32, survivors=("dog", "eel")))
+    return after(replace(initial(), suite=2), suite=2, **({"parts": groups} | changes))
+
+
+def test_every_field_of_every_part_is_signed():
+    record = of_two_parts().sign(KEY)
+    record.verify(PUBLIC)
+    assert record.survivors == ("ant", "bee", "cat", "dog", "eel")
+    for number, part in enumerate(record.parts):
+        for changes in (
+            {"part": 1},
+            {"descriptor_sha256": b"9" * 32},
+            {"sum_sha256": b"9" * 32},
+            {"survivors": ("fox",)},
+        ):
+            parts = list(record.parts)
+            parts[number] = replace(part, **changes)
+            with pytest.raises(ChainError, match=r"not signed|ascending"):
+                replace(record, parts=tuple(parts)).verify(PUBLIC)
+    for parts in ((), record.parts[:1], record.parts[1:]):
+        with pytest.raises(ChainError):
+            replace(record, parts=parts).verify(PUBLIC)
+
+
+def test_the_sum_of_a_record_of_several_is_not_one_of_them():
+    record = of_two_parts()
+    assert record.part_of(2) == record.parts[1]
+    assert record.part_of(1) is None
+    for read in (lambda: record.sum_sha256, lambda: record.descriptor_sha256):
+        with pytest.raises(ChainError, match="2 sums"):
+            read()
+
+
+def test_a_run_keeps_its_suite():
+    head = initial().sign(KEY)
+    with pytest.raises(ChainError, match="suite"):
+        verify_chain([after(head, suite=2).sign(KEY)], PUBLIC, after=head)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        tuple(reversed(of_two_parts().parts)),
+        (*one_sum(), *one_sum()),
+        tuple(part for number in range(17) for part in one_sum(part=number)),
+        (
+            *one_sum(survivors=tuple(f"s{k:03}" for k in range(150))),
+            *one_sum(part=1, survivors=tuple(f"t{k:03}" for k in range(51))),
+        ),
+    ],
+)
+def test_parts_out_of_bounds_are_refused(parts):
+    with pytest.raises(ChainError):
+        of_two_parts(parts=parts)
+
+
+def test_a_record_of_one_suite_is_refused_in_the_form_of_the_other():
+    old, new = wire.record_to_proto(chain()[1]), wire.record_to_proto(of_two_parts().sign(KEY))
+    old.parts.add().CopyFrom(new.parts[0])
+    new.survivors.append("ant")
+    for proto in (old, new):
+        with pytest.raises(ChainError, match="another suite"):
+            wire.record_from_proto(proto)
 
 
 def test_a_task_cannot_pass_for_a_record():
@@ -217,6 +295,10 @@ def test_a_task_cannot_pass_for_a_record():
         {"roster_epoch": 0},
         {"ready_deadline_unix_s": 1 << 64},
         {"signature": b"x"},
+        {"invited": ("bee", "ant")},
+        {"invited": ("ant", "ant")},
+        {"invited": ("Ant",)},
+        {"invited": tuple(f"s{k:03}" for k in range(201))},
     ],
 )
 def test_tasks_out_of_bounds_are_refused(change):
@@ -233,22 +315,26 @@ def test_tasks_out_of_bounds_are_refused(change):
         ("aggregated", {"step": 1 << 32}),
         ("initial", {"parent_sha256": b"0" * 32}),
         ("initial", {"record_parent_sha256": b"0" * 32}),
-        ("initial", {"survivors": ("ant",)}),
+        ("initial", {"parts": one_sum()}),
+        ("initial", {"suite": 0}),
+        ("initial", {"suite": 3}),
         ("initial", {"kind": "rollback"}),
         ("initial", {"kind": "merged"}),
         ("aggregated", {"round": 0}),
-        ("aggregated", {"survivors": ()}),
-        ("aggregated", {"survivors": ("bee", "ant")}),
-        ("aggregated", {"survivors": ("ant", "ant")}),
-        ("aggregated", {"survivors": ("Ant",)}),
-        ("aggregated", {"survivors": tuple(f"s{k:03}" for k in range(201))}),
-        ("aggregated", {"descriptor_sha256": b""}),
-        ("aggregated", {"sum_sha256": b"s"}),
+        ("aggregated", {"parts": ()}),
+        ("aggregated", {"parts": one_sum(survivors=())}),
+        ("aggregated", {"parts": one_sum(survivors=("bee", "ant"))}),
+        ("aggregated", {"parts": one_sum(survivors=("ant", "ant"))}),
+        ("aggregated", {"parts": one_sum(survivors=("Ant",))}),
+        ("aggregated", {"parts": one_sum(survivors=tuple(f"s{k:03}" for k in range(201)))}),
+        ("aggregated", {"parts": one_sum(descriptor_sha256=b"")}),
+        ("aggregated", {"parts": one_sum(sum_sha256=b"s")}),
+        ("aggregated", {"parts": one_sum(part=1)}),
+        ("aggregated", {"parts": (*one_sum(), *one_sum(part=1))}),
         ("aggregated", {"parent_sha256": b""}),
         ("aggregated", {"signature": b"s" * 63}),
         ("skipped", {"adapter_sha256": b"9" * 32}),
-        ("skipped", {"sum_sha256": b"s" * 32}),
-        ("skipped", {"survivors": ("ant",)}),
+        ("skipped", {"parts": one_sum()}),
     ],
 )
 def test_records_that_do_not_fit_their_kind_are_refused(kind, change):
@@ -276,10 +362,11 @@ def test_a_result_speaks_of_one_release():
 
 
 def test_the_wire_gives_back_equal_objects():
-    signed = replace(task(), step=7).sign(KEY)
-    content = wire.round_task_to_proto(signed).SerializeToString()
-    assert wire.round_task_from_proto(pb.RoundTask.FromString(content)) == signed
-    for record in (*chain(), *stepped(2, 3)):
+    for invited in ((), ("ant", "bee")):
+        signed = replace(task(), step=7, invited=invited).sign(KEY)
+        content = wire.round_task_to_proto(signed).SerializeToString()
+        assert wire.round_task_from_proto(pb.RoundTask.FromString(content)) == signed
+    for record in (*chain(), *stepped(2, 3), of_two_parts().sign(KEY)):
         content = wire.record_to_proto(record).SerializeToString()
         assert wire.record_from_proto(pb.AdapterRecord.FromString(content)) == record
         content = wire.round_result_to_proto(result(record)).SerializeToString()

@@ -14,7 +14,15 @@ from federation.chain.sums import mean_of_release
 from federation.errors import ChainError, UpdateError
 from tests.kit.federation.adapters import lora, plan_of
 from tests.kit.federation.histories import NAMES, history
-from tests.kit.federation.records import KEY, PUBLIC, STRANGER, after, initial, stepped
+from tests.kit.federation.records import (
+    KEY,
+    PUBLIC,
+    STRANGER,
+    after,
+    initial,
+    one_sum,
+    stepped,
+)
 
 
 def rollback(parent: AdapterRecord, target: AdapterRecord, **changes: object) -> AdapterRecord:
@@ -117,9 +125,7 @@ def test_what_is_looked_up_must_be_the_record_of_that_place_and_run():
         ("rollback", {"restored_round": True}),
         ("rollback", {"restored_round": 1 << 32}),
         ("rollback", {"restored_round": None}),
-        ("rollback", {"survivors": ("ant", "bee", "cat")}),
-        ("rollback", {"sum_sha256": b"s" * 32}),
-        ("rollback", {"descriptor_sha256": b"d" * 32}),
+        ("rollback", {"parts": one_sum()}),
         ("rollback", {"step": 1}),
         ("aggregated", {"restored_round": 1}),
         ("skipped", {"restored_round": 1}),
@@ -192,9 +198,7 @@ def releases_with_rollback(plan, dimension):
             record,
             kind="rollback",
             restored_round=1,
-            descriptor_sha256=b"",
-            sum_sha256=b"",
-            survivors=(),
+            parts=(),
         ),
         None,
     )

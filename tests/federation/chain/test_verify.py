@@ -20,6 +20,7 @@ from federation.chain.verify import verify_update
 from federation.errors import UpdateError
 from federation.plan.plan import Plan
 from tests.kit.federation.adapters import CLIP, GRID, SIDES, lora, plan_of
+from tests.kit.federation.records import one_sum, resummed
 from tests.kit.paths import ROOT
 
 SILOS = ("ant", "bee", "cat")
@@ -62,9 +63,7 @@ def given(
         base_model_sha256=b"b" * 32,
         parent_sha256=adapter_sha256(previous),
         record_parent_sha256=b"r" * 32,
-        descriptor_sha256=b"d" * 32,
-        sum_sha256=sum_sha256(encode_sum(total)),
-        survivors=SILOS,
+        parts=one_sum(sum_sha256=sum_sha256(encode_sum(total)), survivors=SILOS),
     )
     return {
         "plan": plan,
@@ -240,8 +239,8 @@ def test_a_different_sum_count_or_step_is_found(gauge):
     case = honest(plan, 1)
     total = case["total"].copy()
     total[:100] += 2**12
-    record = replace(case["record"], sum_sha256=sum_sha256(encode_sum(total)))
-    fewer = replace(case["record"], survivors=SILOS[:2])
+    record = resummed(case["record"], sum_sha256=sum_sha256(encode_sum(total)))
+    fewer = resummed(case["record"], survivors=SILOS[:2])
     for wrong in (
         {"total": total, "record": record},
         {"record": fewer},
@@ -256,7 +255,7 @@ def test_the_metrics_part_of_the_sum_moves_nothing():
     case = honest(plan_of("rolora", gauge=True), 1)
     total = case["total"].copy()
     total[-1] += 1000
-    record = replace(case["record"], sum_sha256=sum_sha256(encode_sum(total)))
+    record = resummed(case["record"], sum_sha256=sum_sha256(encode_sum(total)))
     verify_update(**case | {"total": total, "record": record})
 
 
@@ -279,7 +278,7 @@ def test_bytes_that_are_no_adapter_raise_the_typed_error(gauge):
     with pytest.raises(UpdateError):
         verify_update(**case | {"published": published, "record": record})
     short = np.zeros(4, np.int64)
-    record = replace(case["record"], sum_sha256=sum_sha256(encode_sum(short)))
+    record = resummed(case["record"], sum_sha256=sum_sha256(encode_sum(short)))
     with pytest.raises(UpdateError, match="elements"):
         verify_update(**case | {"total": short, "record": record})
 
@@ -290,9 +289,7 @@ def test_a_skipped_record_has_no_update():
         case["record"],
         kind="skipped",
         adapter_sha256=case["record"].parent_sha256,
-        descriptor_sha256=b"",
-        sum_sha256=b"",
-        survivors=(),
+        parts=(),
     )
     with pytest.raises(UpdateError, match="skipped"):
         verify_update(**case | {"record": record})

@@ -16,6 +16,7 @@ from federation.chain.sums import encode_sum, mean_of_release, sum_sha256
 from federation.chain.verify import verify_update
 from federation.errors import LayoutError, OptimiserStateError, UpdateError
 from tests.kit.federation.adapters import lora, plan_of, product, record_plan
+from tests.kit.federation.records import one_sum
 
 SILOS = ("ant", "bee", "cat")
 STEPS = 3
@@ -45,9 +46,7 @@ def history(plan, rounds: int = 2) -> list[dict[str, object]]:
                 base_model_sha256=b"b" * 32,
                 parent_sha256=adapter_sha256(previous),
                 record_parent_sha256=b"r" * 32,
-                descriptor_sha256=b"d" * 32,
-                sum_sha256=sum_sha256(encode_sum(total)),
-                survivors=SILOS,
+                parts=one_sum(sum_sha256=sum_sha256(encode_sum(total)), survivors=SILOS),
             )
             made.append(
                 {

@@ -8,6 +8,7 @@ from federation.aggregate.registry import OPTIMISERS
 from federation.chain.record import AdapterRecord
 from federation.chain.sums import encode_sum, sum_sha256
 from federation.plan.plan import Plan
+from tests.kit.federation.records import one_sum
 
 NAMES = sorted(name for name, cls in OPTIMISERS.items() if cls.crosses_rounds)
 
@@ -27,9 +28,7 @@ def history(plan: Plan, dimension: int, rounds: int) -> list:
             base_model_sha256=b"b" * 32,
             parent_sha256=b"a" * 32,
             record_parent_sha256=b"r" * 32,
-            descriptor_sha256=b"" if skipped else b"d" * 32,
-            sum_sha256=b"" if skipped else sum_sha256(encode_sum(total)),
-            survivors=() if skipped else ("ant", "bee", "cat"),
+            parts=() if skipped else one_sum(sum_sha256=sum_sha256(encode_sum(total))),
         )
         made.append((record, None if skipped else total))
     return made

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.chain.record import (
-    AdapterRecord,
-)
+from federation.chain.record import AdapterRecord, RecordPart
 from secagg import suite
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
 PUBLIC = suite.verification_key(KEY)
+
+
+def one_sum(
+    *,
+    part: int = 0,
+    descriptor_sha256: bytes = b"d" * 32,
+    sum_sha256: bytes = b"s" * 32,
+    survivors: tuple[str, ...] = ("ant", "bee", "cat"),
+) -> tuple[RecordPart, ...]:
+    """The parts of a record of one sum."""
+    return (
+        RecordPart(
+            part=part,
+            descriptor_sha256=descriptor_sha256,
+            sum_sha256=sum_sha256,
+            survivors=survivors,
+        ),
+    )
+
+
+def resummed(record: AdapterRecord, **changes: object) -> AdapterRecord:
+    """The record with other values in its only part; not signed again."""
+    return replace(record, parts=(replace(record.parts[0], **changes),))
 
 
 def initial() -> AdapterRecord:
@@ -39,9 +62,7 @@ def after(parent: AdapterRecord, kind: str = "aggregated", **changes: object) ->
     if kind == "aggregated":
         made |= {
             "adapter_sha256": bytes([parent.round + 1]) * 32,
-            "descriptor_sha256": b"d" * 32,
-            "sum_sha256": b"s" * 32,
-            "survivors": ("ant", "bee", "cat"),
+            "parts": one_sum(),
         }
     return AdapterRecord(**(made | changes))
 

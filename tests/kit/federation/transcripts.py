@@ -9,6 +9,7 @@ from federation.chain.sums import encode_sum, sum_sha256
 from federation.transcript.transcript import Outcome, Transcript
 from secagg.decode import centred_lift
 from secagg.suite import verification_key
+from tests.kit.federation.records import one_sum
 from tests.kit.secagg.secagg_samples import COORDINATOR_KEY, ROOT_KEY
 from tests.kit.simulation.secagg_cohort import NO_DROPS, Cohort
 
@@ -26,6 +27,7 @@ def parent_of(descriptor):
         base_model_sha256=descriptor.base_model_sha256,
         parent_sha256=b"" if descriptor.identity.round == 1 else descriptor.adapter_sha256,
         record_parent_sha256=b"" if descriptor.identity.round == 1 else bytes(32),
+        suite=descriptor.suite,
     ).sign(COORDINATOR_KEY)
 
 
@@ -39,9 +41,12 @@ def record_of(descriptor, parent, survivors, total):
         base_model_sha256=descriptor.base_model_sha256,
         parent_sha256=parent.adapter_sha256,
         record_parent_sha256=parent.sha256,
-        descriptor_sha256=descriptor.sha256,
-        sum_sha256=sum_sha256(total),
-        survivors=survivors,
+        suite=descriptor.suite,
+        parts=one_sum(
+            descriptor_sha256=descriptor.sha256,
+            sum_sha256=sum_sha256(total),
+            survivors=survivors,
+        ),
     ).sign(COORDINATOR_KEY)
 
 

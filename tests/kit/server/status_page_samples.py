@@ -31,6 +31,7 @@ from server.store.blobs.directory import BlobStore
 from server.store.federation import FederationRow
 from server.store.runs import RunRow, RunState
 from server.store.schema import records, rounds
+from tests.kit.federation.records import one_sum
 from tests.kit.server.store_samples import silo_row
 from tests.kit.server.world_plan import plan_toml
 
@@ -272,9 +273,7 @@ def record(run_id, number, kind, *, step=0, survivors=(), restored_round=None):
         base_model_sha256=bytes(32),
         parent_sha256=b"" if first else digest("kept"),
         record_parent_sha256=b"" if first else digest("before"),
-        descriptor_sha256=digest("descriptor") if summed else b"",
-        sum_sha256=digest("sum") if summed else b"",
-        survivors=tuple(sorted(survivors)) if summed else (),
+        parts=one_sum(survivors=tuple(sorted(survivors))) if summed else (),
         restored_round=restored_round,
     ).sign(KEY)
     return {

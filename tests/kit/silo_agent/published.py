@@ -13,6 +13,7 @@ from secagg.suite import verification_key
 from silo_agent.errors import TransportError
 from silo_agent.follow.chain import ChainFollower
 from tests.kit.federation.adapters import lora, plan_of
+from tests.kit.federation.records import one_sum
 from tests.kit.secagg.secagg_samples import COORDINATOR_KEY
 
 KEY = verification_key(COORDINATOR_KEY)
@@ -62,9 +63,11 @@ class Published:
             base_model_sha256=bytes(32),
             parent_sha256=parent.adapter_sha256 if parent else b"",
             record_parent_sha256=parent.sha256 if parent else b"",
-            descriptor_sha256=bytes(32) if kind == "aggregated" else b"",
-            sum_sha256=sum_sha256(content) if kind == "aggregated" else b"",
-            survivors=SURVIVORS if kind == "aggregated" else (),
+            parts=one_sum(
+                descriptor_sha256=bytes(32), sum_sha256=sum_sha256(content), survivors=SURVIVORS
+            )
+            if kind == "aggregated"
+            else (),
         )
         self.chain.append(replace(record, **changes).sign(key))
         self.tensors = tensors

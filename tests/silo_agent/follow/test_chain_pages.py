@@ -3,12 +3,13 @@
 import pytest
 
 from chorale.v1 import admin_pb2, round_pb2
-from federation.chain.record import AdapterRecord
+from federation.chain.record import MAX_PARTS, AdapterRecord
 from federation.errors import ChainError
 from federation.wire import RECORDS_PER_PAGE, record_to_proto
 from server.cli.client import MAX_MESSAGE_BYTES
 from silo_agent.line import transport
 from tests.kit.federation.adapters import plan_of, record_plan
+from tests.kit.federation.records import one_sum
 from tests.kit.silo_agent.published import RUN, Published, sync
 
 PAGE = 3
@@ -119,13 +120,17 @@ def test_the_earlier_steps_of_a_round_come_in_pages(store, monkeypatch):
 
 
 def test_a_page_of_the_longest_records_fits_every_message():
-    """200 survivors with names of 63 characters, for a silo (8 MiB) and for the CLI (4 MiB)."""
+    """200 survivors with names of 63 characters, in 16 sums: a silo takes 8 MiB, the CLI 4 MiB."""
+    names = tuple(f"{n:03}".ljust(63, "a") for n in range(200))
     longest = AdapterRecord(
         run_id="r" * 128, round=2**32 - 1, step=2**32 - 1, kind="aggregated",
         adapter_sha256=bytes(32), plan_sha256=bytes(32), base_model_sha256=bytes(32),
-        parent_sha256=bytes(32), record_parent_sha256=bytes(32), descriptor_sha256=bytes(32),
-        sum_sha256=bytes(32), survivors=tuple(f"{n:03}".ljust(63, "a") for n in range(200)),
-        signature=bytes(64),
+        parent_sha256=bytes(32), record_parent_sha256=bytes(32), suite=2, signature=bytes(64),
+        parts=tuple(
+            part
+            for number in range(MAX_PARTS)
+            for part in one_sum(part=2**32 - MAX_PARTS + number, survivors=names[number::MAX_PARTS])
+        ),
     )  # fmt: skip
     page = [record_to_proto(longest)] * RECORDS_PER_PAGE
     assert round_pb2.ListRecordsResponse(records=page).ByteSize() < transport.MAX_MESSAGE_BYTES

@@ -14,6 +14,7 @@ from chorale.v1 import round_pb2 as pb
 from secagg import wire
 from secagg.descriptor import sign_descriptor
 from secagg.roster import sign_roster
+from tests.kit.federation.records import resummed
 
 FIRST_ATTEMPT = 1
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
@@ -270,7 +271,7 @@ class ForkedChain(Lie):
     def records(self, scene: Scene, silo: str, records: list[Any]) -> list[Any]:
         if silo == "silo-a":
             key = scene.service._context.signing_key
-            records[-2] = replace(records[-2], descriptor_sha256=bytes(32)).sign(key)
+            records[-2] = resummed(records[-2], descriptor_sha256=bytes(32)).sign(key)
             records[-1] = replace(records[-1], record_parent_sha256=records[-2].sha256).sign(key)
         return records
 
