@@ -21,11 +21,18 @@ from dp.accounting.charge import Charge
 from dp.config import Mode
 from dp.errors import SpecError
 
-__all__ = ["DIGEST_BYTES", "Identity", "LedgerEntry", "TrainingEntry"]
+__all__ = ["DIGEST_BYTES", "Head", "Identity", "LedgerEntry", "TrainingEntry"]
 
 DIGEST_BYTES: Final = 32
 _MAX_RUN_CHARACTERS: Final = 256
 _MAX_NUMBER: Final = (1 << 32) - 1
+
+
+class Head(NamedTuple):
+    """A record of a ledger: its number and its digest."""
+
+    seq: int
+    sha256: bytes
 
 
 class Identity(NamedTuple):

@@ -10,7 +10,8 @@ Record kinds:
     joined     the silo is about to show its keys for an identity (R0); nothing is charged
     trained    a local training that is about to begin: all of its steps, debited before the first
     spent      one attempt that reached upload: the debits and the "spent" mark in one record
-    signed_r3  the silo signed R3 for an identity; later attempts of it are refused for ever
+    signed_r3  the silo signed R3 for an identity; later attempts of it are refused for ever. In
+               mode ``none`` it names whose sum that was, for the next one may be of no others
 
 Ordered invariants of ``reserve`` and ``reserve_training``:
     1. The identity is new, not older than the run's newest step, and not agreed on. A training is
@@ -65,13 +66,13 @@ from dp.errors import (
 )
 from dp.ledger import record as form
 from dp.ledger.counts import DayCount, RunCount, RunDebits, Totals
-from dp.ledger.entry import DIGEST_BYTES, Identity, LedgerEntry, TrainingEntry
+from dp.ledger.entry import DIGEST_BYTES, Head, Identity, LedgerEntry, TrainingEntry
 from dp.ledger.journal import Journal
 from dp.ledger.opening import Carried, carried_fields
 from dp.ledger.receipt import ISSUER, Receipt, TrainingReceipt
 from dp.ledger.record import Debit, debits_of
 
-__all__ = ["Identity", "Ledger", "LedgerEntry"]
+__all__ = ["Head", "Identity", "Ledger", "LedgerEntry"]
 
 
 class Ledger:
@@ -92,6 +93,8 @@ class Ledger:
         self._agreed: set[tuple[str, int, int, int]] = set()
         self._joined: dict[str, tuple[Identity, bytes]] = {}
         self._trained: dict[str, int] = {}
+        self._cohort: frozenset[str] | None = None
+        self._newest_debit: int | None = None
         self._opening: Carried | None = None
         for seq, record in enumerate(journal.load()):
             self._replay(seq, record)
@@ -188,6 +191,7 @@ class Ledger:
             day = self._days.next_day()
             debits = debits_of(entry.charges)
             self._journal.append(form.trained_record(entry, debits, day=day))
+            self._newest_debit = self._journal.length - 1
             self._days.add(day)
             self._charge_training(entry, debits)
         return TrainingReceipt(issuer=ISSUER, spec=spec)
@@ -209,6 +213,8 @@ class Ledger:
             day = self._days.next_day()
             debits = debits_of(entry.charges)
             self._journal.append(form.spent_record(entry, debits, day=day))
+            self._newest_debit = self._journal.length - 1
+            record = self._head_at(self._newest_debit)
             self._days.add(day)
             self._charge(entry, debits)
         return Receipt(
@@ -216,19 +222,24 @@ class Ledger:
             descriptor_sha256=entry.descriptor_sha256,
             dimension=entry.dimension,
             mode=entry.mode,
+            record=record,
             units=(charge.unit for charge in entry.charges),
         )
 
-    def mark_agreed(self, identity: Identity) -> None:
+    def mark_agreed(self, identity: Identity, *, cohort: Iterable[str] | None = None) -> None:
         """Record durably that R3 is being signed; call it before the signature leaves.
+
+        ``cohort`` is U3 of a sum without noise, which ``cohort`` then returns.
 
         Raises:
             IdentityError: If the identity was never spent or its aggregation is agreed on already.
+            SpecError: If the cohort is of no silos, or of names that no silo has.
         """
+        members = None if cohort is None else form.cohort_of(sorted(cohort))
         with self._lock:
             self._require_agreeable(identity)
-            self._journal.append(form.signed_record(identity))
-            self._agreed.add(identity.aggregation)
+            self._journal.append(form.signed_record(identity, members))
+            self._agree(identity, members)
 
     def has_joined(self, identity: Identity, descriptor_sha256: bytes) -> bool:
         """Whether this is the newest identity joined in its run, under this very descriptor."""
@@ -282,10 +293,20 @@ class Ledger:
         with self._lock:
             return self._runs.of(run)
 
-    def head(self) -> tuple[int, bytes]:
-        """Sequence number and digest of the last record, for the signed R0 bundle."""
+    @property
+    def cohort(self) -> frozenset[str] | None:
+        """Whose the newest sum without noise is that this silo signed; None before the first."""
+        return self._cohort
+
+    def head(self) -> Head:
+        """The last record, for the signed R0 bundle."""
         with self._lock:
-            return self._journal.length - 1, self._journal.tip
+            return self._head_at(self._journal.length - 1)
+
+    def newest_debit(self) -> Head | None:
+        """The newest ``trained`` or ``spent`` record, for the bundle too; None before the first."""
+        with self._lock:
+            return None if self._newest_debit is None else self._head_at(self._newest_debit)
 
     @property
     def id(self) -> bytes:
@@ -347,6 +368,14 @@ class Ledger:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _head_at(self, seq: int) -> Head:
+        return Head(seq, self._journal.digest_at(seq))
+
+    def _agree(self, identity: Identity, members: tuple[str, ...] | None) -> None:
+        self._agreed.add(identity.aggregation)
+        if members is not None:
+            self._cohort = frozenset(members)
 
     def _begin(self, opening: Carried | None) -> None:
         self._journal.append(form.genesis_record(os.urandom(form.ID_BYTES), opening))
@@ -436,16 +465,18 @@ class Ledger:
                     self._require_trainable(training)
                     self._days.add(form.read_day(record))
                     self._charge_training(training, debits)
+                    self._newest_debit = seq
                 case "spent":
                     entry, debits = form.read_spent(record)
                     self._require_new(entry.identity, entry.descriptor_sha256)
                     self._require_trained(entry)
                     self._days.add(form.read_day(record))
                     self._charge(entry, debits)
+                    self._newest_debit = seq
                 case "signed_r3":
-                    identity = form.read_signed(record)
+                    identity, members = form.read_signed(record)
                     self._require_agreeable(identity)
-                    self._agreed.add(identity.aggregation)
+                    self._agree(identity, members)
                 case _:
                     raise LedgerCorruptError(f"ledger record {seq} is of an unknown kind")
         except (IdentityError, SpecError, ValueError) as error:

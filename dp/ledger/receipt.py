@@ -4,6 +4,7 @@ Invariants:
     1. Only ``dp.ledger.ledger`` issues receipts.
     2. A ``Receipt`` covers one descriptor and one dimension and is consumed at most once; a
        ``TrainingReceipt`` covers the steps that were charged and no more. Both also under threads.
+       The first names the record that it was issued for, which is on disk.
     3. They cannot be copied, stored or printed, and a forked child may not use its parent's: it
        would double what was debited once.
 
@@ -21,6 +22,7 @@ from typing import Final, NoReturn
 from dp.accounting.charge import UnitKind
 from dp.config import Mode, PrivacySpec
 from dp.errors import ReceiptError
+from dp.ledger.entry import Head
 
 ISSUER: Final = object()
 """Held by the ledger; its presence in a call marks the ledger as the caller."""
@@ -29,7 +31,16 @@ ISSUER: Final = object()
 class Receipt:
     """One durable debit of a release, not yet used."""
 
-    __slots__ = ("_descriptor_sha256", "_dimension", "_lock", "_mode", "_pid", "_units", "_used")
+    __slots__ = (
+        "_descriptor_sha256",
+        "_dimension",
+        "_lock",
+        "_mode",
+        "_pid",
+        "_record",
+        "_units",
+        "_used",
+    )
 
     def __init__(
         self,
@@ -38,10 +49,12 @@ class Receipt:
         descriptor_sha256: bytes,
         dimension: int,
         mode: Mode,
+        record: Head,
         units: Iterable[UnitKind] = (),
     ) -> None:
         if issuer is not ISSUER:
             raise ReceiptError("only the ledger issues receipts")
+        self._record = record
         self._descriptor_sha256 = descriptor_sha256
         self._dimension = dimension
         self._mode = mode
@@ -49,6 +62,11 @@ class Receipt:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._used = False
+
+    @property
+    def record(self) -> Head:
+        """The debit's own record, which the upload is signed with."""
+        return self._record
 
     @property
     def mode(self) -> Mode:

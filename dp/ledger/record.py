@@ -4,7 +4,8 @@
     joined     {run, round, step, part, attempt, descriptor_sha256}
     trained    {run, round, mode, charges, adapter_sha256, spec_sha256, day}
     spent      {run, round, step, part, attempt, mode, charges, d, descriptor_sha256, day}
-    signed_r3  {run, round, step, part, attempt}
+    signed_r3  {run, round, step, part, attempt}, and of a sum without noise {survivors: [id, …]},
+               in ascending order (earlier releases neither write nor read that field)
 
     day        of the debit: whole days since 1970 in UTC, a function of the clock alone
     charges    [{unit, block, q, z, steps, delta, rdp: [R(α) for α in ORDERS]}, …]
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -39,7 +41,7 @@ import numpy as np
 from dp.accounting.charge import Charge
 from dp.accounting.rdp import ORDERS, Divergences
 from dp.config import Mode
-from dp.errors import LedgerCorruptError, LedgerFormatError
+from dp.errors import LedgerCorruptError, LedgerFormatError, SpecError
 from dp.ledger.entry import DIGEST_BYTES, Identity, LedgerEntry, TrainingEntry
 from dp.ledger.opening import Carried, carried_fields, read_carried
 
@@ -47,6 +49,8 @@ FORMAT: Final = 3
 _FORMAT_WITHOUT_BLOCKS: Final = 2
 ID_BYTES: Final = 16
 _RELATIVE: Final = 1e-12
+_MAX_COHORT: Final = 200
+_MAX_SILO_CHARACTERS: Final = 63
 _CHAIN_KEYS: Final = frozenset({"seq", "prev_sha256", "kind"})
 _IDENTITY_KEYS: Final = frozenset({"run", "round", "step", "part", "attempt"})
 _JOINED_KEYS: Final = _IDENTITY_KEYS | {"descriptor_sha256"}
@@ -54,6 +58,7 @@ _SPENT_KEYS: Final = _JOINED_KEYS | {"mode", "charges", "d", "day"}
 _TRAINED_KEYS: Final = frozenset(
     {"run", "round", "mode", "charges", "adapter_sha256", "spec_sha256", "day"}
 )
+_SIGNED_KEYS: Final = _IDENTITY_KEYS | {"survivors"}
 _CHARGE_KEYS: Final = frozenset({"unit", "block", "q", "z", "steps", "delta", "rdp"})
 
 
@@ -118,9 +123,26 @@ def trained_record(entry: TrainingEntry, debits: tuple[Debit, ...], *, day: int)
     }
 
 
-def signed_record(identity: Identity) -> dict[str, Any]:
-    """R3 is signed for an identity."""
-    return {"kind": "signed_r3", **Identity(*identity)._asdict()}
+def signed_record(identity: Identity, cohort: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """R3 is signed for an identity; ``cohort`` is whose sum without noise it is."""
+    named = {} if cohort is None else {"survivors": list(cohort)}
+    return {"kind": "signed_r3", **Identity(*identity)._asdict(), **named}
+
+
+def cohort_of(names: object) -> tuple[str, ...]:
+    """Silo ids in ascending order, bounded.
+
+    Raises:
+        SpecError: If they are none, too many, out of order or no names.
+    """
+    if not isinstance(names, list) or not 1 <= len(names) <= _MAX_COHORT:
+        raise SpecError(f"a cohort has 1 to {_MAX_COHORT} silos")
+    for name in names:
+        if type(name) is not str or not 1 <= len(name) <= _MAX_SILO_CHARACTERS:
+            raise SpecError("a silo of a cohort has no name")
+    if any(left >= right for left, right in pairwise(names)):
+        raise SpecError("the silos of a cohort are not in ascending order")
+    return tuple(names)
 
 
 def read_genesis(record: Mapping[str, Any]) -> Carried | None:
@@ -189,10 +211,13 @@ def read_day(record: Mapping[str, Any]) -> int:
     return _integer(record, "day")
 
 
-def read_signed(record: Mapping[str, Any]) -> Identity:
-    """Identity of a ``signed_r3`` record."""
-    _require_keys(record, _IDENTITY_KEYS)
-    return _identity(record)
+def read_signed(record: Mapping[str, Any]) -> tuple[Identity, tuple[str, ...] | None]:
+    """Identity of a ``signed_r3`` record, and whose sum it is where that had no noise."""
+    if "survivors" not in record:
+        _require_keys(record, _IDENTITY_KEYS)
+        return _identity(record), None
+    _require_keys(record, _SIGNED_KEYS)
+    return _identity(record), cohort_of(record["survivors"])
 
 
 def read_debits(value: object) -> tuple[Debit, ...]:

@@ -6,8 +6,10 @@ Ordered invariants:
 2. It contains the head that the coordinator echoes. Beside a round task the coordinator shows the
    newest R0 bundle that this silo signed, which carries the head of that moment; it was durable
    before the bundle left. So a ledger without it was restored from an older copy, also where
-   ``state.json``, this silo's own memory of the head, was restored with it. An echo is believed
-   only under this silo's own signature: the coordinator cannot make one up.
+   ``state.json``, this silo's own memory of the head, was restored with it. From protocol 3 on it
+   shows the newest upload too that was charged later and is in no sum; of those in a sum the peers
+   know. An echo is believed only under this silo's own signature: the coordinator cannot make one
+   up.
 3. No work begins and no key is made that the ledger could not charge, unit kind by unit kind,
    beyond what the site allows in a day, or beyond the attempts and trainings that the run's plan
    states ε for; nor for a step of which this silo signed survivors before; nor with noise after an
@@ -153,7 +155,7 @@ def require_echoed(
     There is no echo if the coordinator never saw a bundle of this silo.
 
     Raises:
-        VerificationError: ledger_head: the echo is not of this silo's making.
+        VerificationError: ledger_head or debit_head: the echo is not of this silo's making.
         PolicyRefusalError: the ledger was rolled back.
     """
     if echo is None:
@@ -165,12 +167,31 @@ def require_echoed(
         raise VerificationError(
             Check.LEDGER_HEAD, "the echoed ledger head is not signed by this silo"
         )
+    _require_signed(ledger, bundle.ledger_seq, bundle.ledger_sha256, identity=echo.identity)
+    upload = echo.upload
+    if upload is None:
+        return
+    header, debit = upload.header, upload.header.debit
+    signed_bytes = header.signed_bytes(upload.ctx, upload.members_sha256)
+    mine = header.silo_id == silo_id and suite.verify(own_key, header.signature, signed_bytes)
+    if debit is None or not mine:
+        raise VerificationError(
+            Check.DEBIT_HEAD, "the echoed upload is not one that this silo signed with its debit"
+        )
+    _require_signed(ledger, debit.seq, debit.sha256, identity=echo.identity)
+
+
+def _require_signed(ledger: Ledger, seq: int, sha256: bytes, *, identity: AggregationId) -> None:
+    """Go on only if the ledger contains a record that this silo signed.
+
+    ``identity`` is what the bundle was signed for; an upload is named by what is beside it.
+    """
     try:
-        ledger.require_contains(bundle.ledger_seq, bundle.ledger_sha256)
+        ledger.require_contains(seq, sha256)
     except LedgerRolledBackError as error:
         raise ledger_rolled_back(
-            f"this silo signed ledger record {bundle.ledger_seq} for "
-            f"{identity_name(echo.identity)}, and privacy.ledger does not contain it ({error}): "
+            f"this silo signed ledger record {seq} for {identity_name(identity)} or after it, and "
+            f"privacy.ledger does not contain it ({error}): "
             "stop the silo, put the newest copy of privacy.ledger and state.json back, start it"
         ) from error
 

@@ -16,9 +16,18 @@ from federation.chain.task import RoundTask
 from secagg.bounds import DIGEST_BYTES, require_bytes
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import MalformedMessageError
-from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundle, KeyBundles, Survivors
+from secagg.messages import (
+    BoxDelivery,
+    ConsistencySignatures,
+    KeyBundle,
+    KeyBundles,
+    LeafDelivery,
+    MaskedInputHeader,
+    Survivors,
+)
 
 __all__ = [
+    "EchoedUpload",
     "Idle",
     "Instruction",
     "LedgerEcho",
@@ -53,6 +62,18 @@ class RoundClosed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EchoedUpload:
+    """The header of an upload that this silo signed, which carries the debit of its attempt."""
+
+    header: MaskedInputHeader
+    """As it was signed."""
+    ctx: bytes
+    """Of that aggregation."""
+    members_sha256: bytes
+    """H(U2); the signature covers both."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerEcho:
     """A ledger head that this silo signed, as the coordinator kept it."""
 
@@ -62,6 +83,8 @@ class LedgerEcho:
     """The signed bundle, which carries the head."""
     descriptor_sha256: bytes
     """Of that aggregation's descriptor; the signature covers it."""
+    upload: EchoedUpload | None = None
+    """The newest upload that came to nothing, if it was charged after the bundle was signed."""
 
 
 Payload = (
@@ -70,6 +93,7 @@ Payload = (
     | SignedDescriptor
     | KeyBundles
     | BoxDelivery
+    | LeafDelivery
     | Survivors
     | ConsistencySignatures
     | RoundClosed
@@ -129,6 +153,8 @@ def _payload(response: pb.PollResponse) -> Payload:  # noqa: PLR0911  # one line
             return secagg_wire.key_bundles_from_proto(response.key_bundles)
         case "box_delivery":
             return secagg_wire.box_delivery_from_proto(response.box_delivery)
+        case "leaf_delivery":
+            return secagg_wire.leaf_delivery_from_proto(response.leaf_delivery)
         case "survivors":
             return secagg_wire.survivors_from_proto(response.survivors)
         case "consistency_signatures":
@@ -152,4 +178,16 @@ def _ledger_echo(response: pb.PollResponse) -> LedgerEcho | None:
         identity=secagg_wire.identity_from_proto(echo.identity),
         bundle=secagg_wire.key_bundle_from_proto(echo.bundle),
         descriptor_sha256=digest,
+        upload=_echoed_upload(echo),
     )
+
+
+def _echoed_upload(echo: pb.LedgerEcho) -> EchoedUpload | None:
+    if not echo.HasField("header"):
+        return None
+    ctx: bytes = echo.ctx
+    members_sha256: bytes = echo.members_sha256
+    require_bytes(ctx, DIGEST_BYTES, "ledger echo ctx")
+    require_bytes(members_sha256, DIGEST_BYTES, "ledger echo members_sha256")
+    header = secagg_wire.masked_input_header_from_proto(echo.header)
+    return EchoedUpload(header=header, ctx=ctx, members_sha256=members_sha256)

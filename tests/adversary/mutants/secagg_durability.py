@@ -55,7 +55,7 @@ MUTANTS = (
         name="agreed-not-durable",
         disables='the record "survivors signed" on disk',
         file=LEDGER,
-        old="            self._journal.append(form.signed_record(identity))\n",
+        old="            self._journal.append(form.signed_record(identity, members))\n",
         new="",
         tests=(_LEDGER_TESTS + "test_after_agreeing_no_later_attempt_is_accepted",),
     ),
@@ -234,7 +234,8 @@ MUTANTS = (
         old="        receipt = self._ledger.reserve(\n",
         new="        receipt = (lambda e: __import__('dp.ledger.receipt').ledger.receipt.Receipt(\n"
         "            issuer=__import__('dp.ledger.receipt').ledger.receipt.ISSUER, mode=e.mode,\n"
-        "            descriptor_sha256=e.descriptor_sha256, dimension=e.dimension))(\n",
+        "            descriptor_sha256=e.descriptor_sha256, dimension=e.dimension,\n"
+        "            record=self._ledger.head()))(\n",
         tests=_WITHOUT_CRASHES,
         phrase="no durable record 'spent'",
     ),

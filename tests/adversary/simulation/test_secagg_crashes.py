@@ -283,6 +283,7 @@ class Marked:
             descriptor_sha256=entry.descriptor_sha256,
             dimension=entry.dimension,
             mode=entry.mode,
+            record=self._ledger.head(),
         )
 
 

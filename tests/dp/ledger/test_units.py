@@ -28,7 +28,7 @@ from dp.errors import (
 )
 from dp.ledger import journal as journal_module
 from dp.ledger import receipt as receipt_module
-from dp.ledger.ledger import Ledger
+from dp.ledger.ledger import Head, Ledger
 from dp.ledger.receipt import ISSUER, Receipt, TrainingReceipt
 from tests.kit.dp.ledgers import (
     ADAPTER,
@@ -329,7 +329,11 @@ def test_training_receipts_cannot_be_made_copied_or_forked(monkeypatch):
     with pytest.raises(AttributeError):
         receipt.steps_left = 99
     release = Receipt(
-        issuer=ISSUER, descriptor_sha256=bytes(32), dimension=3, mode=Mode.NONE, units=()
+        issuer=ISSUER,
+        descriptor_sha256=bytes(32),
+        dimension=3,
+        mode=Mode.NONE,
+        record=Head(seq=1, sha256=bytes(32)),
     )
     child = os.getpid() + 1
     monkeypatch.setattr(receipt_module.os, "getpid", lambda: child)

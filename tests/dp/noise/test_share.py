@@ -18,7 +18,7 @@ from dp.errors import (
     ReceiptError,
     SpecError,
 )
-from dp.ledger.ledger import Ledger, LedgerEntry
+from dp.ledger.ledger import Head, Ledger, LedgerEntry
 from dp.ledger.receipt import Receipt
 from dp.noise.grid import Grid
 from dp.noise.share import NoiseShare, lift
@@ -90,7 +90,13 @@ def test_receipt_from_the_ledger_is_used_once_and_for_its_release_only(tmp_path)
 
 def test_receipts_cannot_be_made_copied_or_read():
     with pytest.raises(ReceiptError, match="only the ledger"):
-        Receipt(issuer=object(), descriptor_sha256=DESCRIPTOR, dimension=D, mode=Mode.NONE)
+        Receipt(
+            issuer=object(),
+            descriptor_sha256=DESCRIPTOR,
+            dimension=D,
+            mode=Mode.NONE,
+            record=Head(seq=1, sha256=bytes(32)),
+        )
     held = receipt()
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(ReceiptError):

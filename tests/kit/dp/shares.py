@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dp.config import Mode
+from dp.ledger.entry import Head
 from dp.ledger.receipt import ISSUER, Receipt
 from dp.noise.grid import Grid
 from dp.noise.metrics_block import MetricsBlock
@@ -20,7 +21,12 @@ METRICS = {"episodes": 10, "successes": 3}
 
 def receipt(mode=Mode.NONE, *, descriptor=DESCRIPTOR, dimension=D, units=()):
     return Receipt(
-        issuer=ISSUER, descriptor_sha256=descriptor, dimension=dimension, mode=mode, units=units
+        issuer=ISSUER,
+        descriptor_sha256=descriptor,
+        dimension=dimension,
+        mode=mode,
+        record=Head(seq=1, sha256=bytes(32)),
+        units=units,
     )
 
 

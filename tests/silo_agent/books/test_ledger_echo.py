@@ -9,10 +9,10 @@ from dp.ledger.ledger import Identity, Ledger
 from secagg import suite
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, VerificationError
-from secagg.messages import KeyBundle
+from secagg.messages import DebitHead, KeyBundle, MaskedInputHeader
 from silo_agent.books.ledger import require_echoed
 from silo_agent.errors import PolicyRefusalError
-from silo_agent.line.instruction import LedgerEcho
+from silo_agent.line.instruction import EchoedUpload, LedgerEcho
 from tests.kit.secagg.secagg_samples import signing_key
 
 ME = "silo-000"
@@ -107,3 +107,44 @@ def test_the_coordinator_cannot_make_an_echo_up(tmp_path, heads, change):
         assert refused.value.check is Check.LEDGER_HEAD
         with pytest.raises(PolicyRefusalError):
             require(ledger, honest)
+
+
+CTX, MEMBERS = bytes([1]) * 32, bytes([2]) * 32
+
+
+def upload_of(head, *, silo_id=ME, key=None, members=MEMBERS):
+    seq, sha256 = head
+    unsigned = MaskedInputHeader(
+        silo_id=silo_id, length_bytes=4, masked_sha256=bytes(32), signature=bytes(64),
+        debit=DebitHead(seq=seq, sha256=sha256),
+    )  # fmt: skip
+    signature = suite.sign(key or signing_key(ME), unsigned.signed_bytes(CTX, members))
+    header = replace(unsigned, signature=signature)
+    return EchoedUpload(header=header, ctx=CTX, members_sha256=MEMBERS)
+
+
+def test_the_echo_of_an_upload_that_is_in_no_sum_shows_the_debit_that_is_gone(tmp_path, heads):
+    """Put back after R0: the bundle's head is still there, the debit of the upload is not."""
+    echo = replace(echo_of(heads[0]), upload=upload_of(heads[2]))
+    with opened(tmp_path / "ledger") as ledger:
+        require(ledger, echo)
+    with opened(tmp_path / "old") as ledger, pytest.raises(PolicyRefusalError) as refused:
+        require(ledger, echo)
+    assert refused.value.rule == "ledger_rolled_back"
+    assert "record 3" in refused.value.detail
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"silo_id": "silo-001"},
+        {"key": signing_key("silo-001")},
+        {"members": bytes(32)},
+    ],
+    ids=["other silo", "other key", "other members"],
+)
+def test_an_upload_that_this_silo_did_not_sign_says_nothing(tmp_path, heads, change):
+    echo = replace(echo_of(heads[0]), upload=upload_of((7, bytes(32)), **change))
+    with opened(tmp_path / "ledger") as ledger, pytest.raises(VerificationError) as refused:
+        require(ledger, echo)
+    assert refused.value.check is Check.DEBIT_HEAD

@@ -1,5 +1,6 @@
 """A peer whose ledger went back in time is named, before any share leaves."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,16 @@ import pytest
 from dp.ledger.ledger import Ledger
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, VerificationError
-from secagg.messages import KeyBundle, KeyBundles
+from secagg.hybrid import KEM_KEY_BYTES
+from secagg.messages import (
+    NO_DEBIT,
+    DebitHead,
+    KemKeys,
+    KeyBundle,
+    KeyBundles,
+    MaskedInputHeader,
+    Survivors,
+)
 from silo_agent.books.ledger import ledger_identity
 from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
@@ -19,15 +29,43 @@ ROSTER = make_roster(4)
 PEER = silo_names(4)[1]
 
 
-def bundle(silo_id, seq, digest=None):
+def digest_of(seq):
+    return bytes([seq % 256]) * 32
+
+
+def debit_of(seq, digest=None):
+    return DebitHead(seq=seq, sha256=digest_of(seq) if digest is None else digest)
+
+
+def bundle(silo_id, seq, digest=None, debit=None):
+    """Of version 2 if it carries a debit."""
+    kem_keys = KemKeys(cipher_key=bytes(KEM_KEY_BYTES), mask_key=bytes(KEM_KEY_BYTES))
     return KeyBundle(
         silo_id=silo_id,
         cipher_key=bytes(32),
         mask_key=bytes(32),
         ledger_seq=seq,
-        ledger_sha256=bytes([seq % 256]) * 32 if digest is None else digest,
+        ledger_sha256=digest_of(seq) if digest is None else digest,
         families=(),
         signature=bytes(64),
+        kem_keys=None if debit is None else kem_keys,
+        debit=debit,
+    )
+
+
+def uploads(*debits):
+    """U3 as its headers show it: a silo and the record that its upload was charged by."""
+    return Survivors(
+        headers=tuple(
+            MaskedInputHeader(
+                silo_id=silo_id,
+                length_bytes=4,
+                masked_sha256=bytes(32),
+                signature=bytes(64),
+                debit=debit,
+            )
+            for silo_id, debit in debits
+        )
     )
 
 
@@ -217,3 +255,91 @@ def test_heads_of_bundles_that_fail_a_check_are_not_remembered(tmp_path):
     assert one.store.peer_heads() == {}
     one.session.close()
     one.ledger.close()
+
+
+# Debits ------------------------------------------------------------------------------------------
+
+
+def charged(store, seq, digest=None, *, at=at()):  # noqa: B008 - a frozen name
+    PeerHeads(store).remember(uploads((PEER, debit_of(seq, digest))), ROSTER, at)
+
+
+def test_a_ledger_that_grew_past_its_own_rollback_still_lacks_the_debit_that_was_seen(
+    store, tmp_path
+):
+    """Rolled back to record 3, then joined where nobody saw it, under numbers nobody compares."""
+    admit(store, (PEER, 5, None, debit_of(3)))
+    charged(store, 6)
+    with pytest.raises(VerificationError) as refused:
+        admit(LocalStore(tmp_path), (PEER, 99, None, debit_of(3)), at=at("run-2"))
+    assert (refused.value.check, refused.value.silo) == (Check.DEBIT_HEAD, PEER)
+    assert not caught(store)
+    admit(LocalStore(tmp_path), (PEER, 99, None, debit_of(6)), at=at("run-2", attempt=2))
+
+
+def test_another_debit_under_the_same_number_is_a_proof(store, tmp_path):
+    admit(store, (PEER, 5, None, debit_of(3)))
+    charged(store, 6)
+    with pytest.raises(VerificationError) as refused:
+        admit(store, (PEER, 99, None, debit_of(6, bytes(32))), at=at("run-2"))
+    assert refused.value.check is Check.DEBIT_HEAD
+    assert caught(LocalStore(tmp_path))
+
+
+def test_a_newer_identity_of_one_run_with_a_lower_debit_is_a_proof(store, tmp_path):
+    admit(store, (PEER, 5, None, debit_of(3)))
+    charged(store, 6)
+    with pytest.raises(VerificationError) as refused:
+        admit(store, (PEER, 99, None, debit_of(3)), at=at(attempt=2))
+    assert refused.value.check is Check.DEBIT_HEAD
+    assert caught(LocalStore(tmp_path))
+
+
+def test_a_debit_is_a_record_that_the_ledger_may_not_be_behind(store):
+    admit(store, (PEER, 5, None, debit_of(3)))
+    charged(store, 6)
+    with pytest.raises(VerificationError) as refused:
+        admit(store, (PEER, 6, bytes(32), debit_of(6)), at=at("run-2"))
+    assert refused.value.check is Check.LEDGER_HEAD
+
+
+@pytest.mark.parametrize("debit", [debit_of(6), debit_of(5, bytes(32))], ids=["after", "other"])
+def test_a_debit_outside_the_ledger_that_is_signed_beside_it_is_refused(store, debit):
+    with pytest.raises(VerificationError) as refused:
+        admit(store, (PEER, 5, None, debit))
+    assert (refused.value.check, refused.value.silo) == (Check.DEBIT_HEAD, PEER)
+    assert store.peer_heads() == {}
+
+
+def test_an_upload_charged_before_what_was_seen_is_not_signed_for(store, tmp_path):
+    admit(store, (PEER, 9, None, debit_of(8)))
+    for seq, digest in ((7, None), (8, bytes(32))):
+        with pytest.raises(VerificationError) as refused:
+            charged(store, seq, digest)
+        assert (refused.value.check, refused.value.silo) == (Check.DEBIT_HEAD, PEER)
+    assert LocalStore(tmp_path).peer_heads()[PEER].debit == debit_of(8)
+
+
+def test_a_silo_without_a_debit_says_so_and_may(store):
+    admit(store, (PEER, 0, None, NO_DEBIT))
+    admit(store, (PEER, 4, None, NO_DEBIT), at=at("run-2"))
+
+
+def test_a_round_of_suite_v1_forgets_no_debit(store):
+    admit(store, (PEER, 5, None, debit_of(3)))
+    admit(store, (PEER, 7), at=at("run-2"))
+    PeerHeads(store).remember(uploads((PEER, None)), ROSTER, at("run-2"))
+    assert store.peer_heads()[PEER].debit == debit_of(3)
+
+
+def test_a_state_of_an_earlier_release_knows_no_debits(store, tmp_path):
+    admit(store, (PEER, 5))
+    path = tmp_path / "state.json"
+    state = json.loads(path.read_text())
+    del state["peers"][PEER]["debit"]
+    path.write_text(json.dumps(state))
+    assert LocalStore(tmp_path).peer_heads()[PEER].debit == NO_DEBIT
+    state["peers"][PEER]["debit"] = {"seq": -1, "sha256": "00" * 32}
+    path.write_text(json.dumps(state))
+    with pytest.raises(LocalStoreError, match="damaged"):
+        LocalStore(tmp_path)
