@@ -43,8 +43,10 @@ from secagg.messages import (
     ConsistencySignatures,
     KeyBundle,
     KeyBundles,
+    LeafDelivery,
     MaskedInputHeader,
     ShareBoxes,
+    ShareLeaves,
     Survivors,
     UnmaskingShares,
 )
@@ -71,7 +73,9 @@ from server.figures import STEPS, Phase
 
 __all__ = ["Attempt", "Instruction", "Message"]
 
-Message = SignedDescriptor | KeyBundles | BoxDelivery | Survivors | ConsistencySignatures
+Message = (
+    SignedDescriptor | KeyBundles | BoxDelivery | LeafDelivery | Survivors | ConsistencySignatures
+)
 State = CollectBundles | CollectShares | CollectMaskedInputs | CollectConsistency | CollectUnmasking
 
 StateT = TypeVar("StateT")
@@ -216,7 +220,7 @@ class Attempt:
             )
         self._take(identity, CollectBundles, bundle)
 
-    def receive_boxes(self, identity: AggregationId, boxes: ShareBoxes) -> None:
+    def receive_boxes(self, identity: AggregationId, boxes: ShareBoxes | ShareLeaves) -> None:
         """R1."""
         self._take(identity, CollectShares, boxes)
 
@@ -231,6 +235,8 @@ class Attempt:
             raise WrongPhaseError("this upload is already complete")
         if known is not None:
             raise WrongPhaseError("a second, different upload for one aggregation is refused")
+        if header.debit is not None:
+            self._journal.charged(header, state.members)
         self._inbox.keep(header)
         upload = self._inbox.open_spool(header)
         self._inbox.headers[header.silo_id] = header
@@ -429,6 +435,7 @@ class Attempt:
 _STATE_OF: dict[type[SiloMessage], type[State]] = {
     KeyBundle: CollectBundles,
     ShareBoxes: CollectShares,
+    ShareLeaves: CollectShares,
     MaskedInputHeader: CollectMaskedInputs,
     ConsistencySignature: CollectConsistency,
     UnmaskingShares: CollectUnmasking,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from secagg.messages import MaskedInputHeader, ShareBoxes
+from secagg.messages import MaskedInputHeader, ShareBoxes, ShareLeaves
 from server.attempt.accumulator import Accumulator, Upload
 from server.attempt.journal import Journal, SiloMessage
 
@@ -76,5 +76,6 @@ class Inbox:
 
 
 def _key(message: SiloMessage) -> tuple[type[SiloMessage], str]:
-    sender = message.sender if isinstance(message, ShareBoxes) else message.silo_id
-    return type(message), sender
+    if isinstance(message, ShareBoxes | ShareLeaves):
+        return type(message), message.sender
+    return type(message), message.silo_id

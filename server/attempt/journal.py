@@ -9,6 +9,7 @@ deleted when the attempt ends:
 |---|---|---|
 | KeyBundle | KeyBundle | |
 | ShareBoxes | ShareBoxHeader | the ciphertexts, in the header's order |
+| ShareLeaves | ShareRoot | the leaves |
 | MaskedInputHeader | MaskedInputHeader | |
 | ConsistencySignature | ConsistencySignature | |
 | UnmaskingShares | | UnmaskingShares |
@@ -17,7 +18,8 @@ Invariants:
 
 1. Every method is one durable transaction that is over when it returns; writing the same again
    changes nothing, so that a step whose transaction failed may be tried again.
-2. ``decode(encode(message))`` equals the message.
+2. ``decode(encode(message))`` equals the message; of which suite a row of R1 is, the aggregation
+   says.
 
 Covered: messages, folds, closed phases. Not covered: opening and ending an aggregation, which
 ``server/run/attempts.py`` does together with other changes; the checks of the protocol, which a
@@ -42,13 +44,16 @@ from secagg.messages import (
     ShareBox,
     ShareBoxes,
     ShareBoxHeader,
+    ShareLeaves,
+    ShareRoot,
     UnmaskingShares,
 )
+from secagg.transcript import Members
 from server.errors import StoreError
 from server.figures import STEPS, Phase
 from server.store import Store
 from server.store.aggregations import AggregationRow
-from server.store.heads import HeadRow
+from server.store.heads import DebitRow, HeadRow
 from server.store.messages import StoredMessage
 
 __all__ = [
@@ -62,14 +67,24 @@ __all__ = [
     "read_history",
 ]
 
-SiloMessage = KeyBundle | ShareBoxes | MaskedInputHeader | ConsistencySignature | UnmaskingShares
+SiloMessage = (
+    KeyBundle
+    | ShareBoxes
+    | ShareLeaves
+    | MaskedInputHeader
+    | ConsistencySignature
+    | UnmaskingShares
+)
 """R0 to R4, as a silo sends them."""
-PublicMessage = KeyBundle | ShareBoxHeader | MaskedInputHeader | ConsistencySignature
+PublicMessage = KeyBundle | ShareBoxHeader | ShareRoot | MaskedInputHeader | ConsistencySignature
 """What is left of R0 to R3 when the secrets are deleted."""
 
 
 class Journal(Protocol):
     """Where an attempt writes down what happened; each method returns when that is durable."""
+
+    def charged(self, header: MaskedInputHeader, members: Members) -> None:
+        """An upload whose header names its charge is about to be accepted."""
 
     def accepted(self, message: SiloMessage) -> None:
         """A silo's message was accepted."""
@@ -105,6 +120,12 @@ class StoreJournal:
         self._store = store
         self._identity = identity
         self._descriptor_sha256 = descriptor_sha256
+
+    def charged(self, header: MaskedInputHeader, members: Members) -> None:
+        """Keep a silo's newest charge, with what the header's signature covers."""
+        self._store.debit_heads.put(
+            DebitRow(header=header, ctx=members.ctx, members_sha256=members.sha256)
+        )
 
     def accepted(self, message: SiloMessage) -> None:
         """Keep a message before it is acknowledged, and with a bundle its silo's ledger head."""
@@ -147,7 +168,10 @@ def read_history(store: Store, row: AggregationRow) -> History:
         MalformedMessageError: A row is damaged.
     """
     return History(
-        messages=tuple(decode(message) for message in store.messages.with_secrets(row.identity)),
+        messages=tuple(
+            decode(message, hybrid=row.descriptor.descriptor.is_hybrid)
+            for message in store.messages.with_secrets(row.identity)
+        ),
         folded=row.folded,
         members=row.members,
     )
@@ -165,6 +189,12 @@ def encode(message: SiloMessage) -> StoredMessage:
             header = BoxDelivery(headers=(message.header(),), ciphertexts={})
             body = secagg_wire.box_delivery_to_proto(header).headers[0].SerializeToString()
             sealed = b"".join(box.ciphertext for box in message.boxes)
+        case ShareLeaves():
+            phase, sender = Phase.SHARE_KEYS, message.sender
+            body = secagg_wire.share_root_to_proto(message.root).SerializeToString()
+            leaves = secagg_wire.share_leaves_to_proto(message)
+            leaves.ClearField("root")
+            sealed = leaves.SerializeToString()
         case MaskedInputHeader():
             phase, sender = Phase.MASKED_INPUT, message.silo_id
             body = secagg_wire.masked_input_header_to_proto(message).SerializeToString()
@@ -177,18 +207,21 @@ def encode(message: SiloMessage) -> StoredMessage:
     return StoredMessage(phase=phase.value, silo_id=sender, body=body, sealed=sealed)
 
 
-def decode(row: StoredMessage) -> SiloMessage:
-    """Read a whole row of an open aggregation: the message as it was accepted.
+def decode(row: StoredMessage, *, hybrid: bool) -> SiloMessage:
+    """Read a whole row of an open aggregation, of suite v2 or not: the message as it was accepted.
 
     Raises:
         MalformedMessageError: The row is damaged, or its secrets are deleted.
     """
     if row.phase == Phase.UNMASK and row.sealed is not None:
         return secagg_wire.unmasking_shares_from_proto(pb.UnmaskingShares.FromString(row.sealed))
-    message = decode_public(row)
+    message, sealed = decode_public(row, hybrid=hybrid), row.sealed or b""
+    if isinstance(message, ShareRoot):
+        leaves = pb.ShareLeaves(root=secagg_wire.share_root_to_proto(message))
+        leaves.MergeFromString(sealed)
+        return secagg_wire.share_leaves_from_proto(leaves)
     if not isinstance(message, ShareBoxHeader):
         return message
-    sealed = row.sealed or b""
     if len(sealed) != BOX_BYTES * len(message.boxes):
         raise MalformedMessageError(f"the boxes of {row.silo_id} are not what was stored")
     return ShareBoxes(
@@ -208,8 +241,8 @@ def decode(row: StoredMessage) -> SiloMessage:
     )
 
 
-def decode_public(row: StoredMessage) -> PublicMessage:
-    """Read the public part of a row of R0 to R3; of R1 it is the signed header without the boxes.
+def decode_public(row: StoredMessage, *, hybrid: bool) -> PublicMessage:
+    """Read the public part of a row of R0 to R3; of R1 it is what is signed, without the boxes.
 
     Raises:
         MalformedMessageError: It is none, or of R4, which has no public part.
@@ -217,6 +250,8 @@ def decode_public(row: StoredMessage) -> PublicMessage:
     match row.phase:
         case Phase.ADVERTISE_KEYS:
             return secagg_wire.key_bundle_from_proto(pb.KeyBundle.FromString(row.body))
+        case Phase.SHARE_KEYS if hybrid:
+            return secagg_wire.share_root_from_proto(pb.ShareRoot.FromString(row.body))
         case Phase.SHARE_KEYS:
             delivery = pb.BoxDelivery(headers=[pb.ShareBoxHeader.FromString(row.body)])
             return secagg_wire.box_delivery_from_proto(delivery).headers[0]

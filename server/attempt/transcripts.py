@@ -48,7 +48,7 @@ def build_transcript(
     phases = min(row.phases_closed, PUBLIC_PHASES)
     closed = {step.value for step in STEPS[:phases]}
     messages = [
-        decode_public(message)
+        decode_public(message, hybrid=descriptor.descriptor.is_hybrid)
         for message in sorted(store.messages.list(row.identity), key=lambda item: item.silo_id)
         if message.phase in closed
     ]

@@ -31,7 +31,13 @@ import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2
 from secagg.descriptor import SignedDescriptor
-from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from secagg.messages import (
+    BoxDelivery,
+    ConsistencySignatures,
+    KeyBundles,
+    LeafDelivery,
+    Survivors,
+)
 from server.attempt.attempt import Attempt, Message
 from server.conductor.storage_faults import STORAGE_FAULTS
 from server.context import RunContext
@@ -187,6 +193,10 @@ def _of_attempt(place: str, attempt: Attempt, silo_id: str) -> Answer:
         response = round_pb2.PollResponse(identity=secagg_wire.identity_to_proto(identity))
         if isinstance(message, BoxDelivery):
             response.box_delivery.ciphertexts.update(message.ciphertexts)
+        if isinstance(message, LeafDelivery):
+            mine = LeafDelivery(roots=message.roots[:1], leaves=message.leaves)
+            response.leaf_delivery.CopyFrom(secagg_wire.leaf_delivery_to_proto(mine))
+            del response.leaf_delivery.roots[:]
         return response
 
     return Answer(
@@ -206,6 +216,9 @@ def _shared(message: Message) -> round_pb2.PollResponse:
         case BoxDelivery():
             headers = BoxDelivery(headers=message.headers, ciphertexts={})
             return round_pb2.PollResponse(box_delivery=secagg_wire.box_delivery_to_proto(headers))
+        case LeafDelivery():
+            roots = LeafDelivery(roots=message.roots, leaves={})
+            return round_pb2.PollResponse(leaf_delivery=secagg_wire.leaf_delivery_to_proto(roots))
         case Survivors():
             return round_pb2.PollResponse(survivors=secagg_wire.survivors_to_proto(message))
         case ConsistencySignatures():

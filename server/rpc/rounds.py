@@ -35,6 +35,7 @@ from federation.plan.read import read_plan
 from federation.version import APPROVED_ROSTERS, NEWEST_PROTOCOL, ROLLBACKS
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
+from secagg.messages import ShareBoxes, ShareLeaves
 from server.attempt.accumulator import Upload
 from server.attempt.attempt import Attempt
 from server.conductor.conductor import Conductor
@@ -171,7 +172,13 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         self, request: pb.ShareKeysRequest, context: Context
     ) -> pb.ShareKeysResponse:
         """R1."""
-        boxes = secagg_wire.share_boxes_from_proto(request.boxes)
+        boxes: ShareBoxes | ShareLeaves
+        if request.HasField("boxes") == request.HasField("leaves"):
+            raise MalformedMessageError("R1 has boxes or leaves")
+        if request.HasField("leaves"):
+            boxes = secagg_wire.share_leaves_from_proto(request.leaves)
+        else:
+            boxes = secagg_wire.share_boxes_from_proto(request.boxes)
         self._own(boxes.sender)
         identity = secagg_wire.identity_from_proto(request.identity)
         self._conductor.attempt().receive_boxes(identity, boxes)

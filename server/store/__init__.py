@@ -18,7 +18,7 @@ from server.store.aggregations import Aggregations
 from server.store.database import Database
 from server.store.dropouts import Dropouts
 from server.store.federation import Federations
-from server.store.heads import AuditHeads, Heads
+from server.store.heads import AuditHeads, DebitHeads, Heads
 from server.store.invites import Invites
 from server.store.messages import Messages
 from server.store.records import Records
@@ -27,6 +27,7 @@ from server.store.rosters import Proposals, Rosters
 from server.store.rounds import Rounds
 from server.store.runs import Runs
 from server.store.silos import Silos
+from server.store.tasks import Tasks
 
 __all__ = ["Store"]
 
@@ -60,6 +61,8 @@ class Store:
         self.aggregations = Aggregations(self._database)
         self.messages = Messages(self._database)
         self.heads = Heads(self._database)
+        self.debit_heads = DebitHeads(self._database)
+        self.tasks = Tasks(self._database)
         self.audit_heads = AuditHeads(self._database)
         self.proposals = Proposals(self._database)
 

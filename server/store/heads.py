@@ -1,6 +1,6 @@
-"""Heads that silos signed: of each silo the newest of its ledger and the newest of its audit log.
+"""Heads that silos signed: of each silo the newest of its ledger, charge and audit log.
 
-A ledger's head is kept as the key bundle that carries it.
+A ledger's head is kept as the key bundle that carries it, a charge as the upload header.
 
 Covered: one row a silo, over all runs. Not covered: which head may replace another, and checking
 the signature (``server/members/ledger_heads.py``, ``server/members/audit_heads.py``).
@@ -16,11 +16,11 @@ from sqlalchemy import delete, insert, select
 import secagg.wire as secagg_wire
 from chorale.v1 import secagg_pb2
 from secagg.descriptor import AggregationId
-from secagg.messages import KeyBundle
+from secagg.messages import KeyBundle, MaskedInputHeader
 from server.store.database import Database
-from server.store.schema import IDENTITY, audit_heads, heads
+from server.store.schema import IDENTITY, audit_heads, debit_heads, heads
 
-__all__ = ["AuditHeadRow", "AuditHeads", "HeadRow", "Heads"]
+__all__ = ["AuditHeadRow", "AuditHeads", "DebitHeads", "DebitRow", "HeadRow", "Heads"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +73,55 @@ def _head(row: Any) -> HeadRow:
         bundle=secagg_wire.key_bundle_from_proto(secagg_pb2.KeyBundle.FromString(row.bundle)),
         descriptor_sha256=row.descriptor_sha256,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DebitRow:
+    """The newest upload header of one silo; from suite v2 on it names what the silo charged."""
+
+    header: MaskedInputHeader
+    """Names the silo, its charge, and carries its signature."""
+    ctx: bytes
+    """Without it and H(U2) the signature cannot be checked."""
+    members_sha256: bytes
+    """H(U2)."""
+
+
+class DebitHeads:
+    """The table of charges that uploads name."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, row: DebitRow) -> None:
+        """Make a header its silo's newest."""
+        with self._database.transaction() as connection:
+            silo_id = row.header.silo_id
+            connection.execute(delete(debit_heads).where(debit_heads.c.silo_id == silo_id))
+            connection.execute(
+                insert(debit_heads).values(
+                    silo_id=silo_id,
+                    header=secagg_wire.masked_input_header_to_proto(row.header).SerializeToString(),
+                    ctx=row.ctx,
+                    members_sha256=row.members_sha256,
+                )
+            )
+
+    def get(self, silo_id: str) -> DebitRow | None:
+        """Find a silo's newest header; None if it never announced an upload of suite v2."""
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                select(debit_heads).where(debit_heads.c.silo_id == silo_id)
+            ).first()
+        if row is None:
+            return None
+        return DebitRow(
+            header=secagg_wire.masked_input_header_from_proto(
+                secagg_pb2.MaskedInputHeader.FromString(row.header)
+            ),
+            ctx=row.ctx,
+            members_sha256=row.members_sha256,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy.engine import Connection
 
+from secagg import hybrid
 from server.errors import RunError, UnknownRunError
 from server.store.database import Database
 from server.store.schema import runs
@@ -62,6 +63,13 @@ class RunRow:
     created_unix_s: float
     state_since_unix_s: float
     """When it came into its state; 0 for a run of an earlier version."""
+    suite: int
+    """Of its sums; 1 for a run of an earlier version."""
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether its masks and boxes hold against a quantum computer (suite v2)."""
+        return self.suite == hybrid.SUITE
 
 
 class Runs:
@@ -80,6 +88,7 @@ class Runs:
         submit_token: str,
         state: RunState,
         at_unix_s: float | None = None,
+        suite: int = hybrid.SUITE,
     ) -> RunRow:
         """Add a run, once a token; a queued one goes to the end of the queue.
 
@@ -103,6 +112,7 @@ class Runs:
                     created_unix_s=time.time(),
                     queue_place=_place(connection, state, first=False),
                     state_since_unix_s=now,
+                    suite=suite,
                 )
             )
             return self.get(run_id)
@@ -222,4 +232,5 @@ def _run(row: Any) -> RunRow:
         error=row.error,
         created_unix_s=row.created_unix_s,
         state_since_unix_s=row.state_since_unix_s,
+        suite=row.suite,
     )

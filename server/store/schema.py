@@ -30,6 +30,7 @@ __all__ = [
     "aggregations",
     "approvals",
     "audit_heads",
+    "debit_heads",
     "dropouts",
     "federation",
     "folds",
@@ -43,6 +44,7 @@ __all__ = [
     "rounds",
     "runs",
     "silos",
+    "tasks",
 ]
 
 METADATA: Final = MetaData()
@@ -139,6 +141,7 @@ runs: Final = Table(
     Column("created_unix_s", Float, nullable=False),
     Column("queue_place", BigInteger),
     Column("state_since_unix_s", Float, nullable=False, server_default="0"),
+    Column("suite", Integer, nullable=False, server_default="1"),
 )
 
 rounds: Final = Table(
@@ -162,6 +165,16 @@ records: Final = Table(
     Column("step", Number, primary_key=True, autoincrement=False, server_default="0"),
     Column("adapter_sha256", LargeBinary(32), nullable=False, index=True),
     Column("record", LargeBinary, nullable=False),
+)
+
+tasks: Final = Table(
+    "tasks",
+    METADATA,
+    Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
+    Column("round", Number, primary_key=True, autoincrement=False),
+    Column("step", Number, primary_key=True, autoincrement=False),
+    Column("attempt", Number, nullable=False),
+    Column("task", LargeBinary, nullable=False),
 )
 
 rollbacks: Final = Table(
@@ -241,4 +254,13 @@ heads: Final = Table(
     Column("attempt", Number, nullable=False),
     Column("bundle", LargeBinary, nullable=False),
     Column("descriptor_sha256", LargeBinary(32), nullable=False),
+)
+
+debit_heads: Final = Table(
+    "debit_heads",
+    METADATA,
+    Column("silo_id", String(63), primary_key=True),
+    Column("header", LargeBinary, nullable=False),
+    Column("ctx", LargeBinary(32), nullable=False),
+    Column("members_sha256", LargeBinary(32), nullable=False),
 )

@@ -11,6 +11,13 @@ class MemoryJournal:
         self.rows = []
         self.folds = []
         self.members = []
+        self.hybrid = False
+        """Whether the aggregation is of suite v2."""
+        self.charges = {}
+        """The newest header of each silo that names its charge, with the members of U2."""
+
+    def charged(self, header, members):
+        self.charges[header.silo_id] = (header, members)
 
     def accepted(self, message):
         row = encode(message)
@@ -30,7 +37,7 @@ class MemoryJournal:
 
     def history(self):
         return History(
-            messages=tuple(decode(row) for row in self.rows),
+            messages=tuple(decode(row, hybrid=self.hybrid) for row in self.rows),
             folded=tuple(self.folds),
             members=tuple(self.members),
         )

@@ -26,7 +26,18 @@ from server.store.rounds import AttemptPlace
 from server.store.schema import METADATA
 from tests.kit.server.store_samples import FAMILIES, record, signed, silo_row
 
-REVISIONS = ("r0001", "r0002", "r0003", "r0004", "r0005", "r0006", "r0007", "r0008", "r0009")
+REVISIONS = (
+    "r0001",
+    "r0002",
+    "r0003",
+    "r0004",
+    "r0005",
+    "r0006",
+    "r0007",
+    "r0008",
+    "r0009",
+    "r0010",
+)
 HEAD = REVISIONS[-1]
 
 
@@ -80,6 +91,7 @@ def fill(connection, revision):
         error="",
         created_unix_s=1.0,
         state_since_unix_s=2.0,
+        suite=2,
     )
     for attempt in (1, 2):
         put(
@@ -154,6 +166,7 @@ def test_what_an_older_coordinator_wrote_is_there_after_the_migration(empty_url,
         assert [invite.silo_id for invite in store.invites.open()] == ["hospital-b"]
         run = store.runs.get("run-1")
         assert (run.state, run.state_since_unix_s) == ("running", 2.0 * (revision >= "r0006"))
+        assert run.suite == (2 if revision >= "r0010" else 1)
         rows = store.rounds.list("run-1")
         assert [(row.round, row.step, row.attempt) for row in rows] == [(1, 0, 1), (1, 0, 2)]
         assert store.rounds.charged("run-1")[:2] == (2, 2)
