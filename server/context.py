@@ -26,6 +26,7 @@ from typing import Final
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.version import Version
 from server.audit import AuditLog
 from server.errors import StoreError
 from server.metrics import CoordinatorMetrics
@@ -74,6 +75,15 @@ class Liveness:
         self._noted = dict(self._seen)
         self._started = clock()
         self._barred: set[str] = set()
+        self._versions: dict[str, Version] = {}
+
+    def runs(self, silo_id: str, version: Version) -> None:
+        """Note which version a silo runs, as it says at each call; a restart forgets it."""
+        self._versions[silo_id] = version
+
+    def version(self, silo_id: str) -> Version | None:
+        """Which version a silo runs; None if it has not called since the coordinator started."""
+        return self._versions.get(silo_id)
 
     def touch(self, silo_id: str) -> None:
         """Note a call."""

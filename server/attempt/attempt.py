@@ -192,6 +192,11 @@ class Attempt:
             else:
                 self._inbox.open_spool(self._inbox.headers[silo_id])
 
+    @property
+    def bundles(self) -> tuple[KeyBundle, ...]:
+        """R0 so far, in ascending order of silo id."""
+        return self._inbox.bundles
+
     # What the silos are told -------------------------------------------------------------------
 
     @property

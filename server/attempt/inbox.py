@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from secagg.messages import MaskedInputHeader, ShareBoxes, ShareLeaves
+from secagg.messages import KeyBundle, MaskedInputHeader, ShareBoxes, ShareLeaves
 from server.attempt.accumulator import Accumulator, Upload
 from server.attempt.journal import Journal, SiloMessage
 
@@ -61,6 +61,12 @@ class Inbox:
         self._taken[_key(message)] = message
         if isinstance(message, MaskedInputHeader):
             self.headers[message.silo_id] = message
+
+    @property
+    def bundles(self) -> tuple[KeyBundle, ...]:
+        """The bundles that were taken, in ascending order of silo id."""
+        taken = (item for item in self._taken.values() if isinstance(item, KeyBundle))
+        return tuple(sorted(taken, key=lambda bundle: bundle.silo_id))
 
     def open_spool(self, header: MaskedInputHeader) -> Upload:
         """Start or go on with the spool of an announced upload."""

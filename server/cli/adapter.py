@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
-from server.cli.program import DEFAULT_DATA, Data, answering
+from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
 
 if TYPE_CHECKING:
     from dp.noise.metrics_block import Estimate
@@ -24,7 +24,6 @@ app = typer.Typer(help="What runs made.", no_args_is_help=True)
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
 BEST: Final = "best"
-NOT_POST_QUANTUM: Final = "suite v1: not post-quantum"
 MAX_ROUND: Final = 2**32 - 1
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]
 

@@ -37,12 +37,12 @@ CHUNK_BYTES: Final = 1 << 20
 
 
 def start_parts(
-    *, plan: bytes, adapter: bytes, submit_token: str, federation: str = ""
+    *, plan: bytes, adapter: bytes, submit_token: str, federation: str = "", suite: int = 0
 ) -> Iterator[admin_pb2.StartRunRequest]:
     """The messages of StartRun: an opening, then the adapter in chunks.
 
     The same submit token starts the same run once; an empty ``federation`` stands for the
-    coordinator's only one.
+    coordinator's only one, and ``suite`` 0 for the newest.
     """
     # Made now, not when gRPC asks: an argument that is no text is refused where it was given.
     opening = admin_pb2.StartRunOpening(
@@ -50,6 +50,7 @@ def start_parts(
         submit_token=submit_token,
         adapter_bytes=len(adapter),
         federation=federation,
+        suite=suite,
     )
     chunks = (
         admin_pb2.StartRunRequest(adapter_chunk=adapter[start : start + CHUNK_BYTES])

@@ -13,9 +13,10 @@ import typer
 
 from ops.cli.envelope import CommandError, Exit, Program
 
-__all__ = ["DEFAULT_DATA", "Data", "answering"]
+__all__ = ["DEFAULT_DATA", "NOT_POST_QUANTUM", "Data", "answering"]
 
 DEFAULT_DATA: Final = Path("chorale-data")
+NOT_POST_QUANTUM: Final = "suite v1: not post-quantum"
 Data = Annotated[
     Path,
     typer.Option(

@@ -21,7 +21,7 @@ from server.cli.plan import (
     read_plan_file,
     require_federation,
 )
-from server.cli.program import DEFAULT_DATA, Data, answering
+from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
 
 if TYPE_CHECKING:
     from chorale.v1.admin_pb2_grpc import AdminServiceStub
@@ -44,6 +44,13 @@ class Stream(StrEnum):
     TEXT = "text"
     JSON = "json"
     JSONL = "jsonl"
+
+
+class Suite(StrEnum):
+    """How sums are masked."""
+
+    V1 = "v1"
+    V2 = "v2"
 
 
 app.command("plan")(plan)
@@ -85,6 +92,12 @@ def start(
             help="Start it without asking the silos first, or though too few of them accept.",
         ),
     ] = False,
+    suite: Annotated[
+        Suite,
+        typer.Option(
+            help="v1 is not post-quantum: for rosters with silos of releases before protocol 3."
+        ),
+    ] = Suite.V2,
     wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end.")] = False,
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
@@ -96,6 +109,8 @@ def start(
     them works or is charged, unless as many as a round opens with accept. A silo whose operator has
     to approve the run, and one of an earlier release, which cannot say, count as none;
     --await-approval and --without-preflight start it all the same.
+
+    With suite v2 it is refused as well while a silo of the roster runs a version that is too old.
 
     Without --adapter the run starts from B = 0 and from A as the plan's evolve.seed draws it; only
     the base model's config.json is read for that.
@@ -113,7 +128,11 @@ def start(
             content = adapter.read_bytes()
         token = submit_token or secrets.token_hex(16)
         parts = start_parts(
-            plan=plan_toml, adapter=content, submit_token=token, federation=federation
+            plan=plan_toml,
+            adapter=content,
+            submit_token=token,
+            federation=federation,
+            suite=int(suite.value[1:]),
         )
         with connect(data) as stub:
             if not await_silos:
@@ -126,6 +145,8 @@ def start(
             timeout_s = CALL_TIMEOUT_S + len(content) / SLOWEST_BYTES_PER_S
             answer = stub.StartRun(parts, timeout=timeout_s)
         run_id, behind = answer.run_id, answer.behind
+        if suite is Suite.V1:
+            say(f"note: {NOT_POST_QUANTUM}: whoever records it may read it in decades")
         show_result(output, f"run {run_id}" + (f", queued behind {behind}" if behind else ""))
         if wait:
             _watch(data, run_id, Stream(output.value))
@@ -174,7 +195,8 @@ def list_runs(
                 output,
                 f"{run.run_id:<32} {run.state:<9} {place_of(run, run.round, run.step)}  "
                 f"adapter {run.adapter_sha256.hex()[:16]}"
-                + (f"  behind {run.behind}" if run.behind else ""),
+                + (f"  behind {run.behind}" if run.behind else "")
+                + (f"  {NOT_POST_QUANTUM}" if run.suite == 1 else ""),
             )
         if not runs:
             say("no runs yet: chorale run start PLAN")

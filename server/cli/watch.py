@@ -40,6 +40,7 @@ from dp.noise.metrics_block import Estimate
 from federation.text import printable
 from ops.cli.bars import bars
 from server.cli.client import CALL_TIMEOUT_S, connect, plain
+from server.cli.program import NOT_POST_QUANTUM
 from server.store.silos import SiloState
 
 __all__ = ["Panel", "follow", "place_of", "sitting_out", "span", "status_json", "view"]
@@ -279,19 +280,24 @@ def _standing(status: admin_pb2.WatchRunResponse, now_unix_s: float) -> list[str
     """What a run waits for that is not in a round."""
     run = status.run
     known = f" for {span(now_unix_s - run.state_since_unix_s)}" if run.state_since_unix_s else ""
-    lines = []
+    lines = [NOT_POST_QUANTUM] if run.suite == 1 else []
     if run.state == "queued":
         what = f"behind {run.behind}" if run.behind else "as the next one"
-        lines = [f"waiting {what}{known}, without a deadline: it begins by itself"]
+        lines.append(f"waiting {what}{known}, without a deadline: it begins by itself")
     elif run.state == "paused":
-        lines = [
+        lines.append(
             f"waiting for an admin{known}, without a deadline: chorale run resume {run.run_id}"
-        ]
+        )
     elif run.state == "pausing":
-        lines = ["pausing: the sum that silos have agreed on is finished first"]
+        lines.append("pausing: the sum that silos have agreed on is finished first")
     if status.HasField("rollback_to_round"):
         lines.append(
             f"to go back to the adapter of round {status.rollback_to_round} before the next round"
+        )
+    if status.kept_out:
+        lines.append(
+            f"without noise a cohort only shrinks: {', '.join(status.kept_out)} take no part in it "
+            "any more"
         )
     if status.error:
         lines.append(f"reason: {printable(status.error)}")

@@ -31,6 +31,7 @@ from federation.errors import FederationError
 from federation.plan.read import read_plan
 from federation.version import NEWEST_PROTOCOL
 from federation.wire import preflight_to_proto
+from secagg import hybrid
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.messages import KeyBundle
@@ -103,20 +104,33 @@ class Conductor:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def start_run(
-        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str = ""
+        self,
+        plan_toml: bytes,
+        adapter: bytes,
+        submit_token: str,
+        *,
+        suite: int = hybrid.SUITE,
+        admin: str = "",
     ) -> str:
         """Start a run, or queue it behind those before it; returns its id.
 
         Raises:
             FederationError: the plan or the adapter is refused, with the reason.
             RunError: there is no roster yet, or the token names another request.
+            VersionMismatchError: a silo of the roster is known not to speak the suite.
         """
         async with self._change():
             # It stores the adapter, maybe over a network.
             submit, at_once = self._queue.submit, self._idle
             submitting = asyncio.create_task(
                 asyncio.to_thread(
-                    submit, plan_toml, adapter, submit_token, admin=admin, at_once=at_once
+                    submit,
+                    plan_toml,
+                    adapter,
+                    submit_token,
+                    suite=suite,
+                    admin=admin,
+                    at_once=at_once,
                 )
             )
             try:

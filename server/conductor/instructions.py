@@ -81,7 +81,7 @@ class Instructions:
             return Answer(instruction_id=f"{self._boot}:idle", own=_idle)
         run_id, figures = driver.row.run_id, driver.current
         place = f"{self._boot}:{run_id}:{figures.round}:{figures.step}:{figures.attempt}"
-        if driver.training is not None and silo_id not in driver.cohorts.sitting_out:
+        if driver.training is not None and driver.cohorts.is_told(silo_id):
             task = driver.training.task
             return Answer(
                 instruction_id=f"{place}:training:{task.ready_deadline_unix_s}",

@@ -32,10 +32,13 @@ from federation.adapter.encoding import decode_adapter
 from federation.adapter.layout import Layout
 from federation.chain.preflight import SUBMIT_TOKEN
 from federation.chain.record import AdapterRecord
-from federation.errors import FederationError, PlanError
+from federation.errors import FederationError, PlanError, VersionMismatchError
 from federation.forecast.forecast import forecast_plan, shared_dimension
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
+from federation.version import HYBRID
+from secagg import hybrid
+from secagg.descriptor import SUITES
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
 from server.audit import AuditEvent
@@ -61,7 +64,14 @@ class RunQueue:
         self._store = context.store
 
     def submit(
-        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str, at_once: bool
+        self,
+        plan_toml: bytes,
+        adapter: bytes,
+        submit_token: str,
+        *,
+        suite: int,
+        admin: str,
+        at_once: bool,
     ) -> tuple[RunRow, bool]:
         """Add a run: running where nothing is before it, queued otherwise; says whether it is new.
 
@@ -73,6 +83,7 @@ class RunQueue:
             FederationError: The plan or the adapter is refused, with the reason.
             RunError: There is no roster yet.
             RosterError: Too few of its members may take part.
+            VersionMismatchError: One of them is known not to speak the suite.
         """
         if SUBMIT_TOKEN.fullmatch(submit_token) is None:
             raise SubmitTokenError(
@@ -81,10 +92,14 @@ class RunQueue:
             )
         known = self._store.runs.by_submit_token(submit_token)
         if known is not None:
-            self._require_same_request(known, plan_toml, adapter)
+            self._require_same_request(known, plan_toml, adapter, suite)
             return known, False
         plan = read_plan(plan_toml)
+        if suite not in SUITES.values():
+            raise RunError(f"this version knows no suite {suite}")
         self._require_feasible(plan, adapter)
+        if suite == hybrid.SUITE:
+            self._require_hybrid()
         plan_sha256 = hashlib.sha256(plan_toml).digest()
         run_id = f"{plan.name}-{secrets.token_hex(4)}"
         record = AdapterRecord(
@@ -96,6 +111,7 @@ class RunQueue:
             base_model_sha256=bytes.fromhex(plan.model.base_sha256),
             kind="initial",
             record_parent_sha256=b"",
+            suite=suite,
         ).sign(self._context.signing_key)
         begins = at_once and self._store.runs.active() is None and not self._store.runs.queued()
         # A run without its first record could not be resumed.
@@ -108,6 +124,7 @@ class RunQueue:
                 submit_token=submit_token,
                 state=RunState.RUNNING if begins else RunState.QUEUED,
                 at_unix_s=self._context.clock(),
+                suite=suite,
             )
             self._store.records.append(record)
             self._context.audit.append(
@@ -115,9 +132,29 @@ class RunQueue:
                 run=run_id,
                 plan=plan_sha256.hex(),
                 adapter=record.adapter_sha256.hex(),
+                suite=suite,
                 admin=admin,
             )
         return row, True
+
+    def _require_hybrid(self) -> None:
+        """Refuse a run of suite v2 that a silo of the roster is known to be too old for.
+
+        Who has not called since the start is not waited for: it is told what it needs when it does.
+        """
+        known = self._context.liveness.version
+        versions = {silo_id: known(silo_id) for silo_id in self.roster().roster.silo_ids}
+        older = [
+            f"{silo_id}, which runs chorale {version}"
+            for silo_id, version in versions.items()
+            if version is not None and version.newest < HYBRID
+        ]
+        if older:
+            raise VersionMismatchError(
+                f"a run of suite v2 needs protocol {HYBRID} at every silo: upgrade "
+                f"{', '.join(older)}; or start it with --suite v1, which is not post-quantum, and "
+                "in which only sites take part whose policies accept v1"
+            )
 
     def head(self) -> RunRow | None:
         """The run whose turn is next; None if none waits."""
@@ -207,7 +244,14 @@ class RunQueue:
     def _has_begun(self, row: RunRow) -> bool:
         return bool(self._store.rounds.list(row.run_id))
 
-    def _require_same_request(self, known: RunRow, plan_toml: bytes, adapter: bytes) -> None:
+    def _require_same_request(
+        self, known: RunRow, plan_toml: bytes, adapter: bytes, suite: int
+    ) -> None:
+        if suite != known.suite:
+            raise SubmitTokenError(
+                f"this submit token started run {known.run_id} with suite v{known.suite}: use "
+                "a new token for a new run"
+            )
         first = self._store.records.page(known.run_id, 0, 1)[0]
         same: tuple[tuple[str, Callable[[], bytes], bytes], ...] = (
             ("plan", lambda: hashlib.sha256(plan_toml).digest(), known.plan_sha256),

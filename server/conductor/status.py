@@ -83,6 +83,7 @@ def run_summary(
         steps=plan.sums_per_round,
         behind=behind,
         state_since_unix_s=int(row.state_since_unix_s),
+        suite=row.suite,
     )
 
 
@@ -115,6 +116,8 @@ def watch_response(
     if waits is not None and row.state not in OVER:
         response.rollback_to_round = waits.to_round
     # A run that waits for its turn or for the admin waits for no silo.
+    if driver is not None and row.state in ACTIVE:
+        response.kept_out.extend(driver.cohorts.kept_out)
     if driver is not None and row.state in ACTIVE | OVER:
         current = _round_status(driver.current)
         if row.state in ACTIVE:

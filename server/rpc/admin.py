@@ -31,6 +31,7 @@ from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
 from federation.plan.read import read_plan
 from federation.transcript.file import transcript_to_proto
+from secagg import hybrid
 from secagg.errors import MalformedMessageError
 from server.attempt.transcripts import build_transcript
 from server.audit import AuditEvent, AuditLog
@@ -67,7 +68,7 @@ class RunConductor(Protocol):
     """What this service needs of ``server/conductor/conductor.py``."""
 
     async def start_run(
-        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str
+        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, suite: int, admin: str
     ) -> str:
         """Start or queue a run once a token; return its id."""
 
@@ -301,6 +302,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             asked.plan,
             adapter,
             asked.submit_token or secrets.token_hex(16),
+            suite=asked.suite or hybrid.SUITE,
             admin=current_peer().name,
         )
         behind = places_behind(self._context.store).get(run_id, "")

@@ -32,7 +32,7 @@ from federation.chain.record import Place
 from federation.chain.sums import require_families
 from federation.errors import VersionMismatchError
 from federation.plan.read import read_plan
-from federation.version import APPROVED_ROSTERS, NEWEST_PROTOCOL, ROLLBACKS
+from federation.version import APPROVED_ROSTERS, HYBRID, NEWEST_PROTOCOL, ROLLBACKS
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
 from secagg.messages import ShareBoxes, ShareLeaves
@@ -107,6 +107,9 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
             raise MalformedMessageError(
                 f"an instruction id has at most {MAX_INSTRUCTION_ID_CHARS} characters"
             )
+        shown = self._conductor.driver
+        if shown is not None and shown.row.is_hybrid and silo_id in shown.members:
+            self._require_protocol(HYBRID, "a run of suite v2")
         wait_s = min(request.wait_s, MAX_WAIT_S)
         response = await self._conductor.poll(
             silo_id,
@@ -312,9 +315,10 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
 
     def _silo(self) -> str:
         """The calling silo, noted as alive."""
-        silo_id = current_peer().name
-        self._context.liveness.touch(silo_id)
-        return silo_id
+        peer = current_peer()
+        self._context.liveness.touch(peer.name)
+        self._context.liveness.runs(peer.name, peer.version)
+        return peer.name
 
     def _own(self, silo_id: str) -> str:
         """The calling silo, which must be the one the message names."""

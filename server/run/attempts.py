@@ -24,6 +24,7 @@ from pathlib import Path
 import structlog
 
 from federation.chain.record import Place
+from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, SignedDescriptor, sign_descriptor
 from secagg.errors import SecAggError
@@ -45,6 +46,7 @@ from server.figures import STEPS, Phase
 from server.run.aggregation import Aggregated, aggregate
 from server.run.descriptor import build_descriptor
 from server.run.dropouts import Dropouts
+from server.run.kept_cohort import KeptCohort
 from server.run.optimiser import RunOptimiser
 from server.run.progress import Progress
 from server.store import Store
@@ -79,13 +81,19 @@ class Attempts:
         self._progress = progress
         self._optimiser = optimiser
         self._dropouts = Dropouts(row.run_id, plan, context)
+        self._kept = KeptCohort(row.run_id, plan, context.store)
 
     # Opening --------------------------------------------------------------------------------------
 
     async def open(
-        self, number: int, ready: dict[str, tuple[str, ...]], *, adapter_sha256: bytes
+        self,
+        number: int,
+        ready: dict[str, tuple[str, ...]],
+        *,
+        adapter_sha256: bytes,
+        task: RoundTask | None = None,
     ) -> Attempt:
-        """Open R0 for the silos that are ready."""
+        """Open R0 for the silos that are ready; in suite v2 for the task that invited them."""
         context, figures = self._context, self._progress.figures
         adapter = await asyncio.to_thread(context.blobs.get, adapter_sha256)
         descriptor = sign_descriptor(
@@ -104,6 +112,7 @@ class Attempts:
                 adapter=adapter,
                 adapter_sha256=adapter_sha256,
                 now_unix_s=int(context.clock()),
+                task=task,
             ),
             context.signing_key,
         )
@@ -255,6 +264,8 @@ class Attempts:
             fair = deadline - entered >= phase_s / 2
             late = attempt.waiting_for if fair else ()
             attempt.lost = earlier | dict.fromkeys(late, step)
+            if step is Phase.ADVERTISE_KEYS:
+                self._kept.require(attempt.bundles)
             if step is STEPS[-1]:
                 attempt.stop_collecting()
             else:

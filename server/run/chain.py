@@ -94,8 +94,10 @@ class Chain:
         """Take over a record that is in the store."""
         self._records.append(record)
 
-    def sign_task(self, roster: SignedRoster, deadline_unix_s: int) -> RoundTask:
-        """What the silos are asked to do from the head."""
+    def sign_task(
+        self, roster: SignedRoster, deadline_unix_s: int, *, invited: tuple[str, ...] = ()
+    ) -> RoundTask:
+        """What the silos are asked to do from the head; from suite v2 on it names whom it asks."""
         place = self.next_place
         return RoundTask(
             run_id=self._run_id,
@@ -107,4 +109,5 @@ class Chain:
             base_model_sha256=self.head.base_model_sha256,
             adapter_sha256=self.head.adapter_sha256,
             ready_deadline_unix_s=deadline_unix_s,
+            invited=invited,
         ).sign(self._context.signing_key)

@@ -11,6 +11,10 @@ Ordered invariants:
 4. A silo has said ready or refused, never both; its newest word counts.
 5. Who sits out after drop-outs is sent no task and is in no cohort, unless a round has no quorum
    without it.
+6. In a run of suite v2 each task names whom it invites: a round's first task the whole roster, or
+   in a run without noise who may still be asked (``server/run/kept_cohort.py``), and every later
+   task of the round the same. Who is not invited is sent it too, to verify it and wait. A task is
+   in the store before anybody sees it; a coordinator that restarts sends the same again.
 
 Covered: deadlines, quorum, silos that refuse for good, strangers. Not covered: who sits out
 (``server/run/dropouts.py``).
@@ -22,6 +26,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import structlog
+
 from federation.chain.record import Place
 from federation.chain.task import PASSING_REASONS, SURVIVORS_ALREADY_SIGNED, RoundTask
 from federation.plan.plan import Plan
@@ -32,9 +38,14 @@ from server.errors import RunError, WrongRoundError
 from server.figures import Phase
 from server.run.chain import Chain
 from server.run.dropouts import Dropouts
+from server.run.kept_cohort import KeptCohort
 from server.run.progress import Progress
+from server.store.runs import RunRow
+from server.store.tasks import TaskRow
 
 __all__ = ["Cohorts", "Ready", "Training"]
+
+log = structlog.get_logger(__name__)
 
 CHAIN: Final = "chain"
 """A silo's word for a published chain that is not the one it adopted."""
@@ -42,6 +53,11 @@ AHEAD: Final = (
     ". A silo that refuses with 'chain' holds records that this coordinator does not show it: it "
     "was restored from an older backup, or lost records. Restore a newer backup, or start a new "
     "run from the newest adapter"
+)
+
+KEPT_OUT: Final = (
+    ". Without noise {} stay out, which were not in the last sum: cohorts that vary can be "
+    "subtracted. Take a mode with noise, or have every site let cohorts vary"
 )
 
 Ready = dict[str, tuple[str, ...]]
@@ -92,6 +108,7 @@ class Cohorts:
     def __init__(
         self,
         *,
+        row: RunRow,
         plan: Plan,
         roster: SignedRoster,
         context: RunContext,
@@ -103,6 +120,8 @@ class Cohorts:
         self._dropouts = Dropouts(chain.head.run_id, plan, context)
         self.sitting_out = self._dropouts.sitting_out(chain.next_place.round)
         """Who is asked for nothing now (``server/run/dropouts.py``)."""
+        self._kept = KeptCohort(row.run_id, plan, context.store)
+        self._hybrid = row.is_hybrid
         self._roster = roster
         self._silos = tuple(entry.silo_id for entry in roster.roster.entries)
         self._ready_deadline_s = plan.rounds.ready_deadline_s
@@ -110,11 +129,27 @@ class Cohorts:
         self._context = context
         self._chain = chain
         self._progress = progress
+        self.kept_out = self._kept_out()
+        """Who may take no part any more in a run without noise, in ascending order."""
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Who is asked for work: the roster without those who sit out."""
-        return tuple(silo_id for silo_id in self._silos if silo_id not in self.sitting_out)
+        """Who is asked for work: the roster without those who sit out or are kept out."""
+        out = self.sitting_out.union(self.kept_out)
+        return tuple(silo_id for silo_id in self._silos if silo_id not in out)
+
+    @property
+    def task(self) -> RoundTask | None:
+        """The newest task of the open round, which a descriptor of suite v2 names; None in v1."""
+        sent = self._sent() if self._hybrid else ()
+        return sent[-1].task if sent else None
+
+    def is_told(self, silo_id: str) -> bool:
+        """Whether a silo is shown the task that is out: whoever is asked or, by it, is not."""
+        task = None if self.training is None else self.training.task
+        if task is None:
+            return False
+        return silo_id in self.asked or (bool(task.invited) and silo_id not in task.invited)
 
     @property
     def unanswered(self) -> tuple[str, ...]:
@@ -154,6 +189,8 @@ class Cohorts:
             raise WrongRoundError(f"{silo_id} is not in the roster of this run")
         if silo_id in self.sitting_out:
             raise WrongRoundError(f"{silo_id} sits out: it was lost from too many attempts")
+        if silo_id in self.kept_out:
+            raise WrongRoundError(f"{silo_id} was not in the last sum, and without noise stays out")
         training = self.training
         if training is None or place != (training.task.round, training.task.step):
             raise WrongRoundError(f"{place} is not in training")
@@ -170,6 +207,7 @@ class Cohorts:
         if ended is None:
             return None
         self.sitting_out = self._dropouts.sitting_out(self._chain.next_place.round)
+        self.kept_out = self._kept_out()
         alive = {
             silo_id: ended.families[silo_id]
             for silo_id in ended.survivors
@@ -183,13 +221,13 @@ class Cohorts:
         Raises:
             RunError: the quorum is out of reach; says who refused and why.
         """
-        everyone = False
+        everyone, again = False, self._unanswered_task(attempt_number)
         while True:
             self._choose(everyone=everyone)
-            now = self._context.clock()
-            deadline = int(now) + self._ready_deadline_s
-            training = Training(task=self._chain.sign_task(self._roster, deadline))
+            training = Training(task=again or self._new_task(attempt_number))
+            again = None
             self.training = training
+            deadline = training.task.ready_deadline_unix_s
             self._progress.enter(Phase.TRAINING, deadline, attempt_number)
             while self._context.clock() < deadline:
                 if not self._late() and len(self._ready(training)) >= self._quorum:
@@ -212,6 +250,7 @@ class Cohorts:
                 raise RunError(
                     f"{self._chain.next_place} cannot reach its quorum of {self._quorum}: {reasons}"
                     + (AHEAD if ahead else "")
+                    + (KEPT_OUT.format(", ".join(self.kept_out)) if self.kept_out else "")
                 )
             if self._context.clock() >= deadline:
                 self._context.audit.append(
@@ -221,9 +260,47 @@ class Cohorts:
                     step=training.task.step,
                 )
 
+    def _new_task(self, attempt_number: int) -> RoundTask:
+        """A task that silos have not seen, durable before they do."""
+        deadline = int(self._context.clock()) + self._ready_deadline_s
+        invited: tuple[str, ...] = ()
+        if self._hybrid:
+            sent = self._sent()
+            first = sent[0].task.invited if sent else self._kept.of(self._silos)
+            invited = tuple(sorted(frozenset(self._silos).intersection(first)))
+        task = self._chain.sign_task(self._roster, deadline, invited=invited)
+        if self._hybrid:
+            self._context.store.tasks.put(TaskRow(task=task, attempt=attempt_number))
+        return task
+
+    def _unanswered_task(self, attempt_number: int) -> RoundTask | None:
+        """The task that was out when the coordinator stopped; None if none was, or it is late."""
+        now, place, roster = self._context.clock(), self._chain.next_place, self._roster.roster
+        for row in self._sent() if self._hybrid else ():
+            task = row.task
+            here = (task.round, task.step) == place and row.attempt == attempt_number
+            same = task.roster_sha256 == roster.sha256
+            if here and same and task.ready_deadline_unix_s > now:
+                return task
+        return None
+
+    def _sent(self) -> tuple[TaskRow, ...]:
+        head, place = self._chain.head, self._chain.next_place
+        return self._context.store.tasks.of_round(head.run_id, place.round)
+
+    def _kept_out(self) -> tuple[str, ...]:
+        return tuple(sorted(frozenset(self._silos) - self._kept.of(self._silos)))
+
     def _choose(self, *, everyone: bool) -> None:
-        """Say who is asked: all but those who sit out, unless everyone is needed."""
+        """Say who is asked: all but those who sit out or are kept out.
+
+        Those who sit out are asked as well if everyone is needed.
+        """
         place = self._chain.next_place
+        kept_out = self._kept_out()
+        if kept_out != self.kept_out:
+            log.warning("silos_kept_out", round=place.round, silos=", ".join(kept_out))
+        self.kept_out = kept_out
         out = self._dropouts.sitting_out(place.round)
         if out and everyone:
             # Lost again they cost a phase; a round that cannot open costs everybody its whole

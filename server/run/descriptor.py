@@ -20,19 +20,23 @@ from dp.noise.share import metrics_sigma, per_silo_sigma
 from federation.adapter.encoding import Buffer, decode_adapter
 from federation.adapter.layout import Layout
 from federation.chain.sums import metrics_layout
+from federation.chain.task import RoundTask
+from federation.plan.families import families_of
 from federation.plan.plan import Plan
+from secagg import digest_tree
 from secagg.descriptor import (
     BASE_VERSION,
+    HYBRID_VERSION,
     NOISE_DISCRETE_GAUSSIAN,
     NOISE_NONE,
     STEPS,
+    SUITES,
     AggregationId,
     Descriptor,
     MetricsLayout,
 )
 from secagg.parameters import threshold
 from secagg.roster import SignedRoster
-from secagg.suite import SUITE
 
 __all__ = ["build_descriptor"]
 
@@ -49,12 +53,14 @@ def build_descriptor(
     adapter: Buffer,
     adapter_sha256: bytes,
     now_unix_s: int,
+    task: RoundTask | None = None,
 ) -> Descriptor:
     """D for the silos that reported ready, each with the environment families that it declares.
 
     The adapter is the published one of the chain's head. Deadlines count from ``now_unix_s``, one
-    plan phase each.
+    plan phase each. With the task that the silos were ready for, D is of suite v2 and names it.
     """
+    version = BASE_VERSION if task is None else HYBRID_VERSION
     spec = plan.spec
     release = spec.release
     cohort = tuple(sorted(ready))
@@ -68,8 +74,8 @@ def build_descriptor(
     block = MetricsBlock.of(figures.names, figures.bounds)
     phase_s = plan.rounds.phase_deadline_s
     return Descriptor(
-        version=BASE_VERSION,
-        suite=SUITE,
+        version=version,
+        suite=SUITES[version],
         identity=identity,
         roster_sha256=roster.roster.sha256,
         roster_epoch=roster.roster.epoch,
@@ -99,4 +105,7 @@ def build_descriptor(
         noise_sigma=per_silo_sigma(release.noise_multiplier, release.grid, t, n_min, colluding),
         privacy_spec_sha256=spec.sha256(),
         deadlines_unix_s=tuple(now_unix_s + phase_s * (k + 1) for k in range(len(STEPS))),
+        families=() if task is None else families_of(plan),
+        task_sha256=b"" if task is None else task.sha256,
+        digest_id=0 if task is None else digest_tree.SHA256,
     )

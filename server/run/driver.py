@@ -85,7 +85,12 @@ class RunDriver:
             optimiser=self._optimiser,
         )
         self.cohorts = Cohorts(
-            plan=plan, roster=roster, context=context, chain=self._chain, progress=self._progress
+            row=row,
+            plan=plan,
+            roster=roster,
+            context=context,
+            chain=self._chain,
+            progress=self._progress,
         )
         self.pausing = False
         self.carries_over = True
@@ -233,7 +238,10 @@ class RunDriver:
                 if ready is None:
                     break
             attempt = await self._attempts.open(
-                number, ready, adapter_sha256=self.head.adapter_sha256
+                number,
+                ready,
+                adapter_sha256=self.head.adapter_sha256,
+                task=self.cohorts.task,
             )
             aggregated = await self._drive(attempt)
             if aggregated is not None or self.current.outcome:

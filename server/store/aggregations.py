@@ -179,6 +179,11 @@ class Aggregations:
             self._update(connection, identity, outcome=outcome.value)
             return True
 
+    def get(self, identity: AggregationId) -> AggregationRow | None:
+        """Find an aggregation."""
+        rows = self._list(matches(aggregations, identity))
+        return rows[0] if rows else None
+
     def list(self, run_id: str) -> tuple[AggregationRow, ...]:
         """Return every aggregation of a run, by round, step, part and attempt."""
         return self._list(aggregations.c.run_id == run_id)

@@ -10,7 +10,7 @@ deleted secrets are overwritten in the database file. Not covered: what a messag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from secagg.descriptor import AggregationId
 from server.errors import StoreError
 from server.store.aggregations import matches
 from server.store.database import Database
-from server.store.schema import messages
+from server.store.schema import IDENTITY, messages
 
 __all__ = ["Messages", "StoredMessage"]
 
@@ -99,6 +99,17 @@ class Messages:
         """Return whose messages of a phase are kept, in the order in which they were accepted."""
         rows = self._rows(identity, messages.c.phase, messages.c.silo_id)
         return tuple(row.silo_id for row in rows if row.phase == phase)
+
+    def newest(self, phase: str, run_ids: Collection[str]) -> AggregationId | None:
+        """Find the aggregation of these runs that took the last message of a phase."""
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                select(*(messages.c[name] for name in IDENTITY))
+                .where(messages.c.phase == phase, messages.c.run_id.in_(run_ids))
+                .order_by(messages.c.seq.desc())
+                .limit(1)
+            ).first()
+        return None if row is None else AggregationId(**row._asdict())
 
     def forget_secrets(self, identity: AggregationId) -> None:
         """Delete the sealed parts, and the messages that have no other."""

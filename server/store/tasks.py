@@ -3,7 +3,7 @@
 Invariant: a task is here before any silo sees it, so that a coordinator that restarts sends the
 same one again, and a descriptor of version 2 names one that its silos have seen.
 
-Covered: one row a release. Not covered: whom a task may invite (``server/run/invitations.py``).
+Covered: one row a release. Not covered: whom a task invites (``server/run/cohorts.py``).
 """
 
 from __future__ import annotations

@@ -489,6 +489,7 @@ class StartRunOpening(google.protobuf.message.Message):
     SUBMIT_TOKEN_FIELD_NUMBER: builtins.int
     ADAPTER_BYTES_FIELD_NUMBER: builtins.int
     FEDERATION_FIELD_NUMBER: builtins.int
+    SUITE_FIELD_NUMBER: builtins.int
     plan: builtins.bytes
     """The TOML document, byte for byte."""
     submit_token: builtins.str
@@ -496,6 +497,8 @@ class StartRunOpening(google.protobuf.message.Message):
     adapter_bytes: builtins.int
     federation: builtins.str
     """Must be this coordinator's; empty stands for it."""
+    suite: builtins.int
+    """Of the run's sums: 1 or 2; 0 stands for the newest."""
     def __init__(
         self,
         *,
@@ -503,8 +506,9 @@ class StartRunOpening(google.protobuf.message.Message):
         submit_token: builtins.str = ...,
         adapter_bytes: builtins.int = ...,
         federation: builtins.str = ...,
+        suite: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_bytes", b"adapter_bytes", "federation", b"federation", "plan", b"plan", "submit_token", b"submit_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_bytes", b"adapter_bytes", "federation", b"federation", "plan", b"plan", "submit_token", b"submit_token", "suite", b"suite"]) -> None: ...
 
 global___StartRunOpening = StartRunOpening
 
@@ -638,6 +642,7 @@ class RunSummary(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     BEHIND_FIELD_NUMBER: builtins.int
     STATE_SINCE_UNIX_S_FIELD_NUMBER: builtins.int
+    SUITE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -652,6 +657,8 @@ class RunSummary(google.protobuf.message.Message):
     """Of a queued run: the one that it waits behind; empty if it is next."""
     state_since_unix_s: builtins.int
     """When it came into its state; 0 for a run of an earlier version."""
+    suite: builtins.int
+    """Of its sums: 1, which is not post-quantum, or 2."""
     def __init__(
         self,
         *,
@@ -665,8 +672,9 @@ class RunSummary(google.protobuf.message.Message):
         steps: builtins.int = ...,
         behind: builtins.str = ...,
         state_since_unix_s: builtins.int = ...,
+        suite: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "behind", b"behind", "name", b"name", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "step", b"step", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "behind", b"behind", "name", b"name", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "step", b"step", "steps", b"steps", "suite", b"suite"]) -> None: ...
 
 global___RunSummary = RunSummary
 
@@ -871,6 +879,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     EPSILON_UNIT_FIELD_NUMBER: builtins.int
     ROLLBACK_TO_ROUND_FIELD_NUMBER: builtins.int
+    KEPT_OUT_FIELD_NUMBER: builtins.int
     epsilon_spent: builtins.float
     epsilon_cap: builtins.float
     delta: builtins.float
@@ -888,6 +897,12 @@ class WatchRunResponse(google.protobuf.message.Message):
     def finished(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RoundStatus]:
         """Finished steps that this stream has not sent before, at most 64 of them."""
 
+    @property
+    def kept_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of a run without noise: silos of the roster whose part in it is over, because a cohort that
+        grew again could be subtracted from the one before.
+        """
+
     def __init__(
         self,
         *,
@@ -900,9 +915,10 @@ class WatchRunResponse(google.protobuf.message.Message):
         error: builtins.str = ...,
         epsilon_unit: builtins.str = ...,
         rollback_to_round: builtins.int | None = ...,
+        kept_out: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rollback_to_round", b"_rollback_to_round", "current", b"current", "rollback_to_round", b"rollback_to_round", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rollback_to_round", b"_rollback_to_round", "current", b"current", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "epsilon_spent", b"epsilon_spent", "epsilon_unit", b"epsilon_unit", "error", b"error", "finished", b"finished", "rollback_to_round", b"rollback_to_round", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rollback_to_round", b"_rollback_to_round", "current", b"current", "delta", b"delta", "epsilon_cap", b"epsilon_cap", "epsilon_spent", b"epsilon_spent", "epsilon_unit", b"epsilon_unit", "error", b"error", "finished", b"finished", "kept_out", b"kept_out", "rollback_to_round", b"rollback_to_round", "run", b"run"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rollback_to_round", b"_rollback_to_round"]) -> typing.Literal["rollback_to_round"] | None: ...
 
 global___WatchRunResponse = WatchRunResponse

@@ -75,6 +75,8 @@ class RecordingConductor:
     """Remembers what it was asked."""
 
     started: list[tuple[bytes, bytes, str]] = field(default_factory=list)
+    suites: list[int] = field(default_factory=list)
+    """Of each start."""
     aborted: list[str] = field(default_factory=list)
     paused: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
@@ -86,8 +88,9 @@ class RecordingConductor:
     quorum: int = 0
 
     async def start_run(
-        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, admin: str
+        self, plan_toml: bytes, adapter: bytes, submit_token: str, *, suite: int, admin: str
     ) -> str:
+        self.suites.append(suite)
         self.started.append((plan_toml, adapter, submit_token))
         self.admins.append(admin)
         return "run-1"

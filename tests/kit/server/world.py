@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -87,8 +88,11 @@ class SteppedSignal(Signal):
 class World:
     """One coordinator with its directory, and its silos."""
 
-    def __init__(self, directory: Path, *, silos: int = 4, colluding: int = 1) -> None:
+    def __init__(
+        self, directory: Path, *, silos: int = 4, colluding: int = 1, suite: int = 1
+    ) -> None:
         self.directory = directory
+        self.suite = suite
         self.clock = Clock()
         self.roster = signed_roster(make_roster(silos, colluding))
         self.before_wait: Callable[[], None] = lambda: None
@@ -115,6 +119,8 @@ class World:
             clock=self.clock,
         )
         self.conductor = Conductor(self.context)
+        start = partial(self.conductor.start_run, suite=self.suite)
+        self.conductor.start_run = start  # type: ignore[method-assign]
 
     async def run_over_power_cuts(self, plan: bytes, cuts: int = 1, down_s: float = 0.0) -> str:
         """Start a run and wait for its end; a coordinator that is cut off starts again."""

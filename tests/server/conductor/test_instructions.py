@@ -111,7 +111,7 @@ def test_the_next_phase_is_built_anew_and_a_poll_that_hangs_up_costs_nobody_its_
 def test_the_instruction_id_of_a_poll_is_bounded(monkeypatch):
     peer = SimpleNamespace(name="silo-000", version=this_version())
     monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: peer)
-    liveness = SimpleNamespace(touch=lambda _silo_id: None)
+    liveness = SimpleNamespace(touch=lambda *_: None, runs=lambda *_: None)
     asked = []
 
     async def poll(_silo_id, last, _wait_s, **_):

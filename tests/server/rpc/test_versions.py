@@ -12,6 +12,7 @@ from chorale.v1 import round_pb2 as pb
 from federation.errors import VersionMismatchError
 from federation.plan.read import read_plan
 from federation.version import NEWEST_PROTOCOL, UNANNOUNCED, Version, this_version
+from server.context import Liveness
 from server.errors import WrongRoundError
 from server.members.peer import Peer, Role
 from server.rpc.access import _PEER
@@ -50,7 +51,7 @@ class World:
             runs=SimpleNamespace(by_plan=lambda _: SimpleNamespace(plan=plan.encode())),
             records=SimpleNamespace(page=lambda *_: records),
         )
-        context = SimpleNamespace(store=store, liveness=SimpleNamespace(touch=lambda _: None))
+        context = SimpleNamespace(store=store, liveness=Liveness())
         preflights = SimpleNamespace(plan=lambda _: None)
         self.conductor = SimpleNamespace(context=context, driver=driver, preflights=preflights)
         self.service = RoundService(self.conductor)

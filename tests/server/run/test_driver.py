@@ -131,7 +131,7 @@ def test_a_silo_that_lags_is_told_once_and_takes_part_again(world):
             lagging.dead = phase in (Phase.SHARE_KEYS, Phase.MASKED_INPUT, Phase.CONSISTENCY_CHECK)
 
     world.before_wait = before_wait
-    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2)))
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2, mode="silo", noise=1.0)))
     records = require_chain(world, run_id)
     assert [r.survivors for r in records] == [(), NAMES[:3], NAMES]
     assert sum(isinstance(message, RoundAborted) for message in lagging.told) == 1

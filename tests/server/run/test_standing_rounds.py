@@ -99,7 +99,7 @@ def test_a_silo_that_is_let_in_again_is_in_the_next_round(world):
             world.context.liveness.bar(BARRED, barred=False)
 
     world.before_wait = before_wait
-    survivors, _ = run(world, sw.plan_toml(rounds=2))
+    survivors, _ = run(world, sw.plan_toml(rounds=2, mode="silo", noise=1.0))
     assert survivors == [NAMES[:3], NAMES]
 
 
