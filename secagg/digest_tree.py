@@ -212,6 +212,10 @@ class TreeHasher:
         """
         return root_of(self.leaves(), self._total_bytes, self._digest_id)
 
+    def digest(self) -> bytes:
+        """Return the root, by the name that hashlib's objects have for it."""
+        return self.root()
+
     def _end_chunk(self, index: int, chunk: tuple[memoryview, ...]) -> None:
         workers = self._threads - 1
         while self._hashing and self._hashing[0].done():

@@ -7,71 +7,135 @@ generation is whole on disk, and either it holds the upload or the upload's spoo
 
 Ordered invariants:
 
-1. The bytes that are folded are hashed while they are folded, and nothing is committed unless they
-   have the signed SHA-256. What a crash left in a spool need not be trusted before.
+1. Nothing is committed unless the bytes that were folded are the signed ones. In suite v1 they are
+   hashed while they are folded. From suite v2 on each chunk is checked against its leaf before it
+   is written to the spool, and hashed again while it is folded only if an earlier process left it.
+   Either way, what a crash left in a spool need not be trusted before.
 2. An upload enters the sum once; its spool is deleted after the commit.
 3. Memory is O(tile). Disk is two vectors and the uploads in flight, whatever the number of silos;
    the result is written over the generation that is no longer needed.
 4. A chunk past the announced length is refused before it is written.
 5. A stream that outlived its attempt cannot write into a later one's spool: every attempt has a
    directory of its own.
+6. From suite v2 on a spool ends at a border of the digest tree's chunks: a bad chunk leaves it as
+   it was, and the silo goes on from there.
 
 Covered: truncated, extended, repeated and corrupted uploads; resuming at an offset, also after a
 restart; a crash at any instant of a fold or a release. Not covered: a power cut may leave bytes in
-a spool that were never written: the digest finds them and the silo starts again at offset zero.
+a spool that were never written: the digest finds them and the silo starts again at offset zero. A
+disk that gives back other bytes than this process wrote: v1's digest finds it, v2 does not look
+again.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import hmac
 import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
 import numpy as np
 
 from ops.files import sync_directory
+from secagg import digest_tree
+from secagg.errors import Check, VerificationError
 from secagg.prg import Vector
-from secagg.server.folding import Fold
+from secagg.server.folding import Fold, Hasher
 from server.errors import LostAttemptError, StorageFullError, UploadError
 
-__all__ = ["Accumulator", "Upload", "clear_scratch"]
+__all__ = ["Accumulator", "Chunk", "Upload", "clear_scratch"]
 
-TILE_BYTES = 1 << 20
-MAX_CHUNK_BYTES = 1 << 20
+MAX_CHUNK_BYTES = digest_tree.CHUNK_BYTES
+TILE_BYTES = MAX_CHUNK_BYTES
 WORD_BYTES = 4
 ATTEMPT_OVER = "the attempt that this upload was for is over"
 
 
-class Upload:
-    """One silo's masked vector on its way in."""
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes that an upload takes at an offset, once they were checked."""
 
-    def __init__(self, path: Path, *, length_bytes: int, sha256: bytes) -> None:
+    offset_bytes: int
+    content: bytes
+
+
+class Upload:
+    """One silo's masked vector on its way in.
+
+    ``digest_id`` is the descriptor's from suite v2 on: ``sha256`` is then the root of the digest
+    tree, and chunks are taken whole and in order, after the leaf list. 0 stands for suite v1.
+    """
+
+    def __init__(
+        self, path: Path, *, silo_id: str, length_bytes: int, sha256: bytes, digest_id: int = 0
+    ) -> None:
         self.path = path
+        self.silo_id = silo_id
         self.sha256 = sha256
         self.length_bytes = length_bytes
+        self.digest_id = digest_id
         self.queued = False
         """A fold of it is running, or waits for its turn."""
+        self._leaves = b""
         path.touch(mode=0o600)
-        if path.stat().st_size > length_bytes:
-            os.truncate(path, 0)
-        self.received_bytes = path.stat().st_size
+        found = path.stat().st_size
+        kept = self._border(found)
+        if kept != found:
+            os.truncate(path, kept)
+        self.received_bytes = kept
+        self._left_by_another = kept > 0
 
-    def append(self, offset_bytes: int, content: bytes) -> None:
-        """Write one chunk at its offset.
+    def take_leaves(self, leaves: bytes) -> None:
+        """Take the leaf list of the digest tree, before the first chunk.
 
         Raises:
-            UploadError: the chunk is empty, too big, leaves a gap or runs past the end, or the
-                attempt is over.
-            StorageFullError: the disk is full.
+            VerificationError: digest_leaf; suite, if this upload has no tree.
+        """
+        if not self.digest_id:
+            if leaves:
+                raise VerificationError(
+                    Check.SUITE, "suite v1 knows no digest tree", silo=self.silo_id
+                )
+            return
+        if leaves == self._leaves:
+            return
+        digest_tree.check_leaves(
+            leaves, self.length_bytes, self.digest_id, self.sha256, silo=self.silo_id
+        )
+        self._leaves = leaves
+
+    def check(self, offset_bytes: int, content: bytes) -> Chunk:
+        """Check one chunk before it is written; nothing changes, so any thread may do it.
+
+        Raises:
+            UploadError: The chunk is empty, too big, or none of the digest tree's.
+            VerificationError: digest_leaf.
         """
         if not 0 < len(content) <= MAX_CHUNK_BYTES:
             raise UploadError(f"a chunk has 1 to {MAX_CHUNK_BYTES} bytes, not {len(content)}")
+        if self.digest_id:
+            index, past_border = divmod(offset_bytes, MAX_CHUNK_BYTES)
+            whole = min(MAX_CHUNK_BYTES, self.length_bytes - offset_bytes)
+            if past_border or len(content) != whole:
+                raise UploadError(f"{len(content)} bytes at {offset_bytes} are no whole chunk")
+            digest_tree.check_chunk(self._leaves, index, content, self.digest_id, silo=self.silo_id)
+        return Chunk(offset_bytes, content)
+
+    def put(self, chunk: Chunk) -> None:
+        """Write one chunk at its offset.
+
+        Raises:
+            UploadError: the chunk leaves a gap or runs past the end, or the attempt is over.
+            StorageFullError: the disk is full.
+        """
+        offset_bytes, content = chunk.offset_bytes, chunk.content
         if offset_bytes != self.received_bytes:
             raise UploadError(
                 f"the next chunk starts at byte {self.received_bytes}, not {offset_bytes}: "
@@ -83,6 +147,25 @@ class Upload:
             spool.seek(offset_bytes)
             _write_all(spool, memoryview(content))
         self.received_bytes += len(content)
+
+    def append(self, offset_bytes: int, content: bytes) -> None:
+        """Check one chunk and write it.
+
+        Raises:
+            UploadError, VerificationError, StorageFullError: as ``check`` and ``put``.
+        """
+        self.put(self.check(offset_bytes, content))
+
+    def hasher(self) -> Hasher | None:
+        """What the bytes are hashed with while they are folded; None if all were checked before.
+
+        It is given one tile, which is one chunk of the tree, after the other.
+        """
+        if not self.digest_id:
+            return hashlib.sha256()
+        if not self._left_by_another:
+            return None
+        return digest_tree.TreeHasher(self.length_bytes, self.digest_id, threads=1)
 
     @property
     def complete(self) -> bool:
@@ -100,11 +183,20 @@ class Upload:
     def discard(self) -> None:
         """Forget every byte; the silo may start again at offset zero."""
         self._truncate(0)
+        self._left_by_another = False
 
     def _truncate(self, length_bytes: int) -> None:
         with _file_errors():
             os.truncate(self.path, length_bytes)
         self.received_bytes = length_bytes
+
+    def _border(self, found_bytes: int) -> int:
+        """How much of what a spool holds is kept when it is opened."""
+        if found_bytes > self.length_bytes:
+            return 0
+        if not self.digest_id or found_bytes == self.length_bytes:
+            return found_bytes
+        return found_bytes // MAX_CHUNK_BYTES * MAX_CHUNK_BYTES
 
 
 class Accumulator:
@@ -148,7 +240,9 @@ class Accumulator:
                 raise LostAttemptError(f"the sum of {generation} uploads is not in {directory}")
         return self
 
-    def open_upload(self, silo_id: str, *, length_bytes: int, sha256: bytes) -> Upload:
+    def open_upload(
+        self, silo_id: str, *, length_bytes: int, sha256: bytes, digest_id: int = 0
+    ) -> Upload:
         """Start the spool of one silo, or go on with the one that a restart left.
 
         Raises:
@@ -160,7 +254,13 @@ class Accumulator:
                 f"the header says {length_bytes}"
             )
         with _file_errors():
-            return Upload(self._spool(silo_id), length_bytes=length_bytes, sha256=sha256)
+            return Upload(
+                self._spool(silo_id),
+                silo_id=silo_id,
+                length_bytes=length_bytes,
+                sha256=sha256,
+                digest_id=digest_id,
+            )
 
     def keep_spools(self, silo_ids: frozenset[str]) -> None:
         """Delete the spools of everyone else: what a restart found folded, or too late."""
@@ -185,11 +285,12 @@ class Accumulator:
             current = files.enter_context(self._path(self.generation).open("rb", buffering=0))
             spool = files.enter_context(upload.path.open("rb", buffering=0))
             target = files.enter_context(self._path(following).open("r+b", buffering=0))
-            fold = files.enter_context(Fold())
+            fold = files.enter_context(Fold(upload.hasher()))
             for total, masked in zip(self._tiles(current), self._tiles(spool), strict=True):
                 fold.add(total, masked)
                 _write_all(target, total.data.cast("B"))
-            signed = hmac.compare_digest(fold.sha256(), upload.sha256)
+            digest = fold.digest()
+            signed = digest is None or hmac.compare_digest(digest, upload.sha256)
             if signed:
                 os.fsync(target.fileno())
         if not signed:

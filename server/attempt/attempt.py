@@ -140,7 +140,7 @@ class Attempt:
         self._closing: _Closing | None = None
         self._unmasking: Unmasking | None = None
         self._families = families
-        self._inbox = Inbox(journal, accumulator)
+        self._inbox = Inbox(journal, accumulator, digest_id=descriptor.descriptor.digest_id)
         self._state: State = protocol.open(descriptor, roster)
         self._messages: Mapping[str, Message] = dict.fromkeys(self.cohort, descriptor)
 
@@ -229,22 +229,28 @@ class Attempt:
         """R1."""
         self._take(identity, CollectShares, boxes)
 
-    def open_upload(self, identity: AggregationId, header: MaskedInputHeader) -> Upload:
-        """R2, opening: the signed header is checked before the first byte is stored."""
+    def open_upload(
+        self, identity: AggregationId, header: MaskedInputHeader, leaves: bytes = b""
+    ) -> Upload:
+        """R2, opening: header and leaf list are checked before the first byte is stored.
+
+        ``leaves`` is empty in suite v1.
+        """
         state = self._expect(identity, CollectMaskedInputs)
         state.expect(header)
         known = self._inbox.headers.get(header.silo_id)
-        if known == header and header.silo_id in self._inbox.uploads:
-            return self._inbox.uploads[header.silo_id]
-        if known == header:
-            raise WrongPhaseError("this upload is already complete")
-        if known is not None:
+        if known is not None and known != header:
             raise WrongPhaseError("a second, different upload for one aggregation is refused")
-        if header.debit is not None:
-            self._journal.charged(header, state.members)
-        self._inbox.keep(header)
-        upload = self._inbox.open_spool(header)
-        self._inbox.headers[header.silo_id] = header
+        if known is not None and header.silo_id not in self._inbox.uploads:
+            raise WrongPhaseError("this upload is already complete")
+        if known is None:
+            if header.debit is not None:
+                self._journal.charged(header, state.members)
+            self._inbox.keep(header)
+            self._inbox.open_spool(header)
+            self._inbox.headers[header.silo_id] = header
+        upload = self._inbox.uploads[header.silo_id]
+        upload.take_leaves(leaves)
         return upload
 
     def fold_queued(self, silo_id: str) -> bool:

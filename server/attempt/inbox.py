@@ -25,13 +25,14 @@ __all__ = ["Inbox"]
 class Inbox:
     """The messages of one attempt, by silo."""
 
-    def __init__(self, journal: Journal, accumulator: Accumulator) -> None:
+    def __init__(self, journal: Journal, accumulator: Accumulator, *, digest_id: int) -> None:
         self.headers: dict[str, MaskedInputHeader] = {}
         """Uploads that were announced, in flight or in the sum."""
         self.uploads: dict[str, Upload] = {}
         """Uploads in flight."""
         self._journal = journal
         self._accumulator = accumulator
+        self._digest_id = digest_id
         self._taken: dict[tuple[type[SiloMessage], str], SiloMessage] = {}
         self._unwritten: dict[tuple[type[SiloMessage], str], SiloMessage] = {}
 
@@ -71,7 +72,10 @@ class Inbox:
     def open_spool(self, header: MaskedInputHeader) -> Upload:
         """Start or go on with the spool of an announced upload."""
         upload = self._accumulator.open_upload(
-            header.silo_id, length_bytes=header.length_bytes, sha256=header.masked_sha256
+            header.silo_id,
+            length_bytes=header.length_bytes,
+            sha256=header.masked_sha256,
+            digest_id=self._digest_id,
         )
         self.uploads[header.silo_id] = upload
         return upload

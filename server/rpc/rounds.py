@@ -5,7 +5,8 @@ Invariants:
 1. The sender of a message is the silo of the client certificate; a message that names another silo
    is refused.
 2. Every refusal is a raised typed error; the interceptor answers and counts it.
-3. An upload stream is read chunk by chunk into the spool; nothing is kept in memory.
+3. An upload stream is read chunk by chunk into the spool; less than a chunk is kept in memory. From
+   suite v2 on its leaf list is checked before its first chunk, and each chunk before it is written.
 4. What the round took is durable before the call is answered.
 5. A silo of an older protocol is never shown what it cannot read (``server/rpc/versions.py``).
 
@@ -36,8 +37,9 @@ from federation.version import APPROVED_ROSTERS, HYBRID, NEWEST_PROTOCOL, ROLLBA
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
 from secagg.messages import ShareBoxes, ShareLeaves
-from server.attempt.accumulator import Upload
+from server.attempt.accumulator import Chunk, Upload
 from server.attempt.attempt import Attempt
+from server.attempt.stream import UploadStream
 from server.conductor.conductor import Conductor
 from server.errors import (
     ForeignMessageError,
@@ -215,17 +217,18 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         silo_id = self._own(header.silo_id)
         identity = secagg_wire.identity_from_proto(opening.identity)
         attempt = self._conductor.attempt()
-        upload = attempt.open_upload(identity, header)
-        offset = opening.offset_bytes
-        if 0 < offset == upload.received_bytes:
+        upload = attempt.open_upload(identity, header, opening.leaves)
+        if 0 < opening.offset_bytes == upload.received_bytes:
             self._context.metrics.upload_resumes.inc()
+        stream = UploadStream(upload, opening.offset_bytes)
         async for part in parts:
             if part.WhichOneof("part") != "chunk":
                 raise MalformedMessageError("after the opening an upload has only chunks")
-            # An earlier stream of the same silo may still be draining: the spool's own offset
-            # decides, and a chunk of the stale stream is refused.
-            upload.append(offset, part.chunk.content)
-            offset += len(part.chunk.content)
+            for offset, content in stream.cut(part.chunk.content):
+                chunk = await self._checked(upload, offset, content)
+                # An earlier stream of the same silo may still be draining: the spool's own offset
+                # decides, and a chunk of the stale stream is refused.
+                upload.put(chunk)
             self._context.liveness.touch(silo_id)
             if upload.complete:
                 # Not one more read: a stream cut after the last byte has still delivered it.
@@ -242,6 +245,13 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         fold.add_done_callback(self._folds.discard)
         await asyncio.shield(fold)
         return pb.UploadMaskedInputResponse(received_bytes=upload.length_bytes)
+
+    @staticmethod
+    async def _checked(upload: Upload, offset_bytes: int, content: bytes) -> Chunk:
+        """Check a chunk before it is written; where that means to hash it, in a thread."""
+        if not upload.digest_id:
+            return upload.check(offset_bytes, content)
+        return await asyncio.to_thread(upload.check, offset_bytes, content)
 
     async def _fold(
         self, attempt: Attempt, identity: AggregationId, silo_id: str, upload: Upload

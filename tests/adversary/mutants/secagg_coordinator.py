@@ -296,7 +296,7 @@ MUTANTS = (
         name="upload-bytes",
         disables="the signed digest of the bytes that are folded into the sum",
         file=ACCUMULATOR,
-        old="signed = hmac.compare_digest(fold.sha256(), upload.sha256)",
+        old="signed = digest is None or hmac.compare_digest(digest, upload.sha256)",
         new="signed = bool(upload.sha256)",
         tests=(
             _ACCUMULATED + "test_corrupt_bytes_never_enter_the_sum_and_the_silo_may_start_again",

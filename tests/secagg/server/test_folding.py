@@ -12,11 +12,11 @@ from secagg.server.folding import Fold
 
 
 def fold_upload(total, upload, *, threads=2):
-    with Fold(threads=threads) as fold:
+    with Fold(hashlib.sha256(), threads=threads) as fold:
         for start in range(0, total.size, TILE_WORDS):
             tile = slice(start, start + TILE_WORDS)
             fold.add(total[tile], upload[tile])
-        return fold.sha256()
+        return fold.digest()
 
 
 @pytest.mark.parametrize("words", [1, TILE_WORDS, 2 * TILE_WORDS + 3])
@@ -40,14 +40,24 @@ def test_two_buffers_in_turn_are_enough(threads):
     upload = generator.integers(0, 2**32, 64 * 4096, dtype=np.uint32)
     buffers = [np.empty(4096, dtype="<u4"), np.empty(4096, dtype="<u4")]
     total = np.zeros(upload.size, dtype="<u4")
-    with Fold(threads=threads) as fold:
+    with Fold(hashlib.sha256(), threads=threads) as fold:
         for number, start in enumerate(range(0, upload.size, 4096)):
             tile = buffers[number % 2]
             tile[:] = upload[start : start + 4096]
             fold.add(total[start : start + 4096], tile)
-        digest = fold.sha256()
+        digest = fold.digest()
     assert digest == hashlib.sha256(upload.tobytes()).digest()
     assert np.array_equal(total, upload)
+
+
+def test_what_was_checked_before_is_added_without_a_thread_or_a_digest():
+    total = np.full(8, 2**32 - 1, dtype="<u4")
+    before = threading.active_count()
+    with Fold(None, threads=2) as fold:
+        fold.add(total, np.arange(8, dtype="<u4"))
+        assert threading.active_count() == before
+        assert fold.digest() is None
+    assert np.array_equal(total, np.arange(8, dtype="<u4") - np.uint32(1))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +66,7 @@ def test_two_buffers_in_turn_are_enough(threads):
 )
 def test_other_uploads_are_refused_and_nothing_changed(upload):
     total = np.zeros(8, dtype="<u4")
-    with Fold() as fold, pytest.raises(ParameterError):
+    with Fold(None) as fold, pytest.raises(ParameterError):
         fold.add(total, upload)
     assert not total.any()
 

@@ -166,9 +166,7 @@ def test_a_phase_cannot_close_while_a_cut_upload_is_still_folding(tmp_path, monk
         entered.set()
         release.wait(120)
 
-    upload = SimpleNamespace(
-        append=lambda *_: None, complete=True, length_bytes=4, received_bytes=0
-    )
+    upload = SimpleNamespace(digest_id=0, complete=True, length_bytes=4, received_bytes=0)
     attempt.open_upload = lambda *_: upload
     attempt.fold_upload = fold
     monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: SimpleNamespace(name="silo-a"))
