@@ -3,10 +3,12 @@
 Invariants:
 
 1. Every leg begins with the coordinator's own offset and sends the spool from there on; so all
-   legs together are the spool, byte for byte, whichever process sends them.
+   legs together are the spool, byte for byte, whichever process sends them. From suite v2 on each
+   opening carries the leaf list, and legs begin at the borders of the tree's chunks.
 2. A cut is survived for ``patience_s`` after the last progress: bytes that arrived renew it.
 3. A refusal ends the upload, unless the coordinator's offset moved meanwhile: then the refusal was
-   of a leg that an older one, still draining, had overtaken.
+   of a leg that an older one, still draining, had overtaken, or the coordinator has lost what it
+   had before this leg.
 
 Covered: cut connections, a restarted coordinator, a restarted silo. Not covered: a coordinator that
 pretends to hold bytes it does not; it only hurts its own sum.
@@ -23,16 +25,18 @@ import grpc
 import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2 as pb
 from secagg.descriptor import AggregationId
+from secagg.digest_tree import CHUNK_BYTES
 from secagg.messages import MaskedInputHeader
 from silo_agent.line.channel import CALL_TIMEOUT_S, stream_timeout_s
 
 __all__ = ["Chunks", "UploadStream"]
 
-CHUNK_BYTES = 1 << 20
-
 
 class Chunks(Protocol):
     """What is uploaded."""
+
+    leaves: bytes
+    """Of the digest tree; empty in suite v1."""
 
     def chunks(self, offset_bytes: int, chunk_bytes: int) -> Iterator[bytes]:
         """The bytes from an offset on."""
@@ -53,7 +57,7 @@ class UploadStream:
         self.progress_at = time.monotonic()
         """When the coordinator was last seen to hold more than before."""
         self.overtaken = False
-        """Whether the last leg was refused although the coordinator got further."""
+        """Whether the coordinator's offset moved while the last leg was refused."""
 
     def send(self) -> int:
         """Send what the coordinator lacks, in one leg; returns how many bytes it holds.
@@ -72,7 +76,7 @@ class UploadStream:
             )
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                self.overtaken = self._ask_offset() > offset_bytes
+                self.overtaken = self._ask_offset() != offset_bytes
             raise
         return int(response.received_bytes)
 
@@ -87,7 +91,10 @@ class UploadStream:
     def _leg(self, offset_bytes: int) -> Iterator[pb.UploadMaskedInputRequest]:
         yield pb.UploadMaskedInputRequest(
             opening=pb.UploadOpening(
-                identity=self._identity, header=self._header, offset_bytes=offset_bytes
+                identity=self._identity,
+                header=self._header,
+                offset_bytes=offset_bytes,
+                leaves=self._spool.leaves,
             )
         )
         for chunk in self._spool.chunks(offset_bytes, CHUNK_BYTES):

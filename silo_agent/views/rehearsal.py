@@ -112,6 +112,8 @@ class Attempt:
 class Zeros:
     """An upload of that many zero bytes, never held as a whole."""
 
+    leaves = b""
+
     def __init__(self, length_bytes: int) -> None:
         self._length_bytes = length_bytes
 

@@ -49,6 +49,7 @@ def truncate(round_number: int) -> None:
     class Half:
         def __init__(self, spool: Any) -> None:
             self._spool = spool
+            self.leaves = spool.leaves
 
         def chunks(self, offset: int, size: int) -> Any:
             whole = b"".join(self._spool.chunks(offset, size))

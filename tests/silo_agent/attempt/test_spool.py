@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from secagg import messages
 from secagg.descriptor import AggregationId
+from secagg.digest_tree import BLAKE3, SHA256, TreeHasher
 from secagg.messages import MaskedInputHeader
 from silo_agent.attempt.spool import Spool
 from silo_agent.errors import SpoolError
@@ -222,3 +224,90 @@ def test_deleting_twice_is_allowed(tmp_path: Path):
     spool.delete()
     spool.delete()
     assert not list(tmp_path.iterdir())
+
+
+# Suite v2 ----------------------------------------------------------------------------------------
+
+
+def tree(vector: np.ndarray, digest_id: int = SHA256) -> tuple[MaskedInputHeader, bytes]:
+    """The signed header of suite v2, and the leaf list."""
+    hasher = TreeHasher(vector.nbytes, digest_id, threads=1)
+    hasher.update(vector.data)
+    debit = messages.DebitHead(seq=7, sha256=bytes(range(32)))
+    header = replace(header_of(vector), masked_sha256=hasher.root(), debit=debit)
+    return header, hasher.leaves()
+
+
+def write_tree(directory: Path, digest_id: int = SHA256) -> Spool:
+    header, leaves = tree(VECTOR, digest_id)
+    return Spool.write(
+        directory, IDENTITY, VECTOR, header=header, descriptor_sha256=DESCRIPTOR,
+        digest_id=digest_id, leaves=leaves,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("digest_id", [SHA256, BLAKE3])
+def test_a_later_process_has_the_leaf_list_and_the_same_bytes(tmp_path: Path, digest_id: int):
+    write_tree(tmp_path, digest_id)
+    found = find(tmp_path, IDENTITY)
+    assert (found.header, found.leaves) == tree(VECTOR, digest_id)
+    assert b"".join(found.chunks()) == CONTENT
+
+
+def test_suite_v1_has_no_leaf_list(tmp_path: Path):
+    assert write(tmp_path, IDENTITY, VECTOR).leaves == b""
+
+
+@pytest.mark.parametrize("where", [500, 1000, -1, -(1 << 20), -1_700_000])
+def test_a_flipped_bit_in_bytes_or_leaves_is_found(tmp_path: Path, where: int):
+    path = write_tree(tmp_path).path
+    content = bytearray(path.read_bytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SpoolError):
+        Spool.open(path).verify()
+
+
+@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"\0"])
+def test_a_cut_or_longer_vector_is_not_that_of_its_tree(tmp_path: Path, change):
+    path = write_tree(tmp_path).path
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(SpoolError, match="not what was written"):
+        Spool.open(path).verify()
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:-32], lambda x: x[32:] + x[:32], lambda _: b""])
+def test_another_leaf_list_is_neither_written_nor_read(tmp_path: Path, change):
+    header, leaves = tree(VECTOR)
+    with pytest.raises(SpoolError, match="leaf list"):
+        Spool.write(
+            tmp_path, IDENTITY, VECTOR, header=header, descriptor_sha256=DESCRIPTOR,
+            digest_id=SHA256, leaves=change(leaves),
+        )  # fmt: skip
+    path = write_tree(tmp_path).path
+    line, _, rest = path.read_bytes().partition(b"\n")
+    said = json.loads(line.partition(b" ")[2])
+    said["leaves"] = change(leaves).hex()
+    text = json.dumps(said).encode()
+    path.write_bytes(hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n" + rest)
+    with pytest.raises(SpoolError, match="leaf list"):
+        Spool.open(path)
+
+
+def test_the_longest_leaf_list_and_most_rejected_fit_the_first_line(tmp_path: Path):
+    # The file is sparse; only its first line is read.
+    words, silos = 2**27 + 2048, [f"{'s' * 60}{number:03}" for number in range(200)]
+    leaves = bytes(32 * -(-4 * words // (1 << 20)))
+    from secagg import digest_tree
+    from silo_agent.attempt import spool
+
+    header = replace(
+        tree(VECTOR)[0],
+        silo_id="a",
+        length_bytes=4 * words,
+        masked_sha256=digest_tree.root_of(leaves, 4 * words, SHA256),
+        rejected=tuple(silos),
+    )
+    path = tmp_path / spool._name(IDENTITY)
+    path.write_bytes(spool._line(IDENTITY, header, DESCRIPTOR, SHA256, leaves))
+    assert Spool.open(path).leaves == leaves

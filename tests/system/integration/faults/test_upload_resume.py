@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent import futures
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -24,6 +25,7 @@ from dp.config import Mode
 from dp.ledger.ledger import Ledger, LedgerEntry
 from secagg import wire
 from secagg.descriptor import AggregationId
+from secagg.digest_tree import SHA256, TreeHasher
 from secagg.messages import MaskedInputHeader
 from silo_agent.attempt.spool import Spool
 from silo_agent.attempt.unfinished import UnfinishedUploads
@@ -49,6 +51,7 @@ class Rounds(round_pb2_grpc.RoundServiceServicer):
         self.held = bytearray()
         self.legs = []
         self.headers = []
+        self.leaves = []
         self.cut_after = None
         self.cut = lambda context: context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
         self.pause_s = 0.0
@@ -63,6 +66,7 @@ class Rounds(round_pb2_grpc.RoundServiceServicer):
         opening = next(request_iterator).opening
         assert wire.identity_from_proto(opening.identity) == IDENTITY
         self.headers.append(wire.masked_input_header_from_proto(opening.header))
+        self.leaves.append(opening.leaves)
         self.legs.append([opening.offset_bytes, 0])
         leg = self.legs[-1]
         if opening.offset_bytes != len(self.held):
@@ -105,6 +109,22 @@ def header_of():
         length_bytes=len(CONTENT),
         masked_sha256=hashlib.sha256(CONTENT).digest(),
         signature=bytes(range(64)),
+    )
+
+
+def tree_spool(directory):
+    """A spool of suite v2."""
+    with TreeHasher(len(CONTENT), SHA256) as tree:
+        tree.update(CONTENT)
+        leaves, root = tree.leaves(), tree.root()
+    return Spool.write(
+        directory,
+        IDENTITY,
+        VECTOR,
+        header=replace(header_of(), masked_sha256=root),
+        descriptor_sha256=DESCRIPTOR,
+        digest_id=SHA256,
+        leaves=leaves,
     )
 
 
@@ -214,6 +234,35 @@ def test_a_refusal_without_progress_ends_the_upload(served, coordinator, spool):
     with pytest.raises(TransportError, match="FAILED_PRECONDITION"):
         coordinator.upload(IDENTITY, spool.header, spool)
     assert len(rounds.legs) == 1
+
+
+def test_every_opening_of_suite_v2_carries_the_leaf_list(served, coordinator, tmp_path):
+    served.rounds.cut_after = 2 * MIB
+    written = tree_spool(tmp_path / "spool")
+    coordinator.upload(IDENTITY, written.header, Spool.open(written.path))
+    assert bytes(served.rounds.held) == CONTENT
+    assert [leg[0] for leg in served.rounds.legs] == [0, 2 * MIB]
+    assert served.rounds.leaves == [written.leaves] * 2
+    assert len(written.leaves) == 6 * 32
+
+
+def test_a_coordinator_that_lost_what_it_had_gets_it_again(served, coordinator, spool):
+    """Its spool was damaged by a power cut, which it finds at the end."""
+    rounds = served.rounds
+    rounds.cut_after = 2 * MIB
+
+    def found_damaged(context):
+        rounds.held.clear()
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the bytes are not those")
+
+    def cut(context):
+        rounds.cut, rounds.cut_after = found_damaged, len(CONTENT)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+
+    rounds.cut = cut
+    coordinator.upload(IDENTITY, spool.header, spool)
+    assert bytes(rounds.held) == CONTENT
+    assert [leg[0] for leg in rounds.legs] == [0, 2 * MIB, 0]
 
 
 def test_progress_renews_the_patience(served, spool):
