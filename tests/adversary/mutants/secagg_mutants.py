@@ -13,6 +13,7 @@ import time
 from tests.adversary.mutants import (
     secagg_border,
     secagg_coordinator,
+    secagg_digest_tree,
     secagg_documents,
     secagg_doors,
     secagg_durability,
@@ -36,6 +37,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *secagg_durability.MUTANTS,
     *secagg_heads.MUTANTS,
     *secagg_coordinator.MUTANTS,
+    *secagg_digest_tree.MUTANTS,
     *secagg_border.MUTANTS,
     *secagg_storage.MUTANTS,
     *secagg_site.MUTANTS,
