@@ -7,7 +7,8 @@ clock; ``server/run/attempts.py`` gives it time, and a journal writes down what 
 Invariants:
 
 1. A phase closes when nobody is waited for any more, or at its deadline; it closes with at least
-   ``max(t, n_min)`` silos or the attempt is aborted.
+   ``max(t, n_min)`` silos or the attempt is aborted. So it is where uploads cannot be summed
+   because a silo rejected another's pair secret: the next attempt leaves out as few as it takes.
 2. A message of another identity, phase or sender is a typed error and changes nothing.
 3. A silo that misses a phase is dropped: it is told ``Aborted`` and is not waited for again.
 4. After the survivors were declared the attempt can only be finished or skipped, never retried.
@@ -131,6 +132,8 @@ class Attempt:
 
         Of ``dropped`` those are missing who could not have answered (``server/run/attempts.py``).
         """
+        self.left_out: tuple[str, ...] = ()
+        """Who cannot be in a sum with the others, since a pair's secret was rejected."""
         self.survivors: tuple[str, ...] = ()
         self.received_bytes = 0
         self.lock = asyncio.Lock()
@@ -385,6 +388,7 @@ class Attempt:
             case CollectShares():
                 following, messages = state.close()
             case CollectMaskedInputs():
+                self._require_no_rejected_pair(state)
                 following, declared = state.close()
                 survivors = tuple(sorted(header.silo_id for header in declared.headers))
                 messages = dict.fromkeys(left, declared)
@@ -398,6 +402,24 @@ class Attempt:
             messages=messages,
             survivors=survivors,
         )
+
+    def _require_no_rejected_pair(self, state: CollectMaskedInputs) -> None:
+        """Give up before a pair is in the sum of which one silo's mask alone is there.
+
+        Their uploads are in the sum already, so whom U3 has to leave out is left out of the next
+        attempt.
+
+        Raises:
+            VerificationError: rejected_pair.
+        """
+        self.left_out = state.left_out
+        if self.left_out:
+            self.lost.update(dict.fromkeys(self.left_out, self.phase))
+            raise VerificationError(
+                Check.REJECTED_PAIR,
+                f"a pair's secret was rejected: {', '.join(self.left_out)} cannot be in this sum",
+                silo=self.left_out[0],
+            )
 
     def unmask(self) -> np.ndarray:
         """Remove the masks; the committed sum stays, so that a restart can do it again.

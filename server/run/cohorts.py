@@ -22,7 +22,7 @@ Covered: deadlines, quorum, silos that refuse for good, strangers. Not covered: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,8 +56,9 @@ AHEAD: Final = (
 )
 
 KEPT_OUT: Final = (
-    ". Without noise {} stay out, which were not in the last sum: cohorts that vary can be "
-    "subtracted. Take a mode with noise, or have every site let cohorts vary"
+    ". {} stay out: without noise, whoever was not in the last sum, for cohorts that vary can be "
+    "subtracted (take a mode with noise, or have every site let cohorts vary); and whose pair "
+    "secrets were rejected"
 )
 
 Ready = dict[str, tuple[str, ...]]
@@ -129,8 +130,12 @@ class Cohorts:
         self._context = context
         self._chain = chain
         self._progress = progress
+        self._left_out: tuple[Place, frozenset[str]] = (chain.next_place, frozenset())
         self.kept_out = self._kept_out()
-        """Who may take no part any more in a run without noise, in ascending order."""
+        """Who may take no part in this release, in ascending order.
+
+        In a run without noise who was not in the last sum, and whose pair secrets were rejected.
+        """
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -190,7 +195,7 @@ class Cohorts:
         if silo_id in self.sitting_out:
             raise WrongRoundError(f"{silo_id} sits out: it was lost from too many attempts")
         if silo_id in self.kept_out:
-            raise WrongRoundError(f"{silo_id} was not in the last sum, and without noise stays out")
+            raise WrongRoundError(f"{silo_id} may take no part in this release")
         training = self.training
         if training is None or place != (training.task.round, training.task.step):
             raise WrongRoundError(f"{place} is not in training")
@@ -288,8 +293,18 @@ class Cohorts:
         head, place = self._chain.head, self._chain.next_place
         return self._context.store.tasks.of_round(head.run_id, place.round)
 
+    def leave_out(self, silo_ids: Collection[str]) -> None:
+        """Ask these no more in this release: they cannot be in one sum with the others."""
+        place, before = self._left_out
+        here = self._chain.next_place
+        self._left_out = here, (before if place == here else frozenset()).union(silo_ids)
+
     def _kept_out(self) -> tuple[str, ...]:
-        return tuple(sorted(frozenset(self._silos) - self._kept.of(self._silos)))
+        place, left_out = self._left_out
+        kept = self._kept.of(self._silos)
+        if place == self._chain.next_place:
+            kept -= left_out
+        return tuple(sorted(frozenset(self._silos) - kept))
 
     def _choose(self, *, everyone: bool) -> None:
         """Say who is asked: all but those who sit out or are kept out.

@@ -270,6 +270,7 @@ class RunDriver:
             self._attempts.note_failure(attempt.identity, attempt.phase, error)
             if attempt.may_retry:
                 self._attempts.end(attempt.identity, AggregationOutcome.ABORTED, attempt)
+                self.cohorts.leave_out(attempt.left_out)
                 self._aborted_bytes += attempt.received_bytes
                 self._leave_attempt()
             elif isinstance(error, QuarantinedSumError):

@@ -68,7 +68,7 @@ def test_a_run_that_has_too_few_silos_left_says_why(world):
     run_id = asyncio.run(world.run(sw.plan_toml(rounds=1, quorum=5, **NONE), "b"))
     row = world.store.runs.get(run_id)
     assert row.state is RunState.FAILED
-    assert f"Without noise {sorted(world.silos)[4]} stay out" in row.error
+    assert f"{sorted(world.silos)[4]} stay out: without noise" in row.error
 
 
 def said(silo_id, may_vary):
