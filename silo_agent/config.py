@@ -52,7 +52,7 @@ import os
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -76,10 +76,14 @@ from evolution.model.identity import base_sha256
 from evolution.rollout.engine import EngineSpec
 from evolution.train.trainer import TrainerSpec
 from federation.errors import TomlError
+from federation.plan.families import CONSTANT, family_of_name
 from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
 from silo_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from federation.plan.plan import Plan
 
 __all__ = [
     "CONFIG_FILE",
@@ -307,18 +311,26 @@ class SiloConfig(BaseSettings):
         """What the silo explores."""
         return tuple(entry.assignment() for entry in self.environments)
 
-    def families(self) -> tuple[str, ...]:
+    def families(self, plan: Plan | None = None) -> tuple[str, ...]:
         """Environment families this silo declares to the coordinator: public.
+
+        Of a plan it declares what that calls the environments which it has as well, whatever their
+        family here; and the constant one where nothing is explored.
 
         Raises:
             ConfigError: An installed package's environment cannot be used.
         """
+        explored = {entry.environment for entry in self.environments}
         try:
-            names = {self.catalogue().family(entry.environment) for entry in self.environments}
+            names = {self.catalogue().family(name) for name in explored}
         except EnvironmentFailureError as error:
             raise ConfigError(str(error)) from error
         if "family" in self.constant:
             names.add(str(self.constant["family"]))
+        if plan is not None:
+            names.update(map(family_of_name, explored & set(plan.evolve.environments)))
+            if not plan.needs_tasks and not plan.evolve.environments:
+                names.add(CONSTANT)
         return tuple(sorted(names))
 
     def options(self, method: str) -> Options:

@@ -91,6 +91,7 @@ class Ledger:
         self._newest: dict[str, Identity] = {}
         self._newest_attempt: dict[tuple[str, int, int, int], int] = {}
         self._agreed: set[tuple[str, int, int, int]] = set()
+        self._agreed_steps: set[tuple[str, int, int]] = set()
         self._joined: dict[str, tuple[Identity, bytes]] = {}
         self._trained: dict[str, int] = {}
         self._cohort: frozenset[str] | None = None
@@ -254,8 +255,10 @@ class Ledger:
         """Whether the newest training of a run that was charged is of this round."""
         return self._trained.get(run) == round
 
-    def has_agreed(self, run: str, round: int, step: int, part: int) -> bool:  # noqa: A002 - the protocol's word
-        """Whether R3 was signed for any attempt of this aggregation."""
+    def has_agreed(self, run: str, round: int, step: int, part: int | None = None) -> bool:  # noqa: A002 - the protocol's word
+        """Whether R3 was signed for any attempt of this aggregation; without a part, of any."""
+        if part is None:
+            return (run, round, step) in self._agreed_steps
         return (run, round, step, part) in self._agreed
 
     def highest_identity(self, run: str) -> Identity | None:
@@ -374,6 +377,7 @@ class Ledger:
 
     def _agree(self, identity: Identity, members: tuple[str, ...] | None) -> None:
         self._agreed.add(identity.aggregation)
+        self._agreed_steps.add((identity.run, identity.round, identity.step))
         if members is not None:
             self._cohort = frozenset(members)
 

@@ -62,6 +62,7 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         ASKED_TOO_OFTEN: "this silo was asked too often today",
         "leaving": "this silo leaves the federation",
         "refused_by_operator": "this silo's operator refused the run",
+        "suite": f"{_NOT_ALLOWED} this suite of secure aggregation",
         "base_model_match": "this silo holds another base model",
         "base_model_allowed": f"{_NOT_ALLOWED} this base model",
         "environments_allowed": f"{_NOT_ALLOWED} an environment of the plan",

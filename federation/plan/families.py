@@ -16,10 +16,12 @@ Covered: names. Not covered: which silo has which environment.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from federation.plan.plan import Plan
 from secagg import bounds
+
+if TYPE_CHECKING:
+    from federation.plan.plan import Plan
 
 __all__ = ["CONSTANT", "families_of", "family_of_name"]
 

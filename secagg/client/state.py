@@ -35,7 +35,7 @@ class Aborted:
             f"{type(message).__name__} after the aggregation was aborted", silo=self.silo_id
         )
 
-    def wipe(self) -> None:
+    def wipe(self, check: Check | None = None) -> None:
         """Do nothing: no secrets are left."""
 
 
@@ -52,7 +52,7 @@ class Finished:
             f"{type(message).__name__} after the shares were released", silo=self.silo_id
         )
 
-    def wipe(self) -> None:
+    def wipe(self, check: Check | None = None) -> None:
         """Do nothing: no secrets are left."""
 
 
@@ -101,10 +101,13 @@ class ClientState:
         """The terminal state after a failure or `wipe`, else None."""
         return self._aborted
 
-    def wipe(self) -> None:
-        """Erase all secrets and make this state terminal, unless the next state has them."""
+    def wipe(self, check: Check | None = None) -> None:
+        """Erase all secrets and make this state terminal, unless the next state has them.
+
+        `check` is the one of the caller's own that failed.
+        """
         if not self._spent:
-            self._abort(None)
+            self._abort(check)
 
     def _require_live(self, message: object) -> None:
         if self._aborted is not None or self._spent:

@@ -15,8 +15,11 @@ Ordered invariants:
    may still be under way when the boxes arrive: nothing is changed then, and the boxes are to be
    shown again. A sample of more units than may be summed ends the session before anything is
    charged or sent.
-4. R3: the mark "survivors signed" is durable, and audited, before the signature leaves. After it
-   every later attempt of the same step is refused.
+4. R3: the mark "survivors signed" is durable, and audited, before the signature leaves, and so are
+   the debits that the survivors' uploads were charged with. After it every later attempt of the
+   same step is refused, of any part. Without noise the mark names the survivors, and none is signed
+   under others than those of the mark before, in whatever run, unless every bundle of U1 lets
+   cohorts vary: sums of cohorts that vary can be subtracted from one another.
 5. Each step is answered once. The very same message again gets the byte-identical answer and
    changes nothing, so a coordinator that restarts may repeat itself; a different message of an
    answered step, or one out of order, closes the session.
@@ -43,7 +46,7 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import secagg.client as protocol
-from dp.config import PrivacySpec
+from dp.config import Mode, PrivacySpec
 from dp.errors import NonFiniteError
 from dp.ledger.ledger import Ledger
 from dp.noise.grid import Grid
@@ -54,18 +57,25 @@ from ops.tracing.spans import spanned
 from secagg import suite
 from secagg.client.setup import check_setup
 from secagg.descriptor import AggregationId, SignedDescriptor
-from secagg.errors import Check
+from secagg.errors import Check, SecAggError, VerificationError
 from secagg.messages import (
     BoxDelivery,
     ConsistencySignatures,
     KeyBundle,
     KeyBundles,
+    LeafDelivery,
     Survivors,
 )
 from secagg.roster import SignedRoster
 from silo_agent.attempt.spool import Spool
 from silo_agent.books.audit import AuditLog, SiloEvent, place
-from silo_agent.books.ledger import identity_name, ledger_identity, newest_identity, round_entry
+from silo_agent.books.ledger import (
+    grown_cohort,
+    identity_name,
+    ledger_identity,
+    newest_identity,
+    round_entry,
+)
 from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import NotReadyError, SessionError, TransportError
 from silo_agent.line.transport import Coordinator
@@ -86,7 +96,9 @@ State = (
     | protocol.Aborted
 )
 
-Message = SignedDescriptor | KeyBundles | BoxDelivery | Survivors | ConsistencySignatures
+Message = (
+    SignedDescriptor | KeyBundles | BoxDelivery | LeafDelivery | Survivors | ConsistencySignatures
+)
 """What the coordinator says in an attempt, one kind a step."""
 
 
@@ -132,10 +144,12 @@ class Session:
         coordinator: Coordinator,
         metrics: SiloMetrics,
         audit: AuditLog,
+        cohort_may_vary: bool = False,
         advertise: bool = True,
     ) -> None:
         """Join the attempt that the descriptor opens, and send the keys of R0.
 
+        ``cohort_may_vary`` is this site's word on sums without noise.
         Without ``advertise`` the first ``handle`` of the descriptor sends them: then the caller
         holds the session if that fails, and no other keys may ever follow these.
         """
@@ -146,6 +160,8 @@ class Session:
         self._contribution: Result | None = contribution
         self._ledger = ledger
         self._peers = peers
+        # Whether every silo of U1 has said that cohorts may vary; nobody has before R0 is over.
+        self._all_may_vary = False
         self._roster = roster.roster
         self._spool_directory = spool_directory
         self._spool: Spool | None = None
@@ -210,16 +226,17 @@ class Session:
                 answered.repeat(message)
         except (TransportError, NotReadyError):
             raise
-        except Exception:
-            self.close()
+        except Exception as error:
+            self.close(check=error.check if isinstance(error, SecAggError) else None)
             raise
 
-    def close(self, *, keep_spool: bool = False) -> None:
+    def close(self, *, keep_spool: bool = False, check: Check | None = None) -> None:
         """Wipe secrets and what was answered; idempotent.
 
         ``keep_spool`` leaves the masked vector on disk for the next process to finish sending.
+        ``check`` is the one that failed, if one did.
         """
-        self._state.wipe()
+        self._state.wipe(check)
         self._answers.clear()
         if self._contribution is not None:
             self._contribution.drop()
@@ -236,6 +253,7 @@ class Session:
                 self._state, boxes = state.handle(message)
                 # The bundles are verified by now, and the boxes have not left.
                 self._peers.admit(message, self._roster, identity)
+                self._all_may_vary = all(one.cohort_may_vary for one in message.bundles)
                 self._answer(message, lambda: wire.share_keys(identity, boxes))
             case protocol.ShareKeys(), BoxDelivery():
                 if self._contribution is not None:
@@ -246,9 +264,13 @@ class Session:
                 spool = self._spool = self._masked_spool(masked_input)
                 self._answer(message, lambda: self._upload(spool))
             case protocol.ConsistencyCheck(), Survivors():
+                if state.aborted is None:
+                    self._require_shrinking(message)
                 self._state, signature = state.handle(message)
+                # The headers are verified by now.
+                self._peers.remember(message, self._roster, identity)
                 # Durable before the signature leaves: from here on no later attempt can be joined.
-                self._ledger.mark_agreed(ledger_identity(identity))
+                self._ledger.mark_agreed(ledger_identity(identity), cohort=self._noiseless(message))
                 self._audit.append(SiloEvent.SURVIVORS_SIGNED, **place(identity))
                 self._answer(message, lambda: wire.check_consistency(identity, signature))
             case protocol.Unmask(), ConsistencySignatures():
@@ -350,9 +372,32 @@ class Session:
             source=NoiseSource.fresh("masked_input"),
         )
 
+    def _noiseless(self, survivors: Survivors) -> tuple[str, ...] | None:
+        """Whose the sum is, if nothing but masks hides what it is made of."""
+        if self._spec.mode is not Mode.NONE:
+            return None
+        return tuple(header.silo_id for header in survivors.headers)
+
+    def _require_shrinking(self, survivors: Survivors) -> None:
+        """Sign for nobody who was not in the newest sum without noise, unless all agreed to that.
+
+        Raises:
+            VerificationError: cohort_grew.
+        """
+        cohort = self._noiseless(survivors)
+        if cohort is None or self._all_may_vary:
+            return
+        if strangers := grown_cohort(self._ledger, cohort):
+            raise VerificationError(
+                Check.COHORT_GREW,
+                f"{len(strangers)} silo(s) were not in the newest sum without noise, and not every "
+                "silo lets cohorts vary",
+                silo=strangers[0],
+            )
+
     def _refuse_if_agreed(self) -> None:
         mine = self.identity
-        if self._ledger.has_agreed(mine.run_id, mine.round, mine.step, mine.part):
+        if self._ledger.has_agreed(mine.run_id, mine.round, mine.step):
             raise SessionError(
                 "survivors of this step were already signed: no later attempt",
                 check=Check.IDENTITY,

@@ -41,14 +41,17 @@ from federation.errors import PlanError
 from federation.plan.plan import Plan, plan_sha256
 from federation.plan.read import read_plan
 from ops.files import replace_file
+from secagg import hybrid, suite
 from secagg.bounds import require_name
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import MalformedMessageError
 from silo_agent.errors import LocalStoreError
 
-__all__ = ["MAX_RUNS", "HeardRun", "HeardRuns"]
+__all__ = ["MAX_RUNS", "NOT_INVITED", "HeardRun", "HeardRuns"]
 
 MAX_RUNS: Final = 256
+NOT_INVITED: Final = "not_invited"
+"""Noted where a verdict stands, of a task that invites others."""
 _FORMAT: Final = 1
 _MAX_FILE_BYTES: Final = 1 << 20
 _DIGEST_CHARACTERS: Final = 64
@@ -69,13 +72,16 @@ class HeardRun:
     step: int
     """Of the newest task."""
     rule: str = ""
-    """The guardian's newest verdict: ``accepted``, or the rule that refused; empty before one."""
+    """The guardian's newest verdict: ``accepted``, or the rule that refused; empty before one;
+    ``not_invited`` where the newest task is for others."""
     rounds_taken_part: int = 0
     """Rounds in which this silo's upload was followed by its shares."""
     last_round_taken_part: int = 0
     """The newest of them; 0 before the first."""
     hardware: tuple[str, ...] = ()
     """What was chosen for this machine, in words."""
+    suite: int = suite.SUITE
+    """Of the newest task's masks."""
 
 
 class HeardRuns:
@@ -164,7 +170,15 @@ class HeardRuns:
                 )
             if known.plan_sha256 != asked:
                 self._write(task.run_id, "plan.toml", plan_toml())
-            self._save(replace(known, plan_sha256=asked, round=task.round, step=task.step))
+            self._save(
+                replace(
+                    known,
+                    plan_sha256=asked,
+                    round=task.round,
+                    step=task.step,
+                    suite=hybrid.SUITE if task.invited else suite.SUITE,
+                )
+            )
 
     def judged(self, run_id: str, rule: str, *, hardware: tuple[str, ...] | None = None) -> None:
         """Note a verdict of the guardian; nothing for a run that is not known.
@@ -275,4 +289,6 @@ def _run(said: Mapping[str, Any]) -> HeardRun:
         rounds_taken_part=int(said["rounds_taken_part"]),
         last_round_taken_part=int(said["last_round_taken_part"]),
         hardware=tuple(str(line) for line in said["hardware"]),
+        # An earlier release noted none, and knew one alone.
+        suite=int(said.get("suite", suite.SUITE)),
     )

@@ -13,7 +13,8 @@ Ordered invariants:
 3. No work begins and no key is made that the ledger could not charge, unit kind by unit kind,
    beyond what the site allows in a day, or beyond the attempts and trainings that the run's plan
    states ε for; nor for a step of which this silo signed survivors before; nor with noise after an
-   upload in mode ``none``, unless the policy allows that.
+   upload in mode ``none``, unless the policy allows that; nor, in mode ``none``, with silos that
+   were not in the sum before, unless that is allowed.
 4. The charge of an attempt is a function of the plan's privacy part and of the step alone.
 
 Each refusal depends on configurations, ledger and clock, and so on no data.
@@ -25,6 +26,7 @@ notice (``silo_agent/books/peer_heads.py``).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -48,6 +50,7 @@ from silo_agent.policy.document import LimitsSection, Policy, PrivacySection
 from silo_agent.policy.refusal import (
     after_none,
     agreed_before,
+    cohort_grew,
     ledger_rolled_back,
     over_budget,
     run_used_up,
@@ -56,6 +59,7 @@ from silo_agent.policy.refusal import (
 
 __all__ = [
     "LEDGER_FILE",
+    "grown_cohort",
     "identity_name",
     "ledger_identity",
     "newest_identity",
@@ -64,6 +68,7 @@ __all__ = [
     "require_attempt_budget",
     "require_budget",
     "require_echoed",
+    "require_shrinking",
     "require_unsigned",
     "round_entry",
 ]
@@ -247,13 +252,45 @@ def require_attempt_budget(
     _require_affordable(ledger, attempt_charges(plan.spec, step=identity.step))
 
 
+def grown_cohort(ledger: Ledger, cohort: Collection[str]) -> tuple[str, ...]:
+    """The silos that were not in the newest sum without noise, in ascending order; none before it.
+
+    Sums of cohorts that vary can be subtracted from one another, and without noise what is left is
+    one silo's. So such a cohort only shrinks, over rounds and runs, unless every silo lets it vary.
+    """
+    newest = ledger.cohort
+    return () if newest is None else tuple(sorted(set(cohort) - newest))
+
+
+def require_shrinking(
+    ledger: Ledger, plan: Plan, cohort: Collection[str], *, may_vary: bool
+) -> None:
+    """Refuse before any key is made a cohort without noise that cannot be agreed on.
+
+    ``may_vary`` is this site's word, or its operator's; whether the others say so too shows when
+    the keys are exchanged.
+
+    Raises:
+        PolicyRefusalError: The cohort has silos that were not in the newest sum without noise.
+    """
+    if plan.spec.mode is not Mode.NONE or may_vary:
+        return
+    if strangers := grown_cohort(ledger, cohort):
+        raise cohort_grew(
+            f"{', '.join(strangers)} not in the newest sum without noise that this silo signed: "
+            "one sum subtracted from the other would tell about single silos. Leave them out, or "
+            "let cohorts vary: privacy.cohort_may_vary in policy.toml, or `chorale-silo approve "
+            "RUN --cohort-may-vary`, at every silo of the cohort"
+        )
+
+
 def require_unsigned(ledger: Ledger, task: RoundTask) -> None:
     """Go on only with a task of a step of which this silo signed no survivors yet.
 
     Raises:
         PolicyRefusalError: It signed those of an earlier attempt.
     """
-    if ledger.has_agreed(task.run_id, task.round, task.step, 0):
+    if ledger.has_agreed(task.run_id, task.round, task.step):
         raise agreed_before()
 
 

@@ -33,6 +33,14 @@ PlanDigest = Annotated[
     str, typer.Option("--plan-sha256", help="Of the plan, in full, as runs and preview show it.")
 ]
 
+MayVary = Annotated[
+    bool,
+    typer.Option(
+        "--cohort-may-vary",
+        help="Without noise: let a sum be of silos that were not in the one before.",
+    ),
+]
+
 
 def runs(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """Runs this silo has heard of: what waits, what was decided, what it cost."""
@@ -50,6 +58,8 @@ def approve(
     plan_sha256: PlanDigest = "",
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
+    *,
+    cohort_may_vary: MayVary = False,
 ) -> None:
     """Approve a run's plan; another plan under the same run needs another approval."""
     with answering(output):
@@ -58,20 +68,27 @@ def approve(
 
         asked = _asked(data, run)
         _require_plan(asked, plan_sha256)
-        word, directory = _word(asked, approved=True), _directory(data)
+        word, directory = _word(asked, approved=True, may_vary=cohort_may_vary), _directory(data)
         # Written down first: what is allowed is never more than what an auditor can read.
+        varies = {"cohort_may_vary": True} if cohort_may_vary else {}
         AuditLog(directory).append(
-            SiloEvent.APPROVAL_GIVEN, run=run, plan_sha256=asked.plan_sha256, by=word.by
+            SiloEvent.APPROVAL_GIVEN, run=run, plan_sha256=asked.plan_sha256, by=word.by, **varies
         )
         Approvals(directory).say(word)
         show_result(output, f"approved plan {asked.plan_sha256[:12]} of run {run}")
+        if cohort_may_vary:
+            show_result(
+                output,
+                "its cohorts may vary without noise, if every silo of a sum says so: sums of "
+                "different cohorts can be subtracted, and may tell about this silo alone",
+            )
         for unit, cost in asked.epsilons_at_most.items():
             show_result(
                 output, f"the run costs at most epsilon {cost} for each {unit} ({ADJACENCY})"
             )
         if asked.rule and asked.rule != "refused_by_operator":
             say(f"note: rule {asked.rule} of the policy refused it, and still does")
-        succeed(output, _decided(asked, approved=True))
+        succeed(output, {**_decided(asked, approved=True), "cohort_may_vary": cohort_may_vary})
 
 
 def refuse(run: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
@@ -182,7 +199,7 @@ def _require_plan(asked: ListedRun, plan_sha256: str) -> None:
         )
 
 
-def _word(asked: ListedRun, *, approved: bool) -> Word:
+def _word(asked: ListedRun, *, approved: bool, may_vary: bool = False) -> Word:
     import time
 
     from silo_agent.policy.approvals import Word, operating_user
@@ -193,6 +210,7 @@ def _word(asked: ListedRun, *, approved: bool) -> Word:
         approved=approved,
         by=operating_user(),
         at_unix_s=int(time.time()),
+        cohort_may_vary=may_vary,
     )
 
 

@@ -4,7 +4,8 @@ Ordered invariants for each instruction:
 
 1. The roster is verified under the pinned root key before anything the coordinator signed is
    believed, and an epoch older than the newest one seen is refused.
-2. A task or descriptor is acted on only after the guardian (``policy.py``) accepted it, the ledger
+2. A task of suite v2 that invites others is noted, durably, and nothing is done for it.
+   A task or descriptor is acted on only after the guardian (``policy.py``) accepted it, the ledger
    contains the head that the coordinator echoes, and the budget allows it; a refusal is a counted,
    explained, normal event.
 3. Local work runs on its own thread while the daemon goes on polling, so a silo at work is never
@@ -42,7 +43,13 @@ from federation.chain.record import Place
 from federation.chain.task import RoundTask
 from federation.errors import ChainError, UpdateError
 from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_descriptor
-from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from secagg.messages import (
+    BoxDelivery,
+    ConsistencySignatures,
+    KeyBundles,
+    LeafDelivery,
+    Survivors,
+)
 from silo_agent.attempt.session import Session
 from silo_agent.attempt.unfinished import UnfinishedUploads
 from silo_agent.books.ledger import (
@@ -53,6 +60,7 @@ from silo_agent.books.ledger import (
 )
 from silo_agent.books.local_store import LocalStore
 from silo_agent.books.peer_heads import PeerHeads
+from silo_agent.books.round_tasks import RoundTasks
 from silo_agent.config import SiloConfig
 from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.gate import Gate
@@ -77,9 +85,13 @@ from silo_agent.policy.document import Policy
 
 __all__ = ["Daemon"]
 
-_STEP_OF = dict(
-    zip((KeyBundles, BoxDelivery, Survivors, ConsistencySignatures), STEPS[1:], strict=True)
-)
+_STEP_OF = {
+    KeyBundles: STEPS[1],
+    BoxDelivery: STEPS[2],
+    LeafDelivery: STEPS[2],
+    Survivors: STEPS[3],
+    ConsistencySignatures: STEPS[4],
+}
 """The step whose answer each message asks for."""
 _OF_AN_ATTEMPT = (SignedDescriptor, *_STEP_OF)
 
@@ -122,6 +134,7 @@ class Daemon:
         self.coordinator.watch_trust(self.renewal.hear)
         self.coordinator.watch_version(self.renewal.hear_version)
         self.peers = PeerHeads(self.store)
+        self.tasks = RoundTasks(config.data_dir)
         self.work = LocalWork(
             config=config,
             coordinator=self.coordinator,
@@ -218,7 +231,13 @@ class Daemon:
                 return not repeated
             case SignedDescriptor():
                 self._take_descriptor(message)
-            case KeyBundles() | BoxDelivery() | Survivors() | ConsistencySignatures():
+            case (
+                KeyBundles()
+                | BoxDelivery()
+                | LeafDelivery()
+                | Survivors()
+                | ConsistencySignatures()
+            ):
                 self._take_message(message, instruction.identity)
             case RoundClosed():
                 self._end_aggregations()
@@ -254,14 +273,14 @@ class Daemon:
 
     def _take_message(
         self,
-        message: KeyBundles | BoxDelivery | Survivors | ConsistencySignatures,
+        message: KeyBundles | BoxDelivery | LeafDelivery | Survivors | ConsistencySignatures,
         identity: AggregationId | None,
     ) -> None:
         session = self._session
         if session is None or session.identity != identity:
             if (
                 identity is not None
-                and isinstance(message, BoxDelivery)
+                and isinstance(message, BoxDelivery | LeafDelivery)
                 and self.unfinished.finish(identity, self.coordinator)
             ):
                 self.audit.uploaded(identity)
@@ -284,7 +303,13 @@ class Daemon:
     def _take_task(self, task: RoundTask, echo: LedgerEcho | None) -> None:
         task.verify(self.published.roster(task.roster_sha256).roster.coordinator_key)
         plan = self.published.plan(task.plan_sha256)
+        self.tasks.hear(task)
         self._task, self._asked = task, (task.run_id, Place(task.round, task.step))
+        if task.invited and self.identity.silo_id not in task.invited:
+            # Public: others are asked. Nothing is explored or paid for, and nothing refused.
+            self.work.call_off()
+            self.gate.not_invited(task, self.coordinator.plan)
+            return
         self.gate.judge_task(
             task,
             plan,
@@ -328,8 +353,9 @@ class Daemon:
         require_head(descriptor, finished.plan, head.record)
         plan = self.published.plan(descriptor.plan_sha256)
         me, layout = self.identity.silo_id, finished.layout
+        task = self.tasks.named(identity.run_id, identity.round, descriptor.task_sha256)
         self.gate.judge_descriptor(
-            signed, plan, silo_id=me, work=self.work, ledger=self.ledger, layout=layout
+            signed, plan, silo_id=me, work=self.work, ledger=self.ledger, layout=layout, task=task
         )
         spec = plan.spec
         stepped = spec.mode is Mode.RECORD_DISTRIBUTED
@@ -347,8 +373,9 @@ class Daemon:
                 descriptor=signed,
                 base_model_sha256=self.work.site.base_sha256,
                 adapter_sha256=head.record.adapter_sha256,
-                families=self.config.families(),
+                families=self.config.families(plan),
                 spec=spec,
+                cohort_may_vary=self.gate.cohort_may_vary(identity.run_id, descriptor.plan_sha256),
                 contribution=contribution,
                 ledger=self.ledger,
                 peers=self.peers,

@@ -39,12 +39,13 @@ from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, SignedDescriptor
 from silo_agent.books.departure import Departure
-from silo_agent.books.heard_runs import HeardRuns
+from silo_agent.books.heard_runs import NOT_INVITED, HeardRuns
 from silo_agent.books.ledger import (
     require_after_none,
     require_attempt_budget,
     require_budget,
     require_echoed,
+    require_shrinking,
 )
 from silo_agent.daemon.audited import DaemonAudit
 from silo_agent.errors import PolicyRefusalError, TransportError
@@ -69,6 +70,8 @@ from silo_agent.policy.rule import Site
 
 __all__ = ["Gate"]
 
+_OF_A_QUESTION: Final = ("preflight",)
+"""Whom the task of a pre-flight invites: nobody has this name there."""
 WATCH_S: Final = 0.5
 """How often the mark of a departure is looked for beside the polls."""
 
@@ -178,6 +181,8 @@ class Gate:
             base_model_sha256=bytes.fromhex(plan.model.base_sha256),
             adapter_sha256=preflight.plan_sha256,
             ready_deadline_unix_s=now_unix_s + plan.rounds.ready_deadline_s,
+            # A question is about a plan, which runs in either suite.
+            invited=_OF_A_QUESTION,
         )
         decision = check_task(
             self._policy,
@@ -211,6 +216,26 @@ class Gate:
         standing = self.standing(task.run_id, task.plan_sha256)
         _require_accepted(check_standing(self._policy, task=task, plan=plan, standing=standing))
 
+    def not_invited(self, task: RoundTask, fetch: Callable[[bytes], bytes]) -> None:
+        """Note a verified task that does not invite this silo: it waits, and refuses nothing.
+
+        Raises:
+            LocalStoreError: The disk refused.
+        """
+        self._runs.hear(task, lambda: fetch(task.plan_sha256))
+        self._runs.judged(task.run_id, NOT_INVITED)
+        log.info("not_invited", run=task.run_id, round=task.round, step=task.step)
+
+    def cohort_may_vary(self, run_id: str, plan_sha256: bytes) -> bool:
+        """Whether this site, or who approved the run, lets its cohorts vary without noise.
+
+        Raises:
+            LocalStoreError: The approvals cannot be read.
+        """
+        return self._policy.privacy.cohort_may_vary or self._approvals.cohort_may_vary(
+            run_id, plan_sha256
+        )
+
     def judge_closed(self, record: AdapterRecord, plan: Plan, *, site: Site) -> Decision:
         """The verdict on a plan whose round has closed.
 
@@ -238,16 +263,20 @@ class Gate:
         work: LocalWork,
         ledger: Ledger,
         layout: Layout,
+        task: RoundTask | None = None,
     ) -> None:
         """Go on only with a verified descriptor that is allowed; it is kept for the preview.
 
-        ``layout`` is that of the vector that this silo trained.
+        ``layout`` is that of the vector that this silo trained, ``task`` the verified one that the
+        descriptor belongs to.
 
         Raises:
             PolicyRefusalError: With the rule that fired.
             LocalStoreError: The disk refused, or the approvals cannot be read.
         """
         descriptor = signed.descriptor
+        run_id, plan_sha256 = descriptor.identity.run_id, descriptor.plan_sha256
+        may_vary = self.cohort_may_vary(run_id, plan_sha256)
         decision = check_descriptor(
             self._policy,
             descriptor=descriptor,
@@ -256,10 +285,13 @@ class Gate:
             site=work.site,
             layout=layout,
             now_unix_s=int(time.time()),
-            standing=self.standing(descriptor.identity.run_id, descriptor.plan_sha256),
+            task=task,
+            cohort_may_vary=may_vary,
+            standing=self.standing(run_id, plan_sha256),
             passed=self._passed.read(),
         )
         self._admit(decision)
+        require_shrinking(ledger, plan, descriptor.cohort, may_vary=may_vary)
         self._runs.describe(signed)
         require_after_none(ledger, plan, self._policy.privacy)
         require_attempt_budget(ledger, plan, self._policy.limits, descriptor.identity)

@@ -218,7 +218,7 @@ class LocalWork:
                 self._started = key
         if begun:
             if done is not None:
-                self._report(task)
+                self._report(task, plan)
             return
         asked_at = self._pace.now()
         self._jobs.put(carry(lambda: self._evolve(task, plan, head, asked_at)))
@@ -253,7 +253,7 @@ class LocalWork:
         if self.finished(task.run_id, task.round) is None:
             layout = shared_layout_of(plan, head.tensors, task.round)
             self._finish(Result.of(task, plan, layout, None))
-        self._report(task)
+        self._report(task, plan)
 
     # On the worker thread -------------------------------------------------------------------------
 
@@ -462,7 +462,7 @@ class LocalWork:
         if isinstance(came_to, PolicyRefusalError):
             self._refuse(task, came_to, failure)
         elif came_to is not None and self._finish(came_to):
-            self._report(self._newest(task))
+            self._report(self._newest(task), came_to.plan)
 
     def _refuse(
         self,
@@ -543,13 +543,13 @@ class LocalWork:
             return asked
         return task
 
-    def _report(self, task: RoundTask) -> None:
+    def _report(self, task: RoundTask, plan: Plan) -> None:
         self._coordinator.report_ready(
             run_id=task.run_id,
             round_number=task.round,
             step=task.step,
             adapter_sha256=task.adapter_sha256,
-            families=self._config.families(),
+            families=self._config.families(plan),
         )
 
     def _seed(self, run_id: str) -> int:

@@ -39,6 +39,7 @@ APPROVALS_FILE: Final = "approvals.jsonl"
 _LOCK_FILE: Final = "approvals.lock"
 _DIGEST_BYTES: Final = 32
 _MAX_FILE_BYTES: Final = 4 << 20
+_MAY_VARY: Final = "cohort_may_vary"
 _PRIVATE: Final = 0o600
 
 
@@ -71,6 +72,8 @@ class Word:
     """Name of the operating system's user."""
     at_unix_s: int
     """This silo's clock."""
+    cohort_may_vary: bool = False
+    """Of an approval: the run's cohorts may vary although there is no noise."""
 
     @classmethod
     def from_line(cls, entry: Any) -> Word:
@@ -80,10 +83,11 @@ class Word:
             ValueError: It is none of ours.
         """
         known = {"run", "plan_sha256", "approved", "by", "at_unix_s"}
-        if not isinstance(entry, dict) or set(entry) != known:
+        if not isinstance(entry, dict) or set(entry) - {_MAY_VARY} != known:
             raise ValueError("not a word about a run")
+        may_vary = entry.get(_MAY_VARY, False)
         plan_sha256 = bytes.fromhex(str(entry["plan_sha256"]))
-        if len(plan_sha256) != _DIGEST_BYTES or type(entry["approved"]) is not bool:
+        if len(plan_sha256) != _DIGEST_BYTES or {type(entry["approved"]), type(may_vary)} != {bool}:
             raise ValueError("not a word about a run")
         return cls(
             run_id=str(entry["run"]),
@@ -91,6 +95,7 @@ class Word:
             approved=entry["approved"],
             by=str(entry["by"]),
             at_unix_s=int(entry["at_unix_s"]),
+            cohort_may_vary=may_vary,
         )
 
     def to_line(self) -> bytes:
@@ -102,6 +107,9 @@ class Word:
             "by": self.by,
             "at_unix_s": self.at_unix_s,
         }
+        if self.cohort_may_vary:
+            # Only where it is said: an earlier release reads every other line.
+            entry[_MAY_VARY] = True
         return json.dumps(entry, separators=(",", ":")).encode()
 
 
@@ -140,6 +148,16 @@ class Approvals:
             if word.plan_sha256 == plan_sha256:
                 return Standing.APPROVED
         return Standing.PENDING if manual else Standing.OPEN
+
+    def cohort_may_vary(self, run_id: str, plan_sha256: bytes) -> bool:
+        """Whether the newest word approved the run so; it raises what ``words`` does."""
+        word = self.about(run_id)
+        return (
+            word is not None
+            and word.approved
+            and word.plan_sha256 == plan_sha256
+            and word.cohort_may_vary
+        )
 
     def say(self, word: Word) -> None:
         """Write a word down, durably.

@@ -1,8 +1,9 @@
 """The rules of the guardian about a descriptor: it must be the one that its plan gives.
 
 Everything a coordinator could turn against one silo is derived again here: sizes, layout, clip,
-scale, noise per silo, metrics block, deadlines. What is left to the coordinator is who is ready,
-and when.
+scale, noise per silo, metrics block, families, deadlines. From suite v2 on it belongs to the task
+that this silo verified, and its cohort to those whom that invited. What is left to the coordinator
+is who is ready, and when.
 
 Covered: the above, and the site's floors and ceilings on cohort, threshold and attempts.
 Not covered: what holds for every site alike (``secagg.check_descriptor``: signature, roster, t from
@@ -16,18 +17,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from dp.config import Mode
 from dp.errors import PrivacyError
 from dp.noise.grid import Grid
 from dp.noise.metrics_block import MetricsBlock
 from dp.noise.share import metrics_sigma, per_silo_sigma
 from federation.chain.sums import metrics_layout
+from federation.chain.task import RoundTask
 from federation.errors import LayoutError
+from federation.plan.families import families_of
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, STEPS, Descriptor
-from silo_agent.policy.plan import CLOCK_SKEW_S, PLAN_RULES
+from secagg.digest_tree import DIGESTS
+from silo_agent.policy.plan import (
+    CLOCK_SKEW_S,
+    PLAN_RULES,
+    SUITE_REASON,
+    SUITE_RULE,
+    suite_problem,
+)
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 
 __all__ = ["DESCRIPTOR_RULES", "DescriptorCase", "SharedLayout"]
 
+MAX_PARTS = 64
+"""Groups of one round at most."""
 _DIFFERS = "the descriptor differs from its plan in"
 
 
@@ -55,6 +68,48 @@ class DescriptorCase(PlanCase):
     """Of the vector that this silo trained."""
     now_unix_s: int
     """This silo's clock."""
+    task: RoundTask | None = None
+    """The verified task of the round that the descriptor names, or else the newest one; None where
+    this silo knows none."""
+    cohort_may_vary: bool = False
+    """Whether this site, or whoever approved the run, lets cohorts without noise vary."""
+
+
+def _suite(case: DescriptorCase) -> str | None:
+    return suite_problem(case.policy, case.descriptor.suite)
+
+
+def _digest(case: DescriptorCase) -> str | None:
+    descriptor = case.descriptor
+    if not descriptor.is_hybrid or case.policy.secure_aggregation.accepts_digest(
+        descriptor.digest_id
+    ):
+        return None
+    name = DIGESTS.get(descriptor.digest_id, str(descriptor.digest_id))
+    return f"uploads are hashed with {name}, which secure_aggregation.digests does not list"
+
+
+def _plan_families(case: DescriptorCase) -> str | None:
+    if not case.descriptor.is_hybrid:
+        return None
+    stated, families = case.descriptor.families, families_of(case.plan)
+    if stated == families:
+        return None
+    return f"families {', '.join(stated)}, in the plan {', '.join(families)}"
+
+
+def _round_task(case: DescriptorCase) -> str | None:
+    task = case.task
+    if not case.descriptor.is_hybrid:
+        # A run does not go back to the suite before in the middle of a round.
+        invited = task is not None and task.invited
+        return "a descriptor of suite v1 after a task of suite v2" if invited else None
+    if task is None or task.sha256 != case.descriptor.task_sha256:
+        return "the descriptor does not name the task of its round that this silo verified"
+    strangers = set(case.descriptor.cohort) - set(task.invited)
+    if strangers:
+        return f"the cohort has {', '.join(sorted(strangers))}, which the task does not invite"
+    return None
 
 
 def _descriptor_base_model(case: DescriptorCase) -> str | None:
@@ -71,12 +126,18 @@ def _descriptor_round(case: DescriptorCase) -> str | None:
 
 def _sums(case: DescriptorCase) -> str | None:
     identity, sums = case.descriptor.identity, case.plan.sums_per_round
-    if identity.step >= sums or identity.part != 0:
+    # Disjoint groups of one round are parts; without noise they are cohorts that vary.
+    parts = MAX_PARTS if case.descriptor.is_hybrid and _may_be_parted(case) else 1
+    if identity.step >= sums or identity.part >= parts:
         return (
             f"step {identity.step}, part {identity.part}: a round of this plan has {sums} sum(s), "
-            "each in one part"
+            f"each in at most {parts} part(s) here"
         )
     return None
+
+
+def _may_be_parted(case: DescriptorCase) -> bool:
+    return case.cohort_may_vary or case.plan.spec.mode is not Mode.NONE
 
 
 def _attempts(case: DescriptorCase) -> str | None:
@@ -232,7 +293,23 @@ def _too_little(sigma: float, needed: float) -> str | None:
 
 
 DESCRIPTOR_RULES: tuple[Rule[DescriptorCase], ...] = (
+    Rule(name=SUITE_RULE, public_reason=SUITE_REASON, fires=_suite),
     *PLAN_RULES,
+    Rule(
+        name="digest",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} this digest of the uploads",
+        fires=_digest,
+    ),
+    Rule(
+        name="plan_families",
+        public_reason=f"{_DIFFERS} the environment families",
+        fires=_plan_families,
+    ),
+    Rule(
+        name="round_task",
+        public_reason="the descriptor is not one of the round's task",
+        fires=_round_task,
+    ),
     Rule(
         name="descriptor_base_model",
         public_reason=f"{_DIFFERS} the base model",

@@ -9,7 +9,9 @@ Invariants:
 3. For a run without noise to be accepted ``modes`` must list ``none`` by name,
    ``accept_no_privacy`` must be the sentence that says what is given up, word for word, and the
    floors on a round's episodes and tasks must be named.
-4. ``epsilon_caps`` and ``delta`` are the silo's own; a plan cannot change them.
+4. A run of suite v1, which a quantum computer will open, is accepted only where ``suites`` lists
+   ``v1`` and ``accept_v1`` stands beside it. A file that says nothing of suites accepts v2 alone.
+5. ``epsilon_caps`` and ``delta`` are the silo's own; a plan cannot change them.
 
 Covered: reading. Not covered: the verdicts (``policy.py``), the files that are written for a site
 to edit (``proposal.py``), what an operator says about one run (``approvals.py``).
@@ -29,11 +31,16 @@ from dp.accounting.charge import UNIT_KINDS, UnitKind
 from dp.config import Unit
 from federation.errors import TomlError
 from federation.plan.toml import parse_toml, tuples_of
+from secagg import digest_tree, hybrid, suite
 from secagg.bounds import MAX_DIMENSION
 from silo_agent.errors import PolicyFileError
 
-__all__ = ["NO_PRIVACY", "Hours", "Policy"]
+__all__ = ["NO_PRIVACY", "SUITES", "Hours", "Policy"]
 
+SuiteName = Literal["v1", "v2"]
+SUITES: Final[Mapping[SuiteName, int]] = {"v1": suite.SUITE, "v2": hybrid.SUITE}
+"""What a descriptor says for each name."""
+DigestName = Literal["sha256", "blake3"]
 ModeName = Literal["none", "silo", "record_local", "record_distributed"]
 NoPrivacy = Literal[
     "without noise a published sum may be this silo's update alone, and tell about its data"
@@ -109,6 +116,9 @@ class PrivacySection(_Section):
     allow_exact_figures: bool = False
     """Whether success and norms may be summed without noise, where a plan of mode ``none`` asks for
     them."""
+    cohort_may_vary: bool = False
+    """Whether a sum without noise may be of silos that were not in the one before. It holds where
+    every silo of the sum says so; approving a run can say it for that run alone."""
     units: tuple[Unit, ...] = ()
     """Units that a record-level mode may protect."""
     max_epsilon_per_run: Number | Literal["unlimited"] = 0.0
@@ -163,6 +173,28 @@ class CohortSection(_Section):
     """Least c that must be withstood."""
     partners: tuple[SiloId, ...] | None = None
     """When present, nobody else may be in a cohort with this silo."""
+
+
+class SecureAggregationSection(_Section):
+    """``[secure_aggregation]``: by which masks, and which digests of what is uploaded."""
+
+    suites: tuple[SuiteName, ...] = ("v2",)
+    """Suites that a run may have."""
+    accept_v1: bool = False
+    """Suite ``v1`` needs this beside its name: what is recorded of such a run can be opened by a
+    quantum computer later."""
+    digests: tuple[DigestName, ...] = ("sha256",)
+    """Hashes that the digest tree of an upload may be made with; ``blake3`` is no FIPS hash."""
+
+    @property
+    def accepted(self) -> frozenset[int]:
+        """The suites that are accepted, as descriptors number them."""
+        named = {SUITES[name] for name in self.suites}
+        return frozenset(named if self.accept_v1 else named - {suite.SUITE})
+
+    def accepts_digest(self, digest_id: int) -> bool:
+        """Whether uploads may be hashed so."""
+        return digest_tree.DIGESTS.get(digest_id) in self.digests
 
 
 class Hours(_Section):
@@ -260,6 +292,8 @@ class Policy(_Section):
     """By which methods."""
     privacy: PrivacySection = PrivacySection()
     """Under which protection."""
+    secure_aggregation: SecureAggregationSection = SecureAggregationSection()
+    """By which masks."""
     cohort: CohortSection = CohortSection()
     """With whom."""
     schedule: ScheduleSection = ScheduleSection()

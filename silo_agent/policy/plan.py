@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from dp.accounting.charge import UnitKind
 from dp.accounting.compose import capped_kinds, epsilon_of
@@ -28,17 +29,21 @@ from evolution.errors import UnknownEvolverError
 from evolution.methods.registry import dp_compat_of
 from federation.chain.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
 from federation.plan.charges import charged_steps, charges_of_run, protected_unit
-from silo_agent.policy.document import NO_PRIVACY
+from secagg import hybrid, suite
+from silo_agent.policy.document import NO_PRIVACY, Policy
 from silo_agent.policy.limits import LIMIT_RULES
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 
 __all__ = [
     "CLOCK_SKEW_S",
     "PLAN_RULES",
+    "SUITE_REASON",
+    "SUITE_RULE",
     "TASK_RULES",
     "TaskCase",
     "largest_clip",
     "least_noise_multiplier",
+    "suite_problem",
 ]
 
 CLOCK_SKEW_S = 120
@@ -251,6 +256,31 @@ def _task_deadline(case: TaskCase) -> str | None:
     return None
 
 
+def _suite(case: TaskCase) -> str | None:
+    return suite_problem(case.policy, hybrid.SUITE if case.task.invited else suite.SUITE)
+
+
+def suite_problem(policy: Policy, number: int) -> str | None:
+    """Why a run of this suite is not accepted, and what to write if it should be."""
+    if number in policy.secure_aggregation.accepted:
+        return None
+    if number == suite.SUITE:
+        return (
+            "this run is of suite v1 (not post-quantum): whoever records it can open it with a "
+            'quantum computer one day. If this site accepts that, write suites = ["v1", "v2"] and '
+            "accept_v1 = true under [secure_aggregation] in policy.toml and restart the silo; else "
+            "ask the admin for a run of suite v2"
+        )
+    return (
+        "this run is of suite v2 and secure_aggregation.suites does not list it: write "
+        'suites = ["v2"] in policy.toml and restart the silo; `chorale-silo doctor` says whether '
+        "this machine can"
+    )
+
+
+SUITE_RULE: Final = "suite"
+SUITE_REASON: Final = f"{POLICY_DOES_NOT_ALLOW} this suite of secure aggregation"
+
 PLAN_RULES: tuple[Rule[PlanCase], ...] = (
     Rule(
         name="base_model_match",
@@ -336,6 +366,7 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
 )
 
 TASK_RULES: tuple[Rule[TaskCase], ...] = (
+    Rule(name=SUITE_RULE, public_reason=SUITE_REASON, fires=_suite),
     *PLAN_RULES,
     Rule(
         name="task_base_model",

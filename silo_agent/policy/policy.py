@@ -188,13 +188,16 @@ def check_descriptor(
     site: Site,
     layout: SharedLayout,
     now_unix_s: int,
+    task: RoundTask | None = None,
+    cohort_may_vary: bool = False,
     standing: Standing = Standing.OPEN,
     passed: Passed = NEVER_LATE,
 ) -> Decision:
     """The verdict on a descriptor.
 
     It was verified against the roster, and the plan is the one that it names by digest; the layout
-    is that of the vector that this silo trained.
+    is that of the vector that this silo trained, and the task the one of its round that this silo
+    verified, if it knows one. ``cohort_may_vary`` is this site's word, or its operator's.
     """
     return _decide(
         DESCRIPTOR_RULES,
@@ -206,6 +209,8 @@ def check_descriptor(
             silo_id=silo_id,
             layout=layout,
             now_unix_s=now_unix_s,
+            task=task,
+            cohort_may_vary=cohort_may_vary,
             standing=standing,
             passed=passed,
         ),

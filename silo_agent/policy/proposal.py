@@ -235,6 +235,10 @@ allow_exact_figures = {exact_figures}
 # Whether a run with noise may follow an upload in mode "none". No epsilon speaks of that upload, so
 # it stands beside every epsilon of this silo from then on; without this line such a run is refused.
 # after_none = true
+# Whether a sum without noise may be of silos that were not in the one before it: sums of cohorts
+# that vary can be subtracted from one another. It takes every silo of the sum to say so, here or by
+# `chorale-silo approve RUN --cohort-may-vary`; without it such cohorts only shrink.
+cohort_may_vary = false
 # What one unit may be in the record modes: "task", "user".
 units = {units}
 # Largest epsilon of one run, spare attempts included, for the unit that its mode protects and at
@@ -257,6 +261,14 @@ max_steps_per_run = {max_steps}
 # made for the silo: name the smaller kind as well to cap that. What is not named is shown only.
 epsilon_caps = {epsilon_caps}
 delta = {delta}
+
+[secure_aggregation]
+# "v2" hides masks and boxes from a quantum computer too. What is recorded of a run of suite "v1"
+# can be opened by one later; it is accepted only if "v1" is listed here with the line below it.
+suites = ["v2"]
+# accept_v1 = true
+# Hashes that uploads may be sent with. "blake3" is faster and no FIPS hash.
+digests = ["sha256"]
 
 [cohort]
 # Silos in a round, shares needed to open a sum, silos that a sum holds, colluders withstood.

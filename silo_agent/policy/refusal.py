@@ -1,6 +1,6 @@
 """The refusals that need the ledger, which the guardian's rules do not read.
 
-Invariants: what leaves the silo is one of six fixed texts. Each refusal is a function of plan,
+Invariants: what leaves the silo is one of seven fixed texts. Each refusal is a function of plan,
 policy, clock and ledger, and the ledger is one of configurations and the clock alone: nothing
 depends on data.
 
@@ -21,6 +21,7 @@ from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW
 __all__ = [
     "AFTER_NONE",
     "ATTEMPTS_PER_DAY",
+    "COHORT_GREW",
     "CONFIGURATION",
     "DAEMON_RULES",
     "EPSILON_CAP",
@@ -30,6 +31,7 @@ __all__ = [
     "after_none",
     "agreed_before",
     "cannot_run",
+    "cohort_grew",
     "ledger_rolled_back",
     "over_budget",
     "refused_charge",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 AFTER_NONE: Final = "after_none"
+COHORT_GREW: Final = "cohort_grew"
 ATTEMPTS_PER_DAY: Final = "attempts_per_day"
 CONFIGURATION: Final = "configuration"
 EPSILON_CAP: Final = "epsilon_cap"
@@ -46,6 +49,7 @@ LEDGER_UNUSABLE: Final = "ledger_unusable"
 RUN_ATTEMPTS: Final = "run_attempts"
 DAEMON_RULES: Final = (
     AFTER_NONE,
+    COHORT_GREW,
     EPSILON_CAP,
     ATTEMPTS_PER_DAY,
     RUN_ATTEMPTS,
@@ -58,12 +62,18 @@ DAEMON_RULES: Final = (
 _BUDGET: Final = "budget"
 _LEDGER: Final = "ledger"
 _AFTER_NONE: Final = f"{POLICY_DOES_NOT_ALLOW} noise after an upload without any"
+_COHORT: Final = "without noise this silo takes part with those of the sum before alone"
 _RUN: Final = "the run's attempts are used up"
 
 
 def after_none(detail: str) -> PolicyRefusalError:
     """Noise would come after an upload without any, and the site's policy does not allow that."""
     return PolicyRefusalError(rule=AFTER_NONE, public_reason=_AFTER_NONE, detail=detail)
+
+
+def cohort_grew(detail: str) -> PolicyRefusalError:
+    """Without noise a sum would be of silos that were not in the one before."""
+    return PolicyRefusalError(rule=COHORT_GREW, public_reason=_COHORT, detail=detail)
 
 
 def over_budget(error: BudgetExceededError) -> PolicyRefusalError:

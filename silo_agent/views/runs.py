@@ -21,18 +21,19 @@ from dp.config import ADJACENCY
 from federation.plan.charges import charges_of_run
 from silo_agent.books.budget import read_budget
 from silo_agent.books.departure import Departure
-from silo_agent.books.heard_runs import HeardRun, HeardRuns
+from silo_agent.books.heard_runs import NOT_INVITED, HeardRun, HeardRuns
 from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.errors import LocalStoreError
 from silo_agent.policy.approvals import Approvals, Standing, Word
-from silo_agent.policy.document import Policy
+from silo_agent.policy.document import SUITES, Policy
 from silo_agent.policy.policy import ACCEPTED, APPROVAL_RULE
 
-__all__ = ["WAITING", "ListedRun", "approving", "list_runs"]
+__all__ = ["WAITING", "ListedRun", "approving", "list_runs", "suite_name"]
 
 WAITING: Final = "waiting for approval"
 _BY_OPERATOR: Final = "refused_by_operator"
 _LEAVING: Final = "leaving"
+_OLD_SUITE: Final = "v1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +47,8 @@ class ListedRun:
     plan_sha256: str
     """Of the plan it asked for last."""
     state: str
-    """``waiting for approval``, ``approved``, ``refused``, ``taking part``, ``finished``, ``left``
-    or ``heard of``."""
+    """``waiting for approval``, ``approved``, ``refused``, ``taking part``, ``not invited``,
+    ``finished``, ``left`` or ``heard of``."""
     rule: str
     """The rule that refused; empty where none did."""
     decided_by: str
@@ -66,6 +67,10 @@ class ListedRun:
     """What it was charged so far, as if it were the only run."""
     hardware: tuple[str, ...]
     """How its work is fitted to this machine."""
+    suite: str
+    """Of its masks: ``v1``, which is not post-quantum, or ``v2``."""
+    cohort_may_vary: bool
+    """Whether who approved it lets its cohorts vary without noise."""
 
     @property
     def readable(self) -> bool:
@@ -89,6 +94,10 @@ class ListedRun:
         lines = [
             f"run {self.run}: {state}; round {self.round}{of}, {part}; plan {self.plan_sha256[:12]}"
         ]
+        if self.suite == _OLD_SUITE:
+            lines.append("  suite v1, not post-quantum: what is recorded of it can be opened later")
+        if self.cohort_may_vary:
+            lines.append("  its cohorts may vary without noise, if every silo says so")
         if self.restored_round is not None:
             lines.append(f"  back at the adapter of round {self.restored_round}")
         if self.decided_by:
@@ -112,6 +121,11 @@ def approving(run_id: str, plan_sha256: str) -> str:
     The digest is in full: a run can come back with another plan at any time.
     """
     return f"chorale-silo approve {run_id} --plan-sha256 {plan_sha256}"
+
+
+def suite_name(number: int) -> str:
+    """What plans and policies call the suite of this number."""
+    return next((name for name, known in SUITES.items() if known == number), str(number))
 
 
 def list_runs(data_dir: Path, policy: Policy) -> tuple[ListedRun, ...]:
@@ -156,6 +170,10 @@ def list_runs(data_dir: Path, policy: Policy) -> tuple[ListedRun, ...]:
                 else shown_epsilon_of(charges_of_run(plan), privacy.delta),
                 epsilons_charged=charged.get(run.run_id, {}),
                 hardware=run.hardware,
+                suite=suite_name(run.suite),
+                cohort_may_vary=approvals.cohort_may_vary(
+                    run.run_id, bytes.fromhex(run.plan_sha256)
+                ),
             )
         )
     return tuple(listed)
@@ -166,7 +184,9 @@ def _state(
 ) -> tuple[str, str]:
     """The state, and the rule behind it if it is a refusal."""
     finished = rounds > 0 and head is not None and head.round >= rounds
-    by_rule = run.rule not in {"", ACCEPTED, APPROVAL_RULE, _LEAVING, _BY_OPERATOR}
+    by_rule = run.rule not in {
+        "", ACCEPTED, APPROVAL_RULE, NOT_INVITED, _LEAVING, _BY_OPERATOR
+    }  # fmt: skip
     approved = "approved" if standing is Standing.APPROVED else "heard of"
     cases = (
         (finished, "finished", ""),
@@ -175,6 +195,7 @@ def _state(
         (by_rule, "refused", run.rule),
         (standing is Standing.PENDING, WAITING, ""),
         (run.rule == ACCEPTED, "taking part", ""),
+        (run.rule == NOT_INVITED, "not invited", ""),
     )
     return next(((state, rule) for holds, state, rule in cases if holds), (approved, ""))
 

@@ -285,7 +285,7 @@ def test_the_guardian_refuses_what_does_not_follow_from_the_plan(lie, rule):
         return check_descriptor(
             site, descriptor=descriptor, silo_id="silo-a", plan=plan,
             site=policy_samples.SITE, layout=policy_samples.LAYOUT,
-            now_unix_s=policy_samples.NOW_UNIX_S,
+            now_unix_s=policy_samples.NOW_UNIX_S, task=policy_samples.make_task(),
         )  # fmt: skip
 
     assert decide(honest, policy_samples.make_policy()).accepted

@@ -4,6 +4,7 @@ import threading
 from types import SimpleNamespace
 
 from silo_agent.attempt.unfinished import UnfinishedUploads
+from silo_agent.books.round_tasks import RoundTasks
 from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.daemon import Daemon
 from silo_agent.daemon.gate import Gate
@@ -57,6 +58,7 @@ class Bench:
         daemon.stopping.wait = lambda _timeout=None: daemon.stopping.is_set()
         daemon.ledger = self.one.ledger
         daemon.gate = Gate(tmp_path, Policy.parse(b""), daemon.metrics)
+        daemon.tasks = RoundTasks(tmp_path)
         daemon.identity = SimpleNamespace(silo_id=ME)
         daemon.store = SimpleNamespace(set_ledger_head=lambda *head: self.remembered.append(head))
         daemon.coordinator = None

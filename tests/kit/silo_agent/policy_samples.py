@@ -9,6 +9,7 @@ from dp.noise.share import metrics_sigma, per_silo_sigma
 from federation.adapter.layout import Layout, TensorSpec
 from federation.chain.sums import metrics_layout
 from federation.chain.task import RoundTask
+from federation.plan.families import families_of
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from secagg.descriptor import (
@@ -18,6 +19,7 @@ from secagg.descriptor import (
     Descriptor,
     MetricsLayout,
 )
+from secagg.digest_tree import SHA256
 from secagg.parameters import threshold
 from silo_agent.policy.document import NO_PRIVACY, Policy
 from silo_agent.policy.rule import Site
@@ -125,6 +127,10 @@ ACCEPTED_NONE = (
     ("[limits]", "[limits]\nmin_episodes_per_round = 128\nmin_tasks_per_round = 32"),
 )
 """What the policy has to say beside the name of mode ``none``."""
+OLD_SUITE = {"version": 1, "suite": 1, "families": (), "task_sha256": b"", "digest_id": 0}
+"""What a descriptor of suite v1 says."""
+ACCEPT_V1 = ("[cohort]", '[secure_aggregation]\nsuites = ["v1", "v2"]\naccept_v1 = true\n[cohort]')
+"""What the policy has to say for it."""
 EXACT = ("[secure_aggregation]", "exact_figures = true\n[secure_aggregation]")
 """Asks for figures without noise."""
 ALLOW_EXACT = ("max_epsilon_per_run", "allow_exact_figures = true\nmax_epsilon_per_run")
@@ -163,6 +169,7 @@ def make_task(**changes: Any) -> RoundTask:
         base_model_sha256=BASE,
         adapter_sha256=bytes([3]) * 32,
         ready_deadline_unix_s=NOW_UNIX_S + 300,
+        invited=COHORT,
     )
     return replace(task, **changes)
 
@@ -176,8 +183,8 @@ def make_descriptor(plan: Plan, **changes: Any) -> Descriptor:
     names, bounds = metrics_layout(plan, declared, t=t, n_min=n_min)
     block = MetricsBlock.of(names, bounds)
     descriptor = Descriptor(
-        version=1,
-        suite=1,
+        version=2,
+        suite=2,
         identity=AggregationId(run_id="run-1", round=2, step=0, part=0, attempt=1),
         roster_sha256=bytes([2]) * 32,
         roster_epoch=1,
@@ -207,5 +214,8 @@ def make_descriptor(plan: Plan, **changes: Any) -> Descriptor:
         noise_sigma=per_silo_sigma(release.noise_multiplier, release.grid, t, n_min, c),
         privacy_spec_sha256=spec.sha256(),
         deadlines_unix_s=tuple(NOW_UNIX_S + 10 * step for step in range(1, 6)),
+        families=families_of(plan),
+        task_sha256=make_task().sha256,
+        digest_id=SHA256,
     )
     return replace(descriptor, **changes)

@@ -50,7 +50,7 @@ def test_a_ledger_that_cannot_be_written_wipes_the_session(rounds, monkeypatch, 
         lambda setup: [states.append(made := begin(setup)), made][1],
     )
 
-    def full(*_):
+    def full(*_, **__):
         raise LedgerCorruptError("the disk is full")
 
     monkeypatch.setattr(Ledger, fails, full)

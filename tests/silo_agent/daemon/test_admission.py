@@ -8,7 +8,7 @@ import pytest
 from dp.accounting.charge import attempt_charges, run_charges
 from dp.accounting.compose import epsilon_of
 from dp.ledger.counts import RunDebits
-from dp.ledger.ledger import Identity, Ledger, LedgerEntry
+from dp.ledger.ledger import Ledger, LedgerEntry
 from federation.chain.record import Place
 from federation.chain.task import ATTEMPTS_USED_UP, PASSING_REASONS
 from federation.plan.charges import charges_of_run
@@ -342,10 +342,9 @@ def test_another_adapter_or_plan_does_not_follow(field):
 
 
 def test_survivors_signed_for_one_step_do_not_close_the_next():
-    agreed = {("run-1", 1, 1, 0)}
+    agreed = {("run-1", 1, 1)}
     ledger = SimpleNamespace(has_agreed=lambda *key: key in agreed)
     with pytest.raises(PolicyRefusalError) as refused:
         require_unsigned(ledger, task_at(1, 1))
     assert refused.value.public_reason == "survivors_already_signed"
     require_unsigned(ledger, task_at(1, 2))
-    assert Identity("run-1", 1, 1, 0, 1).aggregation in agreed

@@ -80,7 +80,7 @@ def test_full_disk_in_the_ledger_is_a_typed_error(tmp_path, monkeypatch):
 
 def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> LocalWork:
     settings = {
-        "base_sha256": lambda: bytes(32), "environments": (), "seed": 0, "families": lambda: (),
+        "base_sha256": lambda: bytes(32), "environments": (), "seed": 0, "families": lambda *_: (),
         "evaluate": True, "data_dir": tmp_path / "data", "assignments": lambda: (),
         "base_model": None, "threads": 1,
         "options": lambda _m: {}, "held_out_offset": 0, "catalogue": lambda: BUILT_IN,

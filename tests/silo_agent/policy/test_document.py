@@ -22,6 +22,7 @@ from tests.kit.silo_agent.policy_samples import (
     make_descriptor,
     make_plan,
     make_policy,
+    make_task,
 )
 
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -112,6 +113,7 @@ def test_a_policy_written_for_a_plan_accepts_it_and_nothing_larger(tmp_path: Pat
         site=SITE,
         layout=LAYOUT,
         now_unix_s=NOW_UNIX_S,
+        task=make_task(),
     ).accepted
 
 

@@ -7,6 +7,7 @@ import pytest
 from federation.adapter.layout import Layout, TensorSpec
 from federation.chain.task import PASSING_REASONS
 from secagg.descriptor import AggregationId
+from secagg.digest_tree import BLAKE3
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy.approvals import Standing
 from silo_agent.policy.document import Policy
@@ -19,11 +20,13 @@ from silo_agent.policy.policy import (
     check_task,
 )
 from tests.kit.silo_agent.policy_samples import (
+    ACCEPT_V1,
     BASE,
     COHORT,
     LAYOUT,
     MODES,
     NOW_UNIX_S,
+    OLD_SUITE,
     POLICY,
     SITE,
     make_descriptor,
@@ -44,7 +47,9 @@ def judge_task(policy=None, task=None, plan=None, now=NOW_UNIX_S, site=SITE) -> 
     )
 
 
-def judge(*, policy=None, descriptor=None, plan=None, layout=LAYOUT, site=SITE):
+def judge(
+    *, policy=None, descriptor=None, plan=None, layout=LAYOUT, site=SITE, task=None, may_vary=False
+):
     plan = plan or make_plan()
     return check_descriptor(
         policy or make_policy(),
@@ -54,6 +59,8 @@ def judge(*, policy=None, descriptor=None, plan=None, layout=LAYOUT, site=SITE):
         site=site,
         layout=layout,
         now_unix_s=NOW_UNIX_S,
+        task=task or make_task(),
+        cohort_may_vary=may_vary,
     )
 
 
@@ -135,6 +142,7 @@ def test_metrics_noise_counts_as_noise():
 
 
 TASK_RULES = {
+    "suite": {"task": make_task(invited=())},
     "task_base_model": {"task": make_task(base_model_sha256=bytes(32))},
     "task_round": {"task": make_task(round=6)},
     "schedule": {"now": NOW_UNIX_S + 1800, "task": make_task(ready_deadline_unix_s=1_800_001_900)},
@@ -174,7 +182,11 @@ def descriptor_changes() -> dict[str, dict[str, object]]:
     return {
         "descriptor_base_model": {"base_model_sha256": bytes(32)},
         "descriptor_round": {"identity": replace(identity, round=6)},
-        "sums": {"identity": replace(identity, part=1)},
+        "suite": OLD_SUITE,
+        "digest": {"digest_id": BLAKE3},
+        "plan_families": {"families": ("craft", "maze", "shop")},
+        "round_task": {"task_sha256": bytes(32)},
+        "sums": {"identity": replace(identity, part=64)},
         "attempts": {"identity": replace(identity, attempt=3)},
         "membership": {"cohort": ("silo-b", "silo-c", "silo-d")},
         "partners": {"cohort": wide},
@@ -193,10 +205,19 @@ def descriptor_changes() -> dict[str, dict[str, object]]:
     }
 
 
+WIDE_TASK = make_task(invited=(*COHORT, "stranger"))
+"""One that invites a silo which is no partner of this one."""
+
+
+def judge_changed(changes, **options):
+    """The verdict on a descriptor of a task that invites whoever is in it."""
+    named = {"task_sha256": WIDE_TASK.sha256, **changes}
+    return judge(descriptor=make_descriptor(make_plan(), **named), task=WIDE_TASK, **options)
+
+
 @pytest.mark.parametrize("rule", descriptor_changes())
 def test_each_descriptor_rule_fires_alone(rule):
-    descriptor = make_descriptor(make_plan(), **descriptor_changes()[rule])
-    decision = judge(descriptor=descriptor)
+    decision = judge_changed(descriptor_changes()[rule])
     assert (decision.accepted, decision.rule) == (False, rule)
 
 
@@ -280,8 +301,8 @@ def test_unlimited_epsilon_must_be_that_word():
 
 def test_without_a_partner_list_anyone_in_the_roster_may_join():
     policy = make_policy(('partners = ["silo-b", "silo-c", "silo-d"]\n', ""))
-    wide = make_descriptor(make_plan(), cohort=("silo-a", "silo-b", "silo-c", "stranger"))
-    assert judge(policy=policy, descriptor=wide).accepted
+    wide = {"cohort": ("silo-a", "silo-b", "silo-c", "stranger")}
+    assert judge_changed(wide, policy=policy).accepted
 
 
 def test_public_reasons_are_fixed_texts_without_figures_or_names():
@@ -290,7 +311,7 @@ def test_public_reasons_are_fixed_texts_without_figures_or_names():
         plan, policy, site = changed(rule)
         reasons.add(check_plan(policy, plan=plan, site=site).public_reason)
     for change in descriptor_changes().values():
-        decision = judge(descriptor=make_descriptor(make_plan(), **change))
+        decision = judge_changed(change)
         assert decision.detail
         reasons.add(decision.public_reason)
     for reason in reasons:
@@ -327,6 +348,7 @@ def test_what_the_operator_said_holds_for_plans_tasks_and_descriptors(rule):
         site=SITE,
         layout=LAYOUT,
         now_unix_s=NOW_UNIX_S,
+        task=make_task(),
         standing=said,
     )
     assert descriptor.rule == rule
@@ -377,3 +399,62 @@ def test_every_rule_has_a_test_that_makes_it_fire():
     tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record, *noiseless}
     tested |= times
     assert tested == set(RULE_NAMES)
+
+
+# Suites, tasks and parts --------------------------------------------------------------------------
+
+
+def test_a_run_of_suite_v1_is_refused_with_what_to_write_and_accepted_when_it_is_written():
+    old_task = make_task(invited=())
+    old = make_descriptor(make_plan(), **OLD_SUITE)
+    for decision in (judge_task(task=old_task), judge(descriptor=old, task=old_task)):
+        assert decision.rule == "suite"
+        for said in ("not post-quantum", 'suites = ["v1", "v2"]', "accept_v1 = true", "restart"):
+            assert said in decision.detail
+    allowed = make_policy(ACCEPT_V1)
+    assert judge_task(policy=allowed, task=old_task).accepted
+    assert judge(policy=allowed, descriptor=old, task=old_task).accepted
+    assert judge(policy=allowed).accepted
+
+
+def test_listing_the_old_suite_is_not_enough():
+    named = make_policy((ACCEPT_V1[0], ACCEPT_V1[1].replace("accept_v1 = true\n", "")))
+    assert judge_task(policy=named, task=make_task(invited=())).rule == "suite"
+    assert judge_task(policy=named).accepted
+
+
+def test_a_site_of_the_old_suite_alone_refuses_the_new_one():
+    only = make_policy((ACCEPT_V1[0], ACCEPT_V1[1].replace('"v1", "v2"', '"v1"')))
+    decision = judge_task(policy=only)
+    assert decision.rule == "suite"
+    assert 'suites = ["v2"]' in decision.detail
+
+
+def test_a_round_that_began_in_suite_v2_does_not_go_on_in_v1():
+    old = make_descriptor(make_plan(), **OLD_SUITE)
+    assert judge(policy=make_policy(ACCEPT_V1), descriptor=old).rule == "round_task"
+
+
+def test_a_descriptor_belongs_to_the_task_that_was_verified_and_to_whom_it_invites():
+    assert judge(task=make_task(ready_deadline_unix_s=1)).rule == "round_task"
+    few = make_task(invited=COHORT[:3])
+    named = make_descriptor(make_plan(), task_sha256=few.sha256)
+    decision = judge(descriptor=named, task=few)
+    assert decision.rule == "round_task"
+    assert COHORT[3] in decision.detail
+    assert COHORT[3] not in decision.public_reason
+
+
+def test_a_digest_that_the_site_lists_is_accepted():
+    blake3 = make_descriptor(make_plan(), digest_id=BLAKE3)
+    listed = ("[cohort]", '[secure_aggregation]\ndigests = ["sha256", "blake3"]\n[cohort]')
+    assert judge(descriptor=blake3, policy=make_policy(listed)).accepted
+
+
+@pytest.mark.parametrize(("mode", "allowed"), [("silo", True), ("none", False)])
+def test_groups_of_a_round_are_parts_where_noise_hides_each_or_cohorts_may_vary(mode, allowed):
+    plan, policy = make_plan(*MODES[mode]), mode_policy(mode)
+    honest = make_descriptor(plan)
+    part = replace(honest, identity=replace(honest.identity, part=3))
+    assert judge(plan=plan, policy=policy, descriptor=part).accepted is allowed
+    assert judge(plan=plan, policy=policy, descriptor=part, may_vary=True).accepted

@@ -27,6 +27,7 @@ from tests.kit.silo_agent.policy_samples import (
     SITE,
     edited,
     make_descriptor,
+    make_task,
     mode_policy,
 )
 
@@ -58,6 +59,7 @@ def rule_on_descriptor(mode, descriptor, *, plan=None):
         site=SITE,
         layout=LAYOUT,
         now_unix_s=NOW_UNIX_S,
+        task=make_task(),
     ).rule
 
 
@@ -76,12 +78,12 @@ def test_what_follows_from_the_plan_is_accepted(mode):
 
 
 @pytest.mark.parametrize("mode", PLANS)
-def test_a_step_past_the_rounds_last_or_a_second_part_is_refused(mode):
+def test_a_step_past_the_rounds_last_or_a_part_past_the_most_is_refused(mode):
     plan = plan_of(mode)
     honest = make_descriptor(plan)
     past = replace(honest, identity=replace(honest.identity, step=plan.sums_per_round))
     assert rule_on_descriptor(mode, past) == "sums"
-    part = replace(honest, identity=replace(honest.identity, part=1))
+    part = replace(honest, identity=replace(honest.identity, part=64))
     assert rule_on_descriptor(mode, part) == "sums"
 
 
