@@ -48,19 +48,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 import secagg.client as protocol
 from dp.config import Mode, PrivacySpec
 from dp.errors import NonFiniteError
-from dp.ledger.ledger import Ledger
+from dp.ledger.ledger import Head, Ledger
 from dp.noise.grid import Grid
 from dp.noise.metrics_block import MetricsBlock
 from dp.noise.share import NoiseShare, RingVector
 from dp.noise.source import NoiseSource
 from ops.tracing.spans import spanned
-from secagg import suite
 from secagg.client.setup import check_setup
 from secagg.descriptor import AggregationId, SignedDescriptor
 from secagg.errors import Check, SecAggError, VerificationError
 from secagg.messages import (
+    NO_DEBIT,
     BoxDelivery,
     ConsistencySignatures,
+    DebitHead,
     KeyBundle,
     KeyBundles,
     LeafDelivery,
@@ -144,17 +145,23 @@ class Session:
         coordinator: Coordinator,
         metrics: SiloMetrics,
         audit: AuditLog,
+        suites: frozenset[int],
+        plan_families: tuple[str, ...],
+        task_sha256: bytes = b"",
         cohort_may_vary: bool = False,
         advertise: bool = True,
     ) -> None:
         """Join the attempt that the descriptor opens, and send the keys of R0.
 
+        ``suites`` are those that the site accepts, ``plan_families`` what follows from the plan, and
+        ``task_sha256`` names the round's task as this silo verified it, where there is one.
         ``cohort_may_vary`` is this site's word on sums without noise.
         Without ``advertise`` the first ``handle`` of the descriptor sends them: then the caller
         holds the session if that fails, and no other keys may ever follow these.
         """
         self.descriptor = descriptor.descriptor
         self.identity: AggregationId = self.descriptor.identity
+        self._hybrid = self.descriptor.is_hybrid
         self._silo_id = silo_id
         self._spec = spec
         self._contribution: Result | None = contribution
@@ -183,7 +190,11 @@ class Session:
             adapter_sha256=adapter_sha256,
             families=families,
             entropy=os.urandom,
-            suites=frozenset({suite.SUITE}),
+            suites=suites,
+            debit_head=_newest_debit_of(ledger),
+            cohort_may_vary=cohort_may_vary and self._hybrid,
+            task_sha256=task_sha256 if self._hybrid else b"",
+            families_of_plan=plan_families if self._hybrid else (),
         )
         # A descriptor that is refused burns no identity.
         check_setup(setup)
@@ -250,12 +261,12 @@ class Session:
         state, wire, identity = self._state, self._coordinator, self.identity
         match state, message:
             case protocol.AdvertiseKeys(), KeyBundles():
-                self._state, boxes = state.handle(message)
-                # The bundles are verified by now, and the boxes have not left.
+                self._state, dealt = state.handle(message)
+                # The bundles are verified by now, and what is dealt has not left.
                 self._peers.admit(message, self._roster, identity)
                 self._all_may_vary = all(one.cohort_may_vary for one in message.bundles)
-                self._answer(message, lambda: wire.share_keys(identity, boxes))
-            case protocol.ShareKeys(), BoxDelivery():
+                self._answer(message, lambda: wire.share_keys(identity, dealt))
+            case protocol.ShareKeys(), BoxDelivery() | LeafDelivery():
                 if self._contribution is not None:
                     self._contribution.require_ready()
                 masked_input, _ = state.handle(message)
@@ -316,18 +327,26 @@ class Session:
     @spanned("mask")
     def _masked_spool(self, state: protocol.MaskedInput) -> Spool:
         # The vector lives in this call alone, so its memory is free before the upload begins.
-        vector = self._encoded()
-        self._state, header = state.mask(vector)
+        vector, record = self._encoded()
+        # The header names the very record that paid for it, which is on disk.
+        debit = DebitHead(seq=record.seq, sha256=record.sha256) if self._hybrid else None
+        masked, header = state.mask(vector, debit)
+        self._state = masked
         return Spool.write(
             self._spool_directory,
             self.identity,
             vector,
             header=header,
             descriptor_sha256=self.descriptor.sha256,
+            digest_id=self.descriptor.digest_id,
+            leaves=masked.leaves,
         )
 
-    def _encoded(self) -> RingVector:
-        """Charge the ledger, then put the data into the noise; both are gone from here after."""
+    def _encoded(self) -> tuple[RingVector, Head]:
+        """Charge the ledger, then put the data into the noise; both are gone from here after.
+
+        Gives the vector, and the record of the charge.
+        """
         contribution = self._contribution
         if contribution is None:
             raise SessionError("this session has already uploaded")
@@ -346,7 +365,7 @@ class Session:
         )
         self._audit.append(SiloEvent.ATTEMPT_CHARGED, **place(self.identity))
         try:
-            return noise.encode(
+            encoded = noise.encode(
                 delta=vector,
                 metrics=figures,
                 receipt=receipt,
@@ -356,7 +375,10 @@ class Session:
             self._metrics.nonfinite_deltas.inc()
             # One line and no traceback: what was not finite must not end up in a log.
             log.error("delta_not_finite", round=self.identity.round, uploads="zeros")  # noqa: TRY400
-        return noise.encode(delta=None, metrics=None, receipt=receipt, descriptor_sha256=digest)
+            encoded = noise.encode(
+                delta=None, metrics=None, receipt=receipt, descriptor_sha256=digest
+            )
+        return encoded, receipt.record
 
     def _draw_noise(self) -> NoiseShare:
         layout, release = self.descriptor.metrics, self._spec.release
@@ -402,6 +424,11 @@ class Session:
                 "survivors of this step were already signed: no later attempt",
                 check=Check.IDENTITY,
             )
+
+
+def _newest_debit_of(ledger: Ledger) -> DebitHead:
+    head = ledger.newest_debit()
+    return NO_DEBIT if head is None else DebitHead(seq=head.seq, sha256=head.sha256)
 
 
 def _head_of(ledger: Ledger) -> protocol.LedgerHead:

@@ -42,6 +42,7 @@ from dp.errors import LedgerCorruptError
 from federation.chain.record import Place
 from federation.chain.task import RoundTask
 from federation.errors import ChainError, UpdateError
+from federation.plan.families import families_of
 from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_descriptor
 from secagg.messages import (
     BoxDelivery,
@@ -375,6 +376,9 @@ class Daemon:
                 adapter_sha256=head.record.adapter_sha256,
                 families=self.config.families(plan),
                 spec=spec,
+                suites=self.policy.secure_aggregation.accepted,
+                plan_families=families_of(plan),
+                task_sha256=b"" if task is None else task.sha256,
                 cohort_may_vary=self.gate.cohort_may_vary(identity.run_id, descriptor.plan_sha256),
                 contribution=contribution,
                 ledger=self.ledger,

@@ -46,6 +46,7 @@ from secagg.messages import (
     KeyBundle,
     MaskedInputHeader,
     ShareBoxes,
+    ShareLeaves,
     UnmaskingShares,
 )
 from secagg.roster import Roster, RosterApproval, SignedRoster
@@ -58,7 +59,8 @@ from silo_agent.line.upload import Chunks, UploadStream
 __all__ = ["Coordinator"]
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""The headers of R1 are the largest message: 6.9 MB for 200 silos with ids of 63 characters."""
+"""The headers of R1 are the largest message of suite v1: 6.9 MB for 200 silos with ids of 63
+characters."""
 MAX_PLAN_BYTES = 64 << 10
 EXCHANGE_TIMEOUT_S = 5.0
 CODE_DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -254,15 +256,14 @@ class Coordinator:
             ),
         )
 
-    def share_keys(self, identity: AggregationId, boxes: ShareBoxes) -> None:
-        """R1."""
-        self._call(
-            self._stub.ShareKeys,
-            pb.ShareKeysRequest(
-                identity=secagg_wire.identity_to_proto(identity),
-                boxes=secagg_wire.share_boxes_to_proto(boxes),
-            ),
-        )
+    def share_keys(self, identity: AggregationId, dealt: ShareBoxes | ShareLeaves) -> None:
+        """R1: boxes in suite v1, the leaves of a tree from v2 on."""
+        request = pb.ShareKeysRequest(identity=secagg_wire.identity_to_proto(identity))
+        if isinstance(dealt, ShareLeaves):
+            request.leaves.CopyFrom(secagg_wire.share_leaves_to_proto(dealt))
+        else:
+            request.boxes.CopyFrom(secagg_wire.share_boxes_to_proto(dealt))
+        self._call(self._stub.ShareKeys, request)
 
     def upload(self, identity: AggregationId, header: MaskedInputHeader, spool: Chunks) -> None:
         """R2: stream the spooled vector, resuming after every cut until it is whole."""
