@@ -4,6 +4,8 @@ Bytes are base64, 64-bit integers are decimal strings, numbers have as many digi
 field names are those of ``proto/chorale/v1/transcript.proto``. Signatures are over the canonical
 encoding (``secagg/canonical.py``), so neither the order of the fields nor white space matters.
 
+The version of the file is that of its descriptor: 1 in suite v1, 2 in suite v2.
+
 Covered: bounds of everything read, unknown fields, files that are too large. Not covered: whether
 the content verifies (``federation.transcript.transcript``).
 """
@@ -22,6 +24,7 @@ from federation.errors import ChainError, TranscriptCheck, TranscriptError
 from federation.transcript.transcript import Outcome, Transcript
 from federation.wire import earlier_rosters_from_proto, record_from_proto, record_to_proto
 from secagg import wire
+from secagg.descriptor import BASE_VERSION, HYBRID_VERSION
 from secagg.errors import SecAggError
 from secagg.messages import (
     BoxDelivery,
@@ -29,11 +32,13 @@ from secagg.messages import (
     KeyBundle,
     MaskedInputHeader,
     ShareBoxHeader,
+    ShareRoot,
 )
 
-VERSION: Final = 1
+VERSIONS: Final = (BASE_VERSION, HYBRID_VERSION)
 MAX_FILE_BYTES: Final = 64 << 20
-"""200 silos make 12 MB: their R1 headers have 200 × 199 × 3 digests; all else is small."""
+"""Of suite v1, 200 silos make 12 MB: their R1 headers have 200 × 199 × 3 digests; all else is
+small."""
 
 
 def encode_transcript(transcript: Transcript) -> bytes:
@@ -86,7 +91,7 @@ def parse_transcript(content: bytes) -> Transcript:
 def transcript_to_proto(transcript: Transcript) -> transcript_pb2.Transcript:
     """Convert."""
     message = transcript_pb2.Transcript(
-        version=VERSION,
+        version=transcript.descriptor.descriptor.version,
         outcome=transcript.outcome.value,
         phases=transcript.phases,
         roster=wire.roster_to_proto(transcript.roster),
@@ -101,6 +106,7 @@ def transcript_to_proto(transcript: Transcript) -> transcript_pb2.Transcript:
     if transcript.share_headers:
         delivery = BoxDelivery(headers=transcript.share_headers, ciphertexts={})
         message.share_headers.extend(wire.box_delivery_to_proto(delivery).headers)
+    message.share_roots.extend(wire.share_root_to_proto(root) for root in transcript.share_roots)
     if transcript.record is not None:
         message.record.CopyFrom(record_to_proto(transcript.record))
     if transcript.parent is not None:
@@ -114,7 +120,7 @@ def transcript_from_proto(message: transcript_pb2.Transcript) -> Transcript:
     Raises:
         TranscriptError: format.
     """
-    if message.version != VERSION:
+    if message.version not in VERSIONS or message.version != message.descriptor.version:
         raise TranscriptError(TranscriptCheck.FORMAT, f"unknown version {message.version}")
     outcomes = {outcome.value: outcome for outcome in Outcome}
     if message.outcome not in outcomes:
@@ -128,6 +134,7 @@ def transcript_from_proto(message: transcript_pb2.Transcript) -> Transcript:
             descriptor=wire.descriptor_from_proto(message.descriptor),
             bundles=_bundles(message),
             share_headers=_share_headers(message),
+            share_roots=_share_roots(message),
             upload_headers=_upload_headers(message),
             agreements=_agreements(message),
             record=record_from_proto(message.record) if message.HasField("record") else None,
@@ -152,6 +159,12 @@ def _share_headers(message: transcript_pb2.Transcript) -> tuple[ShareBoxHeader, 
     return wire.box_delivery_from_proto(
         secagg_pb2.BoxDelivery(headers=message.share_headers)
     ).headers
+
+
+def _share_roots(message: transcript_pb2.Transcript) -> tuple[ShareRoot, ...]:
+    if not message.share_roots:
+        return ()
+    return wire.leaf_delivery_from_proto(secagg_pb2.LeafDelivery(roots=message.share_roots)).roots
 
 
 def _upload_headers(message: transcript_pb2.Transcript) -> tuple[MaskedInputHeader, ...]:

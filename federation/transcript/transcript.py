@@ -7,17 +7,21 @@ order (``TranscriptCheck`` names each; the first that fails is raised):
     descriptor         D is signed by the roster's coordinator key, names this roster, and keeps the
                        rules of ``secagg.descriptor.check_descriptor``
     bundles            R0: U1 is an ordered part of the cohort, at least max(t, n_min); signatures
-                       over D; every key once, none of low order; families as the metrics block says
+                       over D; every key once, none of low order; families as the metrics block
+                       says; in suite v2 KEM keys in range, enough declarers of the plan's families
     ctx                ctx = H(D ‖ bundles), to which everything below is bound
     share_headers      R1: ordered part of U1, at least max(t, n_min); signatures over ctx; one box
-                       for each other silo of U1
+                       for each other silo of U1; in suite v2 signatures over the root of as many
+                       leaves
     members            H(U2), to which R2 and R3 are bound
     survivors          R2: U3 is an ordered part of U2, at least max(t, n_min) and 2 + c
-    upload_headers     signatures over ctx and H(U2); exact lengths
+    upload_headers     signatures over ctx and H(U2); exact lengths; in suite v2 each charge newer
+                       than the ledger of R0, no rejected pair, enough declarers of the plan's
+                       families and of each with figures
     agreements         R3: ordered part of U3; signatures over ctx, H(U2) and H(U3); at least t
-    record             signed by the coordinator; run, round, step, plan and base model are D's
-    record_survivors   the record names U3
-    record_descriptor  the record names D
+    record             signed by the coordinator; run, round, step, plan, suite and base are D's
+    record_survivors   the record has D's part, and that names U3
+    record_descriptor  the part names D
     parent             the record before it is signed and linked, and D started from its adapter
     sum                the published sum has D's length and the record's digest; only if it is given
 
@@ -52,6 +56,7 @@ from secagg.messages import (
     KeyBundle,
     MaskedInputHeader,
     ShareBoxHeader,
+    ShareRoot,
     agreement_bytes,
 )
 from secagg.parameters import Parameters
@@ -59,10 +64,13 @@ from secagg.roster import Roster, SignedRoster, follow_rosters
 from secagg.transcript import Members
 from secagg.verification import (
     check_bundle,
+    check_contributors,
     check_families,
     check_ordered_subset,
     check_share_header,
+    check_share_root,
     check_signature,
+    check_survivors,
     check_upload_header,
 )
 
@@ -101,7 +109,9 @@ class Transcript:
     bundles: tuple[KeyBundle, ...] = ()
     """R0 of U1."""
     share_headers: tuple[ShareBoxHeader, ...] = ()
-    """R1 of U2."""
+    """R1 of U2 in suite v1."""
+    share_roots: tuple[ShareRoot, ...] = ()
+    """R1 of U2 in suite v2."""
     upload_headers: tuple[MaskedInputHeader, ...] = ()
     """R2 of U3."""
     agreements: tuple[ConsistencySignature, ...] = ()
@@ -115,7 +125,10 @@ class Transcript:
 
     def __post_init__(self) -> None:
         """Refuse a document whose parts cannot belong together."""
-        lists = (self.bundles, self.share_headers, self.upload_headers, self.agreements)
+        hybrid = self.descriptor.descriptor.is_hybrid
+        if self.share_headers if hybrid else self.share_roots:
+            raise TranscriptError(TranscriptCheck.FORMAT, "R1 has the form of another suite")
+        lists = (self.bundles, self.r1, self.upload_headers, self.agreements)
         if not 0 <= self.phases <= PUBLIC_PHASES:
             raise TranscriptError(TranscriptCheck.FORMAT, f"{self.phases} public phases")
         if [bool(messages) for messages in lists] != [
@@ -137,6 +150,11 @@ class Transcript:
             )
         if self.outcome is Outcome.RELEASED and self.phases != PUBLIC_PHASES:
             raise TranscriptError(TranscriptCheck.FORMAT, "a sum was released before R3 closed")
+
+    @property
+    def r1(self) -> tuple[ShareBoxHeader, ...] | tuple[ShareRoot, ...]:
+        """What silos signed in R1, in the form of the suite."""
+        return self.share_roots or self.share_headers
 
 
 class Passed(NamedTuple):
@@ -215,10 +233,11 @@ def _messages(transcript: Transcript, roster: Roster, parameters: Parameters) ->
         _require_size(u1, least, Check.BUNDLES_SIZE)
         seen: set[bytes] = set()
         for bundle in transcript.bundles:
-            check_bundle(
-                roster, descriptor.sha256, bundle, seen, is_hybrid=descriptor.is_hybrid
-            )
+            check_bundle(roster, descriptor.sha256, bundle, seen, is_hybrid=descriptor.is_hybrid)
         check_families(descriptor.metrics, transcript.bundles, least)
+        if descriptor.is_hybrid:
+            declared = {bundle.silo_id: bundle.families for bundle in transcript.bundles}
+            check_contributors(descriptor, declared, u1, parameters, after_upload=False)
     yield Passed(TranscriptCheck.BUNDLES, f"U1 has {len(u1)} silos, {len(seen)} keys")
     ctx = digests.context(descriptor, transcript.bundles)
     yield Passed(TranscriptCheck.CTX, ctx.hex())
@@ -226,7 +245,7 @@ def _messages(transcript: Transcript, roster: Roster, parameters: Parameters) ->
         return
     with _naming(TranscriptCheck.SHARE_HEADERS):
         u2 = check_ordered_subset(
-            (header.sender for header in transcript.share_headers),
+            (header.sender for header in transcript.r1),
             u1,
             Check.SHARE_SET,
             Check.SHARE_SET,
@@ -234,8 +253,10 @@ def _messages(transcript: Transcript, roster: Roster, parameters: Parameters) ->
         _require_size(u2, least, Check.SHARES_SIZE)
         for header in transcript.share_headers:
             check_share_header(roster, ctx, header, u1)
+        for root in transcript.share_roots:
+            check_share_root(roster, ctx, root, u1)
     yield Passed(TranscriptCheck.SHARE_HEADERS, f"U2 has {len(u2)} silos")
-    members = digests.members(ctx, transcript.share_headers)
+    members = digests.members(ctx, transcript.r1)
     yield Passed(TranscriptCheck.MEMBERS, members.sha256.hex())
     yield from _survivors(transcript, roster, parameters, members)
 
@@ -259,6 +280,13 @@ def _survivors(
     with _naming(TranscriptCheck.UPLOAD_HEADERS):
         for header in transcript.upload_headers:
             check_upload_header(roster, transcript.descriptor.descriptor, members, header)
+        if transcript.descriptor.descriptor.is_hybrid:
+            check_survivors(
+                transcript.descriptor.descriptor,
+                {bundle.silo_id: bundle for bundle in transcript.bundles},
+                transcript.upload_headers,
+                parameters,
+            )
     yield Passed(
         TranscriptCheck.UPLOAD_HEADERS,
         f"{len(u3)} uploads of {transcript.descriptor.descriptor.length_bytes} bytes",

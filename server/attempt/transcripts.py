@@ -15,6 +15,7 @@ from secagg.messages import (
     KeyBundle,
     MaskedInputHeader,
     ShareBoxHeader,
+    ShareRoot,
 )
 from server.attempt.journal import decode_public
 from server.errors import NotPublishedError
@@ -71,6 +72,7 @@ def build_transcript(
         descriptor=descriptor,
         bundles=tuple(item for item in messages if isinstance(item, KeyBundle)),
         share_headers=tuple(item for item in messages if isinstance(item, ShareBoxHeader)),
+        share_roots=tuple(item for item in messages if isinstance(item, ShareRoot)),
         upload_headers=tuple(
             item
             for item in messages

@@ -62,13 +62,16 @@ def released(n=5, c=1, drops=NO_DROPS, **options):
     total = encode_sum(centred_lift(cohort.accumulator))
     parent = parent_of(descriptor)
     names = tuple(header.silo_id for header in survivors.headers)
+    delivery = next(iter(deliveries.values()))
+    hybrid = descriptor.is_hybrid
     transcript = Transcript(
         outcome=Outcome.RELEASED,
         phases=4,
         roster=cohort.roster,
         descriptor=cohort.descriptor,
         bundles=bundles.bundles,
-        share_headers=next(iter(deliveries.values())).headers,
+        share_headers=() if hybrid else delivery.headers,
+        share_roots=delivery.roots if hybrid else (),
         upload_headers=survivors.headers,
         agreements=signatures.signatures,
         record=record_of(descriptor, parent, names, total),
@@ -79,7 +82,8 @@ def released(n=5, c=1, drops=NO_DROPS, **options):
 
 def cut(transcript, phases):
     """The same attempt, given up after so many phases."""
-    lists = ("bundles", "share_headers", "upload_headers", "agreements")
+    r1 = "share_roots" if transcript.share_roots else "share_headers"
+    lists = ("bundles", r1, "upload_headers", "agreements")
     return replace(
         transcript,
         outcome=Outcome.ABORTED,

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from secagg import hybrid
 from server.audit import AuditLog
 from server.conductor.conductor import Conductor
 from server.context import Liveness, RunContext, Signal
@@ -89,7 +90,7 @@ class World:
     """One coordinator with its directory, and its silos."""
 
     def __init__(
-        self, directory: Path, *, silos: int = 4, colluding: int = 1, suite: int = 1
+        self, directory: Path, *, silos: int = 4, colluding: int = 1, suite: int = hybrid.SUITE
     ) -> None:
         self.directory = directory
         self.suite = suite

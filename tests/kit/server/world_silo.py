@@ -21,8 +21,10 @@ from evolution.methods.constant import constant_pattern
 from federation.adapter.layout import Layout
 from federation.chain.record import Place
 from federation.chain.task import RoundTask
+from federation.plan.families import families_of
 from federation.plan.plan import Plan
-from secagg.descriptor import SignedDescriptor
+from secagg.descriptor import SUITES, SignedDescriptor
+from secagg.digest_tree import CHUNK_BYTES
 from server.conductor.conductor import Conductor
 from server.errors import StoreError
 from silo_agent.attempt.session import Session
@@ -65,6 +67,9 @@ class Silo:
         self.die_at: tuple[str, int] | tuple[str, int, int] | None = None
         """The call that kills it, the attempt in which it does, and if given the step."""
         self.refuses = ""
+        self.task: RoundTask | None = None
+        """The newest of suite v2 that it verified; as a file, it outlives the process."""
+        self.cohort_may_vary = False
         self.dead = False
         self.told: list[Any] = []
         self.poison: np.ndarray | None = None
@@ -124,7 +129,9 @@ class Silo:
             case RoundTask():
                 self.end_session()
                 message.verify(self.world.roster.roster.coordinator_key)
-                self._answer(message)
+                self.task = message if message.invited else None
+                if self.task is None or self.silo_id in message.invited:
+                    self._answer(message)
             case SignedDescriptor() if not self._is_in(message.descriptor.identity):
                 # After a release the next step's descriptor is all that a silo is told.
                 self.end_session()
@@ -188,6 +195,10 @@ class Silo:
             coordinator=self,
             metrics=SiloMetrics(),
             audit=self.audit,
+            suites=frozenset(SUITES.values()),
+            plan_families=families_of(plan),
+            task_sha256=b"" if self.task is None else self.task.sha256,
+            cohort_may_vary=self.cohort_may_vary,
         )
         if self.poison is not None:
             self._session._noise = _Poison(self.poison)
@@ -208,10 +219,10 @@ class Silo:
     def _note(self, session: Any, identity: Any) -> None:
         real = session._encoded
 
-        def encoded() -> np.ndarray:
-            vector: np.ndarray = real()
+        def encoded() -> Any:
+            vector, paid = real()
             self.encoded[identity] = vector.copy()
-            return vector
+            return vector, paid
 
         session._encoded = encoded
 
@@ -250,8 +261,9 @@ class Silo:
         offset = attempt.upload_offset(identity, self.silo_id)
         if offset == header.length_bytes:
             return
-        upload = attempt.open_upload(identity, header)
-        for chunk in spool.chunks(offset, 100):
+        upload = attempt.open_upload(identity, header, spool.leaves)
+        # In suite v2 chunks are whole.
+        for chunk in spool.chunks(offset, CHUNK_BYTES if spool.leaves else 100):
             upload.append(offset, chunk)
             offset += len(chunk)
         attempt.fold_upload(identity, self.silo_id)

@@ -76,7 +76,7 @@ def test_an_upload_cut_after_its_last_byte_is_in_the_sum(tmp_path, monkeypatch):
 
     monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: SimpleNamespace(name=name))
     context = SimpleNamespace(
-        liveness=SimpleNamespace(touch=lambda _s: None),
+        liveness=SimpleNamespace(touch=lambda _s: None, runs=lambda *_: None),
         changed=SimpleNamespace(notify=lambda: None),
     )
     service = RoundService(SimpleNamespace(context=context, attempt=lambda: attempt))
@@ -169,14 +169,16 @@ def test_a_phase_cannot_close_while_a_cut_upload_is_still_folding(tmp_path, monk
     upload = SimpleNamespace(digest_id=0, complete=True, length_bytes=4, received_bytes=0)
     attempt.open_upload = lambda *_: upload
     attempt.fold_upload = fold
-    monkeypatch.setattr("server.rpc.rounds.current_peer", lambda: SimpleNamespace(name="silo-a"))
+    monkeypatch.setattr(
+        "server.rpc.rounds.current_peer", lambda: SimpleNamespace(name="silo-a", version=None)
+    )
     monkeypatch.setattr(
         "server.rpc.rounds.secagg_wire.masked_input_header_from_proto",
         lambda _p: SimpleNamespace(silo_id="silo-a"),
     )
     monkeypatch.setattr("server.rpc.rounds.secagg_wire.identity_from_proto", lambda _p: None)
     context = SimpleNamespace(
-        liveness=SimpleNamespace(touch=lambda _s: None),
+        liveness=SimpleNamespace(touch=lambda _s: None, runs=lambda *_: None),
         changed=SimpleNamespace(notify=lambda: None),
     )
     service = RoundService(SimpleNamespace(context=context, attempt=lambda: attempt))

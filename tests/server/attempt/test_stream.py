@@ -77,7 +77,7 @@ class Door:
         )
         self.folded = 0
         monkeypatch.setattr(
-            "server.rpc.rounds.current_peer", lambda: SimpleNamespace(name="silo-a")
+            "server.rpc.rounds.current_peer", lambda: SimpleNamespace(name="silo-a", version=None)
         )
         monkeypatch.setattr(
             "server.rpc.rounds.secagg_wire.masked_input_header_from_proto",
@@ -104,7 +104,7 @@ class Door:
         async def all_of_them():
             self.lock = asyncio.Lock()
             context = SimpleNamespace(
-                liveness=SimpleNamespace(touch=lambda _s: None),
+                liveness=SimpleNamespace(touch=lambda _s: None, runs=lambda *_: None),
                 changed=SimpleNamespace(notify=lambda: None),
                 metrics=SimpleNamespace(upload_resumes=SimpleNamespace(inc=lambda: None)),
             )
