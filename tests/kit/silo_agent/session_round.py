@@ -9,10 +9,19 @@ import numpy as np
 
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.ledger.ledger import Identity, Ledger
-from secagg import client, server
+from secagg import client, hybrid, server
 from secagg.decode import split_sum
 from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
-from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from secagg.digest_tree import SHA256, root_of
+from secagg.messages import (
+    NO_DEBIT,
+    BoxDelivery,
+    ConsistencySignatures,
+    DebitHead,
+    KeyBundles,
+    LeafDelivery,
+    Survivors,
+)
 from silo_agent.attempt.session import Session
 from silo_agent.books.audit import AuditLog
 from silo_agent.books.local_store import LocalStore
@@ -20,6 +29,7 @@ from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.errors import TransportError
 from silo_agent.metrics import SiloMetrics
 from tests.kit.secagg.secagg_samples import (
+    HYBRID_FIELDS,
     make_descriptor,
     make_roster,
     signed_descriptor,
@@ -40,6 +50,7 @@ NOISY_METRICS = MetricsLayout(names=(FIGURE,), bounds=(64.0,), grid=2**16, sigma
 ANSWERS = {
     KeyBundles: "share_keys",
     BoxDelivery: "upload",
+    LeafDelivery: "upload",
     Survivors: "check_consistency",
     ConsistencySignatures: "unmask",
 }
@@ -89,13 +100,16 @@ class Wire:
     def advertise_keys(self, identity, bundle):
         self._send("advertise_keys", bundle)
 
-    def share_keys(self, identity, boxes):
-        self._send("share_keys", boxes)
+    def share_keys(self, identity, dealt):
+        self._send("share_keys", dealt)
 
     def upload(self, identity, header, spool):
         self._send("upload", header)
         self.uploaded = np.frombuffer(b"".join(spool.chunks()), dtype="<u4")
-        assert hashlib.sha256(self.uploaded.tobytes()).digest() == header.masked_sha256
+        digest = hashlib.sha256(self.uploaded.tobytes()).digest()
+        if spool.leaves:
+            digest = root_of(spool.leaves, header.length_bytes, SHA256)
+        assert digest == header.masked_sha256
 
     def check_consistency(self, identity, message):
         self._send("check_consistency", message)
@@ -116,6 +130,7 @@ class Round:
         identity=None,
         ledger=None,
         dimension=DIMENSION,
+        suite=hybrid.SUITE,
     ):
         self.directory = directory
         self.roster = signed_roster(make_roster(4))
@@ -133,11 +148,13 @@ class Round:
             scale=GRID / CLIP,
             metrics=METRICS if mode is Mode.NONE else NOISY_METRICS,
             **noise,
+            **(HYBRID_FIELDS if suite == hybrid.SUITE else {}),
         )
         self.signed = signed_descriptor(descriptor)
         self.descriptor = descriptor
         self.ledger = ledger or Ledger.open(directory / "ledger", delta=1e-5, caps=CAPS)
         self.store = LocalStore(directory)
+        self.known = self.store.peer_heads()
         self.audit = AuditLog(directory)
         self.wire = Wire(self.ledger)
         self.metrics = SiloMetrics()
@@ -160,6 +177,20 @@ class Round:
             self.wire.fails_at = ""
         self.session.handle(message)
 
+    def peer_head(self, name):
+        """Where a peer's ledger stands: where this silo saw it before the round."""
+        known = self.known.get(name)
+        return client.LedgerHead(
+            seq=0 if known is None else known.seq,
+            sha256=bytes(32) if known is None else known.sha256,
+        )
+
+    def peer_debit(self, name):
+        """What a peer's upload was charged by."""
+        if not self.descriptor.is_hybrid:
+            return None
+        return DebitHead(seq=self.peer_head(name).seq + 1, sha256=bytes(32))
+
     def open(self, silo_id=ME, **options):
         return Session(
             silo_id=silo_id,
@@ -177,7 +208,12 @@ class Round:
             coordinator=self.wire,
             metrics=self.metrics,
             audit=self.audit,
-            **options,
+            **{
+                "suites": frozenset({1, 2}),
+                "plan_families": self.descriptor.families,
+                "task_sha256": self.descriptor.task_sha256,
+                **options,
+            },
         )
 
     def setup(self, name):
@@ -186,13 +222,16 @@ class Round:
             signing_key=signing_key(name),
             roster=self.roster,
             descriptor=self.signed,
-            ledger_head=client.LedgerHead(seq=0, sha256=bytes(32)),
+            ledger_head=self.peer_head(name),
+            debit_head=self.known[name].debit if name in self.known else NO_DEBIT,
             newest_identity=None,
             base_model_sha256=self.descriptor.base_model_sha256,
             adapter_sha256=self.descriptor.adapter_sha256,
             families=FAMILIES,
             entropy=os.urandom,
-            suites=frozenset({1}),
+            suites=frozenset({1, 2}),
+            task_sha256=self.descriptor.task_sha256,
+            families_of_plan=self.descriptor.families,
         )
 
     def bundles(self):
@@ -225,7 +264,7 @@ class Round:
         for name in NAMES[1:]:
             self.peers[name], _ = self.peers[name].handle(self.deliveries[name])
             vector = np.zeros(self.descriptor.words, dtype="<u4")
-            self.peers[name], header = self.peers[name].mask(vector)
+            self.peers[name], header = self.peers[name].mask(vector, self.peer_debit(name))
             self.server.expect(header)
             self.server.completed(name, header.masked_sha256)
             self.sum += vector
