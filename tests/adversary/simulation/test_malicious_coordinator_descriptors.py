@@ -20,6 +20,7 @@ from secagg.roster import Roster, RosterEntry, sign_roster, verify_roster
 from silo_agent.policy.policy import check_descriptor
 from tests.kit.secagg.secagg_samples import (
     COORDINATOR_KEY,
+    HYBRID_FIELDS,
     ROOT_KEY,
     make_descriptor,
     make_roster,
@@ -78,8 +79,13 @@ DESCRIPTORS = (
          names=("episodes/craft",), bounds=(1.0,), grid=2**29, sigma=0.0)},
      Check.NO_WRAP),
     ("A08f-a-smaller-ring", {"ring_bits": 16}, Check.RING),
-    ("A03n-another-version", {"version": 2}, Check.DESCRIPTOR_VERSION),
+    ("A03n-another-version", {**HYBRID_FIELDS, "version": 3}, Check.DESCRIPTOR_VERSION),
     ("A03o-another-suite", {"suite": 0}, Check.DESCRIPTOR_VERSION),
+    ("A03q-the-hybrid-suite-in-the-first-version", {"suite": 2}, Check.DESCRIPTOR_VERSION),
+    ("A03r-the-first-suite-in-the-hybrid-version", {**HYBRID_FIELDS, "suite": 1},
+     Check.DESCRIPTOR_VERSION),
+    ("A03s-an-unknown-digest-of-uploads", {**HYBRID_FIELDS, "digest_id": 3},
+     Check.DESCRIPTOR_VERSION),
     ("A15c-deadlines-that-run-backwards", {"deadlines_unix_s": (5, 4, 3, 2, 1)}, Check.DEADLINES),
 )  # fmt: skip
 

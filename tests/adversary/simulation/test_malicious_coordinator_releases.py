@@ -43,7 +43,7 @@ def test_a01a_no_message_can_ask_for_both_secrets():
     assert fields_of(pb.Survivors) == {"headers"}
     assert fields_of(pb.ConsistencySignatures) == {"signatures"}
     assert fields_of(pb.MaskedInputHeader) == {
-        "silo_id", "length_bytes", "masked_sha256", "signature",
+        "silo_id", "length_bytes", "masked_sha256", "signature", "debit", "rejected",
     }  # fmt: skip
 
 
