@@ -1,4 +1,4 @@
-"""Attack 24 inside one aggregation: an upload whose charge is older than the silo's own R0.
+"""Attack 19 inside one aggregation: an upload whose charge is older than the silo's own R0.
 
 A silo signs the head of its ledger in R0, and in the header of its upload the record that charged
 it. A ledger that was put back between the two charges under a number it had used before. A failure:
@@ -33,8 +33,8 @@ def uploaded(cohort):
 
 
 @pytest.mark.parametrize("case", sorted(NOT_ABOVE))
-def test_a24a_a_debit_that_does_not_rise_is_not_counted(case):
-    """Attack 24: the coordinator goes on without that silo; the sum of the others is exact."""
+def test_a19a_a_debit_that_does_not_rise_is_not_counted(case):
+    """Attack 19: the coordinator goes on without that silo; the sum of the others is exact."""
     cohort = Cohort(5, suite=2)
     headers = uploaded(cohort)
     bad = resigned_upload(cohort, headers[PEER], cohort.members, debit=NOT_ABOVE[case])
@@ -51,8 +51,8 @@ def test_a24a_a_debit_that_does_not_rise_is_not_counted(case):
 
 
 @pytest.mark.parametrize("case", sorted(NOT_ABOVE))
-def test_a24b_no_silo_signs_survivors_with_a_debit_that_does_not_rise(case):
-    """Attack 24: a coordinator that counts it gets no signature."""
+def test_a19b_no_silo_signs_survivors_with_a_debit_that_does_not_rise(case):
+    """Attack 19: a coordinator that counts it gets no signature."""
     cohort = Cohort(5, suite=2)
     headers = uploaded(cohort)
     headers[PEER] = resigned_upload(cohort, headers[PEER], cohort.members, debit=NOT_ABOVE[case])
@@ -61,8 +61,8 @@ def test_a24b_no_silo_signs_survivors_with_a_debit_that_does_not_rise(case):
         assert_refused(cohort.states[name], survivors, Check.DEBIT_HEAD, PEER)
 
 
-def test_a24c_a_debit_rewritten_by_the_coordinator_is_not_the_silos():
-    """Attack 24: the header's signature covers it, and this silo's own header stays verbatim."""
+def test_a19c_a_debit_rewritten_by_the_coordinator_is_not_the_silos():
+    """Attack 19: the header's signature covers it, and this silo's own header stays verbatim."""
     for name, check in ((PEER, Check.UPLOAD_SIGNATURE), (ME, Check.OWN_UPLOAD)):
         cohort = Cohort(5, suite=2)
         headers = uploaded(cohort)
