@@ -1,12 +1,12 @@
 """An auditor who reads everything that left any silo and writes down what must not have.
 
 It knows the protocol's promises and nothing of how the silos keep them: one key bundle, one masked
-vector, one survivor signature; one kind of share per peer; records on the disk before bytes leave.
+vector, one survivor signature; one kind of share per peer, and pair secrets of lost silos alone;
+records on the disk before bytes leave.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections import defaultdict
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from secagg.descriptor import AggregationId
+from tests.kit.simulation.secagg_cohort import uploaded_digest
 
 if TYPE_CHECKING:
     from tests.adversary.simulation.crash_federation import Federation, Silo
@@ -50,7 +51,8 @@ class Auditor:
         if len(known) > 1:
             self._wrong(silo, f"two key bundles for {identity}")
         self._newest[silo.name] = max(identity, newest or identity)
-        for key in (bundle.cipher_key, bundle.mask_key):
+        kem_keys = () if bundle.kem_keys is None else bundle.kem_keys.fields()
+        for key in (bundle.cipher_key, bundle.mask_key, *kem_keys):
             if self._keys.setdefault(key, bundle) != bundle:
                 self._wrong(silo, f"a key of {identity} is used again")
         self._require_durable(silo, identity, "joined")
@@ -65,7 +67,7 @@ class Auditor:
         self._require_durable(silo, identity, "spent")
 
     def upload(self, silo: Silo, identity: AggregationId, header: Any, content: bytes) -> None:
-        sha256 = hashlib.sha256(content).digest()
+        sha256 = uploaded_digest(self.federation.descriptor_of(identity), content)
         if header.masked_sha256 != sha256:
             self._wrong(silo, f"bytes other than the signed ones for {identity}")
         for key in (identity, silo.ctx):
@@ -94,10 +96,15 @@ class Auditor:
         for kind, listed in kinds.items():
             for share in listed:
                 self.released[silo.ctx, share.owner, kind].add(silo.name)
+        for pair in shares.pair_secrets or ():
+            self.released[silo.ctx, pair.silo_id, "s"].add(silo.name)
         for owner in self.federation.names:
-            both = (self.released.get((silo.ctx, owner, kind), set()) for kind in kinds)
-            if silo.name in set.intersection(*both):
-                self._wrong(silo, f"both kinds of share of {owner} in {identity}")
+            b, *others = (
+                self.released.get((silo.ctx, owner, kind), set()) for kind in ("b", "msk", "s")
+            )
+            for kind, given in zip(("both kinds of share", "a pair secret"), others, strict=True):
+                if silo.name in b & given:
+                    self._wrong(silo, f"{kind} of {owner}, which survived, in {identity}")
         self._require_one_secret(silo, identity)
 
     def _require_one_secret(self, silo: Silo, identity: AggregationId) -> None:

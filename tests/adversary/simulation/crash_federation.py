@@ -16,9 +16,16 @@ import numpy as np
 from dp.config import Mode, PrivacySpec
 from dp.errors import LedgerCorruptError, PrivacyError
 from dp.ledger.ledger import Ledger
-from secagg.descriptor import NOISE_NONE, AggregationId, MetricsLayout
+from secagg import hybrid
+from secagg.descriptor import NOISE_NONE, AggregationId, Descriptor, MetricsLayout
 from secagg.errors import SecAggError
-from secagg.messages import BoxDelivery, ConsistencySignatures, KeyBundles, Survivors
+from secagg.messages import (
+    BoxDelivery,
+    ConsistencySignatures,
+    KeyBundles,
+    LeafDelivery,
+    Survivors,
+)
 from silo_agent.attempt.session import Session
 from silo_agent.attempt.unfinished import UnfinishedUploads
 from silo_agent.books.audit import AuditLog
@@ -29,7 +36,13 @@ from silo_agent.metrics import SiloMetrics
 from tests.adversary.simulation.crash_auditor import Auditor
 from tests.adversary.simulation.crash_coordinator import Attempt, Built
 from tests.adversary.simulation.crash_disk import Crash, Disk
-from tests.kit.secagg.secagg_samples import make_descriptor, make_roster, signed_roster, signing_key
+from tests.kit.secagg.secagg_samples import (
+    HYBRID_FIELDS,
+    make_descriptor,
+    make_roster,
+    signed_roster,
+    signing_key,
+)
 from tests.kit.silo_agent.silo_contribution import contribution
 
 DIMENSION, CLIP, GRID = 4, 4.0, 2**20
@@ -44,7 +57,7 @@ SPEC = PrivacySpec(
 SURVIVABLE = (SecAggError, PrivacyError, SiloError, OSError)
 
 
-Message = KeyBundles | BoxDelivery | Survivors | ConsistencySignatures
+Message = KeyBundles | BoxDelivery | LeafDelivery | Survivors | ConsistencySignatures
 
 
 class Silo:
@@ -115,7 +128,7 @@ class Silo:
             return False
         previous = self.ctx, self.members_sha256, self.survivors_sha256
         self.ctx, self.members_sha256, self.survivors_sha256 = ctx, members, survivors
-        if isinstance(message, BoxDelivery) and self.attempt is not None:
+        if isinstance(message, BoxDelivery | LeafDelivery) and self.attempt is not None:
             # The context of an upload that a later process may finish.
             self.uploading.setdefault(session.identity, (self.attempt, ctx, members))
         taken = self._run(lambda: session.handle(message))
@@ -246,10 +259,12 @@ class Federation:
         directory: Path,
         *,
         silos: int,
+        suite: int = 1,
         silo_type: type[Silo] = Silo,
         session_type: type[Session] = Session,
     ) -> None:
         self.directory = directory
+        self.suite = suite
         self.disk = Disk()
         self.disk.attach()
         self.roster = signed_roster(make_roster(silos))
@@ -284,19 +299,27 @@ class Federation:
                 noise_sigma=0.0,
                 noise_mechanism=NOISE_NONE,
                 deadlines_unix_s=tuple(1000 + variant + 100 * k for k in range(5)),
+                **(HYBRID_FIELDS if self.suite == hybrid.SUITE else {}),
             ),
         )
         self.attempts.append(opened)
         return opened
 
+    def descriptor_of(self, identity: AggregationId) -> Descriptor:
+        """A descriptor of that name, whichever variant of it."""
+        return next(a.descriptor for a in self.attempts if a.descriptor.identity == identity)
+
     def facts(self) -> dict[str, int]:
         """What happened, in numbers."""
         released = self.auditor.released
         dropped = sum(1 for (_, _, kind), silos in released.items() if kind == "msk" and silos)
+        pairs = sum(1 for (_, _, kind), silos in released.items() if kind == "s" and silos)
         return {
+            f"suite v{self.suite}": 1,
             "signed": self.auditor.agreed,
             "released": len(released),
             "released after a drop": dropped,
+            "pair secrets": pairs,
             "crashed": self.disk.crashes,
             "resumed": self.resumed,
             **{f"refused with {name}": count for name, count in self.refusals.items()},

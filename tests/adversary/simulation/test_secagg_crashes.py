@@ -5,7 +5,7 @@ new and repeated descriptors, different key sets and survivor sets for different
 messages of other attempts, and processes that die at any write, flush, rename or send, with or
 without the power. After every step the auditor has seen everything that left a silo.
 
-A failure: both kinds of share of one silo in one ctx, two key bundles, masked vectors or survivor
+A failure: both kinds of share of one silo in one ctx, a survivor's pair secret, two key bundles, masked vectors or survivor
 signatures where one is allowed, keys or survivors of a later attempt after survivors were signed,
 or a byte that left before its record was on the disk. Not a failure: a silo that drops out.
 
@@ -81,11 +81,17 @@ class CrashMachine(RuleBasedStateMachine):
             self.federation.close()
         shutil.rmtree(self.directory)
 
-    @initialize(count=st.sampled_from((4, 4, 4, 3)), plan=plans, death=deaths)
-    def found(self, count, plan, death):
+    @initialize(
+        count=st.sampled_from((4, 4, 4, 3)),
+        suite=st.sampled_from((2, 2, 1)),
+        plan=plans,
+        death=deaths,
+    )
+    def found(self, count, suite, plan, death):
         self.federation = Federation(
             self.directory,
             silos=count,
+            suite=suite,
             silo_type=self.silo_type,
             session_type=self.session_type,
         )
@@ -229,7 +235,15 @@ def played(machine, examples, **changes):
 
 def require_reached(seen, examples):
     """The machine is about something: its examples sign, release, crash and resume."""
-    least = {"signed": 0.3, "released": 0.1, "crashed": 0.1, "resumed": 0.01}
+    least = {
+        "suite v1": 0.1,
+        "suite v2": 0.3,
+        "signed": 0.3,
+        "released": 0.1,
+        "pair secrets": 0.01,
+        "crashed": 0.1,
+        "resumed": 0.01,
+    }
     for fact, share in least.items():
         assert seen[fact] >= share * examples, (fact, seen)
 
@@ -335,8 +349,8 @@ FIGURE = round(32.0 / 64.0 * 4096)
 def federation(tmp_path):
     made = []
 
-    def make(name="federation"):
-        made.append(Federation(tmp_path / name, silos=4))
+    def make(name="federation", suite=2):
+        made.append(Federation(tmp_path / name, silos=4, suite=suite))
         return made[-1]
 
     yield make
@@ -358,23 +372,35 @@ def aggregated(federation, attempt, lost_at_upload=frozenset()):
     return attempt.total(built)
 
 
+@pytest.mark.parametrize("suite", [1, 2])
 @pytest.mark.parametrize("lost", [(), ("silo-003",)])
-def test_an_attempt_without_crashes_releases_shares_and_gives_the_sum(federation, lost):
-    one = federation()
+def test_an_attempt_without_crashes_releases_shares_and_gives_the_sum(federation, lost, suite):
+    one = federation(suite=suite)
     total = aggregated(one, one.attempt(1, 1), frozenset(lost))
     assert one.auditor.violations == []
     alive = 4 - len(lost)
     np.testing.assert_array_equal(total, [alive * GRID_UNITS] * DIMENSION + [alive * FIGURE])
     released = {(owner, kind) for (_, owner, kind), silos in one.auditor.released.items() if silos}
-    assert released == {(name, "msk" if name in lost else "b") for name in one.names}
+    expected = {(name, "msk" if name in lost else "b") for name in one.names}
+    assert released == expected | {(name, "s") for name in lost if suite == 2}
     assert one.auditor.agreed == alive
 
 
-@pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
-def test_a_silo_may_die_at_any_instant_and_takes_part_again_in_the_next_round(federation, power):
+@pytest.mark.parametrize(
+    ("power", "suite"),
+    [
+        pytest.param(False, 1, id="killed-v1", marks=pytest.mark.long),
+        pytest.param(False, 2, id="killed-v2"),
+        pytest.param(True, 1, id="power cut-v1"),
+        pytest.param(True, 2, id="power cut-v2", marks=pytest.mark.long),
+    ],
+)
+def test_a_silo_may_die_at_any_instant_and_takes_part_again_in_the_next_round(
+    federation, power, suite
+):
     died = completed = 0
     for instant in range(1, 200):
-        one = federation(f"{power}-{instant}")
+        one = federation(f"{power}-{instant}", suite)
         victim = one.silos["silo-001"]
         victim.countdown, victim.power = instant, power
         first = one.attempt(1, 1)

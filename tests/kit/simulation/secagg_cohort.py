@@ -73,12 +73,12 @@ def carried_delivery(message: Any) -> Any:
     return carried(message, "box_delivery", pb.BoxDelivery)
 
 
-def uploaded_digest(descriptor: Descriptor, vector: np.ndarray) -> bytes:
+def uploaded_digest(descriptor: Descriptor, content: bytes) -> bytes:
     """What the coordinator makes of the bytes that arrived."""
     if not descriptor.is_hybrid:
-        return hashlib.sha256(vector.tobytes()).digest()
-    hasher = TreeHasher(vector.nbytes, descriptor.digest_id)
-    hasher.update(vector.tobytes())
+        return hashlib.sha256(content).digest()
+    hasher = TreeHasher(len(content), descriptor.digest_id)
+    hasher.update(content)
     return hasher.root()
 
 
@@ -236,7 +236,7 @@ class Cohort:
         """Have the coordinator take a header and the bytes that its silo masked."""
         name = header.silo_id
         self.server.expect(carried(header, "masked_input_header", pb.MaskedInputHeader))
-        digest = uploaded_digest(self.descriptor.descriptor, self.vectors[name])
+        digest = uploaded_digest(self.descriptor.descriptor, self.vectors[name].tobytes())
         self.server.completed(name, digest)
 
     def declare(self) -> Survivors:
