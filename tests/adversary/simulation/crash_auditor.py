@@ -70,6 +70,8 @@ class Auditor:
         sha256 = uploaded_digest(self.federation.descriptor_of(identity), content)
         if header.masked_sha256 != sha256:
             self._wrong(silo, f"bytes other than the signed ones for {identity}")
+        if header.debit is not None:
+            self._require_charge(silo, identity, header.debit.seq)
         for key in (identity, silo.ctx):
             self._uploads[silo.name, key].add(sha256)
             if len(self._uploads[silo.name, key]) > 1:
@@ -126,14 +128,26 @@ class Auditor:
             if all(opened) and owner not in colluders:
                 self._wrong(silo, f"both secrets of {owner} can be recovered in {identity}")
 
+    def _require_charge(self, silo: Silo, identity: AggregationId, seq: int) -> None:
+        """The debit that an upload names is this attempt's own, and on the disk."""
+        charges = self._found(silo, identity, "spent")
+        if seq not in [record["seq"] for record in charges]:
+            self._wrong(silo, f"the debit of {identity} is not the record that charged it")
+
     def _require_durable(self, silo: Silo, identity: AggregationId, kind: str) -> None:
+        if not self._found(silo, identity, kind):
+            self._wrong(silo, f"no durable record {kind!r} of {identity} when its bytes left")
+
+    def _found(self, silo: Silo, identity: AggregationId, kind: str) -> list[dict[str, Any]]:
+        """The durable records of one kind and aggregation."""
         wanted = dict(zip(("run", "round", "step", "part", "attempt"), identity.fields(),
                           strict=True))  # fmt: skip
         flushed = self.federation.disk.flushed(silo.directory / "ledger")
-        for record in _records(flushed):
-            if record.get("kind") == kind and wanted.items() <= record.items():
-                return
-        self._wrong(silo, f"no durable record {kind!r} of {identity} when its bytes left")
+        return [
+            record
+            for record in _records(flushed)
+            if record.get("kind") == kind and wanted.items() <= record.items()
+        ]
 
     def _wrong(self, silo: Silo, text: str) -> None:
         self.violations.append(f"{silo.name}: {text}")

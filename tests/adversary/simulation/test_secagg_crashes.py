@@ -5,9 +5,10 @@ new and repeated descriptors, different key sets and survivor sets for different
 messages of other attempts, and processes that die at any write, flush, rename or send, with or
 without the power. After every step the auditor has seen everything that left a silo.
 
-A failure: both kinds of share of one silo in one ctx, a survivor's pair secret, two key bundles, masked vectors or survivor
-signatures where one is allowed, keys or survivors of a later attempt after survivors were signed,
-or a byte that left before its record was on the disk. Not a failure: a silo that drops out.
+A failure: both kinds of share of one silo in one ctx, the secret of a pair of survivors, two key
+bundles, masked vectors or survivor signatures where one is allowed, keys or survivors of a later
+attempt after survivors were signed, or a byte that left before its record was on the disk. Not a
+failure: a silo that drops out.
 
 The controls are silos that break one rule each; the machine must find every one of them.
 """

@@ -6,6 +6,7 @@ everything that leaves a silo is kept in `Member.sent`. The coordinator's honest
 ``secagg.server``; a test may put any other message in front of any silo instead.
 
 Silo k uploads 2^k in every coordinate, with the sign alternating, so a sum tells who is in it.
+Federations are of suite v1 unless a test says ``suite=2``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pytest
 from chorale.v1 import secagg_pb2 as pb
 from dp.config import Mode, PrivacySpec
 from dp.ledger.ledger import Ledger
-from secagg import client, server
+from secagg import client, hybrid, server
 from secagg.decode import centred_lift
 from secagg.descriptor import AggregationId, Descriptor, MetricsLayout, SignedDescriptor
 from secagg.errors import Check, UnexpectedMessageError, VerificationError
@@ -36,6 +37,7 @@ from silo_agent.errors import SessionError
 from silo_agent.local_work.result import Result
 from silo_agent.metrics import SiloMetrics
 from tests.kit.secagg.secagg_samples import (
+    HYBRID_FIELDS,
     make_descriptor,
     make_roster,
     signed_descriptor,
@@ -43,7 +45,7 @@ from tests.kit.secagg.secagg_samples import (
     signing_key,
 )
 from tests.kit.silo_agent.silo_contribution import contribution
-from tests.kit.simulation.secagg_cohort import carried
+from tests.kit.simulation.secagg_cohort import carried, carried_delivery, carried_r1
 
 RUN = "run-1"
 ROUND = 4
@@ -63,8 +65,10 @@ class Sent(NamedTuple):
     message: Any
 
 
-def identity_of(round_number: int = ROUND, attempt: int = 1) -> AggregationId:
-    return AggregationId(run_id=RUN, round=round_number, step=0, part=0, attempt=attempt)
+def identity_of(
+    round_number: int = ROUND, attempt: int = 1, *, run: str = RUN, part: int = 0
+) -> AggregationId:
+    return AggregationId(run_id=run, round=round_number, step=0, part=part, attempt=attempt)
 
 
 def spec_of(mode: Mode) -> PrivacySpec:
@@ -177,8 +181,7 @@ class Member:
         self.sent.append(Sent("advertise_keys", identity, message))
 
     def share_keys(self, identity: AggregationId, boxes: Any) -> None:
-        message = carried(boxes, "share_boxes", pb.ShareBoxes)
-        self.sent.append(Sent("share_keys", identity, message))
+        self.sent.append(Sent("share_keys", identity, carried_r1(boxes)))
 
     def upload(self, identity: AggregationId, header: Any, spool: Any) -> None:
         message = carried(header, "masked_input_header", pb.MaskedInputHeader)
@@ -198,8 +201,11 @@ class Member:
 class Federation:
     """The silos, their roster and the heads they have adopted."""
 
-    def __init__(self, directory: Path, *, silos: int = 5, colluding: int = 1) -> None:
+    def __init__(
+        self, directory: Path, *, silos: int = 5, colluding: int = 1, suite: int = 1
+    ) -> None:
         self.directory = directory
+        self.suite = suite
         self.roster = signed_roster(make_roster(silos, colluding))
         self.names = self.roster.roster.silo_ids
         sample = make_descriptor(self.roster.roster)
@@ -244,6 +250,8 @@ class Federation:
             "noise_mechanism": "discrete_gaussian" if noisy else "none",
             "noise_sigma": Z * GRID / math.sqrt(honest) if noisy else 0.0,
         }  # fmt: skip
+        if self.suite == hybrid.SUITE:
+            fields |= {**HYBRID_FIELDS, "families": FAMILIES}
         return make_descriptor(self.roster.roster, **{**fields, **changes})
 
     def attempt(self, identity: AggregationId | None = None, **changes: Any) -> Attempt:
@@ -288,7 +296,9 @@ class Attempt:
             adapter_sha256=self.federation.adapter_sha256,
             families=self.federation[name].families,
             entropy=os.urandom,
-            suites=frozenset({1}),
+            suites=frozenset({1, 2}),
+            task_sha256=self.descriptor.descriptor.task_sha256,
+            families_of_plan=self.descriptor.descriptor.families,
         )
 
     def _each(self, dropped: Collection[str]) -> Iterator[Member]:
@@ -312,10 +322,7 @@ class Attempt:
                 self.server.receive(member.last("share_keys"))
         self.server, deliveries = self.server.close()
         self.members = self.server.members
-        return {
-            name: carried(delivery, "box_delivery", pb.BoxDelivery)
-            for name, delivery in deliveries.items()
-        }
+        return {name: carried_delivery(delivery) for name, delivery in deliveries.items()}
 
     def upload(self, told: Mapping[str, Any], dropped: Collection[str] = ()) -> dict[str, Any]:
         for member in self._each(()):
@@ -412,12 +419,22 @@ def assert_not_joined(
 
 
 def assert_usable(federation: Federation, identity: AggregationId) -> None:
-    """An honest aggregation with new keys has every silo in it, exactly."""
-    attempt = federation.attempt(identity)
+    """An honest aggregation with new keys has every silo in it, exactly.
+
+    Without noise, that is every silo that was in the newest sum that each of them signed.
+    """
+    cohorts = [member.ledger.cohort for member in federation.members.values()]
+    names = tuple(
+        name
+        for name in federation.names
+        if all(cohort is None or name in cohort for cohort in cohorts)
+    )
+    attempt = federation.attempt(identity, cohort=names)
     total = attempt.sum()
-    assert attempt.survivors == federation.names
-    np.testing.assert_array_equal(total, federation.expected(federation.names))
-    for member in federation.members.values():
+    assert attempt.survivors == names
+    np.testing.assert_array_equal(total, federation.expected(names))
+    for name in names:
+        member = federation[name]
         assert member.calls(identity) == [
             "advertise_keys", "share_keys", "upload", "check_consistency", "unmask",
         ]  # fmt: skip
