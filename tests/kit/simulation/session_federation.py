@@ -90,6 +90,8 @@ class Member:
         self.uploads: dict[AggregationId, np.ndarray] = {}
         self.delta: np.ndarray | None = None
         self.families = FAMILIES
+        # Whether this site lets the cohorts of runs without noise vary.
+        self.may_vary = False
         self.session: Session | None = None
         self.directory = federation.directory / name
         self.directory.mkdir()
@@ -341,12 +343,19 @@ class Attempt:
         for member in self._each(dropped):
             member.tell(told[member.name])
             self.server.receive(member.last("check_consistency"))
+        return self.closed_agreement()
+
+    def closed_agreement(self) -> dict[str, Any]:
+        """Have the coordinator pass on the signatures that it has."""
         self.server, signatures = self.server.close()
         message = carried(signatures, "consistency_signatures", pb.ConsistencySignatures)
         return dict.fromkeys(self.names, message)
 
     def unmask(self, told: Mapping[str, Any], dropped: Collection[str] = ()) -> np.ndarray:
         for member in self._each(dropped):
+            if "check_consistency" not in member.calls(self.identity):
+                # It signed no survivors, so it has nothing to release.
+                continue
             member.tell(told[member.name])
             self.server.receive(member.last("unmask"))
         self.server.finish().apply(self.accumulator)
