@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from tests.kit.simulation.session_federation import Federation
+
 
 @pytest.fixture(autouse=True)
 def no_disk_wait(monkeypatch):
@@ -13,3 +15,10 @@ def no_disk_wait(monkeypatch):
     ``tests/dp/ledger/test_crash.py``.
     """
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def both_suites(request, monkeypatch):
+    """Federations are of either suite in turn; for tests that are about both alike."""
+    monkeypatch.setattr(Federation, "default_suite", request.param)
+    return request.param

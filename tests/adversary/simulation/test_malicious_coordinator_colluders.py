@@ -8,18 +8,18 @@ colluders know the sum of the others, which is of t - c honest silos or more.
 import numpy as np
 import pytest
 
-from secagg import shamir, suite
+from secagg import shamir
 from secagg.errors import Check, VerificationError
 from secagg.messages import ConsistencySignatures
-from secagg.prg import Mask
 from secagg.transcript import ShareKind
 from tests.kit.simulation.adversary_holdings import (
     agreement,
     apply,
+    own_mask_secret,
     pair_mask,
     released,
+    self_mask,
     share_in,
-    vault_of,
 )
 from tests.kit.simulation.session_federation import (
     ROUND,
@@ -30,6 +30,8 @@ from tests.kit.simulation.session_federation import (
     client_threshold,
     identity_of,
 )
+
+pytestmark = pytest.mark.usefixtures("both_suites")
 
 # A cohort that holds all colluders ---------------------------------------------------------------
 
@@ -48,16 +50,9 @@ def test_p02a_all_colluders_together_see_a_sum_of_two_honest_silos_or_more(tmp_p
     summed = honest[: t - c]
     attempt = federation.attempt()
     bundles = attempt.advertise()
-    # For the counter-check at the end alone: no adversary has these.
-    keys = {
-        name: bytes(vault_of(federation[name]).get("mask_private", name)) for name in summed[1:]
-    }
+    # For the counter-check at the end alone: no adversary has those of honest silos.
+    keys = {name: own_mask_secret(federation[name]) for name in (*summed[1:], *colluding)}
     uploads = attempt.share(bundles)
-    masks = {
-        (name, peer): bytes(vault_of(federation[name]).get("mask", peer))
-        for name in colluding
-        for peer in honest
-    }
     told = attempt.upload(uploads, list(dropped))
     assert attempt.survivors == (*summed, *colluding)
     held = {
@@ -78,9 +73,8 @@ def test_p02a_all_colluders_together_see_a_sum_of_two_honest_silos_or_more(tmp_p
     answers = [federation[name].last("unmask") for name in attempt.survivors]
     b = shamir.combine(released(attempt, answers, ShareKind.SELF_SEED, victim), t)
     residue = federation[victim].uploads[attempt.identity].copy()
-    apply(residue, [Mask(key=suite.derive_key(b, "self", attempt.ctx, victim), sign=-1)])
-    # A mask key in `masks` was added by the lower id: silos under the adversary come last.
-    apply(residue, [Mask(key=masks[name, victim], sign=-1) for name in colluding])
+    apply(residue, [self_mask(attempt, b, victim)])
+    apply(residue, [pair_mask(attempt, keys[name], name, victim, victim) for name in colluding])
     for lost in dropped:
         private = shamir.combine(released(attempt, answers, ShareKind.MASK_KEY, lost), t)
         apply(residue, [pair_mask(attempt, private, lost, victim, victim)])

@@ -12,11 +12,18 @@ import numpy as np
 import pytest
 
 from chorale.v1 import secagg_pb2 as pb
-from secagg import shamir, suite
+from secagg import shamir
 from secagg.errors import Check, UnexpectedMessageError
 from secagg.messages import ConsistencySignatures
 from secagg.transcript import ShareKind
-from tests.kit.simulation.adversary_holdings import agreement, apply, owners_of, pair_mask, released
+from tests.kit.simulation.adversary_holdings import (
+    advertised_key,
+    agreement,
+    apply,
+    owners_of,
+    pair_mask,
+    released,
+)
 from tests.kit.simulation.forgeries import without
 from tests.kit.simulation.secagg_tampering import ME, PEER
 from tests.kit.simulation.session_federation import (
@@ -29,6 +36,8 @@ from tests.kit.simulation.session_federation import (
     client_threshold,
     identity_of,
 )
+
+pytestmark = pytest.mark.usefixtures("both_suites")
 
 # Attack 1 ----------------------------------------------------------------------------------------
 
@@ -207,7 +216,7 @@ def test_a12h_a_late_upload_is_refused_and_stays_masked(tmp_path):
     shares = released(attempt, answers, ShareKind.MASK_KEY, PEER)
     private = shamir.combine(shares, client_threshold(5, 1))
     bundle = federation[PEER].last("advertise_keys")
-    assert suite.agreement_public_key(private) == bundle.mask_key
+    assert advertised_key(attempt, private, PEER) == bundle.mask_key
     residue = late.copy()
     apply(residue, [pair_mask(attempt, private, PEER, peer, PEER) for peer in survivors])
     plain = (federation[PEER].plain() % 2**32).astype("<u4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from secagg import suite, transcript
+from secagg import hybrid, suite, transcript
 from secagg.messages import ConsistencySignature, Survivors, UnmaskingShares, agreement_bytes
 from secagg.prg import Mask, MaskStreams, Vector
 from secagg.transcript import ShareKind
@@ -53,13 +53,61 @@ def released(
     return found
 
 
-def pair_mask(attempt: Attempt, private: bytes, holder: str, other: str, on: str) -> Mask:
-    """The mask of a pair, to be taken off the vector of `on`, from one side's recovered key."""
+def own_mask_secret(member: Member) -> bytes:
+    """What a silo's mask keys are, or follow from; no adversary has an honest silo's."""
+    kind = "mask_seed" if member.federation.suite == hybrid.SUITE else "mask_private"
+    return bytes(vault_of(member).get(kind, member.name))
+
+
+def advertised_key(attempt: Attempt, secret: bytes, owner: str) -> bytes:
+    """The X25519 mask key that a recovered secret stands for."""
+    descriptor = attempt.descriptor.descriptor
+    if not descriptor.is_hybrid:
+        return suite.agreement_public_key(secret)
+    return hybrid.mask_keys(secret, descriptor.sha256, owner).agreement_public
+
+
+def self_mask(attempt: Attempt, self_seed: bytes, owner: str) -> Mask:
+    """The self mask of a recovered seed, to be taken off."""
+    if attempt.descriptor.descriptor.is_hybrid:
+        return Mask(key=hybrid.self_mask_key(self_seed, attempt.ctx, owner), sign=-1)
+    return Mask(key=suite.derive_key(self_seed, "self", attempt.ctx, owner), sign=-1)
+
+
+def pair_mask(attempt: Attempt, secret: bytes, holder: str, other: str, on: str) -> Mask:
+    """The mask of a pair, to be taken off the vector of `on`, from one side's recovered secret."""
     public = attempt.federation[other].last("advertise_keys").mask_key
     low, high = sorted((holder, other))
-    key = suite.derive_key(suite.agree(private, public), "mask", attempt.ctx, low, high)
     partner = other if on == holder else holder
-    return Mask(key=key, sign=-1 if partner > on else 1)
+    sign = -1 if partner > on else 1
+    descriptor = attempt.descriptor.descriptor
+    if not descriptor.is_hybrid:
+        key = suite.derive_key(suite.agree(secret, public), "mask", attempt.ctx, low, high)
+        return Mask(key=key, sign=sign)
+    keys = hybrid.mask_keys(secret, descriptor.sha256, holder)
+    shared = suite.agree(keys.agreement, public)
+    dealt = _pair_secret(attempt, keys, secret, holder, other)
+    return Mask(key=hybrid.pair_mask_key(shared, dealt, attempt.ctx, low, high), sign=sign)
+
+
+def _pair_secret(
+    attempt: Attempt, keys: hybrid.PrivateKeys, seed: bytes, holder: str, other: str
+) -> bytes:
+    """s of a pair: dealt by the holder, or opened as the holder would open it."""
+    ctx = attempt.ctx
+    if holder < other:
+        return hybrid.pair_secret(seed, ctx, holder, other)
+    leaves = attempt.federation[other].last("share_keys").leaves
+    leaf = next(leaf for leaf in leaves if leaf.recipient == holder)
+    opened = suite.unseal(
+        hybrid.seal_key(
+            hybrid.decapsulate(keys.kem, leaf.mask_kem), ctx, other, holder, leaf.mask_kem
+        ),
+        transcript.seal_associated_data(ctx, other, holder),
+        leaf.sealed,
+    )
+    assert opened is not None
+    return opened
 
 
 def apply(vector: Vector, masks: Iterable[Mask]) -> None:

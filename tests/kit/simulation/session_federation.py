@@ -6,7 +6,7 @@ everything that leaves a silo is kept in `Member.sent`. The coordinator's honest
 ``secagg.server``; a test may put any other message in front of any silo instead.
 
 Silo k uploads 2^k in every coordinate, with the sign alternating, so a sum tells who is in it.
-Federations are of suite v1 unless a test says ``suite=2``.
+Federations are of suite v1 unless a test says ``suite=2``, or sets `Federation.default_suite`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -203,11 +203,13 @@ class Member:
 class Federation:
     """The silos, their roster and the heads they have adopted."""
 
+    default_suite: ClassVar[int] = 1
+
     def __init__(
-        self, directory: Path, *, silos: int = 5, colluding: int = 1, suite: int = 1
+        self, directory: Path, *, silos: int = 5, colluding: int = 1, suite: int | None = None
     ) -> None:
         self.directory = directory
-        self.suite = suite
+        self.suite = self.default_suite if suite is None else suite
         self.roster = signed_roster(make_roster(silos, colluding))
         self.names = self.roster.roster.silo_ids
         sample = make_descriptor(self.roster.roster)
