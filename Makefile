@@ -87,7 +87,7 @@ BENCH_VENV ?= .venv-bench
 
 $(BENCH_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[bench,blake3]'
 	touch $@
 
 bench-secagg: $(BENCH_VENV)/.installed

@@ -1,8 +1,10 @@
 """One round of this project's secure aggregation: n real silos and the real coordinator states.
 
-Every message is made, signed, checked and answered by `secagg.client` and `secagg.server`; a silo's
-vector is clipped and rounded by `dp.noise.grid`; the coordinator folds uploads with
-`secagg.server.folding`, here in memory. Nothing is drawn as noise.
+Every message is made, signed, checked and answered by `secagg.client` and `secagg.server`, in suite
+v1 or v2; a silo's vector is clipped and rounded by `dp.noise.grid`; the coordinator folds uploads
+with `secagg.server.folding`, here in memory. In suite v1 it hashes an upload on one thread while it
+adds it on another; in suite v2 it checks the chunks' leaves on as many threads as it may, and adds
+each chunk after its leaf. Nothing is drawn as noise.
 
 Vectors are made when they are needed and folded as they arrive, so memory is a few vectors whatever
 n is.
@@ -15,7 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,17 +29,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dp.noise.grid import Grid
 from federation.aggregate.server_step import MeanOfSum
-from secagg import client, server, suite, transcript
+from secagg import client, digest_tree, server, suite, transcript
 from secagg.decode import split_sum
 from secagg.descriptor import (
+    HYBRID_VERSION,
     NOISE_NONE,
+    SUITES,
     AggregationId,
     Descriptor,
     MetricsLayout,
     SignedDescriptor,
     sign_descriptor,
 )
-from secagg.messages import Survivors, UnmaskingShare, UnmaskingShares
+from secagg.messages import (
+    DebitHead,
+    MaskedInputHeader,
+    Survivors,
+    UnmaskingShare,
+    UnmaskingShares,
+)
 from secagg.parameters import threshold
 from secagg.prg import DEFAULT_THREADS, TILE_WORDS
 from secagg.roster import Roster, RosterEntry, SignedRoster, sign_roster
@@ -47,10 +59,17 @@ CLIP: Final = 1.0
 GRID_STEPS: Final = 1 << 20
 # c by n, as the table of parameters recommends; the least above them tolerates a fifth dropping.
 COLLUDING: Final = {3: 1, 4: 1, 5: 1, 10: 3, 20: 6, 50: 16, 100: 33, 200: 66}
+VERSIONS: Final = {f"v{suite_id}": version for version, suite_id in SUITES.items()}
+"""Version of the descriptor by the suite's name."""
 _MODEL: Final = hashlib.sha256(b"model").digest()
+_FAMILIES: Final = ("craft",)
+_LEDGER: Final = client.LedgerHead(seq=1, sha256=bytes(32))
+_DEBIT: Final = DebitHead(seq=2, sha256=_MODEL)
 
 Vector = npt.NDArray[np.uint32]
 Source = Callable[[int], npt.NDArray[np.float32]]
+Add = Callable[[Vector, MaskedInputHeader, bytes], bytes]
+"""Folds an upload, with its header and leaf list, into the sum; returns the digest of its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,20 +85,38 @@ class Federation:
         """The cohort, in order."""
         return self.descriptor.descriptor.cohort
 
+    @property
+    def suite_name(self) -> str:
+        """v1 or v2."""
+        return f"v{self.descriptor.descriptor.suite}"
+
+    @property
+    def digest_id(self) -> int:
+        """Of the uploads' digest trees; 0 in suite v1."""
+        return self.descriptor.descriptor.digest_id
+
+    @property
+    def debit(self) -> DebitHead | None:
+        """The charge that a silo's upload names; none in suite v1."""
+        return _DEBIT if self.digest_id else None
+
     def setup(self, name: str) -> client.ClientSetup:
         """What one silo brings."""
+        descriptor = self.descriptor.descriptor
         return client.ClientSetup(
             silo_id=name,
             signing_key=self.signing_keys[name],
             roster=self.roster,
             descriptor=self.descriptor,
-            ledger_head=client.LedgerHead(seq=1, sha256=bytes(32)),
+            ledger_head=_LEDGER,
             newest_identity=None,
             base_model_sha256=_MODEL,
             adapter_sha256=_MODEL,
-            families=(),
+            families=_FAMILIES,
             entropy=os.urandom,
-            suites=frozenset({1}),
+            suites=frozenset(SUITES.values()),
+            task_sha256=descriptor.task_sha256,
+            families_of_plan=descriptor.families,
         )
 
 
@@ -88,9 +125,12 @@ def colluding(n: int) -> int:
     return COLLUDING.get(n, max(1, n // 3 - 1))
 
 
-def federate(n: int, dimension: int) -> Federation:
-    """Found a federation of n silos and sign a descriptor."""
-    c = colluding(n)
+def federate(
+    n: int, dimension: int, suite_name: str, *, digest_id: int = digest_tree.SHA256
+) -> Federation:
+    """Found a federation of n silos and sign a descriptor of a suite."""
+    c, version = colluding(n), VERSIONS[suite_name]
+    hybrid = version >= HYBRID_VERSION
     root, coordinator = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     names = tuple(f"silo-{number:03d}" for number in range(n))
     keys = {name: Ed25519PrivateKey.generate() for name in names}
@@ -109,8 +149,8 @@ def federate(n: int, dimension: int) -> Federation:
         ),
     )
     descriptor = Descriptor(
-        version=1,
-        suite=suite.SUITE,
+        version=version,
+        suite=SUITES[version],
         identity=AggregationId(run_id="benchmark", round=1, step=0, part=0, attempt=0),
         roster_sha256=roster.sha256,
         roster_epoch=roster.epoch,
@@ -133,6 +173,9 @@ def federate(n: int, dimension: int) -> Federation:
         noise_sigma=0.0,
         privacy_spec_sha256=_MODEL,
         deadlines_unix_s=(1, 2, 3, 4, 5),
+        families=_FAMILIES if hybrid else (),
+        task_sha256=_MODEL if hybrid else b"",
+        digest_id=digest_id if hybrid else 0,
     )
     return Federation(
         roster=sign_roster(roster, root),
@@ -149,13 +192,52 @@ def encode(x: npt.NDArray[np.float32]) -> Vector:
     return vector
 
 
-def fold_upload(accumulator: Vector, upload: Vector, *, threads: int = DEFAULT_THREADS) -> bytes:
-    """Add an upload to the sum, as the coordinator does tile by tile; its digest."""
-    with Fold(threads=threads if upload.size > TILE_WORDS else 1) as fold:
+def fold_whole(accumulator: Vector, upload: Vector, *, threads: int) -> bytes:
+    """Suite v1: add an upload to the sum, hashing what is added; its SHA-256."""
+    digest = hashlib.sha256()
+    with Fold(digest, threads=threads if upload.size > TILE_WORDS else 1) as fold:
         for start in range(0, accumulator.size, TILE_WORDS):
             tile = slice(start, start + TILE_WORDS)
             fold.add(accumulator[tile], upload[tile])
-        return fold.sha256()
+        fold.digest()
+    return digest.digest()
+
+
+def fold_chunks(
+    accumulator: Vector, upload: Vector, leaves: bytes, digest_id: int, *, threads: int
+) -> None:
+    """Suite v2: check chunks on several threads, and add each one after its leaf."""
+    words = digest_tree.CHUNK_BYTES // upload.itemsize
+    slices = [slice(start, start + words) for start in range(0, upload.size, words)]
+    if threads == 1 or len(slices) == 1:
+        with Fold(None) as fold:
+            for index, chunk in enumerate(slices):
+                digest_tree.check_chunk(leaves, index, upload[chunk].data, digest_id)
+                fold.add(accumulator[chunk], upload[chunk])
+        return
+    checking: deque[Future[None]] = deque()
+    with Fold(None) as fold, ThreadPoolExecutor(threads) as pool:
+        for index, chunk in enumerate(slices):
+            checking.append(
+                pool.submit(digest_tree.check_chunk, leaves, index, upload[chunk].data, digest_id)
+            )
+        for chunk, checked in zip(slices, checking, strict=True):
+            checked.result()
+            fold.add(accumulator[chunk], upload[chunk])
+
+
+def adder(federation: Federation, accumulator: Vector, threads: int = DEFAULT_THREADS) -> Add:
+    """What a coordinator does with the bytes of an upload, for a suite, into one sum."""
+
+    def add(upload: Vector, header: MaskedInputHeader, leaves: bytes) -> bytes:
+        digest_id = federation.digest_id
+        if not digest_id:
+            return fold_whole(accumulator, upload, threads=threads)
+        digest_tree.check_leaves(leaves, upload.nbytes, digest_id, header.masked_sha256)
+        fold_chunks(accumulator, upload, leaves, digest_id, threads=threads)
+        return header.masked_sha256
+
+    return add
 
 
 def mean_of(accumulator: Vector, descriptor: Descriptor, count: int) -> npt.NDArray[np.float64]:
@@ -180,12 +262,11 @@ def until_uploaded(
     *,
     dropped: Collection[str],
     vector: Source,
-    add: Callable[[Vector], bytes],
+    add: Add,
 ) -> Uploaded:
     """Run R0 to R2; the dropped silos share keys and then vanish.
 
-    ``vector`` makes the vector of a silo, numbered from zero, and is not timed. ``add`` folds an
-    upload into the sum and returns the digest of its bytes.
+    ``vector`` makes the vector of a silo, numbered from zero, and is not timed.
     """
     watch = Stopwatch()
     with watch.on("server/keys"):
@@ -214,10 +295,10 @@ def until_uploaded(
         with watch.on(f"silo/{name}"):
             masking, _ = shared[name].handle(deliveries[name])
             masked = encode(x)
-            uploaded[name], header = masking.mask(masked)
+            uploaded[name], header = masking.mask(masked, federation.debit)
         with watch.on("server/fold"):
             collecting.expect(header)
-            collecting.completed(name, add(masked))
+            collecting.completed(name, add(masked, header, uploaded[name].leaves))
     with watch.on("server/agree"):
         agreeing, survivors = collecting.close()
     return Uploaded(
@@ -285,6 +366,7 @@ def chorale_round(
     vector: Source,
     dropped: Collection[int],
     threads: int,
+    suite_name: str,
 ) -> RoundCost:
     """Run one round and decode the mean.
 
@@ -292,14 +374,14 @@ def chorale_round(
     those that do not upload are ``dropped``. ``threads`` are the coordinator's, to fold and unmask
     with; a silo uses its default.
     """
-    federation = federate(n, dimension)
+    federation = federate(n, dimension, suite_name)
     accumulator = np.zeros(dimension, dtype="<u4")
     names = {federation.names[number] for number in dropped}
     uploaded = until_uploaded(
         federation,
         dropped=names,
         vector=vector,
-        add=lambda upload: fold_upload(accumulator, upload, threads=threads),
+        add=adder(federation, accumulator, threads),
     )
     unmasking = until_unmasked(uploaded)
     watch = uploaded.seconds

@@ -10,7 +10,6 @@ Covered: no drops. Not covered: gRPC, TLS, the silo's ledger.
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -46,8 +45,10 @@ class Footprint:
 
 
 def peak_bytes() -> int:
-    """Largest resident set of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    """Largest resident set of this process so far; ``ru_maxrss`` would count its parent's too."""
+    status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (line,) = [line for line in status if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * _KIB
 
 
 def drawn(number: int, count: int, dimension: int) -> np.ndarray:
@@ -57,11 +58,11 @@ def drawn(number: int, count: int, dimension: int) -> np.ndarray:
     return x
 
 
-def measure(n: int, dimension: int) -> Footprint:
+def measure(n: int, dimension: int, suite_name: str) -> Footprint:
     """Run one round and report."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_coordinate, args=(theirs, n, dimension))
+    process = context.Process(target=_coordinate, args=(theirs, n, dimension, suite_name))
     process.start()
     theirs.close()
     try:
@@ -77,26 +78,54 @@ def measure(n: int, dimension: int) -> Footprint:
     )
 
 
-def _sent(name: str, message: Any) -> bytes:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forms:
+    """What R1 and its delivery are on the wire of a suite."""
+
+    shares: str
+    shares_proto: Any
+    delivery: str
+    delivery_proto: Any
+
+
+FORMS: Final = {
+    "v1": Forms(
+        shares="share_boxes",
+        shares_proto=pb.ShareBoxes,
+        delivery="box_delivery",
+        delivery_proto=pb.BoxDelivery,
+    ),
+    "v2": Forms(
+        shares="share_leaves",
+        shares_proto=pb.ShareLeaves,
+        delivery="leaf_delivery",
+        delivery_proto=pb.LeafDelivery,
+    ),
+}
+
+
+def sent(name: str, message: Any) -> bytes:
+    """A message as it goes over the wire."""
     return bytes(getattr(wire, f"{name}_to_proto")(message).SerializeToString())
 
 
-def _received(name: str, proto: Any, content: bytes) -> Any:
+def received(name: str, proto: Any, content: bytes) -> Any:
+    """A message as it comes off the wire, within its bounds."""
     return getattr(wire, f"{name}_from_proto")(proto.FromString(content))
 
 
-def _packed(federation: Federation) -> tuple[bytes, ...]:
+def packed(federation: Federation) -> tuple[bytes, ...]:
     """Roster, descriptor and the silos' keys as a new process takes them."""
     keys = [federation.signing_keys[name].private_bytes_raw() for name in federation.names]
-    documents = [_sent("roster", federation.roster), _sent("descriptor", federation.descriptor)]
+    documents = [sent("roster", federation.roster), sent("descriptor", federation.descriptor)]
     return (*documents, *keys)
 
 
-def _opened(documents: tuple[bytes, ...]) -> Federation:
+def unpacked(documents: tuple[bytes, ...]) -> Federation:
     roster, descriptor, *keys = documents
-    signed = _received("descriptor", pb.Descriptor, descriptor)
+    signed = received("descriptor", pb.Descriptor, descriptor)
     return Federation(
-        roster=_received("roster", pb.Roster, roster),
+        roster=received("roster", pb.Roster, roster),
         descriptor=signed,
         signing_keys={
             name: Ed25519PrivateKey.from_private_bytes(key)
@@ -107,40 +136,42 @@ def _opened(documents: tuple[bytes, ...]) -> Federation:
 
 def _silo(pipe: Connection, number: int, dimension: int, documents: tuple[bytes, ...]) -> None:
     """A silo's process: answers what comes, in the order of the protocol."""
-    federation = _opened(documents)
+    federation = unpacked(documents)
     name = federation.names[number]
+    forms = FORMS[federation.suite_name]
     advertised, bundle = client.begin(federation.setup(name))
-    pipe.send_bytes(_sent("key_bundle", bundle))
-    shared, boxes = advertised.handle(_received("key_bundles", pb.KeyBundles, pipe.recv_bytes()))
-    pipe.send_bytes(_sent("share_boxes", boxes))
-    masking, _ = shared.handle(_received("box_delivery", pb.BoxDelivery, pipe.recv_bytes()))
+    pipe.send_bytes(sent("key_bundle", bundle))
+    shared, boxes = advertised.handle(received("key_bundles", pb.KeyBundles, pipe.recv_bytes()))
+    pipe.send_bytes(sent(forms.shares, boxes))
+    masking, _ = shared.handle(received(forms.delivery, forms.delivery_proto, pipe.recv_bytes()))
     x = drawn(number, dimension, dimension)
     vector = encode(x)
-    agreeing, header = masking.mask(vector)
+    agreeing, header = masking.mask(vector, federation.debit)
     path = Path(pipe.recv_bytes().decode())
     with path.open("wb") as spool:
         spool.write(vector.data)
     del x, vector
-    pipe.send_bytes(_sent("masked_input_header", header))
-    unmasking, signature = agreeing.handle(_received("survivors", pb.Survivors, pipe.recv_bytes()))
-    pipe.send_bytes(_sent("consistency_signature", signature))
+    pipe.send_bytes(sent("masked_input_header", header))
+    pipe.send_bytes(agreeing.leaves)
+    unmasking, signature = agreeing.handle(received("survivors", pb.Survivors, pipe.recv_bytes()))
+    pipe.send_bytes(sent("consistency_signature", signature))
     _, shares = unmasking.handle(
-        _received("consistency_signatures", pb.ConsistencySignatures, pipe.recv_bytes())
+        received("consistency_signatures", pb.ConsistencySignatures, pipe.recv_bytes())
     )
-    pipe.send_bytes(_sent("unmasking_shares", shares))
+    pipe.send_bytes(sent("unmasking_shares", shares))
     pipe.send_bytes(str(peak_bytes()).encode())
 
 
-def _coordinate(report: Connection, n: int, dimension: int) -> None:
+def _coordinate(report: Connection, n: int, dimension: int, suite_name: str) -> None:
     """The coordinator's process."""
-    federation = federate(n, dimension)
+    federation = federate(n, dimension, suite_name)
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     silos = []
     for number, name in enumerate(federation.names):
         pipes[name], far = context.Pipe()
         silo = context.Process(
-            target=_silo, args=(far, number, dimension, _packed(federation)), daemon=True
+            target=_silo, args=(far, number, dimension, packed(federation)), daemon=True
         )
         silo.start()
         far.close()
@@ -156,11 +187,11 @@ def _coordinate(report: Connection, n: int, dimension: int) -> None:
 
 
 def _round(federation: Federation, pipes: Mapping[str, Connection], scratch: Path) -> None:
-    descriptor = federation.descriptor.descriptor
+    descriptor, forms = federation.descriptor.descriptor, FORMS[federation.suite_name]
 
     def collect(name: str, proto: Any, receive: Callable[[Any], object]) -> None:
         for pipe in pipes.values():
-            receive(_received(name, proto, pipe.recv_bytes()))
+            receive(received(name, proto, pipe.recv_bytes()))
 
     def broadcast(content: bytes) -> None:
         for pipe in pipes.values():
@@ -169,19 +200,23 @@ def _round(federation: Federation, pipes: Mapping[str, Connection], scratch: Pat
     opened = server.open(federation.descriptor, federation.roster)
     collect("key_bundle", pb.KeyBundle, opened.receive)
     sharing, bundles = opened.close()
-    broadcast(_sent("key_bundles", bundles))
-    collect("share_boxes", pb.ShareBoxes, sharing.receive)
+    broadcast(sent("key_bundles", bundles))
+    collect(forms.shares, forms.shares_proto, sharing.receive)
     collecting, deliveries = sharing.close()
     accumulator = Accumulator(scratch / "sum", length=descriptor.words)
     spool = scratch / "spool"
     for name, pipe in pipes.items():
-        pipe.send_bytes(_sent("box_delivery", deliveries[name]))
+        pipe.send_bytes(sent(forms.delivery, deliveries[name]))
         pipe.send_bytes(str(spool).encode())
-        header = _received("masked_input_header", pb.MaskedInputHeader, pipe.recv_bytes())
+        header = received("masked_input_header", pb.MaskedInputHeader, pipe.recv_bytes())
         collecting.expect(header)
         upload = accumulator.open_upload(
-            name, length_bytes=header.length_bytes, sha256=header.masked_sha256
+            name,
+            length_bytes=header.length_bytes,
+            sha256=header.masked_sha256,
+            digest_id=descriptor.digest_id,
         )
+        upload.take_leaves(pipe.recv_bytes())
         with spool.open("rb") as chunks:
             while chunk := chunks.read(MAX_CHUNK_BYTES):
                 upload.append(upload.received_bytes, chunk)
@@ -189,10 +224,10 @@ def _round(federation: Federation, pipes: Mapping[str, Connection], scratch: Pat
         accumulator.fold(upload, _commit_nothing)
         collecting.completed(name, header.masked_sha256)
     agreeing, survivors = collecting.close()
-    broadcast(_sent("survivors", survivors))
+    broadcast(sent("survivors", survivors))
     collect("consistency_signature", pb.ConsistencySignature, agreeing.receive)
     unmasking, signatures = agreeing.close()
-    broadcast(_sent("consistency_signatures", signatures))
+    broadcast(sent("consistency_signatures", signatures))
     collect("unmasking_shares", pb.UnmaskingShares, unmasking.receive)
     masks = unmasking.finish().masks
     with MaskStreams(masks, words=descriptor.words, threads=DEFAULT_THREADS) as streams:

@@ -24,15 +24,21 @@ def _run(name, *arguments):
 
 def test_our_side_of_the_comparison():
     figures = _run("secagg_vs_flower.py", "--ours-only")
-    assert list(figures)[:4] == ["client_median", "server_median", "worst", "ctr_share"]
-    # Nothing was compared with, and nothing is claimed.
-    assert figures["client_median"] is None
-    assert figures["worst"] is None
+    assert list(figures["suites"]) == ["v1", "v2"]
+    for medians in figures["suites"].values():
+        # Nothing was compared with, and nothing is claimed.
+        assert medians["client_median"] is None
+        assert medians["worst"] is None
     assert figures["ctr_share"] > 0
+    # A hash of each kind, and the way of an upload into the sum with each.
+    assert all(rate > 0 for rate in figures["digests"].values())
+    assert len(figures["digests"]) == 8
 
 
 def test_scaling():
     figures = _run("secagg_scaling.py")
     assert figures["corrupt_answers"] == 3
-    assert figures["client_peak_mib"] > 0
-    assert figures["server_peak_mib"] > 0
+    for suite in ("v1", "v2"):
+        assert figures[f"client_peak_mib_{suite}"] > 0
+        assert figures[f"server_peak_mib_{suite}"] > 0
+        assert figures[f"r1_total_bytes_{suite}"] > 0
