@@ -1,0 +1,347 @@
+"""docs/protocol-encodings.md and the tables of docs/protocol.md say what the code does.
+
+Each statement is made by the code and read back with a decoder of its own; its domain, the names,
+order, types and lengths of its fields, and their values, must be those of the document's table.
+"""
+
+import ast
+import hashlib
+import importlib
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from dp.config import Mode, PrivacySpec, RecordSpec
+from federation.version import NEWEST_PROTOCOL, OLDEST_PROTOCOL
+from secagg import canonical, digest_tree, hybrid, suite
+from secagg.descriptor import SUITES
+from secagg.errors import Check
+from silo_agent.policy.descriptor import DESCRIPTOR_RULES
+from tests.kit.federation.statements import CTX, HD, STATEMENTS, Statement, digest_of
+from tests.kit.paths import ROOT
+
+ENCODINGS = ROOT / "docs" / "protocol-encodings.md"
+PROTOCOL = ROOT / "docs" / "protocol.md"
+PACKAGES = ("secagg", "dp", "federation", "ops", "evolution", "server", "silo_agent")
+DOMAIN = re.compile(r"chorale/(?:v[12]/[a-z0-9/-]+|initial-adapter/v1)")
+NO_STATEMENT = {
+    "chorale/v1/privacy-spec",
+    "chorale/v1/gauge/",
+    "chorale/initial-adapter/v1",
+    "chorale/v1/work-seed",
+}
+"""Hashed in another form than the canonical one; looked at by tests of their own."""
+
+
+# Reading the document -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Section:
+    heading: str
+    rows: tuple[dict[str, str], ...]
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return tuple(name for name in re.findall(r"`([^`]+)`", self.heading) if DOMAIN.match(name))
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+def tables(text: str) -> Iterator[Section]:
+    """Every table with the heading above it; one row is a dict by the table's first line."""
+    heading, lines = "", text.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("#"):
+            heading = line
+        if line.startswith("|---") or (line.startswith("| ---") and number):
+            names = cells(lines[number - 1])
+            rows = []
+            for row in lines[number + 1 :]:
+                if not row.startswith("|"):
+                    break
+                rows.append(dict(zip(names, cells(row), strict=True)))
+            yield Section(heading, tuple(rows))
+
+
+@cache
+def sections(path: Path = ENCODINGS) -> tuple[Section, ...]:
+    return tuple(tables(path.read_text()))
+
+
+def table(*columns: str, path: Path = ENCODINGS) -> tuple[dict[str, str], ...]:
+    """The rows of the one table with these columns."""
+    (found,) = [one for one in sections(path) if one.rows and tuple(one.rows[0]) == columns]
+    return found.rows
+
+
+@cache
+def shapes() -> dict[str, Section]:
+    return {one.heading.split()[1]: one for one in sections() if one.heading.startswith("#### ")}
+
+
+def code(cell: str) -> str:
+    return cell.strip("`")
+
+
+# Reading what the code encodes --------------------------------------------------------------------
+
+
+def decode(content: bytes) -> Any:
+    value, rest = _decode(content)
+    assert rest == b""
+    return value
+
+
+def _decode(content: bytes) -> tuple[Any, bytes]:
+    tag, length = content[:1], int.from_bytes(content[1:9], "big")
+    payload, rest = content[9 : 9 + length], content[9 + length :]
+    assert len(payload) == length
+    match tag:
+        case b"t":
+            items = []
+            while payload:
+                item, payload = _decode(payload)
+                items.append(item)
+            return tuple(items), rest
+        case b"s":
+            return payload.decode(), rest
+        case b"y":
+            return payload, rest
+        case b"b":
+            return {b"\x00": False, b"\x01": True}[payload], rest
+        case b"i":
+            number = int.from_bytes(payload, "big", signed=True)
+            assert length == (abs(number).bit_length() + 8) // 8
+            return number, rest
+        case b"f":
+            return struct.unpack(">d", payload)[0], rest
+    raise AssertionError(tag)
+
+
+def fields_of(section: Section, version: int) -> list[tuple[str, str]]:
+    """(field, type) of a table in one version, with what is spread."""
+    found = []
+    for row in section.rows:
+        if int(row.get("from") or 1) > version:
+            continue
+        if row["type"].startswith("fields of "):
+            found += fields_of(shapes()[row["type"].removeprefix("fields of ")], version)
+        else:
+            found.append((row["field"], row["type"]))
+    return found
+
+
+def in_order(value: Any, kind: str, version: int, where: str) -> Any:
+    """A value as it must be encoded, shapes as tuples; its type and length are the table's."""
+    if kind in shapes():
+        rows = fields_of(shapes()[kind], version)
+        assert value.keys() == {name for name, _ in rows}, where
+        return tuple(in_order(value[name], inner, version, where + name) for name, inner in rows)
+    if kind.startswith("tuple of "):
+        assert type(value) is tuple, where
+        inner = kind.removeprefix("tuple of ")
+        return tuple(in_order(item, inner, version, where) for item in value)
+    if kind.startswith("bytes"):
+        assert type(value) is bytes, where
+        sizes = [int(size) for size in re.findall(r"\d+", kind)]
+        assert not sizes or len(value) in sizes, where
+    else:
+        expected = {"str": str, "int": int, "float": float, "bool": bool}[kind]
+        assert type(value) is expected, where
+    return value
+
+
+def fields_in_order(statement: Statement) -> tuple[Any, ...]:
+    """The fields of a statement as its table orders them."""
+    (section,) = [one for one in sections() if statement.domain in one.domains]
+    rows = fields_of(section, statement.version)
+    missing = {name for name, _ in rows} - statement.values.keys()
+    assert {kind.split()[0] for name, kind in rows if name in missing} <= {"optional"}
+    assert statement.values.keys() <= {name for name, _ in rows}
+    return tuple(
+        in_order(statement.values[name], kind.removeprefix("optional "), statement.version, name)
+        for name, kind in rows
+        if name in statement.values
+    )
+
+
+# The statements --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement.domain)
+def test_a_statement_is_encoded_as_its_table_says(statement):
+    values = fields_in_order(statement)
+    if len(statement.made) == 32:
+        assert statement.made == canonical.digest(statement.domain, *values)
+    else:
+        assert decode(statement.made) == (statement.domain, *values)
+
+
+@cache
+def source_domains() -> frozenset[str]:
+    """Every domain that a string of the code names; docstrings do not count."""
+    found: set[str] = set()
+    for path in sorted(path for room in PACKAGES for path in (ROOT / room).rglob("*.py")):
+        if "chorale/" not in (text := path.read_text()):
+            continue
+        tree = ast.parse(text)
+        prose = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or id(node) in prose:
+                continue
+            text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
+            if isinstance(text, str) and (match := DOMAIN.match(text)):
+                found.add(match[0])
+    return frozenset(found)
+
+
+def test_the_documented_domains_are_those_of_the_code():
+    documented = [domain for section in sections() for domain in section.domains]
+    documented += [
+        domain
+        for line in ENCODINGS.read_text().splitlines()
+        if line.startswith("### Seeds: ")
+        for domain in re.findall(r"`([^`]+)`", line)
+    ]
+    assert len(documented) == len(set(documented))
+    assert set(documented) == source_domains()
+
+
+def test_every_statement_has_a_sample():
+    assert {each.domain for each in STATEMENTS} | NO_STATEMENT == source_domains()
+
+
+def test_the_privacy_part_is_hashed_as_its_table_says():
+    def prefixed(value: bytes) -> bytes:
+        return struct.pack(">I", len(value)) + value
+
+    kept = RecordSpec(sampling_rate=0.25, expected_units=8, steps_per_round=3, delta_clip_l2=2.0)
+    spec = PrivacySpec(
+        mode=Mode.RECORD_LOCAL,
+        unit="task",
+        clip_l2=1.5,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        epsilon_cap=8.0,
+        metrics_noise_multiplier=4.0,
+        record=kept,
+    )
+    record_value = struct.pack(">dQQ", 0.25, 8, 3) + prefixed(struct.pack(">d", 2.0))
+    record_value += struct.pack(">d", 0.0)
+    content = prefixed(b"chorale/v1/privacy-spec")
+    for row in table("name", "value"):
+        value = getattr(spec, row["name"])
+        if row["name"] == "record":
+            encoded = record_value
+        elif row["value"] == "text":
+            encoded = str(value).encode()
+        else:
+            encoded = struct.pack({"f64": ">d", "u64": ">Q"}[row["value"]], value)
+        content += prefixed(row["name"].encode()) + prefixed(encoded)
+    assert spec.sha256() == hashlib.sha256(content).digest()
+
+
+# Keys, digests, limits ----------------------------------------------------------------------------
+
+SECRET, KEM_SHARED, CIPHERTEXT = digest_of("secret"), digest_of("K"), b"ciphertext"
+NAMES = {
+    "sender": b"silo-b",
+    "recipient": b"silo-a",
+    "low": b"silo-a",
+    "high": b"silo-b",
+    "silo": b"silo-a",
+    "H(mask_kem)": hashlib.sha256(CIPHERTEXT).digest(),
+    "H(box_kem)": hashlib.sha256(CIPHERTEXT).digest(),
+}
+
+
+def derived_by_the_code(number: int, purpose: str) -> tuple[bytes, bytes]:
+    """(secret, derived key) of one row, by the function that the protocol uses."""
+    low, high = "silo-a", "silo-b"
+    both = SECRET + KEM_SHARED
+    if number == 1:
+        names = {"box": (high, low), "mask": (low, high), "self": (low,)}[purpose]
+        return SECRET, suite.derive_key(SECRET, purpose, CTX, *names)
+    if purpose in {"dh-mask", "kem-mask", "dh-box", "kem-box"}:
+        length = 64 if purpose.startswith("kem") else 32
+        seed = hybrid.derive(SECRET, purpose, HD, low, length=length)
+        make = hybrid.mask_keys if purpose.endswith("mask") else hybrid.box_keys
+        keys = make(SECRET, HD, low)
+        if length == 64:
+            kem = hybrid.MLKEM768PrivateKey.from_seed_bytes(seed)
+            assert keys.kem_public == kem.public_key().public_bytes_raw()
+        else:
+            assert keys.agreement_public == suite.agreement_public_key(seed)
+        return SECRET, seed
+    return {
+        "pair": (SECRET, hybrid.pair_secret(SECRET, CTX, low, high)),
+        "seal": (KEM_SHARED, hybrid.seal_key(KEM_SHARED, CTX, low, high, CIPHERTEXT)),
+        "mask": (both, hybrid.pair_mask_key(SECRET, KEM_SHARED, CTX, low, high)),
+        "box": (both, hybrid.box_key(SECRET, KEM_SHARED, CTX, (high, low), CIPHERTEXT)),
+        "self": (SECRET, hybrid.self_mask_key(SECRET, CTX, low)),
+    }[purpose]
+
+
+def test_keys_are_derived_as_the_table_says():
+    rows = table("suite", "purpose", "secret", "bound", "names", "bytes", "key")
+    documented = {
+        number: {code(row["purpose"]) for row in rows if int(row["suite"]) == number}
+        for number in (suite.SUITE, hybrid.SUITE)
+    }
+    assert documented == {1: set(suite.PURPOSES), 2: set(hybrid.PURPOSES)}
+    for row in rows:
+        number, purpose = int(row["suite"]), code(row["purpose"])
+        secret, found = derived_by_the_code(number, purpose)
+        info = f"chorale/v{number}/{purpose}".encode() + {"ctx": CTX, "H(D)": HD}[row["bound"]]
+        for name in row["names"].split(", "):
+            info += len(NAMES[name]).to_bytes(2, "big") + NAMES[name]
+        expected = HKDF(hashes.SHA256(), int(row["bytes"]), None, info).derive(secret)
+        assert found == expected, row
+
+
+def test_limits_are_those_of_the_code():
+    for row in table("constant", "value", "of"):
+        module, name = code(row["constant"]).rsplit(".", 1)
+        value = getattr(importlib.import_module(module), name)
+        assert str(value) == row["value"], row
+
+
+def test_versions_suites_and_digests_are_those_of_the_code():
+    protocols = table("protocol", "aggregations", "suite", "what it has")
+    assert [int(row["protocol"]) for row in protocols] == [
+        *range(OLDEST_PROTOCOL, NEWEST_PROTOCOL + 1)
+    ]
+    pairs = table("version", "suite", "keys of a silo", "form of R1", "the upload is named by")
+    assert {int(row["version"]): int(row["suite"]) for row in pairs} == SUITES
+    digests = {int(row["digest id"]): code(row["h"]) for row in table("digest id", "h", "")}
+    assert digests == digest_tree.DIGESTS
+
+
+def test_whoever_checks_a_field_of_a_descriptor_is_there():
+    rows = table("field", "type", "bounds", "who checks", "from")
+    known = {check.value for check in Check} | {rule.name for rule in DESCRIPTOR_RULES}
+    for row in rows:
+        assert row["who checks"], row
+        assert set(re.findall(r"`([a-z_]+)`", row["who checks"])) <= known, row
+
+
+def test_every_check_has_a_row_that_says_what_fails_it():
+    rows = table("check", "what fails it", "where", "test", path=PROTOCOL)
+    named_checks = [name for row in rows for name in re.findall(r"`([a-z_]+)`", row["check"])]
+    assert len(named_checks) == len(set(named_checks))
+    assert set(named_checks) == {check.value for check in Check}
