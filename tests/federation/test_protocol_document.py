@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dp.config import Mode, PrivacySpec, RecordSpec
 from federation.version import NEWEST_PROTOCOL, OLDEST_PROTOCOL
-from secagg import canonical, digest_tree, hybrid, suite
+from secagg import canonical, digest_tree, hybrid, merkle, suite
 from secagg.descriptor import SUITES
 from secagg.errors import Check
 from silo_agent.policy.descriptor import DESCRIPTOR_RULES
@@ -90,6 +90,10 @@ def shapes() -> dict[str, Section]:
     return {one.heading.split()[1]: one for one in sections() if one.heading.startswith("#### ")}
 
 
+def sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
 def code(cell: str) -> str:
     return cell.strip("`")
 
@@ -133,7 +137,7 @@ def fields_of(section: Section, version: int) -> list[tuple[str, str]]:
     """(field, type) of a table in one version, with what is spread."""
     found = []
     for row in section.rows:
-        if int(row.get("from") or 1) > version:
+        if int(row.get("from") or 1) > version or int(row.get("in") or version) != version:
             continue
         if row["type"].startswith("fields of "):
             found += fields_of(shapes()[row["type"].removeprefix("fields of ")], version)
@@ -312,6 +316,32 @@ def test_keys_are_derived_as_the_table_says():
             info += len(NAMES[name]).to_bytes(2, "big") + NAMES[name]
         expected = HKDF(hashes.SHA256(), int(row["bytes"]), None, info).derive(secret)
         assert found == expected, row
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20, (1 << 20) + 5])
+def test_an_upload_is_named_as_the_page_says(size):
+    content = bytes(range(256)) * (size // 256 + 1)
+    content = content[:size]
+    chunks = [content[at : at + (1 << 20)] for at in range(0, size, 1 << 20)]
+    leaves = b"".join(
+        hashlib.sha256(b"\x00" + struct.pack(">QI", index, len(chunk)) + chunk).digest()
+        for index, chunk in enumerate(chunks)
+    )
+    head = b"\x01" + struct.pack(">IBIQQ", 2, 1, 1 << 20, len(chunks), size)
+    assert digest_tree.root_of(leaves, size, digest_tree.SHA256) == sha256(head + leaves)
+    assert (
+        b"".join(
+            digest_tree.leaf(index, chunk, digest_tree.SHA256) for index, chunk in enumerate(chunks)
+        )
+        == leaves
+    )
+
+
+def test_r1_has_the_tree_of_the_page():
+    a, b, c = (merkle.leaf_hash(content) for content in (b"a", b"b", b"c"))
+    assert a == sha256(b"\x00a")
+    assert merkle.root([a, b, c]) == sha256(b"\x01" + sha256(b"\x01" + a + b) + c)
+    assert merkle.path([a, b, c], 0) == (b, c)
 
 
 def test_limits_are_those_of_the_code():

@@ -111,6 +111,11 @@ TASK = task.RoundTask(
     ready_deadline_unix_s=1000,
 )
 INVITING_TASK = replace(TASK, invited=("silo-000", "silo-001"))
+PART = record.RecordPart(
+    descriptor_sha256=digest_of("descriptor"),
+    sum_sha256=digest_of("sum"),
+    survivors=("silo-000", "silo-001"),
+)
 RECORD = record.AdapterRecord(
     run_id="run-1",
     round=3,
@@ -121,19 +126,11 @@ RECORD = record.AdapterRecord(
     base_model_sha256=digest_of("base"),
     parent_sha256=digest_of("parent"),
     record_parent_sha256=digest_of("record"),
-    descriptor_sha256=digest_of("descriptor"),
-    sum_sha256=digest_of("sum"),
-    survivors=("silo-000", "silo-001"),
+    parts=(PART,),
 )
-ROLLBACK = replace(
-    RECORD,
-    kind="rollback",
-    step=0,
-    descriptor_sha256=b"",
-    sum_sha256=b"",
-    survivors=(),
-    restored_round=1,
-)
+ROLLBACK = replace(RECORD, kind="rollback", step=0, parts=(), restored_round=1)
+GROUPS = replace(RECORD, suite=2, parts=(PART, replace(PART, part=1, survivors=("silo-004",))))
+HYBRID_ROLLBACK = replace(ROLLBACK, suite=2)
 QUESTION = preflight.Preflight(
     plan_sha256=digest_of("plan"), roster_sha256=digest_of("roster"), submit_token="start-1"
 )
@@ -355,8 +352,7 @@ def of_a_federation() -> list[Statement]:
         ),
         Statement("chorale/v1/round-task", TASK.signed_bytes(), of(TASK, "invited")),
         Statement("chorale/v2/round-task", INVITING_TASK.signed_bytes(), of(INVITING_TASK)),
-        Statement("chorale/v1/adapter-record", RECORD.signed_bytes(), of_record(RECORD)),
-        Statement("chorale/v1/adapter-record", ROLLBACK.signed_bytes(), of_record(ROLLBACK)),
+        *map(of_record, (RECORD, ROLLBACK, GROUPS, HYBRID_ROLLBACK)),
         Statement(
             "chorale/v1/adapter-record-link",
             RECORD.sha256,
@@ -410,9 +406,19 @@ def of_a_federation() -> list[Statement]:
     ]
 
 
-def of_record(made: record.AdapterRecord) -> dict[str, Any]:
+def of_record(made: record.AdapterRecord) -> Statement:
     absent = ("restored_round",) if made.restored_round is None else ()
-    return of(made, *absent)
+    values = of(made, "parts", *absent)
+    if made.suite == 2:
+        values["parts"] = tuple(of(part) for part in made.parts)
+    else:
+        del values["suite"]
+        values |= {
+            "descriptor_sha256": made.descriptor_sha256,
+            "sum_sha256": made.sum_sha256,
+            "survivors": made.survivors,
+        }
+    return Statement(f"chorale/v{made.suite}/adapter-record", made.signed_bytes(), values)
 
 
 STATEMENTS = (*of_aggregations(), *of_hashes(), *of_a_federation())
