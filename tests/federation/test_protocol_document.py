@@ -10,7 +10,7 @@ import importlib
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dp.config import Mode, PrivacySpec, RecordSpec
 from federation.version import NEWEST_PROTOCOL, OLDEST_PROTOCOL
-from secagg import canonical, digest_tree, hybrid, merkle, suite
+from secagg import canonical, digest_tree, hybrid, merkle, messages, suite, wire
 from secagg.descriptor import SUITES
 from secagg.errors import Check
 from silo_agent.policy.descriptor import DESCRIPTOR_RULES
+from tests.kit.federation import statements
 from tests.kit.federation.statements import CTX, HD, STATEMENTS, Statement, digest_of
 from tests.kit.paths import ROOT
 
@@ -375,3 +376,100 @@ def test_every_check_has_a_row_that_says_what_fails_it():
     named_checks = [name for row in rows for name in re.findall(r"`([a-z_]+)`", row["check"])]
     assert len(named_checks) == len(set(named_checks))
     assert set(named_checks) == {check.value for check in Check}
+
+
+# What R0 and R1 weigh -----------------------------------------------------------------------------
+
+SILOS = tuple(f"silo-{number:03d}" for number in range(200))
+
+
+def headers_of(recipient: int) -> messages.BoxDelivery:
+    digest = statements.HEADER.boxes[0]
+    return messages.BoxDelivery(
+        headers=tuple(
+            replace(
+                statements.HEADER,
+                sender=sender,
+                boxes=tuple(replace(digest, recipient=peer) for peer in SILOS if peer != sender),
+            )
+            for sender in SILOS
+        ),
+        ciphertexts={name: bytes(82) for name in SILOS if name != SILOS[recipient]},
+    )
+
+
+def boxes_of(sender: int) -> messages.ShareBoxes:
+    box = messages.ShareBox(
+        recipient=SILOS[0],
+        ciphertext=bytes(82),
+        self_seed_share_sha256=bytes(32),
+        mask_key_share_sha256=bytes(32),
+    )
+    return messages.ShareBoxes(
+        sender=SILOS[sender],
+        boxes=tuple(replace(box, recipient=peer) for peer in SILOS if peer != SILOS[sender]),
+        self_seed_commitment=bytes(32),
+        own_self_seed_share_sha256=bytes(32),
+        signature=bytes(64),
+    )
+
+
+def leaf_of(sender: int, recipient: int) -> messages.ShareLeaf:
+    if sender < recipient:
+        return replace(statements.LEAF, recipient=SILOS[recipient])
+    return replace(
+        statements.LEAF,
+        recipient=SILOS[recipient],
+        mask_kem=b"",
+        sealed=b"",
+        pair_secret_sha256=b"",
+    )
+
+
+def leaves_of(sender: int) -> messages.ShareLeaves:
+    root = replace(statements.SHARE_ROOT, sender=SILOS[sender], leaf_count=199)
+    leaves = tuple(leaf_of(sender, peer) for peer in range(200) if peer != sender)
+    return messages.ShareLeaves(root=root, leaves=leaves)
+
+
+@cache
+def path_at(index: int) -> tuple[bytes, ...]:
+    return merkle.path([bytes(32)] * 199, index)
+
+
+def leaf_delivery_of(recipient: int) -> messages.LeafDelivery:
+    return messages.LeafDelivery(
+        roots=tuple(replace(statements.SHARE_ROOT, sender=name, leaf_count=199) for name in SILOS),
+        leaves={
+            SILOS[sender]: messages.DeliveredLeaf(
+                leaf=leaf_of(sender, recipient), path=path_at(recipient - (sender < recipient))
+            )
+            for sender in range(200)
+            if sender != recipient
+        },
+    )
+
+
+def test_messages_weigh_what_the_table_says():
+    def bundles(bundle: messages.KeyBundle) -> messages.KeyBundles:
+        one = replace(bundle, families=("craft",))
+        return messages.KeyBundles(bundles=tuple(replace(one, silo_id=name) for name in SILOS))
+
+    old, new = bundles(statements.BUNDLE), bundles(statements.HYBRID_BUNDLE)
+    found = {
+        "R0 of a silo": [wire.key_bundle_to_proto(one.bundles[0]) for one in (old, new, new)],
+        "all bundles, to each silo": [wire.key_bundles_to_proto(one) for one in (old, new, new)],
+        "R1 of a silo": [
+            wire.share_boxes_to_proto(boxes_of(0)),
+            *(wire.share_leaves_to_proto(leaves_of(sender)) for sender in (0, 199)),
+        ],
+        "R1 to a silo": [
+            wire.box_delivery_to_proto(headers_of(0)),
+            *(wire.leaf_delivery_to_proto(leaf_delivery_of(one)) for one in (0, 199)),
+        ],
+    }
+    rows = table("message", "v1", "v2, lowest id", "v2, highest id", path=PROTOCOL)
+    documented = {row["message"]: list(row.values())[1:] for row in rows}
+    assert documented == {
+        name: [f"{len(one.SerializeToString()):,}" for one in sent] for name, sent in found.items()
+    }
