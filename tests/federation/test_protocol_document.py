@@ -473,3 +473,54 @@ def test_messages_weigh_what_the_table_says():
     assert documented == {
         name: [f"{len(one.SerializeToString()):,}" for one in sent] for name, sent in found.items()
     }
+
+
+# Where a check is, and which test plays an attack -------------------------------------------------
+
+
+def test_each_check_is_made_where_its_row_says():
+    for row in table("check", "what fails it", "where", "test", path=PROTOCOL):
+        named = [ROOT / place for place in re.findall(r"`([\w/]+(?:\.py|/))`", row["where"])]
+        sources = [
+            path.read_text()
+            for place in named
+            for path in (place.rglob("*.py") if place.is_dir() else [place])
+        ]
+        if not sources:
+            assert row["where"] in {"every state", ""}, row
+            continue
+        for check in re.findall(r"`([a-z_]+)`", row["check"]):
+            wanted = f"Check.{check.upper()}", "MalformedMessageError", "ParameterError"
+            names = wanted if check in {"malformed", "parameter"} else wanted[:1]
+            assert any(name in text for text in sources for name in names), row
+
+
+ATTACK = re.compile(r"(?P<number>[AaPp]\d\d)?(?P<first>[a-z]{1,2})(?:–(?P<last>[a-z]{1,2}))?")
+
+
+def attacks_of(cell: str, files: dict[str, Path]) -> Iterator[tuple[Path, str]]:
+    """(file, id) of each test that a cell names, as in ``C A02g–j · R a01b a01c · G``."""
+    for part in cell.split(" · "):
+        letter, *words = part.split()
+        number = ""
+        for word in words if letter in files else ():
+            match = ATTACK.fullmatch(word)
+            assert match is not None, cell
+            number = match["number"] or number
+            first, last = match["first"], match["last"] or match["first"]
+            for end in range(ord(first[-1]), ord(last[-1]) + 1):
+                yield files[letter], f"{number}{first[:-1]}{chr(end)}".lower()
+
+
+def test_each_attack_is_played_by_the_tests_of_its_row():
+    text = PROTOCOL.read_text()
+    listed = re.findall(r"(?:·|Files:)\s([A-Z])\s\[[^\]]+\]\(\.\./(tests/[\w/]+\.py)\)", text)
+    files = {letter: ROOT / path for letter, path in listed}
+    assert len(files) == len(listed)
+    (found,) = [
+        one.rows for one in sections(PROTOCOL) if one.rows and "attack" in list(one.rows[0])[:2]
+    ]
+    named = [pair for row in found for pair in attacks_of(row["tests"], files)]
+    assert len(named) > 150
+    for path, attack in named:
+        assert re.search(rf"\b(?:test_)?{attack}[-_]", path.read_text().lower()), (path, attack)
