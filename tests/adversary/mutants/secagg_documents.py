@@ -310,9 +310,9 @@ MUTANTS = (
         name="site-sums",
         disables="no more sums in a round than the plan has",
         file=POLICY,
-        old="if identity.step >= sums or identity.part != 0:",
-        new="if identity.part != 0:",
-        tests=(_MODES + "test_a_step_past_the_rounds_last_or_a_second_part_is_refused",),
+        old="if identity.step >= sums or identity.part >= parts:",
+        new="if identity.part >= parts:",
+        tests=(_MODES + "test_a_step_past_the_rounds_last_or_a_part_past_the_most_is_refused",),
     ),
     Mutant(
         name="site-sigma",

@@ -31,7 +31,7 @@ _EARLY_KEYS = """\
         coordinator.advertise_keys(self.identity, protocol.begin(setup)[1])
 """
 _MARK = """\
-                self._ledger.mark_agreed(ledger_identity(identity))
+                self._ledger.mark_agreed(ledger_identity(identity), cohort=self._noiseless(message))
 """
 _AUDITED = """\
                 self._audit.append(SiloEvent.SURVIVORS_SIGNED, **place(identity))
@@ -260,7 +260,7 @@ MUTANTS = (
         name="survivors-mark-not-consulted",
         disables="refusal of a later attempt before any key is made",
         file=SESSION,
-        old="if self._ledger.has_agreed(mine.run_id, mine.round, mine.step, mine.part):",
+        old="if self._ledger.has_agreed(mine.run_id, mine.round, mine.step):",
         new="if not mine.run_id:",
         tests=(_SESSION_TESTS + "test_after_survivors_were_signed_no_later_attempt_is_joined",),
     ),
@@ -284,9 +284,8 @@ MUTANTS = (
         name="failure-closes",
         disables="wiping of the session when anything fails",
         file=SESSION,
-        old="        except Exception:\n            self.close()\n            raise\n\n"
-        "    def close(self, *, keep_spool",
-        new="        except Exception:\n            raise\n\n    def close(self, *, keep_spool",
+        old="            self.close(check=error.check if isinstance(error, SecAggError) else None)\n",
+        new="",
         tests=(_SESSION_TESTS + "test_a_message_out_of_order_ends_the_session_and_wipes",),
     ),
     Mutant(

@@ -169,7 +169,7 @@ def test_every_message_again_gets_the_byte_identical_answer(rounds, mode):
     one.heard = lambda message: messages.setdefault(type(message).__name__, message)
     one.finish()
     first, body, head = dict(one.wire.sent), one.wire.uploaded.copy(), one.ledger.head()
-    assert list(messages) == ["KeyBundles", "BoxDelivery", "Survivors", "ConsistencySignatures"]
+    assert list(messages) == ["KeyBundles", "LeafDelivery", "Survivors", "ConsistencySignatures"]
     for message in (one.signed, *messages.values(), one.signed):
         one.wire.sent.clear()
         one.session.handle(message)
