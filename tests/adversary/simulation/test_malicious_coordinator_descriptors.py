@@ -254,7 +254,7 @@ _GUARDED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("A14q-t-below-the-sites-floor", {"floor": ("min_threshold = 3", "min_threshold = 4")},
      "threshold"),
     ("A10c-a-second-step-of-the-round", {"step": 1}, "sums"),
-    ("A10d-a-second-part-of-the-round", {"part": 1}, "sums"),
+    ("A10d-a-part-past-the-most-of-a-round", {"part": 64}, "sums"),
     ("A03p-more-attempts-than-allowed", {"attempt": 3}, "attempts"),
     ("A05e-another-base-model", {"base_model_sha256": OTHER}, "descriptor_base_model"),
     ("A15d-a-deadline-far-away", {"later_s": 10_000}, "deadlines"),
@@ -287,11 +287,15 @@ def test_the_guardian_refuses_what_does_not_follow_from_the_plan(lie, rule):
         later_s = lie.pop("later_s")
         lie["deadlines_unix_s"] = tuple(at + later_s for at in honest.deadlines_unix_s)
 
+    # Everybody of the roster may be invited; whom this site takes is its own to say.
+    task = policy_samples.make_task(invited=(*policy_samples.COHORT, "silo-e"))
+    honest = replace(honest, task_sha256=task.sha256)
+
     def decide(descriptor: Any, site: Any) -> Any:
         return check_descriptor(
             site, descriptor=descriptor, silo_id="silo-a", plan=plan,
             site=policy_samples.SITE, layout=policy_samples.LAYOUT,
-            now_unix_s=policy_samples.NOW_UNIX_S, task=policy_samples.make_task(),
+            now_unix_s=policy_samples.NOW_UNIX_S, task=task,
         )  # fmt: skip
 
     assert decide(honest, policy_samples.make_policy()).accepted

@@ -42,14 +42,18 @@ def put_back(member, directory):
     member.end()
     member.ledger.close()
     for name in FILES:
-        shutil.copy(directory / name, member.directory / name)
+        (member.directory / name).unlink(missing_ok=True)
+        if (directory / name).exists():
+            shutil.copy(directory / name, member.directory / name)
     member._start()
 
 
 def copied(member, directory):
     directory.mkdir(exist_ok=True)
     for name in FILES:
-        shutil.copy(member.directory / name, directory / name)
+        # Before the first attempt there is no memory of peers.
+        if (member.directory / name).exists():
+            shutil.copy(member.directory / name, directory / name)
     return directory
 
 

@@ -289,7 +289,7 @@ class Marked:
     def __getattr__(self, name):
         return self._skip if name == self._skipped else getattr(self._ledger, name)
 
-    def _skip(self, *arguments):
+    def _skip(self, *arguments, **_named):
         if self._skipped != "reserve":
             return None
         (entry,) = arguments
@@ -415,7 +415,14 @@ def test_a_silo_may_die_at_any_instant_and_takes_part_again_in_the_next_round(
         aggregated(one, one.attempt(1, 2))
         assert one.auditor.violations == []
         total = aggregated(one, one.attempt(2, 1))
-        np.testing.assert_array_equal(total, [4 * GRID_UNITS] * DIMENSION + [4 * FIGURE])
+        if total is None:
+            # It was left out of a sum without noise; in v1 nobody can let such cohorts vary.
+            assert suite == 1
+            total = aggregated(one, one.attempt(3, 1), frozenset({victim.name}))
+            whole = 3
+        else:
+            whole = 4
+        np.testing.assert_array_equal(total, [whole * GRID_UNITS] * DIMENSION + [whole * FIGURE])
         assert one.auditor.violations == []
         one.close()
         if not crashed:

@@ -209,7 +209,7 @@ def test_a_different_message_of_an_answered_step_ends_the_session(rounds):
         one.heard = note
         step = {
             "KeyBundles": one.delivery,
-            "BoxDelivery": one.survivors,
+            "LeafDelivery": one.survivors,
             "Survivors": one.signatures,
             "ConsistencySignatures": one.finish,
         }[kind]
@@ -322,7 +322,7 @@ def test_a_message_out_of_order_ends_the_session_and_wipes(rounds, tmp_path, ste
     later = AggregationId(run_id="run-2", round=1, step=0, part=0, attempt=1)
     one = rounds(ledger=other.ledger, identity=later)
     bundles = one.bundles()
-    with pytest.raises(SessionError, match="does not fit AdvertiseKeys"):
+    with pytest.raises(SessionError, match="does not fit HybridAdvertiseKeys"):
         one.session.handle(wrong)
     require_wiped(one.session)
     assert one.session._contribution is None
