@@ -153,7 +153,7 @@ class Session:
     ) -> None:
         """Join the attempt that the descriptor opens, and send the keys of R0.
 
-        ``suites`` are those that the site accepts, ``plan_families`` what follows from the plan, and
+        ``suites`` are those that the site accepts, ``plan_families`` follow from the plan, and
         ``task_sha256`` names the round's task as this silo verified it, where there is one.
         ``cohort_may_vary`` is this site's word on sums without noise.
         Without ``advertise`` the first ``handle`` of the descriptor sends them: then the caller

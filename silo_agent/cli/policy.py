@@ -114,6 +114,9 @@ def policy_check(
             "min_episodes_per_round": policy.limits.min_episodes_per_round,
             "min_tasks_per_round": policy.limits.min_tasks_per_round,
             "allow_rollback": policy.methods.allow_rollback,
+            "suites": sorted(policy.secure_aggregation.accepted),
+            "digests": list(policy.secure_aggregation.digests),
+            "cohort_may_vary": policy.privacy.cohort_may_vary,
         }
         if not decision.accepted:
             where = f"allow it in {config.policy_file}"
@@ -155,10 +158,26 @@ def policy_check(
         show_result(
             output, f"a rollback of it to an earlier round is {back} (methods.allow_rollback)"
         )
+        show_result(output, *suite_lines(policy))
+        if asked.privacy.mode == "none":
+            vary = "may vary" if policy.privacy.cohort_may_vary else "only shrinks"
+            show_result(
+                output, f"without noise its cohort {vary} (privacy.cohort_may_vary), over all runs"
+            )
         show_result(
             output, "still checked every round: cohort, noise per silo, deadlines, schedule, budget"
         )
         succeed(output, data_out)
+
+
+def suite_lines(policy: Policy) -> tuple[str, ...]:
+    """What a policy says to the suites of runs, for people."""
+    from silo_agent.policy.document import SUITES
+
+    accepted = policy.secure_aggregation.accepted
+    old = "accepted, though not post-quantum" if SUITES["v1"] in accepted else "refused"
+    new = "accepted" if SUITES["v2"] in accepted else "refused"
+    return (f"a run of suite v2 is {new}, one of suite v1 is {old} (secure_aggregation.suites)",)
 
 
 def _fitted(config: SiloConfig, policy: Policy, plan: Plan) -> tuple[tuple[str, ...], str]:

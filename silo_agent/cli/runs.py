@@ -127,7 +127,11 @@ def preview(run: Run, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -
 
 def preview_lines(shown: Preview) -> Iterator[str]:
     """Everything of a preview, for people; nothing is summed up away."""
-    yield f"run {shown.run_id}, plan {shown.plan_sha256[:12]}, mode {shown.mode}"
+    old = " (not post-quantum)" if shown.suite == "v1" else ""
+    yield (
+        f"run {shown.run_id}, plan {shown.plan_sha256[:12]}, mode {shown.mode}, "
+        f"suite {shown.suite}{old}"
+    )
     attempt = "not opened yet" if shown.attempt is None else str(shown.attempt)
     yield f"round {shown.round}, step {shown.step}, attempt {attempt}"
     yield f"cohort: {', '.join(shown.cohort) or 'not known yet'}"

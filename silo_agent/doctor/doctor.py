@@ -121,6 +121,11 @@ class _Silo:
                 look=lambda: site.judge_times(_had(self._config), _had(self._policy)),
                 needs=("policy",),
             ),
+            Check(
+                name="post_quantum",
+                look=lambda: site.judge_suites(_had(self._policy)),
+                needs=("policy",),
+            ),
             Check(name="gpu", look=lambda: machine.judge_gpu(_had(self._config)), needs=configured),
             Check(
                 name="memory",

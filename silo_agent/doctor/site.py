@@ -17,6 +17,7 @@ from evolution.envs.tasks import Split
 from evolution.errors import EnvironmentFailureError
 from ops.doctor.checkup import Verdict, failed, ok, warning
 from ops.doctor.installed import judge_packages as judge_installed
+from secagg import hybrid
 from silo_agent.books.budget import read_budget
 from silo_agent.config import NO_BASE_MODEL, SiloConfig
 from silo_agent.errors import ConfigError, SiloError
@@ -144,6 +145,20 @@ def judge_times(config: SiloConfig, policy: Policy) -> Verdict:
     if late := late_problems(policy, passed):
         return warning("; ".join(late), "raise those lines of [limits] in policy.toml, and restart")
     return ok("no work in a record mode took longer than its plan gives it")
+
+
+def judge_suites(policy: Policy) -> Verdict:
+    """Whether this machine's library can make what the suites of the policy need."""
+    if hybrid.is_available():
+        return ok("post-quantum key exchange: ML-KEM-768 is in cryptography's OpenSSL")
+    text = "post-quantum key exchange: cryptography's OpenSSL has no ML-KEM-768"
+    fix = (
+        "pip install --upgrade 'cryptography>=50' from a wheel, whose OpenSSL is 3.5 or newer; one "
+        "that was built here needs such an OpenSSL"
+    )
+    if hybrid.SUITE in policy.secure_aggregation.accepted:
+        return failed(f"{text}: no run of suite v2 is possible here", fix)
+    return warning(text, fix)
 
 
 def judge_packages(config: SiloConfig) -> Verdict:

@@ -81,6 +81,39 @@ FIELDS: Final[Mapping[str, Meaning]] = MappingProxyType(
             "KeyBundle.ledger_sha256": Meaning(CLEAR, "digest of the ledger's newest record"),
             "KeyBundle.signature": _SIGNED,
             "KeyBundle.families": Meaning(CLEAR, "environment families that silo.toml names"),
+            "KemKeys.cipher_key": Meaning(CLEAR, "public ML-KEM key made for this attempt alone"),
+            "KemKeys.mask_key": Meaning(CLEAR, "public ML-KEM key made for this attempt alone"),
+            "DebitHead.seq": Meaning(
+                CLEAR, "which record of this silo's privacy ledger charged something last"
+            ),
+            "DebitHead.sha256": Meaning(CLEAR, "that record's digest"),
+            "KeyBundle.cohort_may_vary": Meaning(
+                CLEAR, "whether the site lets the cohorts of a run without noise vary"
+            ),
+            "ShareRoot.sender": _ME,
+            "ShareRoot.leaf_count": Meaning(CLEAR, "how many silos it deals to"),
+            "ShareRoot.root": Meaning(CLEAR, "digest of all that it deals"),
+            "ShareRoot.self_seed_commitment": Meaning(CLEAR, "hash of a random seed"),
+            "ShareRoot.own_self_seed_share_sha256": _HASH,
+            "ShareRoot.signature": _SIGNED,
+            "ShareLeaf.recipient": Meaning(CLEAR, "another silo of the cohort"),
+            "ShareLeaf.box_kem": Meaning(CLEAR, "an encapsulated random key, for that silo alone"),
+            "ShareLeaf.ciphertext": Meaning(
+                SEALED, "shares of two secrets made for this attempt alone"
+            ),
+            "ShareLeaf.self_seed_share_sha256": _HASH,
+            "ShareLeaf.mask_key_share_sha256": _HASH,
+            "ShareLeaf.mask_kem": Meaning(CLEAR, "an encapsulated random key, for that silo alone"),
+            "ShareLeaf.sealed": Meaning(SEALED, "a random secret of the two for this attempt"),
+            "ShareLeaf.pair_secret_sha256": _HASH,
+            "MaskedInputHeader.rejected": Meaning(
+                CLEAR, "silos whose part of a mask could not be used"
+            ),
+            "UploadOpening.leaves": Meaning(CLEAR, "digests of the masked upload's chunks"),
+            "PairSecret.silo_id": Meaning(CLEAR, "a silo that was lost"),
+            "PairSecret.secret": Meaning(
+                CLEAR, "the secret of this silo's mask with a lost one, so that it can be taken off"
+            ),
             "ShareBoxes.sender": _ME,
             "ShareBox.recipient": Meaning(CLEAR, "another silo of the cohort"),
             "ShareBox.ciphertext": Meaning(

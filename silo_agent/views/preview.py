@@ -41,9 +41,11 @@ from silo_agent.config import SiloConfig
 from silo_agent.errors import LocalStoreError, SiloError, SpoolError
 from silo_agent.identity.identity import Identity
 from silo_agent.machine.machine import shape_in
+from silo_agent.policy.approvals import Approvals
 from silo_agent.policy.document import Policy
 from silo_agent.views.fields import FIELDS, NEVER, UNKNOWN
 from silo_agent.views.rehearsal import Attempt, Rehearsal, Request
+from silo_agent.views.runs import suite_name
 
 __all__ = ["Figure", "Preview", "Said", "SaidField", "TrainingNoise", "preview"]
 
@@ -118,6 +120,8 @@ class Preview:
     run_id: str
     plan_sha256: str
     mode: str
+    suite: str
+    """``v1``, which is not post-quantum, or ``v2``."""
     round: int
     step: int
     attempt: int | None
@@ -181,6 +185,9 @@ def preview(data_dir: Path, run_id: str) -> Preview:
             f"this silo has not heard of run {run_id!r}: `chorale-silo runs` lists those it has"
         )
     privacy = Policy.load(config.policy_file).privacy
+    may_vary = privacy.cohort_may_vary or Approvals(config.data_dir).cohort_may_vary(
+        run.run_id, bytes.fromhex(run.plan_sha256)
+    )
     budget = read_budget(config.data_dir, delta=privacy.delta, caps=privacy.caps())
     return _Look(
         config=config,
@@ -191,6 +198,7 @@ def preview(data_dir: Path, run_id: str) -> Preview:
         signed=heard.descriptor(run),
         ledger=(budget.ledger_seq or 0, budget.ledger_sha256 or "00" * 32),
         delta=privacy.delta,
+        cohort_may_vary=may_vary,
     ).result()
 
 
@@ -208,8 +216,10 @@ class _Look:
         signed: SignedDescriptor | None,
         ledger: tuple[int, str],
         delta: float,
+        cohort_may_vary: bool,
     ) -> None:
         self._config = config
+        self._cohort_may_vary = cohort_may_vary
         self._federation = federation
         self._me = silo_id
         self._run = run
@@ -242,6 +252,7 @@ class _Look:
             run_id=run.run_id,
             plan_sha256=run.plan_sha256,
             mode=spec.mode.value,
+            suite=suite_name(self._suite()),
             round=identity.round,
             step=identity.step,
             attempt=identity.attempt if same or spool is not None else None,
@@ -296,13 +307,18 @@ class _Look:
             identity=identity,
             silo_id=self._me,
             cohort=cohort,
-            families=self._config.families(),
+            families=self._config.families(self._plan),
             adapter_sha256=bytes(32) if head is None else head.adapter_sha256,
             # The bundle's head holds one record more: that this attempt was joined.
             ledger_seq=self._ledger[0] + 1,
             ledger_sha256=bytes.fromhex(self._ledger[1]),
             length_bytes=length,
+            suite=self._suite(),
+            cohort_may_vary=self._cohort_may_vary,
         )
+
+    def _suite(self) -> int:
+        return self._run.suite if self._descriptor is None else self._descriptor.suite
 
     def _stand_ins(self) -> tuple[str, ...]:
         least = Policy.load(self._config.policy_file).cohort.min_silos

@@ -26,15 +26,22 @@ from google.protobuf.message import Message
 
 from federation.audit.head import AuditHead, silo_writer
 from federation.chain.preflight import ASKED_TOO_OFTEN, PreflightAnswer, Verdict
+from secagg import hybrid, suite
 from secagg.bounds import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES
 from secagg.descriptor import AggregationId
+from secagg.digest_tree import CHUNK_BYTES
 from secagg.messages import (
     BOX_BYTES,
     ConsistencySignature,
+    DebitHead,
+    KemKeys,
     KeyBundle,
     MaskedInputHeader,
     ShareBox,
     ShareBoxes,
+    ShareLeaf,
+    ShareLeaves,
+    ShareRoot,
     UnmaskingShare,
     UnmaskingShares,
 )
@@ -51,6 +58,10 @@ __all__ = ["Attempt", "Part", "Rehearsal", "Request", "Zeros"]
 _DIGEST: Final = bytes(DIGEST_BYTES)
 _KEY: Final = bytes(KEY_BYTES)
 _SIGNATURE: Final = bytes(SIGNATURE_BYTES)
+_KEM_KEYS: Final = KemKeys(
+    cipher_key=bytes(hybrid.KEM_KEY_BYTES), mask_key=bytes(hybrid.KEM_KEY_BYTES)
+)
+_DEBIT: Final = DebitHead(seq=1, sha256=_DIGEST)
 _ROSTER: Final = cast("Roster", SimpleNamespace(epoch=1, sha256=_DIGEST))
 """Of a roster that is approved only its epoch and its digest are said."""
 _APPROVAL: Final = cast("RosterApproval", SimpleNamespace(signature=_SIGNATURE))
@@ -105,6 +116,10 @@ class Attempt:
     ledger_sha256: bytes
     length_bytes: int
     """Of the upload."""
+    suite: int = suite.SUITE
+    """Of its masks."""
+    cohort_may_vary: bool = False
+    """What this site says of sums without noise."""
     public_reason: str = "budget"
     """Of a refusal, if there is one."""
 
@@ -112,10 +127,9 @@ class Attempt:
 class Zeros:
     """An upload of that many zero bytes, never held as a whole."""
 
-    leaves = b""
-
-    def __init__(self, length_bytes: int) -> None:
+    def __init__(self, length_bytes: int, *, leaves: bytes = b"") -> None:
         self._length_bytes = length_bytes
+        self.leaves = leaves
 
     def chunks(self, offset_bytes: int, chunk_bytes: int) -> Iterator[bytes]:
         """The bytes from an offset on."""
@@ -152,6 +166,7 @@ class Rehearsal(Coordinator):
         Header and spool are the real upload's, where it was made.
         """
         identity, me = attempt.identity, attempt.silo_id
+        later = attempt.suite == hybrid.SUITE
         peers = tuple(silo for silo in attempt.cohort if silo != me)
         with suppress(_NotSentError):
             self.report_ready(
@@ -172,18 +187,24 @@ class Rehearsal(Coordinator):
                     ledger_sha256=attempt.ledger_sha256,
                     families=attempt.families,
                     signature=_SIGNATURE,
+                    kem_keys=_KEM_KEYS if later else None,
+                    debit=_DEBIT if later else None,
+                    cohort_may_vary=later and attempt.cohort_may_vary,
                 ),
             )
         with suppress(_NotSentError):
-            self.share_keys(identity, _boxes(me, peers))
+            self.share_keys(identity, _leaves_of(me, peers) if later else _boxes(me, peers))
         if attempt.length_bytes:
             made = header or MaskedInputHeader(
                 silo_id=me,
                 length_bytes=attempt.length_bytes,
                 masked_sha256=_DIGEST,
                 signature=_SIGNATURE,
+                debit=_DEBIT if later else None,
             )
-            self.upload(identity, made, spool or Zeros(attempt.length_bytes))
+            chunks = -(-attempt.length_bytes // CHUNK_BYTES) if later else 0
+            stand_in = Zeros(attempt.length_bytes, leaves=_DIGEST * chunks)
+            self.upload(identity, made, spool or stand_in)
         with suppress(_NotSentError):
             self.check_consistency(identity, ConsistencySignature(silo_id=me, signature=_SIGNATURE))
         with suppress(_NotSentError):
@@ -197,6 +218,8 @@ class Rehearsal(Coordinator):
                     ),
                     mask_key_shares=(),
                     signature=_SIGNATURE,
+                    # Nobody is lost here, so no secret of a pair is given up.
+                    pair_secrets=() if later else None,
                 ),
             )
         with suppress(_NotSentError):
@@ -328,6 +351,35 @@ def _size(value: Any) -> int:
     if isinstance(value, float):
         return 8
     return max(1, -(-int(value).bit_length() // 7))
+
+
+def _leaves_of(me: str, peers: tuple[str, ...]) -> ShareLeaves:
+    deals = {
+        "mask_kem": bytes(hybrid.KEM_CIPHERTEXT_BYTES),
+        "sealed": bytes(hybrid.SEALED_BYTES),
+        "pair_secret_sha256": _DIGEST,
+    }
+    return ShareLeaves(
+        root=ShareRoot(
+            sender=me,
+            leaf_count=len(peers),
+            root=_DIGEST,
+            self_seed_commitment=_DIGEST,
+            own_self_seed_share_sha256=_DIGEST,
+            signature=_SIGNATURE,
+        ),
+        leaves=tuple(
+            ShareLeaf(
+                recipient=peer,
+                box_kem=bytes(hybrid.KEM_CIPHERTEXT_BYTES),
+                ciphertext=bytes(BOX_BYTES),
+                self_seed_share_sha256=_DIGEST,
+                mask_key_share_sha256=_DIGEST,
+                **(deals if me < peer else {}),
+            )
+            for peer in peers
+        ),
+    )
 
 
 def _boxes(me: str, peers: tuple[str, ...]) -> ShareBoxes:
