@@ -24,6 +24,7 @@ __all__ = ["adapters", "runs", "silos"]
 SHOWN_SILOS: Final = 200
 SHORT_HEX: Final = 12
 WEEK_S: Final = 7 * 86400
+NOT_POST_QUANTUM: Final = "suite v1: not post-quantum"
 _BAD_STATES: Final = frozenset({RunState.FAILED})
 _TAKES_PART: Final = frozenset({SiloState.ROSTERED, SiloState.SITTING_OUT, SiloState.ENROLLED})
 
@@ -134,6 +135,8 @@ def _run(line: RunLine, now_unix_s: float) -> tuple[Child, ...]:
         state += [" ", moment(line.since_unix_s, now_unix_s, absolute=False)]
     if line.behind:
         state.append(element("p", f"behind {brief(line.behind)}", class_="notes"))
+    if not line.post_quantum:
+        state.append(element("p", NOT_POST_QUANTUM, class_="notes"))
     if line.error:
         state.append(element("p", brief(line.error, max_chars=300), class_="notes"))
     return (

@@ -232,6 +232,11 @@ class _RunObserver:
             plan = None
         return _line(row, plan, heads[-1] if heads else None, behind)
 
+    def _kept_out(self, row: RunRow) -> tuple[str, ...]:
+        driver = self._shown()
+        driven = driver is not None and driver.row.run_id == row.run_id and row.state in ACTIVE
+        return driver.cohorts.kept_out if driver is not None and driven else ()
+
     def view(self, row: RunRow, *, releases: int) -> RunView:
         """A run in full, with so many of its newest releases."""
         store, plan = self._context.store, read_plan(row.plan)
@@ -254,6 +259,7 @@ class _RunObserver:
             charged_most=plan.charged_releases,
             least=plan.rounds.ready_quorum(plan.secure_aggregation.n_min),
             current=self._current(row, plan),
+            kept_out=self._kept_out(row),
             rollback_to=None if asked is None or row.state in OVER else asked.to_round,
             releases=seen,
             older=older or len(rows) > limit,
@@ -316,6 +322,7 @@ def _line(row: RunRow, plan: Plan | None, head: AdapterRecord | None, behind: st
         since_unix_s=row.state_since_unix_s,
         behind=behind,
         error=row.error,
+        post_quantum=row.is_hybrid,
     )
 
 

@@ -66,11 +66,20 @@ def banner(picture: Picture, verdict: Verdict) -> Html:
             "div",
             element("h1", headline(verdict.level), id="verdict"),
             element("p", *_doing(picture)),
+            _left_out(picture.run),
             element("ul", *concerns, class_="concerns") if concerns else None,
         ),
         class_=f"banner {verdict.level.value}",
         aria_labelledby="verdict",
     )
+
+
+def _left_out(run: RunView | None) -> Html | None:
+    """Who may take no part: without noise, cohorts that vary can be subtracted."""
+    if run is None or not run.kept_out:
+        return None
+    silos = words.named(list(run.kept_out), most=NAMED)
+    return element("p", f"Not asked in this run any more: {silos}.", class_="hint")
 
 
 def run_banner(picture: Picture, run: RunView) -> Html:
@@ -82,6 +91,7 @@ def run_banner(picture: Picture, run: RunView) -> Html:
             "div",
             element("h1", f"Run {brief(run.line.run_id)}", id="verdict"),
             element("p", *_doing(picture)),
+            _left_out(run),
             element("p", brief(error, max_chars=400), class_="warn") if error else None,
             element("p", element("a", "the coordinator", href="/")),
         ),

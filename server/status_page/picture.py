@@ -153,6 +153,8 @@ class RunLine:
     behind: str
     """Of a queued run: the one that it waits behind."""
     error: str
+    post_quantum: bool = True
+    """Whether its sums are of suite v2."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +180,8 @@ class RunView:
     """None unless it is driven."""
     rollback_to: int | None
     """The round that an admin asked it back to."""
+    kept_out: tuple[str, ...] = ()
+    """Of a run that is driven: silos that may take no part in it now."""
     releases: tuple[Release, ...]
     """The newest ones, oldest first."""
     older: bool

@@ -71,6 +71,7 @@ class _Coordinator:
             Check(name="disk", look=lambda: state.judge_disk(self._config), needs=configured),
             Check(name="audit", look=lambda: state.judge_audit(self._config), needs=configured),
             Check(name="packages", look=state.judge_packages),
+            Check(name="post_quantum", look=state.judge_post_quantum),
             Check(
                 name="dns",
                 look=lambda: network.judge_names(self._config),

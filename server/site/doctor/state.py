@@ -22,6 +22,7 @@ from ops.audit_log import verify_log
 from ops.doctor.checkup import Verdict, failed, ok, warning
 from ops.doctor.installed import judge_packages as judge_installed
 from ops.files import prove_writable
+from secagg import hybrid
 from server.config import CoordinatorConfig
 from server.errors import ConfigurationError, StoreError, StoreUnwritableError
 from server.store.database import Database, spoken
@@ -115,6 +116,16 @@ def judge_packages() -> Verdict:
         return failed("; ".join(problems), "pip install --upgrade chorale")
     shown = ", ".join(f"{name} {versions[name]}" for name in ("grpcio", "protobuf", "sqlalchemy"))
     return ok(f"{len(versions)} packages as required ({shown})")
+
+
+def judge_post_quantum() -> Verdict:
+    """Whether this machine can sum a run of suite v2."""
+    if hybrid.is_available():
+        return ok("the library has ML-KEM-768, which runs of suite v2 need")
+    return failed(
+        "the library has no ML-KEM-768, so runs of suite v2 fail at their first drop-out",
+        "pip install --upgrade cryptography (50 or newer brings an OpenSSL that has it)",
+    )
 
 
 def _judge(database: Database, what: str, named: str) -> Verdict:
