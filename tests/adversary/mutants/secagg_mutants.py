@@ -22,6 +22,7 @@ from tests.adversary.mutants import (
     secagg_keys,
     secagg_members,
     secagg_rosters,
+    secagg_runs,
     secagg_silo,
     secagg_site,
     secagg_storage,
@@ -42,6 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *secagg_storage.MUTANTS,
     *secagg_site.MUTANTS,
     *secagg_members.MUTANTS,
+    *secagg_runs.MUTANTS,
     *secagg_doors.MUTANTS,
     *secagg_hybrid.MUTANTS,
 )

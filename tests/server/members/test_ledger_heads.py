@@ -9,11 +9,13 @@ import pytest
 
 import secagg.wire as secagg_wire
 from secagg import suite
+from secagg.hybrid import KEM_KEY_BYTES
+from secagg.messages import DebitHead, KemKeys, MaskedInputHeader
 from server.errors import LedgerBehindError, LedgerForkedError, Reason, RoundError
 from server.figures import Phase
 from server.members.ledger_heads import ledger_echo, require_newer_head
 from server.rpc.catalogue import describe
-from server.store.heads import HeadRow
+from server.store.heads import DebitRow, HeadRow
 from tests.kit.secagg.secagg_samples import make_descriptor, make_roster, signing_key, silo_names
 from tests.kit.server import world as sw
 from tests.kit.server.world_bundle import make_bundle, sign_again
@@ -47,6 +49,84 @@ def test_only_the_newest_head_and_what_is_above_it_are_accepted(world):
     forked = make_bundle(NAME, ledger_seq=7, ledger_sha256=b"\x08" * 32)
     with pytest.raises(LedgerForkedError, match=r"forks: entry 7.*remove the silo"):
         require_newer_head(store, ROSTER, forked)
+
+
+def charged(seq, debit_seq, debit_sha256=b"\x0d" * 32):
+    """A bundle of suite v2: the ledger's head, and the newest charge."""
+    bundle = replace(
+        make_bundle(NAME, ledger_seq=seq),
+        kem_keys=KemKeys(cipher_key=bytes(KEM_KEY_BYTES), mask_key=bytes(KEM_KEY_BYTES)),
+        debit=DebitHead(seq=debit_seq, sha256=debit_sha256),
+    )
+    return sign_again(bundle, b"\x05" * 32, signing_key(NAME))
+
+
+def uploaded(store, seq, sha256=b"\x0d" * 32):
+    """The coordinator has taken the header of an upload that this record charged."""
+    ctx, members_sha256 = b"\x11" * 32, b"\x12" * 32
+    header = MaskedInputHeader(
+        silo_id=NAME,
+        length_bytes=4,
+        masked_sha256=bytes(32),
+        signature=bytes(64),
+        debit=DebitHead(seq=seq, sha256=sha256),
+    )
+    signature = suite.sign(signing_key(NAME), header.signed_bytes(ctx, members_sha256))
+    header = replace(header, signature=signature)
+    store.debit_heads.put(DebitRow(header=header, ctx=ctx, members_sha256=members_sha256))
+    return header
+
+
+def test_a_ledger_that_was_restored_and_grew_is_behind_by_its_newest_charge(world):
+    store = world.store
+    keep(store, charged(7, 5))
+    require_newer_head(store, ROSTER, charged(9, 5))
+    require_newer_head(store, ROSTER, charged(9, 8))
+    with pytest.raises(LedgerBehindError, match=r"charge of silo-000 is behind: entry 4.*entry 5"):
+        require_newer_head(store, ROSTER, charged(9, 4))
+    with pytest.raises(LedgerForkedError, match="charge of silo-000 forks: entry 5"):
+        require_newer_head(store, ROSTER, charged(9, 5, b"\x0e" * 32))
+    # An upload that came to nothing was charged all the same.
+    uploaded(store, 8)
+    with pytest.raises(LedgerBehindError, match="entry 5, and entry 8"):
+        require_newer_head(store, ROSTER, charged(9, 5))
+    require_newer_head(store, ROSTER, charged(9, 8))
+
+
+def test_a_later_charge_goes_back_to_its_silo_with_what_its_signature_covers(world):
+    store = world.store
+    keep(store, charged(7, 5))
+    uploaded(store, 5)
+    assert not ledger_echo(store, ROSTER, NAME).HasField("header")
+    header = uploaded(store, 8)
+    echo = ledger_echo(store, ROSTER, NAME)
+    assert secagg_wire.masked_input_header_from_proto(echo.header) == header
+    signed = header.signed_bytes(echo.ctx, echo.members_sha256)
+    assert suite.verify(ROSTER.entry(NAME).verification_key, header.signature, signed)
+    # What another key signed, before the silo enrolled anew, is not its own.
+    forged = replace(header, signature=bytes(64))
+    store.debit_heads.put(DebitRow(header=forged, ctx=echo.ctx, members_sha256=bytes(32)))
+    assert not ledger_echo(store, ROSTER, NAME).HasField("header")
+
+
+def test_an_upload_that_came_to_nothing_is_echoed_at_the_next_task(world):
+    """The attempt that every other silo leaves after one upload is aborted, and was charged."""
+    alone = NAMES[0]
+    for name in NAMES[1:]:
+        world.silos[name].die_at = ("upload", 1)
+
+    def before_wait():
+        if "round_stalled" in world.events() and world.silos[NAMES[1]].dead:
+            told.append(ledger_echo(world.store, world.roster.roster, alone))
+            for name in NAMES[1:]:
+                world.silos[name].come_back()
+
+    told = []
+    world.before_wait = before_wait
+    asyncio.run(world.run(sw.plan_toml(mode="silo", noise=1.0)))
+    (echo,) = told
+    assert echo.header.debit.seq > echo.bundle.debit.seq
+    assert world.driver.head.survivors == NAMES
 
 
 def test_a_silo_is_told_why_in_words_and_by_a_reason(world):
@@ -140,7 +220,9 @@ def test_a_ledger_that_was_put_back_is_left_out_until_the_newer_one_is_there(wor
 
     world.before_wait = before_wait
     refusals = refusals_of(world, silo)
-    run_id = asyncio.run(world.run_over_power_cuts(sw.plan_toml(rounds=4), cuts=restarts))
+    # Without noise a silo that was left out stays out.
+    plan = sw.plan_toml(rounds=4, mode="silo", noise=1.0)
+    run_id = asyncio.run(world.run_over_power_cuts(plan, cuts=restarts))
     survivors = [record.survivors for record in world.store.records.list(run_id)[1:]]
     assert survivors == [NAMES, NAMES, NAMES[:3], NAMES]
     assert [type(error) for error in refusals] == [LedgerBehindError] * 2

@@ -1,0 +1,112 @@
+"""Mutants of what a coordinator's runs owe suite v2: records, tasks, cohorts, charges."""
+
+from __future__ import annotations
+
+from tests.adversary.mutants.mutant import Mutant
+
+RECORD = "federation/chain/record.py"
+WIRE = "federation/wire.py"
+TRANSCRIPT = "federation/transcript/transcript.py"
+KEPT = "server/run/kept_cohort.py"
+COHORTS = "server/run/cohorts.py"
+QUEUE = "server/conductor/queue.py"
+HEADS = "server/members/ledger_heads.py"
+ATTEMPT = "server/attempt/attempt.py"
+
+_RECORD = "tests/federation/chain/test_record.py::"
+_SUITES = "tests/federation/transcript/test_transcript_suites.py::"
+_KEPT = "tests/server/run/test_kept_cohort.py::"
+_INVITED = "tests/server/run/test_invitations.py::"
+_RUNS = "tests/server/conductor/test_suites.py::"
+_HEADS = "tests/server/members/test_ledger_heads.py::"
+
+MUTANTS = (
+    Mutant(
+        name="record-parts-unsigned",
+        disables="the signature on a record's parts",
+        file=RECORD,
+        old="            summed = (self.suite, tuple(part.fields() for part in self.parts))\n",
+        new="            summed = (self.suite,)\n",
+        tests=(_RECORD + "test_every_field_of_every_part_is_signed",),
+    ),
+    Mutant(
+        name="record-suite-changes",
+        disables="that all records of a run are of one suite",
+        file=RECORD,
+        old='    for field in ("run_id", "suite", "plan_sha256", "base_model_sha256"):\n',
+        new='    for field in ("run_id", "plan_sha256", "base_model_sha256"):\n',
+        tests=(_RECORD + "test_a_run_keeps_its_suite",),
+    ),
+    Mutant(
+        name="record-form-of-another-suite",
+        disables="that a record names its sums in the form of its suite",
+        file=WIRE,
+        old="    if any(first) if hybrid else proto.parts:\n",
+        new="    if False:\n",
+        tests=(_RECORD + "test_a_record_of_one_suite_is_refused_in_the_form_of_the_other",),
+    ),
+    Mutant(
+        name="transcript-roots-unchecked",
+        disables="the auditor's check of signed roots",
+        file=TRANSCRIPT,
+        old="            check_share_root(roster, ctx, root, u1)\n",
+        new="            pass\n",
+        tests=(_SUITES + "test_a_lie_ends_at_its_check",),
+    ),
+    Mutant(
+        name="transcript-contributors",
+        disables="the auditor's count of contributors in U1",
+        file=TRANSCRIPT,
+        old="            check_contributors(descriptor, declared, u1, parameters, after_upload=False)\n",
+        new="            pass\n",
+        tests=(_SUITES + "test_too_few_declarers_of_the_plans_families_end_it",),
+    ),
+    Mutant(
+        name="kept-cohort-grows",
+        disables="that a run without noise asks nobody who was not in the last sum",
+        file=KEPT,
+        old="            return everyone & kept\n",
+        new="            return everyone\n",
+        tests=(_KEPT + "test_a_silo_that_was_lost_is_asked_again_only_under_noise",),
+    ),
+    Mutant(
+        name="kept-cohort-r0",
+        disables="that R0 goes on with others only if all of U1 says so",
+        file=KEPT,
+        old="        if strangers and not all(bundle.cohort_may_vary for bundle in bundles):\n",
+        new="        if False:\n",
+        tests=(_KEPT + "test_r0_goes_on_with_others_only_if_all_of_u1_says_so",),
+    ),
+    Mutant(
+        name="task-not-sent-again",
+        disables="that a coordinator that restarts sends the task that was out",
+        file=COHORTS,
+        old="        everyone, again = False, self._unanswered_task(attempt_number)\n",
+        new="        everyone, again = False, None\n",
+        tests=(_INVITED + "test_a_coordinator_that_restarts_in_training_sends_the_same_task",),
+    ),
+    Mutant(
+        name="suite-too-old",
+        disables="refusal of a run of suite v2 that a silo is too old for",
+        file=QUEUE,
+        old="            if version is not None and version.newest < HYBRID\n",
+        new="            if False\n",
+        tests=(_RUNS + "test_a_silo_that_is_known_to_be_too_old_is_named",),
+    ),
+    Mutant(
+        name="charge-behind",
+        disables="refusal of a bundle whose newest charge is behind one that was signed",
+        file=HEADS,
+        old="    if bundle.debit.seq < newest.seq:\n",
+        new="    if False:\n",
+        tests=(_HEADS + "test_a_ledger_that_was_restored_and_grew_is_behind_by_its_newest_charge",),
+    ),
+    Mutant(
+        name="charge-not-echoed",
+        disables="the echo of a charge whose upload came to nothing",
+        file=ATTEMPT,
+        old="                self._journal.charged(header, state.members)\n",
+        new="                pass\n",
+        tests=(_HEADS + "test_an_upload_that_came_to_nothing_is_echoed_at_the_next_task",),
+    ),
+)
