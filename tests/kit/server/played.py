@@ -22,9 +22,12 @@ class Played:
         self.words = self.cohort.descriptor.descriptor.words
         self.directory = directory / "sum"
         self.journal = MemoryJournal()
+        self.journal.hybrid = self.cohort.hybrid
         self.attempt = self.attempt_on(Accumulator(self.directory, length=self.words))
         self.identity = self.attempt.identity
         self.masked = {}
+        self.leaves = {}
+        """Of the uploads' digest trees; empty in suite v1."""
 
     def attempt_on(self, accumulator):
         return Attempt(
@@ -59,17 +62,21 @@ class Played:
             attempt.receive_boxes(self.identity, answer)
         elif phase is Phase.MASKED_INPUT:
             vector = (self.cohort.plain(name) % 2**32).astype("<u4")
-            self.states[name], header = self.states[name].mask(vector)
-            self.masked[name] = (header, vector.tobytes())
+            self.mask(name, vector)
             self.send(name)
         elif phase is Phase.CONSISTENCY_CHECK:
             attempt.receive_consistency(self.identity, answer)
         else:
             attempt.receive_unmasking(self.identity, answer)
 
+    def mask(self, name, vector):
+        state, header = self.states[name].mask(vector, self.cohort.debit(name))
+        self.states[name], self.leaves[name] = state, state.leaves
+        self.masked[name] = (header, vector.tobytes())
+
     def send(self, name):
         header, content = self.masked[name]
-        upload = self.attempt.open_upload(self.identity, header)
+        upload = self.attempt.open_upload(self.identity, header, self.leaves.get(name, b""))
         upload.append(upload.received_bytes, content[upload.received_bytes :])
         self.attempt.fold_upload(self.identity, name)
 
@@ -88,10 +95,8 @@ class Played:
         """The first silo has masked its vector and sent nothing."""
         self.until(Phase.MASKED_INPUT)
         name = NAMES[0]
-        state, _ = self.states[name].handle(self.message(name))
-        vector = (self.cohort.plain(name) % 2**32).astype("<u4")
-        self.states[name], header = state.mask(vector)
-        self.masked[name] = (header, vector.tobytes())
+        self.states[name], _ = self.states[name].handle(self.message(name))
+        self.mask(name, (self.cohort.plain(name) % 2**32).astype("<u4"))
         return self
 
     def total(self):
