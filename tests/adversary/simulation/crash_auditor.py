@@ -2,7 +2,7 @@
 
 It knows the protocol's promises and nothing of how the silos keep them: one key bundle, one masked
 vector, one survivor signature; one kind of share per peer, and pair secrets of lost silos alone;
-records on the disk before bytes leave.
+cohorts that only shrink, as nothing here has noise; records on the disk before bytes leave.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Auditor:
         self._boxes: dict[tuple[str, bytes], set[Any]] = defaultdict(set)
         self._uploads: dict[tuple[str, Any], set[bytes]] = defaultdict(set)
         self._agreements: dict[tuple[Any, ...], set[tuple[AggregationId, bytes]]] = defaultdict(set)
+        # Whose the newest sum without noise is that a silo signed.
+        self._cohorts: dict[str, set[str]] = {}
         self._releases: dict[tuple[str, bytes], set[bytes]] = defaultdict(set)
         # Who released which kind of share of whom, by (ctx, owner, kind).
         self.released: dict[tuple[bytes, str, str], set[str]] = defaultdict(set)
@@ -85,6 +87,10 @@ class Auditor:
             self._wrong(silo, f"survivors of two attempts signed: {identity}")
         if len(known) > 1:
             self._wrong(silo, f"two survivor sets signed for {identity}")
+        alive = set(silo.shown.alive)
+        if not alive <= self._cohorts.setdefault(silo.name, alive):
+            self._wrong(silo, f"a silo came back in {identity}")
+        self._cohorts[silo.name] = alive
         self._require_durable(silo, identity, "signed_r3")
 
     def release(self, silo: Silo, identity: AggregationId, shares: Any) -> None:

@@ -37,6 +37,7 @@ from tests.adversary.simulation.crash_auditor import Auditor
 from tests.adversary.simulation.crash_coordinator import Attempt, Built
 from tests.adversary.simulation.crash_disk import Crash, Disk
 from tests.kit.secagg.secagg_samples import (
+    FAMILIES_OF_PLAN,
     HYBRID_FIELDS,
     make_descriptor,
     make_roster,
@@ -73,9 +74,7 @@ class Silo:
         self.session: Session | None = None
         self.attempt: Attempt | None = None
         # What the coordinator last showed this session.
-        self.ctx = b""
-        self.members_sha256 = b""
-        self.survivors_sha256 = b""
+        self.shown = Built()
         self.uploading: dict[AggregationId, tuple[Attempt, bytes, bytes]] = {}
         # Instants until the process dies, whether the power goes with it, and whether the next
         # answer arrives without its sender learning so.
@@ -119,26 +118,34 @@ class Silo:
                 coordinator=self,  # type: ignore[arg-type] # the calls a session makes
                 metrics=self.metrics,
                 audit=AuditLog(self.directory),
+                suites=frozenset({1, 2}),
+                plan_families=FAMILIES_OF_PLAN,
+                task_sha256=signed.descriptor.task_sha256,
                 advertise=False,
             )
             self.session.handle(signed)
 
         return self._run(begin)
 
-    def tell(self, message: Message, *, ctx: bytes, members: bytes, survivors: bytes) -> bool:
+    def tell(self, message: Message, built: Built) -> bool:
         """Deliver one message; whether the session took it."""
         session = self.session
         if session is None:
             return False
-        previous = self.ctx, self.members_sha256, self.survivors_sha256
-        self.ctx, self.members_sha256, self.survivors_sha256 = ctx, members, survivors
+        previous = self.shown
+        self.shown = built
+        ctx, members = built.ctx, built.members
         if isinstance(message, BoxDelivery | LeafDelivery) and self.attempt is not None:
             # The context of an upload that a later process may finish.
             self.uploading.setdefault(session.identity, (self.attempt, ctx, members))
         taken = self._run(lambda: session.handle(message))
         if not taken:
-            self.ctx, self.members_sha256, self.survivors_sha256 = previous
+            self.shown = previous
         return taken
+
+    @property
+    def ctx(self) -> bytes:
+        return self.shown.ctx
 
     def session_ledger(self) -> Ledger:
         """The ledger as a session sees it; silos that forget override this."""
@@ -158,7 +165,8 @@ class Silo:
             )  # fmt: skip
             sent = unfinished.finish(identity, self)  # type: ignore[arg-type] # see `open`
 
-        self.attempt, self.ctx, self.members_sha256 = self.uploading[identity]
+        self.attempt, ctx, members = self.uploading[identity]
+        self.shown = Built(ctx=ctx, members=members)
         self._run(finish)
         self.federation.resumed += sent
         return sent
@@ -223,7 +231,7 @@ class Silo:
             content += chunk
             self._leave(lambda auditor: auditor.first_byte(self, identity))
         self.federation.auditor.upload(self, identity, header, content)
-        key = self.ctx, self.members_sha256, self.name
+        key = self.ctx, self.shown.members, self.name
 
         def keep(attempt: Attempt) -> None:
             attempt.uploads[key] = header
@@ -233,12 +241,12 @@ class Silo:
 
     def check_consistency(self, identity: AggregationId, signature: Any) -> None:
         self._leave(lambda auditor: auditor.agreement(self, identity, signature))
-        key = self.ctx, self.members_sha256, self.survivors_sha256, self.name
+        key = self.ctx, self.shown.members, self.shown.survivors, self.name
         self._arrived(lambda attempt: attempt.agreements.__setitem__(key, signature))
 
     def unmask(self, identity: AggregationId, shares: Any) -> None:
         self._leave(lambda auditor: auditor.release(self, identity, shares))
-        key = self.ctx, self.members_sha256, self.survivors_sha256, self.name
+        key = self.ctx, self.shown.members, self.shown.survivors, self.name
         self._arrived(lambda attempt: attempt.releases.__setitem__(key, shares))
 
     def _leave(self, noted: Callable[[Auditor], None]) -> None:
@@ -335,10 +343,5 @@ class Federation:
         for name in sorted(names):
             silo = self.silos[name]
             if name in built.messages:
-                taken += silo.tell(
-                    built.messages[name],
-                    ctx=built.ctx,
-                    members=built.members,
-                    survivors=built.survivors,
-                )
+                taken += silo.tell(built.messages[name], built)
         return taken

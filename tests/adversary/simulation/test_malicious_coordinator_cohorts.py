@@ -23,6 +23,7 @@ from tests.kit.simulation.session_federation import (
     ROUND,
     Attempt,
     Federation,
+    assert_not_joined,
     assert_refused,
     assert_usable,
     identity_of,
@@ -103,16 +104,15 @@ def test_a10f_a_regrouped_cohort_is_refused_at_its_survivors(tmp_path, suite):
     federation = Federation(tmp_path, suite=suite)
     first = federation.names[:4]
     federation.attempt(next_round(0), cohort=first).sum()
+    stranger = federation.names[4]
     for number, cohort in enumerate(itertools.combinations(federation.names, 4), 1):
         attempt = federation.attempt(next_round(number), cohort=cohort)
         told = attempt.until("consistency_check")
         for name in cohort:
-            member = federation[name]
-            before = member.ledger.cohort
-            if before is None or set(cohort) <= before:
-                member.tell(told[name])
-                continue
-            assert_refused(member, told[name], Check.COHORT_GREW)
+            if cohort == first:
+                federation[name].tell(told[name])
+            elif name != stranger:
+                assert_refused(federation[name], told[name], Check.COHORT_GREW, stranger)
     assert_usable(federation, next_round(9))
     federation.close()
 
@@ -158,6 +158,20 @@ def test_a10i_cohorts_grow_only_where_every_member_of_the_run_says_so(tmp_path, 
     else:
         for name in federation.names[:4]:
             assert_refused(federation[name], told[name], Check.COHORT_GREW, federation.names[4])
+    federation.close()
+
+
+@pytest.mark.parametrize("mode", [Mode.NONE, Mode.SILO])
+def test_a10k_no_silo_takes_part_in_two_parts_of_one_round(tmp_path, mode):
+    """Attack 10: parts are of disjoint groups; two with one silo in both would be subtracted."""
+    federation = Federation(tmp_path, suite=2)
+    federation.attempt(identity_of(part=0), mode=mode).sum()
+    for part in (1, 2):
+        attempt = federation.attempt(identity_of(part=part, attempt=9), mode=mode)
+        for member in federation.members.values():
+            assert_not_joined(member, attempt.descriptor)
+            member.crash()
+            assert_not_joined(member, attempt.descriptor)
     federation.close()
 
 

@@ -246,7 +246,9 @@ _GUARDED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("A09f-another-layout", {"layout_sha256": OTHER}, "layout"),
     ("A09g-a-coordinate-less", {"dimension": 127}, "layout"),
     ("A11a-a-figure-more", {"metric": "losses"}, "metrics_layout"),
-    ("A07k-unknown-partner", {"cohort": ("silo-a", "silo-b", "silo-c", "silo-e")}, "partners"),
+    ("A07k-unknown-partner",
+     {"cohort": ("silo-a", "silo-b", "silo-c", "silo-e"),
+      "invited": ("silo-a", "silo-b", "silo-c", "silo-e")}, "partners"),
     ("A07l-cohort-below-the-sites-floor",
      {"cohort": ("silo-a", "silo-b", "silo-c")}, "cohort_size"),
     ("A14p-c-below-the-sites-floor", {"floor": ("min_colluding = 1", "min_colluding = 2")},
@@ -254,10 +256,16 @@ _GUARDED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("A14q-t-below-the-sites-floor", {"floor": ("min_threshold = 3", "min_threshold = 4")},
      "threshold"),
     ("A10c-a-second-step-of-the-round", {"step": 1}, "sums"),
-    ("A10d-a-part-past-the-most-of-a-round", {"part": 64}, "sums"),
+    ("A10d-a-part-beyond-all-groups", {"part": 64}, "sums"),
     ("A03p-more-attempts-than-allowed", {"attempt": 3}, "attempts"),
     ("A05e-another-base-model", {"base_model_sha256": OTHER}, "descriptor_base_model"),
     ("A15d-a-deadline-far-away", {"later_s": 10_000}, "deadlines"),
+    ("A20m-the-first-suite", policy_samples.OLD_SUITE, "suite"),
+    ("A20n-another-task", {"task_sha256": OTHER}, "round_task"),
+    ("A20o-a-family-less-than-the-plans", {"families": ("craft",)}, "plan_families"),
+    ("A20p-a-digest-that-the-site-does-not-list", {"digest_id": 2}, "digest"),
+    ("A20q-a-cohort-beyond-the-invited", {"invited": ("silo-a", "silo-b", "silo-c")},
+     "round_task"),
 )  # fmt: skip
 
 
@@ -283,23 +291,24 @@ def test_the_guardian_refuses_what_does_not_follow_from_the_plan(lie, rule):
     for name in ("attempt", "step", "part"):
         if name in lie:
             lie["identity"] = replace(honest.identity, **{name: lie.pop(name)})
+    task = policy_samples.make_task()
+    if "invited" in lie:
+        task = policy_samples.make_task(invited=lie.pop("invited"))
+        lie["task_sha256"] = task.sha256
     if "later_s" in lie:
         later_s = lie.pop("later_s")
         lie["deadlines_unix_s"] = tuple(at + later_s for at in honest.deadlines_unix_s)
 
-    # Everybody of the roster may be invited; whom this site takes is its own to say.
-    task = policy_samples.make_task(invited=(*policy_samples.COHORT, "silo-e"))
-    honest = replace(honest, task_sha256=task.sha256)
-
-    def decide(descriptor: Any, site: Any) -> Any:
+    def decide(descriptor: Any, site: Any, task: Any) -> Any:
         return check_descriptor(
             site, descriptor=descriptor, silo_id="silo-a", plan=plan,
             site=policy_samples.SITE, layout=policy_samples.LAYOUT,
             now_unix_s=policy_samples.NOW_UNIX_S, task=task,
         )  # fmt: skip
 
-    assert decide(honest, policy_samples.make_policy()).accepted
-    decision = decide(replace(honest, **lie), policy)
+    own = policy_samples.make_task()
+    assert decide(honest, policy_samples.make_policy(), own).accepted
+    decision = decide(replace(honest, **lie), policy, task)
     assert (decision.accepted, decision.rule) == (False, rule)
 
 

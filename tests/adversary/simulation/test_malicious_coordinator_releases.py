@@ -163,7 +163,7 @@ def test_a04a_two_survivor_sets_never_yield_both_secrets(tmp_path, n, c):
     victim = honest[0]
     unmasked = 0
     for number, told_lost in enumerate(subsets(honest[1:])):
-        # With noise: without it whoever signed for a lost silo would sign for no later one with it.
+        # With noise, where survivors of one round say nothing about those of the next.
         attempt = federation.attempt(identity_of(ROUND + number, 1), mode=Mode.SILO)
         alive = attempt.until("consistency_check")[victim]
         lost = without(alive, victim)

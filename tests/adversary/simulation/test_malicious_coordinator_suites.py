@@ -11,6 +11,8 @@ import pytest
 from secagg import client
 from secagg.errors import Check, MalformedMessageError, VerificationError
 from secagg.messages import NO_DEBIT, KemKeys, Survivors
+from silo_agent.books.round_tasks import RoundTasks
+from tests.kit.silo_agent import policy_samples
 from tests.kit.simulation.secagg_cohort import Cohort
 from tests.kit.simulation.secagg_tampering import (
     ME,
@@ -136,3 +138,19 @@ def test_a20l_two_versions_of_one_aggregation_share_no_key():
         for key in (bundle.cipher_key, bundle.mask_key)
     ]
     assert len(set(keys)) == len(keys) == 20
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize("invited", [("silo-a", "silo-b", "silo-d"), policy_samples.COHORT, ()])
+def test_a20r_a_round_is_not_asked_of_others_after_it_was_asked(tmp_path, restarted, invited):
+    """Attack 20: else a coordinator tries one cohort after the other under one round."""
+    first = policy_samples.make_task(invited=("silo-a", "silo-b", "silo-c"))
+    tasks = RoundTasks(tmp_path)
+    tasks.hear(first)
+    tasks.hear(policy_samples.make_task(invited=("silo-a", "silo-b")))
+    if restarted:
+        tasks = RoundTasks(tmp_path)
+    with pytest.raises(VerificationError) as caught:
+        tasks.hear(policy_samples.make_task(invited=invited))
+    assert caught.value.check is Check.TASK
+    tasks.hear(policy_samples.make_task(invited=policy_samples.COHORT, round=first.round + 1))

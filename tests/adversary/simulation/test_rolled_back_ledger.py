@@ -124,6 +124,7 @@ def test_a19d_a_ledger_put_back_between_r0_and_r2_hides_one_debit_and_no_second(
     each new R0 is a record more, so the head of R0 always rises. The header names the charge.
     """
     victim = hybrid.names[0]
+    hybrid.attempt(identity_of(round_number=3)).sum()
     released = 0
     for number in range(30):
         for unseen in range(joins if number == 1 else 0):

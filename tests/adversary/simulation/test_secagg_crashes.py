@@ -39,7 +39,7 @@ from secagg.messages import Survivors
 from silo_agent.attempt.session import Session
 from tests.adversary.simulation.crash_federation import CLIP, DIMENSION, GRID, Federation, Silo
 
-EXAMPLES, LONG_EXAMPLES = 200, 2000
+EXAMPLES, LONG_EXAMPLES = 150, 2000
 RULES_PER_EXAMPLE = 12
 
 # Silos by position. Which ones a coordinator leaves out: most often none, or one.
@@ -266,14 +266,20 @@ def test_no_order_of_messages_and_crashes_releases_what_must_stay_long():
 class SignsEverySet(Session):
     """Goes back to before R3 whenever it is shown survivors."""
 
+    _peers_of_r1 = None
+
     def handle(self, message):
         state = self._state
         own = [
             header for header in getattr(message, "headers", ())
             if isinstance(message, Survivors) and header.silo_id == self._silo_id
         ]  # fmt: skip
+        if isinstance(state, ConsistencyCheck):
+            self._peers_of_r1 = state._peers
         if own and isinstance(state, Unmask):
-            self._state = ConsistencyCheck(state._membership, state._vault, state._members, *own)
+            self._state = ConsistencyCheck(
+                state._membership, state._vault, state._members, *own, peers=self._peers_of_r1
+            )
             self._answers.pop(Survivors, None)
             self._ledger = Marked(self._ledger, "mark_agreed")
         super().handle(message)
@@ -359,12 +365,12 @@ def federation(tmp_path):
         one.close()
 
 
-def aggregated(federation, attempt, lost_at_upload=frozenset()):
+def aggregated(federation, attempt, lost_at_upload=frozenset(), lost_at_keys=frozenset()):
     """An honest coordinator's whole attempt; its sum, or None if it came to none."""
     for silo in federation.silos.values():
         silo.open(attempt)
     lost, built = (), None
-    for absent in (frozenset(), frozenset(), lost_at_upload, frozenset()):
+    for absent in (frozenset(lost_at_keys), frozenset(), lost_at_upload, frozenset()):
         lost = (*lost, absent)
         built = attempt.build(lost)
         if built is None:
@@ -385,6 +391,35 @@ def test_an_attempt_without_crashes_releases_shares_and_gives_the_sum(federation
     expected = {(name, "msk" if name in lost else "b") for name in one.names}
     assert released == expected | {(name, "s") for name in lost if suite == 2}
     assert one.auditor.agreed == alive
+
+
+class Forgetting:
+    """A ledger that does not remember whose the newest sum was."""
+
+    cohort = None
+
+    def __init__(self, ledger):
+        self._ledger = ledger
+
+    def __getattr__(self, name):
+        return getattr(self._ledger, name)
+
+
+class Welcoming(Silo):
+    """Takes back whoever was lost."""
+
+    def session_ledger(self):
+        return Forgetting(self.ledger)
+
+
+def test_the_auditor_finds_a_silo_that_takes_back_whom_it_lost(tmp_path):
+    one = Federation(tmp_path, silos=4, suite=2, silo_type=Welcoming)
+    aggregated(one, one.attempt(1, 1), lost_at_upload=frozenset({"silo-003"}))
+    assert one.auditor.violations == []
+    aggregated(one, one.attempt(2, 1))
+    assert all("a silo came back" in text for text in one.auditor.violations)
+    assert len(one.auditor.violations) == 3
+    one.close()
 
 
 @pytest.mark.parametrize(
@@ -414,15 +449,13 @@ def test_a_silo_may_die_at_any_instant_and_takes_part_again_in_the_next_round(
         aggregated(one, one.attempt(1, 1, variant=1))
         aggregated(one, one.attempt(1, 2))
         assert one.auditor.violations == []
-        total = aggregated(one, one.attempt(2, 1))
-        if total is None:
-            # It was left out of a sum without noise; in v1 nobody can let such cohorts vary.
-            assert suite == 1
-            total = aggregated(one, one.attempt(3, 1), frozenset({victim.name}))
-            whole = 3
-        else:
-            whole = 4
-        np.testing.assert_array_equal(total, [whole * GRID_UNITS] * DIMENSION + [whole * FIGURE])
+        # Without noise whoever was lost from a sum stays out.
+        cohorts = [silo.ledger.cohort or set(one.names) for silo in one.silos.values()]
+        kept = frozenset.intersection(*map(frozenset, cohorts))
+        total = aggregated(one, one.attempt(2, 1), lost_at_keys=set(one.names) - kept)
+        count = len(kept)
+        assert kept >= set(one.names) - {victim.name}
+        np.testing.assert_array_equal(total, [count * GRID_UNITS] * DIMENSION + [count * FIGURE])
         assert one.auditor.violations == []
         one.close()
         if not crashed:
