@@ -37,7 +37,6 @@ from tests.adversary.simulation.crash_auditor import Auditor
 from tests.adversary.simulation.crash_coordinator import Attempt, Built
 from tests.adversary.simulation.crash_disk import Crash, Disk
 from tests.kit.secagg.secagg_samples import (
-    FAMILIES_OF_PLAN,
     HYBRID_FIELDS,
     make_descriptor,
     make_roster,
@@ -118,9 +117,6 @@ class Silo:
                 coordinator=self,  # type: ignore[arg-type] # the calls a session makes
                 metrics=self.metrics,
                 audit=AuditLog(self.directory),
-                suites=frozenset({1, 2}),
-                plan_families=FAMILIES_OF_PLAN,
-                task_sha256=signed.descriptor.task_sha256,
                 advertise=False,
             )
             self.session.handle(signed)

@@ -147,10 +147,6 @@ class Member:
             "coordinator": self,
             "metrics": self.metrics,
             "audit": AuditLog(self.directory),
-            "suites": frozenset({1, 2}),
-            "plan_families": FAMILIES,
-            "task_sha256": descriptor.task_sha256,
-            "cohort_may_vary": self.may_vary,
         }
         self.session = Session(**{**arguments, **changes})
 
