@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.mlkem import (
@@ -124,12 +125,10 @@ def is_kem_key(public_key: bytes) -> bool:
     if len(public_key) != KEM_KEY_BYTES:
         return False
     # Two coefficients of twelve bits in three bytes, little endian.
-    polynomials = public_key[:_POLYNOMIAL_BYTES]
-    low, middle, high = polynomials[0::3], polynomials[1::3], polynomials[2::3]
-    return all(
-        a | (b & 15) << 8 < _MODULUS and b >> 4 | c << 4 < _MODULUS
-        for a, b, c in zip(low, middle, high, strict=True)
-    )
+    polynomials = np.frombuffer(public_key, dtype=np.uint8, count=_POLYNOMIAL_BYTES)
+    low, middle, high = polynomials.astype(np.uint16).reshape(-1, 3).T
+    coefficients = (low | (middle & 15) << 8, middle >> 4 | high << 4)
+    return all(bool((half < _MODULUS).all()) for half in coefficients)
 
 
 def encapsulate(public_key: bytes) -> tuple[bytes, bytes]:
