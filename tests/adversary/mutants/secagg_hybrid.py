@@ -266,14 +266,6 @@ MUTANTS = (
         tests=_EQUIVOCATED,
     ),
     Mutant(
-        name="hybrid-pair-secret-opens",
-        disables="a sealed secret that does not open is none",
-        file=OPEN,
-        old="            if secret is None or not equal(",
-        new="            secret = secret or bytes(32)\n            if not secret or not equal(",
-        tests=(_P + "test_a22a_a_bad_pair_secret_costs_its_dealer_its_place",),
-    ),
-    Mutant(
         name="hybrid-pair-secret-hash",
         disables="the dealt secret is the signed one",
         file=OPEN,
@@ -379,7 +371,10 @@ MUTANTS = (
         file=UPLOADS,
         old="            check_survivors(\n",
         new="            _ = (\n",
-        tests=(_C + "test_a18b_an_honest_coordinator_does_not_ask_for_it",),
+        tests=(
+            _A + "test_secagg_hybrid.py::"
+            "test_the_coordinator_declares_no_survivors_that_silos_would_refuse",
+        ),
     ),
     Mutant(
         name="hybrid-left-out",

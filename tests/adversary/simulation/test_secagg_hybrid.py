@@ -105,3 +105,11 @@ def test_a_machine_without_the_digest_or_ml_kem_makes_no_key(monkeypatch):
             with pytest.raises(VerificationError) as caught:
                 client.begin(setup)
             assert caught.value.check is Check.SUITE
+
+
+def test_the_coordinator_declares_no_survivors_that_silos_would_refuse():
+    cohort = Cohort(6, suite=2, families={"silo-005": ("chess",)}, figures=())
+    with pytest.raises(VerificationError) as caught:
+        cohort.until("consistency_check", {"masked_input": ["silo-000", "silo-001"]})
+    assert caught.value.check is Check.CONTRIBUTORS
+    assert not cohort.states["silo-002"].aborted
