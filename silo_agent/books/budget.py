@@ -104,6 +104,8 @@ class Budget:
     """Number of the newest record; None before the first."""
     ledger_sha256: str | None
     """Its digest: the head that this silo signs and its peers remember."""
+    debit_seq: int = 0
+    """Number of the newest record that charged something, signed beside it; 0 before the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +160,7 @@ def read_budget(data_dir: Path, *, delta: float, caps: Mapping[UnitKind, float])
         spent, opening = ledger.epsilons(), ledger.opening or Spent.nothing()
         unprotected = ledger.unprotected_releases
         seq, sha256 = ledger.head()
+        newest = ledger.newest_debit()
         debits = _debits(copy.records)
     return Budget(
         delta=delta,
@@ -169,6 +172,7 @@ def read_budget(data_dir: Path, *, delta: float, caps: Mapping[UnitKind, float])
         },
         ledger_seq=seq,
         ledger_sha256=sha256.hex(),
+        debit_seq=0 if newest is None else newest.seq,
     )
 
 

@@ -197,6 +197,7 @@ def preview(data_dir: Path, run_id: str) -> Preview:
         plan=heard.plan(run),
         signed=heard.descriptor(run),
         ledger=(budget.ledger_seq or 0, budget.ledger_sha256 or "00" * 32),
+        debit_seq=budget.debit_seq,
         delta=privacy.delta,
         cohort_may_vary=may_vary,
     ).result()
@@ -215,6 +216,7 @@ class _Look:
         plan: Plan,
         signed: SignedDescriptor | None,
         ledger: tuple[int, str],
+        debit_seq: int,
         delta: float,
         cohort_may_vary: bool,
     ) -> None:
@@ -227,6 +229,7 @@ class _Look:
         self._spec: PrivacySpec = plan.spec
         self._descriptor: Descriptor | None = None if signed is None else signed.descriptor
         self._ledger = ledger
+        self._debit_seq = debit_seq
         self._delta = delta
         self._notes: list[str] = []
 
@@ -313,6 +316,7 @@ class _Look:
             ledger_seq=self._ledger[0] + 1,
             ledger_sha256=bytes.fromhex(self._ledger[1]),
             length_bytes=length,
+            debit_seq=self._debit_seq,
             suite=self._suite(),
             cohort_may_vary=self._cohort_may_vary,
         )

@@ -61,7 +61,6 @@ _SIGNATURE: Final = bytes(SIGNATURE_BYTES)
 _KEM_KEYS: Final = KemKeys(
     cipher_key=bytes(hybrid.KEM_KEY_BYTES), mask_key=bytes(hybrid.KEM_KEY_BYTES)
 )
-_DEBIT: Final = DebitHead(seq=1, sha256=_DIGEST)
 _ROSTER: Final = cast("Roster", SimpleNamespace(epoch=1, sha256=_DIGEST))
 """Of a roster that is approved only its epoch and its digest are said."""
 _APPROVAL: Final = cast("RosterApproval", SimpleNamespace(signature=_SIGNATURE))
@@ -116,6 +115,8 @@ class Attempt:
     ledger_sha256: bytes
     length_bytes: int
     """Of the upload."""
+    debit_seq: int = 0
+    """Of the ledger's newest record that charged something."""
     suite: int = suite.SUITE
     """Of its masks."""
     cohort_may_vary: bool = False
@@ -188,7 +189,7 @@ class Rehearsal(Coordinator):
                     families=attempt.families,
                     signature=_SIGNATURE,
                     kem_keys=_KEM_KEYS if later else None,
-                    debit=_DEBIT if later else None,
+                    debit=DebitHead(seq=attempt.debit_seq, sha256=_DIGEST) if later else None,
                     cohort_may_vary=later and attempt.cohort_may_vary,
                 ),
             )
@@ -200,7 +201,8 @@ class Rehearsal(Coordinator):
                 length_bytes=attempt.length_bytes,
                 masked_sha256=_DIGEST,
                 signature=_SIGNATURE,
-                debit=_DEBIT if later else None,
+                # The upload is charged after the identity was joined.
+                debit=DebitHead(seq=attempt.ledger_seq + 1, sha256=_DIGEST) if later else None,
             )
             chunks = -(-attempt.length_bytes // CHUNK_BYTES) if later else 0
             stand_in = Zeros(attempt.length_bytes, leaves=_DIGEST * chunks)

@@ -284,7 +284,8 @@ MUTANTS = (
         name="failure-closes",
         disables="wiping of the session when anything fails",
         file=SESSION,
-        old="            self.close(check=error.check if isinstance(error, SecAggError) else None)\n",  # noqa: E501
+        old="            self.close(check=error.check if isinstance(error, SecAggError) "
+        "else None)\n",
         new="",
         tests=(_SESSION_TESTS + "test_a_message_out_of_order_ends_the_session_and_wipes",),
     ),

@@ -12,6 +12,7 @@ import time
 
 from tests.adversary.mutants import (
     secagg_border,
+    secagg_cohorts,
     secagg_coordinator,
     secagg_digest_tree,
     secagg_documents,
@@ -46,6 +47,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *secagg_runs.MUTANTS,
     *secagg_doors.MUTANTS,
     *secagg_hybrid.MUTANTS,
+    *secagg_cohorts.MUTANTS,
 )
 
 

@@ -155,6 +155,8 @@ class Round:
         self.ledger = ledger or Ledger.open(directory / "ledger", delta=1e-5, caps=CAPS)
         self.store = LocalStore(directory)
         self.known = self.store.peer_heads()
+        # Who lets the cohorts of sums without noise vary.
+        self.may_vary = set()
         self.audit = AuditLog(directory)
         self.wire = Wire(self.ledger)
         self.metrics = SiloMetrics()
@@ -212,6 +214,7 @@ class Round:
                 "suites": frozenset({1, 2}),
                 "plan_families": self.descriptor.families,
                 "task_sha256": self.descriptor.task_sha256,
+                "cohort_may_vary": silo_id in self.may_vary,
                 **options,
             },
         )
@@ -230,6 +233,7 @@ class Round:
             families=FAMILIES,
             entropy=os.urandom,
             suites=frozenset({1, 2}),
+            cohort_may_vary=name in self.may_vary,
             task_sha256=self.descriptor.task_sha256,
             families_of_plan=self.descriptor.families,
         )

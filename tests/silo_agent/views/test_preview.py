@@ -265,10 +265,11 @@ def test_what_is_masked_sealed_or_in_clear_is_told_apart(silo, one):
         f"{name}.{field.field}": field.seen for name, said in shown.items() for field in said.fields
     }
     assert seen["UploadMaskedInput.chunk.content"] == MASKED
-    assert seen["ShareKeys.boxes.boxes.ciphertext"] == SEALED
+    assert seen["ShareKeys.leaves.leaves.ciphertext"] == SEALED
+    assert seen["ShareKeys.leaves.leaves.sealed"] == SEALED
     assert seen["Unmask.shares.self_seed_shares.share"] == SHARE
     clear = {name for name, how in seen.items() if how == CLEAR}
-    assert len(clear) == len(seen) - 3
+    assert len(clear) == len(seen) - 4
     assert "AdvertiseKeys.bundle.ledger_seq" in clear
     assert "AdvertiseKeys.bundle.families" in clear
 

@@ -1,0 +1,178 @@
+"""Mutants of suites, round tasks, debits and cohorts that only shrink, at the silo."""
+
+from __future__ import annotations
+
+from tests.adversary.mutants.mutant import Mutant
+
+SESSION = "silo_agent/attempt/session.py"
+PEER_HEADS = "silo_agent/books/peer_heads.py"
+BOOKS = "silo_agent/books/ledger.py"
+LEDGER = "dp/ledger/ledger.py"
+TASKS = "silo_agent/books/round_tasks.py"
+DESCRIPTOR = "silo_agent/policy/descriptor.py"
+DOCUMENT = "silo_agent/policy/document.py"
+
+_PEERS = "tests/silo_agent/books/test_peer_heads.py::"
+_ECHO = "tests/silo_agent/books/test_ledger_echo.py::"
+_TASKS = "tests/silo_agent/books/test_round_tasks.py::"
+_DEBITS = "tests/dp/ledger/test_debits.py::"
+_POLICY = "tests/silo_agent/policy/test_policy.py::"
+_COHORTS = "tests/silo_agent/attempt/test_session_cohorts.py::"
+
+MUTANTS = (
+    Mutant(
+        name="cohort-grows",
+        disables="the refusal of silos that were not in the newest sum without noise",
+        file=SESSION,
+        old="                    self._require_shrinking(message)\n",
+        new="                    pass\n",
+        tests=(_COHORTS + "test_without_noise_nobody_signs_for_a_silo_that_was_not_there_before",),
+    ),
+    Mutant(
+        name="cohort-one-word-is-enough",
+        disables="the need of every silo's word for cohorts that vary",
+        file=SESSION,
+        old="self._all_may_vary = all(",
+        new="self._all_may_vary = any(",
+        tests=(_COHORTS + "test_one_silos_word_is_not_everybodys",),
+    ),
+    Mutant(
+        name="cohort-not-durable",
+        disables="whose the newest sum without noise is, on disk",
+        file=LEDGER,
+        old="                    self._agree(identity, members)\n",
+        new="                    self._agree(identity, None)\n",
+        tests=(_DEBITS + "test_whose_a_sum_is_survives_and_noise_forgets_nothing",),
+    ),
+    Mutant(
+        name="cohort-before-keys",
+        disables="the refusal of a grown cohort before any key is made",
+        file=BOOKS,
+        old="    if strangers := grown_cohort(ledger, cohort):\n        raise cohort_grew(",
+        new="    if strangers := ():\n        raise cohort_grew(",
+        tests=(_COHORTS + "test_a_cohort_that_cannot_be_agreed_on_is_refused_before_any_key",),
+    ),
+    Mutant(
+        name="any-part-after-agreement",
+        disables="one sum a round and step for each silo, whatever its part",
+        file=SESSION,
+        old="if self._ledger.has_agreed(mine.run_id, mine.round, mine.step):",
+        new="if self._ledger.has_agreed(mine.run_id, mine.round, mine.step, mine.part):",
+        tests=(_COHORTS + "test_after_one_part_was_signed_no_other_part_is_joined",),
+    ),
+    Mutant(
+        name="debits-not-remembered",
+        disables="the survivors' debits on disk before R3 is signed",
+        file=SESSION,
+        old="                self._peers.remember(message, self._roster, identity)\n",
+        new="",
+        tests=(_COHORTS + "test_the_survivors_debits_are_known_before_the_signature_leaves",),
+    ),
+    Mutant(
+        name="debits-not-durable",
+        disables="the debits of a sum on disk",
+        file=PEER_HEADS,
+        old="        self._store.set_peer_heads(debits)\n",
+        new="",
+        tests=(_PEERS + "test_another_debit_under_the_same_number_is_a_proof",),
+    ),
+    Mutant(
+        name="debit-behind",
+        disables="the comparison of a peer's newest debit with the highest seen",
+        file=PEER_HEADS,
+        old="    if bundle.debit is not None and _is_behind(bundle.debit, before.debit):\n",
+        new="    if bundle.debit is not None and bundle.debit.seq < 0:\n",
+        tests=(
+            _PEERS + "test_a_ledger_that_grew_past_its_own_rollback_still_lacks_the_debit_that_"
+            "was_seen",
+        ),
+    ),
+    Mutant(
+        name="debit-outside-its-ledger",
+        disables="the refusal of a debit that is not in the ledger signed beside it",
+        file=PEER_HEADS,
+        old="            if not _holds_its_debit(bundle):\n",
+        new="            if bundle.ledger_seq < 0:\n",
+        tests=(_PEERS + "test_a_debit_outside_the_ledger_that_is_signed_beside_it_is_refused",),
+    ),
+    Mutant(
+        name="upload-charged-before",
+        disables="the refusal of an upload whose charge is not above those seen",
+        file=PEER_HEADS,
+        old="            if before is not None and _is_behind(debit, before.debit):\n",
+        new="            if before is not None and debit.seq < 0:\n",
+        tests=(_PEERS + "test_an_upload_charged_before_what_was_seen_is_not_signed_for",),
+    ),
+    Mutant(
+        name="echoed-upload-believed",
+        disables="the silo's own signature on an echoed upload",
+        file=BOOKS,
+        old="    if debit is None or not mine:\n",
+        new="    if debit is None:\n",
+        tests=(_ECHO + "test_an_upload_that_this_silo_did_not_sign_says_nothing",),
+    ),
+    Mutant(
+        name="echoed-upload-not-looked-up",
+        disables="the comparison of an echoed debit with the ledger",
+        file=BOOKS,
+        old="    _require_signed(ledger, debit.seq, debit.sha256, identity=echo.identity)\n",
+        new="",
+        tests=(
+            _ECHO + "test_the_echo_of_an_upload_that_is_in_no_sum_shows_the_debit_that_is_gone",
+        ),
+    ),
+    Mutant(
+        name="round-asked-of-others",
+        disables="the refusal of a task that invites others than the first of its round",
+        file=TASKS,
+        old="            if before is not None and not _is_part_of(task, before):\n",
+        new="            if before is not None and not task.run_id:\n",
+        tests=(_TASKS + "test_a_round_is_not_asked_of_others_than_at_first",),
+    ),
+    Mutant(
+        name="task-not-named",
+        disables="that a descriptor names the task that this silo verified",
+        file=DESCRIPTOR,
+        old="    if task is None or task.sha256 != case.descriptor.task_sha256:\n",
+        new="    if task is None:\n",
+        tests=(
+            _POLICY + "test_a_descriptor_belongs_to_the_task_that_was_verified_and_to_whom_it_"
+            "invites",
+        ),
+    ),
+    Mutant(
+        name="cohort-not-invited",
+        disables="that a cohort holds whom the task invites alone",
+        file=DESCRIPTOR,
+        old="    strangers = set(case.descriptor.cohort) - set(task.invited)\n",
+        new="    strangers: set[str] = set()\n",
+        tests=(
+            _POLICY + "test_a_descriptor_belongs_to_the_task_that_was_verified_and_to_whom_it_"
+            "invites",
+        ),
+    ),
+    Mutant(
+        name="families-of-the-coordinator",
+        disables="the plan's families as this silo derives them",
+        file=DESCRIPTOR,
+        old="    if stated == families:\n",
+        new="    if stated:\n",
+        tests=(_POLICY + "test_each_descriptor_rule_fires_alone",),
+    ),
+    Mutant(
+        name="suite-v1-without-the-word",
+        disables="the sentence beside the name of suite v1",
+        file=DOCUMENT,
+        old="named if self.accept_v1 else named - {suite.SUITE}",
+        new="named",
+        tests=(_POLICY + "test_listing_the_old_suite_is_not_enough",),
+    ),
+    Mutant(
+        name="suite-downgrade-in-a-round",
+        disables="the refusal of suite v1 after a task of suite v2",
+        file=DESCRIPTOR,
+        old="        invited = task is not None and task.invited\n",
+        new="        invited = ()\n",
+        tests=(_POLICY + "test_a_round_that_began_in_suite_v2_does_not_go_on_in_v1",),
+    ),
+)
