@@ -95,6 +95,20 @@ def test_approving_is_durable_audited_and_for_the_plan_that_was_shown(ask, silo)
     assert state(ask) == ("taking part", "")
 
 
+def test_an_approval_may_let_cohorts_vary_and_holds_for_that_plan_alone(ask, silo):
+    approve(ask)
+    assert not Approvals(silo).cohort_may_vary("run-1", DIGEST)
+    code, said, _ = ask("approve", "run-1", "--plan-sha256", DIGEST.hex(), "--cohort-may-vary")
+    assert (code, said["data"]["cohort_may_vary"]) == (Exit.OK, True)
+    assert Approvals(silo).cohort_may_vary("run-1", DIGEST)
+    assert not Approvals(silo).cohort_may_vary("run-1", bytes(32))
+    assert not Approvals(silo).cohort_may_vary("run-2", DIGEST)
+    (record,) = [json.loads(line) for line in AuditLog(silo).tail(1)]
+    assert record["details"]["cohort_may_vary"] is True
+    ask("refuse", "run-1")
+    assert not Approvals(silo).cohort_may_vary("run-1", DIGEST)
+
+
 def test_an_approval_for_another_plan_than_the_one_asked_for_is_refused(ask, silo):
     code, said, _ = ask("approve", "run-1", "--plan-sha256", "00" * 32)
     assert (code, said["error_code"]) == (Exit.ARGUMENTS, "another_plan")

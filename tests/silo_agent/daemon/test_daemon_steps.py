@@ -13,12 +13,18 @@ from federation.chain.record import Place
 from secagg import suite
 from secagg.descriptor import AggregationId
 from secagg.messages import KeyBundle
+from silo_agent.books.heard_runs import HeardRuns
 from silo_agent.daemon.gate import Gate
 from silo_agent.errors import PolicyRefusalError
 from silo_agent.follow.published import Published
 from silo_agent.line.instruction import Instruction, LedgerEcho
 from silo_agent.policy.document import Policy
-from tests.kit.secagg.secagg_samples import make_roster, signed_roster, signing_key
+from tests.kit.secagg.secagg_samples import (
+    COORDINATOR_KEY,
+    make_roster,
+    signed_roster,
+    signing_key,
+)
 from tests.kit.silo_agent.bench import Bench, Polls, counted, lines
 from tests.kit.silo_agent.record_plans import STEPS
 from tests.kit.silo_agent.session_round import ME
@@ -208,3 +214,38 @@ def test_another_runs_head_is_not_the_one_before():
     made = published_at((1, 1))
     made.head_before(descriptor_of("run-2", 1, 2), PLAN)
     assert made.followed == [("run-2", bytes(32))]
+
+
+# Invited ------------------------------------------------------------------------------------------
+
+
+def invited(*names, step=1):
+    return replace(task(step), invited=names, signature=b"").sign(COORDINATOR_KEY)
+
+
+def told_of(bench, asked_task):
+    return bench.tell(Instruction(instruction_id="t", identity=None, payload=asked_task))
+
+
+def test_a_silo_that_is_not_invited_waits_and_neither_works_nor_refuses(bench, asked):
+    called_off = []
+    bench.daemon.work.call_off = lambda: called_off.append(True)
+    for _ in range(2):
+        coordinator = told_of(bench, invited("silo-777", "silo-888"))
+        assert coordinator.refused == []
+    assert asked == []
+    assert called_off
+    (heard,) = HeardRuns(bench.directory).all()
+    assert (heard.rule, heard.suite) == ("not_invited", 2)
+
+
+def test_a_silo_that_is_invited_works_as_ever(bench, asked):
+    told_of(bench, invited(ME, "silo-777"))
+    assert asked == ["follow", "start"]
+
+
+def test_a_round_that_is_asked_of_others_than_before_is_a_failed_check(bench, asked, capsys):
+    told_of(bench, invited(ME, "silo-777"))
+    told_of(bench, invited(ME, "silo-888"))
+    assert asked == ["follow", "start"]
+    assert counted(bench, "failed_checks", check="task") == 1
