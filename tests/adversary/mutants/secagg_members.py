@@ -108,7 +108,7 @@ MUTANTS = (
         name="dropout-no-task",
         disables="that who sits out is told of no task",
         file=INSTRUCTIONS,
-        old=" and silo_id not in driver.cohorts.sitting_out:\n",
+        old=" and driver.cohorts.is_told(silo_id):\n",
         new=":\n",
         tests=(_LOST + "test_who_sits_out_does_no_work_and_is_charged_nothing",),
     ),

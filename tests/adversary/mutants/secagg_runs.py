@@ -57,7 +57,10 @@ MUTANTS = (
         name="transcript-contributors",
         disables="the auditor's count of contributors in U1",
         file=TRANSCRIPT,
-        old="            check_contributors(descriptor, declared, u1, parameters, after_upload=False)\n",  # noqa: E501
+        old=(
+            "            check_contributors("
+            "descriptor, declared, u1, parameters, after_upload=False)\n"
+        ),
         new="            pass\n",
         tests=(_SUITES + "test_too_few_declarers_of_the_plans_families_end_it",),
     ),
