@@ -18,7 +18,11 @@ def test_nobody_goes_without_an_accusation():
 def test_the_accused_goes_where_either_would_do():
     assert left_out(pairs("a<b"), 1) == ("a",)
     assert left_out(pairs("a<d", "b<e"), 2) == ("a", "b")
-    assert left_out(pairs("a<d", "b<d"), 2) == ("a", "b")
+
+
+def test_as_few_go_as_will_do():
+    assert left_out(pairs("a<d", "b<d"), 2) == ("d",)
+    assert left_out(pairs("a<b", "a<c", "b<c"), 3) == ("a", "b")
 
 
 def test_the_accuser_goes_where_the_accused_are_too_many():
