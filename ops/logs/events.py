@@ -189,6 +189,7 @@ _SILO: Final = {
     "no_sum": ("contributes",),
     "not_followed": ("run", "rule"),
     "not_in_this_aggregation": ("identity",),
+    "not_invited": ("round", "run", "step"),
     "optimiser_replayed": ("run", "round", "step"),
     "partial_not_deleted": ("detail",),
     "personal_adapter_not_trained": ("round",),
