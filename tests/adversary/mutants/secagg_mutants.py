@@ -11,6 +11,7 @@ import sys
 import time
 
 from tests.adversary.mutants import (
+    secagg_bindings,
     secagg_border,
     secagg_cohorts,
     secagg_coordinator,
@@ -48,6 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *secagg_doors.MUTANTS,
     *secagg_hybrid.MUTANTS,
     *secagg_cohorts.MUTANTS,
+    *secagg_bindings.MUTANTS,
 )
 
 

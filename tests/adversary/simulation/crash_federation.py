@@ -106,7 +106,6 @@ class Silo:
                 suites=frozenset({1, 2}),
                 plan_families=signed.descriptor.families,
                 task_sha256=signed.descriptor.task_sha256,
-                cohort_may_vary=True,
                 spec=SPEC,
                 contribution=contribution(
                     np.full(DIMENSION, 0.25, np.float32), {METRICS.names[0]: 32.0}
