@@ -36,7 +36,7 @@ def list_adapters(run_id: Run, data: Data = DEFAULT_DATA, output: Output = Forma
         from server.cli.client import connect, plain
 
         with connect(data) as stub:
-            messages = _records(stub, run_id)
+            messages = records_of(stub, run_id)
         records = tuple(record_from_proto(message) for message in messages)
         stepped = any(record.step for record in records)
         for record in records:
@@ -164,7 +164,7 @@ def export(
                 next_step="give --out a new directory, an empty one, or one of an earlier export",
             ) from error
         with connect(data) as stub:
-            plan, chain = _verified(data, run_id, _records(stub, run_id))
+            plan, chain = _verified(data, run_id, records_of(stub, run_id))
             if which == BEST:
                 best = _best_round(data, run_id)
                 number = None if best is None else best.explored - 1
@@ -375,7 +375,7 @@ def _success_until(rows: tuple[RoundRow, ...], until: int) -> tuple[FamilySucces
     )
 
 
-def _records(stub: Any, run_id: str) -> list[Any]:
+def records_of(stub: Any, run_id: str) -> list[Any]:
     """The whole chain, page by page; the operator's own coordinator ends it."""
     from chorale.v1 import admin_pb2
     from federation.wire import RECORDS_PER_PAGE

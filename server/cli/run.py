@@ -1,4 +1,4 @@
-"""``chorale run``: forecast, start, watch, list, pause, resume, abort."""
+"""``chorale run``: forecast, start, watch, list, show, pause, resume, abort."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from server.cli.plan import (
     require_federation,
 )
 from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
+from server.cli.show import show
 
 if TYPE_CHECKING:
     from chorale.v1.admin_pb2_grpc import AdminServiceStub
@@ -54,6 +55,7 @@ class Suite(StrEnum):
 
 
 app.command("plan")(plan)
+app.command("show")(show)
 
 
 @app.command("start")

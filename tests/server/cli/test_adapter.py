@@ -16,7 +16,7 @@ from federation.aggregate.registry import INCOMPLETE_ADAPTERS
 from federation.chain.record import AdapterRecord
 from federation.wire import RECORDS_PER_PAGE
 from ops.cli.envelope import CommandError, run_app
-from server.cli.adapter import _best_round, _records, _round
+from server.cli.adapter import _best_round, _round, records_of
 from server.cli.main import app
 from server.figures import RoundFigures
 from tests.kit.federation.adapters import RANK, lora, plan_of
@@ -35,7 +35,7 @@ def test_every_page_is_read(length, calls):
         page = chain[request.from_position : request.from_position + RECORDS_PER_PAGE]
         return admin_pb2.ListAdaptersResponse(records=page)
 
-    assert _records(SimpleNamespace(ListAdapters=answer), "run-1") == chain
+    assert records_of(SimpleNamespace(ListAdapters=answer), "run-1") == chain
     assert asked == [RECORDS_PER_PAGE * number for number in range(calls)]
 
 
@@ -85,7 +85,7 @@ def exported(tmp_path, monkeypatch, capsys, *options, method="fedavg", rows=()):
     monkeypatch.setattr("server.config.CoordinatorConfig.load", lambda _data: config)
     monkeypatch.setattr("server.store.Store", Store)
     monkeypatch.setattr("server.cli.client.connect", lambda _data: nullcontext())
-    monkeypatch.setattr("server.cli.adapter._records", lambda *_: [])
+    monkeypatch.setattr("server.cli.adapter.records_of", lambda *_: [])
     monkeypatch.setattr("server.cli.adapter._verified", lambda *_: (plan, chain))
     monkeypatch.setattr("server.cli.adapter._fetch", lambda *_: content)
     out_dir = tmp_path / "exported"

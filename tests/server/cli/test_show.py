@@ -1,0 +1,132 @@
+"""``chorale run show``: whose contributions each sum holds, and the rank of the cohorts."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from chorale.v1 import admin_pb2 as pb
+from federation.wire import record_to_proto
+from server.cli import client
+from server.cli.main import app
+from tests.kit.federation.records import KEY, after, initial, one_sum
+
+ALL = ("ant", "bee", "cat", "dog")
+
+
+class Stream(list):
+    """Statuses of a run; the newest is repeated until the caller hangs up."""
+
+    cancelled = False
+
+    def __iter__(self):
+        yield from super().__iter__()
+        while not self.cancelled:
+            yield self[-1]
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def chain(*made):
+    """Signed records after the initial one: survivors of each part, or a kind."""
+    suite = 2
+    records = [replace(initial(), suite=suite).sign(KEY)]
+    for each in made:
+        if isinstance(each, str):
+            record = after(records[-1], each, suite=suite)
+        else:
+            parts = tuple(
+                one_sum(part=number, survivors=survivors)[0]
+                for number, survivors in enumerate(each)
+            )
+            record = after(records[-1], parts=parts, suite=suite)
+        records.append(record.sign(KEY))
+    return records
+
+
+def shown(monkeypatch, records, finished, *options, state="paused", mode="none"):
+    summary = pb.RunSummary(run_id="run-1", state=state, round=records[-1].round)
+    half = len(finished) // 2
+    statuses = Stream(
+        pb.WatchRunResponse(run=summary, finished=part)
+        for part in (finished[:half], finished[half:], [])
+    )
+    stub = SimpleNamespace(
+        ListAdapters=lambda _request, timeout: pb.ListAdaptersResponse(
+            records=[record_to_proto(record) for record in records]
+        ),
+        WatchRun=lambda _request, timeout: statuses,
+        GetBudget=lambda _request, timeout: pb.GetBudgetResponse(
+            runs=[
+                pb.RunBudget(run_id="run-0", mode="silo"),
+                pb.RunBudget(run_id="run-1", mode=mode),
+            ]
+        ),
+    )
+    monkeypatch.setattr(client, "connect", lambda _data: nullcontext(stub))
+    answer = CliRunner().invoke(app, ["run", "show", "run-1", *options])
+    assert answer.exit_code == 0, answer.output
+    assert statuses.cancelled
+    return answer.stdout
+
+
+def done(number, outcome="aggregated", survivors=ALL):
+    return pb.RoundStatus(round=number, attempt=1, outcome=outcome, cohort=ALL, survivors=survivors)
+
+
+def test_each_round_names_its_survivors_and_the_rank_follows(monkeypatch):
+    records = chain([ALL], [ALL[:3]], "skipped")
+    finished = [done(1), done(2, survivors=ALL[:3]), done(3, "skipped", ())]
+    assert shown(monkeypatch, records, finished).splitlines() == [
+        "run-1  paused  mode none  suite v2",
+        "round   0  initial",
+        "round   1  aggregated   4 silos: ant, bee, cat, dog",
+        "round   2  aggregated   3 silos: ant, bee, cat; lost dog",
+        "round   3  skipped",
+        (
+            "2 sums of 2 different cohorts among 4 silos: rank 2, their combinations open 2 "
+            "independent sums; combinations show dog alone, up to what contributions changed "
+            "between the sums; only noise hides a difference"
+        ),
+    ]
+
+
+def test_a_quarantined_sum_counts_though_the_chain_has_no_part_of_it(monkeypatch):
+    records = chain([ALL], "skipped")
+    finished = [done(1), done(2, "quarantined", ALL[1:])]
+    answer = json.loads(shown(monkeypatch, records, finished, "--format", "json"))["data"]
+    assert answer["cohorts"]["rank"] == 2
+    assert answer["cohorts"]["alone"] == ["ant"]
+    assert [release["outcome"] for release in answer["releases"]] == [
+        "initial", "aggregated", "quarantined",
+    ]  # fmt: skip
+    assert answer["releases"][2]["quarantined_survivors"] == list(ALL[1:])
+
+
+def test_the_parts_of_a_round_are_sums_of_their_own(monkeypatch):
+    groups = [("ant", "bee", "cat"), ("dog", "eel", "fox")]
+    records = chain(groups, groups)
+    finished = [done(number, survivors=[*groups[0], *groups[1]]) for number in (1, 2)]
+    said = shown(monkeypatch, records, finished).splitlines()
+    assert said[2:5] == [
+        "round   1  aggregated   2 sums",
+        "  part  0  3 silos: ant, bee, cat",
+        "  part  1  3 silos: dog, eel, fox",
+    ]
+    assert said[-1].startswith("4 sums of 2 different cohorts among 6 silos: rank 2")
+    assert "no combination shows one silo alone" in said[-1]
+
+
+@pytest.mark.parametrize("finished", [[], [done(1)]])
+def test_a_run_that_began_is_shown_without_waiting_for_its_end(monkeypatch, finished):
+    records = chain(*([[ALL]] * len(finished)))
+    answer = shown(monkeypatch, records, finished, state="running")
+    assert answer.splitlines()[-1] == (
+        "1 sum, all of one cohort of 4 silos: rank 1, no combination shows more than their sum"
+        if finished
+        else "no sum yet"
+    )
