@@ -92,6 +92,11 @@ OPTIMISERS: Final[Mapping[str, type[Optimiser]]] = MappingProxyType(
         "fedadam": FedAdam,
     }
 )
+GROUP_METHODS: Final = frozenset({FedAvg.name})
+"""Methods that a robust mean of groups may be applied with."""
+GROUP_OPTIMISERS: Final = frozenset({"fedavg", "fedavgm", "sgd", "adam"})
+"""Server optimisers of such a mean: the others take the noise of one sum off their second moments,
+and a median's is another."""
 GRADIENT_OPTIMISERS: Final = frozenset({Sgd.name, Adam.name})
 """Those that step on sums of gradients; the others step on sums of deltas."""
 

@@ -5,7 +5,7 @@ else is needed: the state is zero at step 0 of the round, or at the run's first 
 crosses rounds, and after every rollback. So no sum from before the newest rollback is needed.
 
 Ordered checks, for every release from there on: the record is of the next place; an aggregated one
-comes with its sum, byte for byte the one that it names.
+comes with its sums, byte for byte those that it names.
 
 Covered: the state. Not covered: the records' signatures and links (``federation.chain.record``).
 """
@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from federation.aggregate.aggregator import FIRST_ROUND
 from federation.aggregate.optimiser import Optimiser
+from federation.aggregate.server_step import SignedVector
 from federation.chain.record import AdapterRecord, place_at, position_of
-from federation.chain.sums import digest_of_sum, least_noise_variance, mean_of_release, signed_sum
+from federation.chain.sums import digest_of_sum, move_of_release, signed_sum
 from federation.errors import UpdateError
 from federation.plan.plan import Plan
 
@@ -45,21 +46,21 @@ def replay(
     plan: Plan,
     round_number: int,
     dimension: int,
-    releases: Iterable[tuple[AdapterRecord, npt.NDArray[np.integer] | None]],
+    releases: Iterable[tuple[AdapterRecord, Sequence[npt.NDArray[np.integer]]]],
 ) -> None:
     """Bring an optimiser, whatever its state, to the end of the releases before one.
 
     The optimiser is the plan's, and ``round_number`` that of the release that comes next.
     ``dimension`` counts the coordinates that it shares (``Aggregator.shared_layout``); where a
     state crosses rounds every round shares the same. The releases are verified records from
-    ``replay_start`` on, or from a rollback after it, with the whole published sum of each, delta
-    then metrics block; None for one without a sum.
+    ``replay_start`` on, or from a rollback after it, with the whole published sums of each by part,
+    delta then metrics block; none for one without a sum.
 
     Raises:
         UpdateError: If a record is out of order or a sum is not the one it names.
     """
     position = replay_start(optimiser, plan, round_number) - 1
-    for number, (record, total) in enumerate(releases):
+    for number, (record, totals) in enumerate(releases):
         position += 1
         if number == 0 and record.kind == "rollback":
             # Nothing before it is left in the state.
@@ -75,16 +76,29 @@ def replay(
         if record.kind != "aggregated":
             optimiser.skip(round_number=place.round, step=place.step)
             continue
-        if len(record.parts) != 1:
-            raise UpdateError(f"{record.place} has {len(record.parts)} sums")
-        if total is None or digest_of_sum(total) != record.sum_sha256:
+        named = [part.sum_sha256 for part in record.parts]
+        if [digest_of_sum(total) for total in totals] != named:
             raise UpdateError(f"{record.place}: the sum is not the one that the record names")
-        if total.size < dimension:
-            raise UpdateError(f"the sum has {total.size} elements, the round shares {dimension}")
-        survivors = len(record.survivors)
-        optimiser.move(
-            mean_of_release(plan, signed_sum(total)[:dimension], survivors),
+        move_of_release(
+            plan,
+            optimiser,
+            deltas_of(record, totals, dimension=dimension),
             round_number=place.round,
             step=place.step,
-            noise_variance=least_noise_variance(plan, survivors),
         )
+
+
+def deltas_of(
+    record: AdapterRecord, totals: Sequence[npt.NDArray[np.integer]], *, dimension: int
+) -> list[tuple[SignedVector, int]]:
+    """The deltas of a record's sums, each with its survivors K; ``totals`` are its sums by part.
+
+    Raises:
+        UpdateError: If a sum is no vector of signed integers, or shorter than ``dimension``.
+    """
+    deltas = []
+    for total, part in zip(totals, record.parts, strict=True):
+        if total.size < dimension:
+            raise UpdateError(f"the sum has {total.size} elements, the round shares {dimension}")
+        deltas.append((signed_sum(total)[:dimension], len(part.survivors)))
+    return deltas

@@ -44,7 +44,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -53,7 +53,9 @@ import numpy.typing as npt
 from dp.config import Mode
 from dp.noise.metrics_block import Estimate
 from federation.adapter.encoding import Buffer, tiles
-from federation.aggregate.server_step import MeanOfSum, SignedVector
+from federation.aggregate.groups import RobustMean
+from federation.aggregate.optimiser import Optimiser
+from federation.aggregate.server_step import Mean, MeanOfSum, SignedVector
 from federation.errors import LayoutError, UpdateError
 from federation.plan.plan import Plan
 from secagg import bounds
@@ -127,6 +129,54 @@ def mean_of_release(plan: Plan, delta: SignedVector, survivors: int) -> MeanOfSu
     if spec.mode is Mode.RECORD_DISTRIBUTED and spec.record is not None:
         units = spec.record.expected_units
     return MeanOfSum(delta, scale=release.grid / release.clip_l2, count=survivors * units)
+
+
+def mean_of_parts(plan: Plan, parts: Sequence[tuple[SignedVector, int]]) -> Mean:
+    """The mean of a release from its sums, each without its metrics block and with its K, by part.
+
+    Without groups it is that of the only sum; with groups the robust mean of the sums' means.
+
+    Raises:
+        UpdateError: As ``mean_of_release``; or the plan has no release of so many sums.
+        LayoutError: If the sums differ in length.
+    """
+    groups = plan.aggregation.groups
+    if groups is None:
+        if len(parts) != 1:
+            raise UpdateError(f"a release of this plan has one sum, not {len(parts)}")
+        return mean_of_release(plan, *parts[0])
+    if not plan.least_groups <= len(parts) <= plan.groups:
+        raise UpdateError(
+            f"a release of this plan has {plan.least_groups} to {plan.groups} sums, not "
+            f"{len(parts)}"
+        )
+    means = [mean_of_release(plan, delta, survivors) for delta, survivors in parts]
+    return RobustMean(means, rule=groups.rule, byzantine=groups.byzantine)
+
+
+def move_of_release(
+    plan: Plan,
+    optimiser: Optimiser,
+    parts: Sequence[tuple[SignedVector, int]],
+    *,
+    round_number: int,
+    step: int,
+) -> Mean:
+    """The optimiser's move of a release, from its sums as in ``mean_of_parts``.
+
+    Raises:
+        OptimiserStateError: If this release does not follow the newest one.
+        UpdateError: As ``mean_of_parts``; or the mean is not finite.
+        LayoutError: If the sums differ in length.
+    """
+    # No optimiser that a plan with groups may have looks at it (``registry.GROUP_OPTIMISERS``).
+    alone = len(parts) == 1 and plan.aggregation.groups is None
+    return optimiser.move(
+        mean_of_parts(plan, parts),
+        round_number=round_number,
+        step=step,
+        noise_variance=least_noise_variance(plan, parts[0][1]) if alone else 0.0,
+    )
 
 
 def least_noise_variance(plan: Plan, survivors: int) -> float:

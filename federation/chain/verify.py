@@ -1,6 +1,6 @@
 """What a silo checks before it adopts a published adapter.
 
-Given the previous adapter, the integer sum, the plan and the optimiser's state, which earlier sums
+Given the previous adapter, the integer sums, the plan and the optimiser's state, which earlier sums
 determine, the next adapter is determined:
 
     without gauge   byte for byte: the silo computes the update itself and compares the encodings;
@@ -10,7 +10,8 @@ determine, the next adapter is determined:
                     Method ``fedsvd`` always has it.
 
 Ordered checks:
-    1. Previous adapter, sum and published adapter are those that the record names by digest.
+    1. Previous adapter, sums and published adapter are those that the record names by digest, and
+       the sums are as many as a release of the plan may have.
     2. Without gauge: equality. Done.
     3. The published bytes have the one encoding, the previous adapter's layout, finite values.
     4. ‖(B'A' − BA)X‖ ≤ 1e-5·‖BA‖·√p for p = 16 public Rademacher probes X. Their seed is a digest
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -52,7 +54,8 @@ from federation.aggregate.gauge import Matrix, rademacher, resting_scale, row_ba
 from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.server_step import Mean
 from federation.chain.record import AdapterRecord
-from federation.chain.sums import digest_of_sum, least_noise_variance, mean_of_release, signed_sum
+from federation.chain.replay import deltas_of
+from federation.chain.sums import digest_of_sum, move_of_release
 from federation.errors import AdapterError, ChainError, LayoutError, UpdateError
 from federation.plan.plan import Plan
 from secagg import canonical
@@ -68,17 +71,17 @@ def verify_update(
     plan: Plan,
     record: AdapterRecord,
     previous: Buffer,
-    total: npt.NDArray[np.integer],
+    totals: Sequence[npt.NDArray[np.integer]],
     published: Buffer,
     optimiser: Optimiser,
 ) -> None:
     """Check that a published adapter follows from the previous one and the sum.
 
-    All three may be memory maps; without the gauge no second copy of any of them is made. The
-    record is the aggregated one, its signature and links verified before. ``previous`` is the
-    adapter that the round started from, ``total`` the whole published sum as signed integers, delta
-    then metrics block. The optimiser is the plan's, as the release before this one left it; this
-    release moves it on, and the same one can be checked again after a failure.
+    All of them may be memory maps; without the gauge no second copy of any is made. The record is
+    the aggregated one, its signature and links verified before. ``previous`` is the adapter that
+    the round started from, ``totals`` the whole published sum of each part in order, as signed
+    integers, delta then metrics block. The optimiser is the plan's, as the release before this one
+    left it; this release moves it on, and the same one can be checked again after a failure.
 
     Raises:
         OptimiserStateError: If the optimiser has not seen the release before this one.
@@ -87,10 +90,10 @@ def verify_update(
     if record.kind != "aggregated":
         raise UpdateError(f"a record of kind {record.kind} has no update to verify")
     try:
-        _require_digests(record, previous, total, published)
+        _require_digests(record, previous, totals, published)
         tensors = decode_adapter(previous, max_bytes=len(previous))
         aggregator = plan.aggregator(Layout.from_tensors(tensors))
-        move = _move(plan, aggregator, record, total, optimiser)
+        move = _move(plan, aggregator, record, totals, optimiser)
         adopted = _decode_published(published, aggregator.layout)
         if not (aggregator.gauge and plan.is_last_step(record.step)):
             _require_recomputed(aggregator, tensors, move, record.round, adopted)
@@ -99,7 +102,8 @@ def verify_update(
     except (AdapterError, ChainError, LayoutError) as error:
         raise UpdateError(f"the update cannot be verified: {error}") from error
     form = aggregator.gauge_form(record.round + 1)
-    seed = canonical.digest(PROBE_DOMAIN, record.descriptor_sha256, record.adapter_sha256)
+    described = (part.descriptor_sha256 for part in record.parts)
+    seed = canonical.digest(PROBE_DOMAIN, *described, record.adapter_sha256)
     for pair in aggregator.layout.pairs():
         old, new = _factors(expected, pair), _factors(adopted, pair)
         _require_same_product(old, new, seed, pair.prefix)
@@ -119,12 +123,20 @@ class _Factors(NamedTuple):
 
 
 def _require_digests(
-    record: AdapterRecord, previous: Buffer, total: npt.NDArray[np.integer], published: Buffer
+    record: AdapterRecord,
+    previous: Buffer,
+    totals: Sequence[npt.NDArray[np.integer]],
+    published: Buffer,
 ) -> None:
+    if len(totals) != len(record.parts):
+        raise UpdateError(f"{len(totals)} sums for a record of {len(record.parts)}")
     for what, digest, expected in (
         ("previous adapter", adapter_sha256(previous), record.parent_sha256),
         ("published adapter", adapter_sha256(published), record.adapter_sha256),
-        ("published sum", digest_of_sum(total), record.sum_sha256),
+        *(
+            ("published sum", digest_of_sum(total), part.sum_sha256)
+            for total, part in zip(totals, record.parts, strict=True)
+        ),
     ):
         if digest != expected:
             raise UpdateError(f"the {what} is not the one that the record names")
@@ -166,18 +178,16 @@ def _move(
     plan: Plan,
     aggregator: Aggregator,
     record: AdapterRecord,
-    total: npt.NDArray[np.integer],
+    totals: Sequence[npt.NDArray[np.integer]],
     optimiser: Optimiser,
 ) -> Mean:
     dimension = aggregator.shared_layout(record.round).dimension
-    if total.size < dimension:
-        raise UpdateError(f"the sum has {total.size} elements, the round shares {dimension}")
-    survivors = len(record.survivors)
-    return optimiser.move(
-        mean_of_release(plan, signed_sum(total)[:dimension], survivors),
+    return move_of_release(
+        plan,
+        optimiser,
+        deltas_of(record, totals, dimension=dimension),
         round_number=record.round,
         step=record.step,
-        noise_variance=least_noise_variance(plan, survivors),
     )
 
 

@@ -91,6 +91,7 @@ def _alternative(plan: Plan, mode: Mode, silos: int, colluding: int, dimension: 
         dimension=dimension,
         colluding=colluding,
         n_min=plan.secure_aggregation.n_min,
+        groups=plan.aggregation.groups,
     )
     least = plan.privacy.min_cosine
     record = spec.record

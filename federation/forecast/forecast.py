@@ -26,14 +26,20 @@ from dp.noise.grid import Grid
 from dp.noise.metrics_block import MetricsBlock
 from dp.noise.share import NOISE_TAIL_SIGMAS, metrics_sigma, no_wrap, per_silo_sigma, summed_sigma
 from federation.adapter.layout import Layout
+from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
 from federation.chain.sums import UPDATE_NORM_SQ, figure_bounds
 from federation.errors import PlanError
+from federation.forecast.groups import GroupCost, cost_of_groups, most_groups
 from federation.forecast.signal import Signal
 from federation.plan.charges import epsilon_of_round, epsilon_of_run, units_of
 from federation.plan.plan import Plan
 from federation.plan.rules import problems_of_time
 from secagg.descriptor import EPISODES, OTHER_FAMILY, SUCCESSES
 
+GROUPS_NOT_DRIVEN: Final = (
+    "aggregation.groups: coordinators of this version sum all silos of a release at once and "
+    "cannot start a plan with groups: remove this table"
+)
 METRICS_GRID: Final = 2**16
 """Δ of the metrics block."""
 _WORD_BYTES: Final = 4
@@ -53,7 +59,8 @@ class Forecast:
     threshold: int
     """t."""
     drops: int
-    """Silos that may drop at any step; negative if the cohort is too small."""
+    """Silos that may drop at any step; negative if the cohort is too small. With groups t and this
+    are those of the least of them."""
     mode: str
     """What is protected, and where the noise is added."""
     noise_multiplier: float
@@ -84,6 +91,11 @@ class Forecast:
     """Download of one silo in one round."""
     ring_headroom_bits: float
     """Bits between the largest reach of a sum and the ring's; negative if it could wrap."""
+    groups: GroupCost | None
+    """What the plan's groups cost; None without groups."""
+    most_groups: GroupCost | None
+    """The most groups that the roster allows this plan; None where it allows none, or where the
+    plan may have none."""
     refusals: tuple[str, ...]
     """Every reason not to start; empty if the run may."""
 
@@ -115,31 +127,44 @@ def forecast_plan(
     refusals: list[str] = []
     spec = plan.spec
     release = spec.release
-    t = _threshold(plan, silos, colluding, refusals)
+    # With groups the least of them is what each figure of a sum is about.
+    members = max(silos // plan.groups, 1)
+    t = _threshold(plan, silos, members, colluding, refusals)
     divisor = max(t, plan.secure_aggregation.n_min) - colluding
     block = _block(plan)
     sigma = _sigma(spec, divisor, refusals)
     figures_sigma = _metrics_sigma(plan, spec, block, divisor, refusals)
     _resolution(spec, dimension, refusals)
-    _ring(release.max_units, release.grid, summed_sigma(sigma, silos), silos, refusals)
-    _ring(1, METRICS_GRID, summed_sigma(figures_sigma, silos), silos, refusals)
+    summed = -(-silos // plan.groups)
+    _ring(release.max_units, release.grid, summed_sigma(sigma, summed), summed, refusals)
+    _ring(1, METRICS_GRID, summed_sigma(figures_sigma, summed), summed, refusals)
     epsilon_total = epsilon_of_run(plan)
     _privacy(plan, spec, epsilon_total, refusals)
     refusals.extend(problems_of_time(plan))
+    if plan.aggregation.groups is not None:
+        refusals.append(GROUPS_NOT_DRIVEN)
     n_min = plan.secure_aggregation.n_min
-    signal = Signal(spec=spec, dimension=dimension, colluding=colluding, n_min=n_min)
+    signal = Signal(
+        spec=spec,
+        dimension=dimension,
+        colluding=colluding,
+        n_min=n_min,
+        groups=plan.aggregation.groups,
+    )
     needed = signal.silos_needed(plan.privacy.min_cosine)
     units = signal.units_needed(plan.privacy.min_cosine, silos)
     cosine = signal.cosine(silos)
     if cosine < plan.privacy.min_cosine and not plan.privacy.accept_low_cosine:
         refusals.append(_too_noisy(plan, cosine, silos, needed, units))
-    up, down = _bytes(dimension, adapter_dimension or dimension, block.size, silos)
-    reach = silos * release.max_units * (release.grid + 1)
+    up, down = _bytes(dimension, adapter_dimension or dimension, block.size, summed)
+    # Every silo verifies the update from the sums of all groups.
+    down += (plan.groups - 1) * _WORD_BYTES * (dimension + block.size)
+    reach = summed * release.max_units * (release.grid + 1)
     return Forecast(
         silos=silos,
         colluding=colluding,
         threshold=t,
-        drops=silos - divisor - colluding,
+        drops=members - divisor - colluding,
         mode=spec.mode.value,
         noise_multiplier=spec.noise_multiplier,
         silo_sigma=sigma,
@@ -156,18 +181,32 @@ def forecast_plan(
         bytes_down=down * spec.sums_per_round,
         ring_headroom_bits=plan.secure_aggregation.ring_bits
         - 1
-        - math.log2(reach + NOISE_TAIL_SIGMAS * summed_sigma(sigma, silos)),
+        - math.log2(reach + NOISE_TAIL_SIGMAS * summed_sigma(sigma, summed)),
+        groups=cost_of_groups(plan, silos=silos, colluding=colluding),
+        most_groups=(
+            most_groups(plan, silos=silos, colluding=colluding) if _may_group(plan) else None
+        ),
         refusals=tuple(refusals),
     )
 
 
-def _threshold(plan: Plan, silos: int, colluding: int, refusals: list[str]) -> int:
+def _may_group(plan: Plan) -> bool:
+    """Whether the plan has groups, or may have them as it is."""
+    section = plan.aggregation
+    return section.groups is not None or (
+        plan.spec.mode is not Mode.NONE
+        and section.method in GROUP_METHODS
+        and section.server_optimiser in GROUP_OPTIMISERS
+    )
+
+
+def _threshold(plan: Plan, silos: int, members: int, colluding: int, refusals: list[str]) -> int:
     try:
         plan.require_cohort(silos, colluding)
     except PlanError as error:
         refusals.extend(error.problems)
     # The formula has a value for every cohort, with which the other figures can be shown.
-    return threshold_divisor(silos, colluding=colluding) + colluding
+    return threshold_divisor(members, colluding=colluding) + colluding
 
 
 def _block(plan: Plan) -> MetricsBlock:

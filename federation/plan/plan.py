@@ -144,6 +144,18 @@ class Plan(Section):
         return UNIT_SHARE * whole_s / self.evolve.tries_per_task
 
     @property
+    def groups(self) -> int:
+        """g: sums of one release, each of a group of silos; 1 without groups."""
+        section = self.aggregation.groups
+        return 1 if section is None else section.count
+
+    @property
+    def least_groups(self) -> int:
+        """Sums that a release needs at least: 2f + 1; 1 without groups."""
+        section = self.aggregation.groups
+        return 1 if section is None else 2 * section.byzantine + 1
+
+    @property
     def has_figures(self) -> bool:
         """Whether success and norms are summed at all; without noise only if the plan says so."""
         return self.privacy.exact_figures or Mode(self.privacy.mode) is not Mode.NONE
@@ -183,9 +195,30 @@ class Plan(Section):
     def require_cohort(self, silos: int, colluding: int) -> None:
         """Check that a roster of this size can run the plan at all.
 
+        With groups each of them has to be able to, the least of them too.
+
         Raises:
             PlanError: If it is too small for c, for ``n_min`` or for the quorum.
         """
+        if self.groups > 1:
+            self._require_groups(silos, colluding)
+            return
+        self._require_sum(silos, colluding)
+
+    def _require_groups(self, silos: int, colluding: int) -> None:
+        least = silos // self.groups
+        try:
+            self._require_sum(least, colluding)
+        except PlanError as error:
+            too_many = (
+                f"aggregation.groups.count: {silos} silos in {self.groups} groups leave {least} in "
+                "the least of them, where each is a sum of its own: use fewer groups, or enrol "
+                "more silos"
+            )
+            within = (f"in a group of {least}: {problem}" for problem in error.problems)
+            raise PlanError([too_many, *within]) from error
+
+    def _require_sum(self, silos: int, colluding: int) -> None:
         problems = []
         try:
             threshold(silos, colluding)

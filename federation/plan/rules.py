@@ -12,6 +12,8 @@
                              rounds only where the coordinates stay
     gauge                    not with a method that excludes it
     method                   not in a mode that its personal factors would escape
+    aggregation.groups       not without noise, as each round's groups are other cohorts; with a
+                             method and an optimiser that a robust mean is defined for
     evolve.proximal_mu       only where silos train freely: the record-level modes ignore it;
                              and so with evolve.learning_rate_schedule
     step_answer_after_s      only where silos answer steps
@@ -30,7 +32,7 @@ mode (the silo's guardian).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Final
 
@@ -39,6 +41,8 @@ from dp.errors import PrivacyError
 from dp.noise.share import no_wrap
 from federation.aggregate.registry import (
     GRADIENT_OPTIMISERS,
+    GROUP_METHODS,
+    GROUP_OPTIMISERS,
     NO_GAUGE,
     NO_RECORD_MODES,
     OPTIMISERS,
@@ -59,6 +63,7 @@ def problems_between_tables(plan: Plan) -> tuple[str, ...]:
     return (
         *_evolve(plan),
         *_aggregation(plan),
+        *_groups(plan),
         *_figures(plan),
         *_record_table(plan),
         *_rounds(plan),
@@ -122,6 +127,31 @@ def _aggregation(plan: Plan) -> Iterator[str]:
         yield f"aggregation.method: {NO_RECORD_MODES[section.method]}"
     if problem := moments_problem(section.method, optimiser, gauge=section.gauge):
         yield f"aggregation.server_optimiser: {problem}: use 'fedavg', or another method"
+
+
+def _groups(plan: Plan) -> Iterator[str]:
+    section = plan.aggregation
+    if section.groups is None:
+        return
+    if Mode(plan.privacy.mode) is Mode.NONE:
+        yield (
+            "aggregation.groups: each round has other groups, and without noise their sums could "
+            "be subtracted until single silos show: choose a mode with noise, or remove this table"
+        )
+    if section.method not in GROUP_METHODS:
+        yield (
+            f"aggregation.groups: method {section.method!r} is not defined on a robust mean of "
+            f"groups: use {_of(GROUP_METHODS)}, or remove this table"
+        )
+    if section.server_optimiser not in GROUP_OPTIMISERS:
+        yield (
+            f"aggregation.groups: server_optimiser {section.server_optimiser!r} takes the noise of "
+            f"one sum off its moments, and groups have another: use one of {_of(GROUP_OPTIMISERS)}"
+        )
+
+
+def _of(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))
 
 
 def _figures(plan: Plan) -> Iterator[str]:

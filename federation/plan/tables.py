@@ -16,6 +16,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dp.config import MAX_GRID_STEPS, Unit
+from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS
 from federation.aggregate.registry import require_method, require_optimiser
 
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -144,6 +145,29 @@ class EvolveSection(Section):
         return self
 
 
+class GroupsSection(Section):
+    """``[aggregation.groups]``: a round's silos in disjoint groups, each with a sum of its own."""
+
+    count: Annotated[int, Field(ge=3, le=MAX_GROUPS)]
+    """g: groups of a round, of sizes as equal as can be. c is the roster's in each of them, t is
+    computed from its own size, and ``n_min`` and ``quorum`` are asked of each."""
+    byzantine: Annotated[int, Field(ge=1, le=MAX_BYZANTINE)] = 1
+    """f: groups whose means may be anything at all; at most (g − 1)/2. A round needs 2f + 1 sums.
+    """
+    rule: Literal["median", "trimmed_mean"] = "median"
+    """How each coordinate of the groups' means becomes one: ``trimmed_mean`` leaves out the f
+    least and the f greatest (Yin et al. 2018, arXiv 1803.01498)."""
+
+    @model_validator(mode="after")
+    def _majority(self) -> Self:
+        if self.count < 2 * self.byzantine + 1:
+            raise ValueError(
+                f"{self.count} groups cannot outvote {self.byzantine} that may be anything: use "
+                f"{2 * self.byzantine + 1} groups or more, or a lower byzantine"
+            )
+        return self
+
+
 class AggregationSection(Section):
     """``[aggregation]``: from the sum to the next adapter."""
 
@@ -157,6 +181,9 @@ class AggregationSection(Section):
     """How the mean is applied, with server_step as the learning rate. To deltas: ``fedavg`` as it
     is, ``fedavgm``, ``fedadagrad``, ``fedyogi`` and ``fedadam`` with moments kept from round to
     round. To the gradients of ``record_distributed``: ``sgd`` or ``adam``."""
+    groups: GroupsSection | None = None
+    """Several sums a release instead of one, so that a silo that ruins its sum ruins one group's;
+    one sum of all when not given."""
 
     @field_validator("method")
     @classmethod

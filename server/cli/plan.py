@@ -304,6 +304,7 @@ def _describe(output: Format, parsed: Plan, forecast: Forecast) -> None:
         f"secure aggregation: {forecast.threshold} must answer, {max(forecast.drops, 0)} may drop, "
         f"{forecast.colluding} may collude",
     )
+    _describe_groups(output, forecast)
     show_result(
         output,
         f"noise multiplier z = {forecast.noise_multiplier:g}; each silo adds "
@@ -332,6 +333,26 @@ def _describe(output: Format, parsed: Plan, forecast: Forecast) -> None:
         f"ring headroom: {forecast.ring_headroom_bits:.1f} bits, with at most "
         f"{forecast.max_units} clipped vectors in a silo's sum",
     )
+
+
+def _describe_groups(output: Format, forecast: Forecast) -> None:
+    mine, most = forecast.groups, forecast.most_groups
+    if mine is not None:
+        sizes = f"{mine.least}" if mine.least == mine.most else f"{mine.least} or {mine.most}"
+        show_result(
+            output,
+            f"groups: {mine.count} of {sizes} silos, {mine.rule} of their means, {mine.byzantine} "
+            f"may be ruined; {mine.divisor} silos share a group's noise, and the combined mean has "
+            f"{mine.noise:.3g} times the noise of one sum of all",
+        )
+    if most is None and mine is not None:
+        show_result(output, f"groups: {forecast.silos} silos allow none of this plan")
+    if most is not None and (mine is None or mine.count != most.count):
+        show_result(
+            output,
+            f"groups: {forecast.silos} silos allow up to {most.count}, of {most.least} at least, "
+            f"with {most.noise:.3g} times the noise of one sum of all",
+        )
 
 
 def _compare(output: Format, parsed: Plan, others: tuple[Alternative, ...]) -> None:

@@ -59,11 +59,9 @@ class RunOptimiser:
 
     def _releases_before(
         self, place: Place
-    ) -> Iterator[tuple[AdapterRecord, npt.NDArray[np.integer] | None]]:
+    ) -> Iterator[tuple[AdapterRecord, list[npt.NDArray[np.integer]]]]:
         start = replay_start(self._optimiser, self._plan, place.round)
         stop = position_of(place.round, place.step, self._plan.sums_per_round)
         for record in since_rollback(self._chain.between(start, stop)):
-            total = None
-            if record.sum_sha256:
-                total = np.frombuffer(self._blobs.get(record.sum_sha256), dtype="<i4")
-            yield record, total
+            sums = (self._blobs.get(part.sum_sha256) for part in record.parts)
+            yield record, [np.frombuffer(each, dtype="<i4") for each in sums]

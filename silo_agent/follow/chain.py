@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -190,7 +190,7 @@ class ChainFollower:
                 plan=plan,
                 round_number=record.round,
                 dimension=dimension,
-                releases=((one, self._sum_of(one, dimension)) for one in earlier),
+                releases=((one, self._sums_of(one, dimension)) for one in earlier),
             )
             log.info("optimiser_replayed", run=record.run_id, round=head.round, step=head.step)
         self._optimiser = (record.run_id, optimiser)
@@ -225,12 +225,10 @@ class ChainFollower:
             )
         return records
 
-    def _sum_of(self, record: AdapterRecord, dimension: int) -> npt.NDArray[np.int32] | None:
-        if record.kind != "aggregated":
-            return None
+    def _sums_of(self, record: AdapterRecord, dimension: int) -> list[npt.NDArray[np.int32]]:
         most_bytes = (dimension + MAX_METRICS) * COORDINATE_BYTES
-        with self._fetched(record.sum_sha256, most_bytes) as incoming:
-            return _elements(incoming.content())
+        with self._fetched_sums(record, most_bytes) as totals:
+            return totals
 
     def _most_bytes(self, plan: Plan) -> int:
         """The longest adapter whose rounds this site would take part in."""
@@ -304,16 +302,27 @@ class ChainFollower:
         if record.kind != "aggregated":
             return
         most_bytes = len(previous) + MAX_METRICS * COORDINATE_BYTES
-        with self._fetched(record.sum_sha256, most_bytes) as incoming:
+        with self._fetched_sums(record, most_bytes) as totals:
             # The scale follows from the plan, so a silo that missed the descriptor can verify too.
             verify_update(
                 plan=plan,
                 record=record,
                 previous=previous,
-                total=_elements(incoming.content()),
+                totals=totals,
                 published=published,
                 optimiser=optimiser,
             )
+
+    @contextmanager
+    def _fetched_sums(
+        self, record: AdapterRecord, most_bytes: int
+    ) -> Iterator[list[npt.NDArray[np.int32]]]:
+        """The sums of a record by part; none where it has none."""
+        with ExitStack() as files:
+            yield [
+                _elements(files.enter_context(self._fetched(part.sum_sha256, most_bytes)).content())
+                for part in record.parts
+            ]
 
     @contextmanager
     def _fetched(self, sha256: bytes, max_bytes: int) -> Iterator[Incoming]:

@@ -15,6 +15,7 @@ from federation.errors import OptimiserStateError, UpdateError
 from federation.plan.read import read_plan
 from tests.kit.federation.adapters import lora, plan_of, record_plan
 from tests.kit.federation.histories import NAMES, history
+from tests.kit.federation.records import by_part
 from tests.kit.paths import ROOT
 
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -139,7 +140,7 @@ def test_a_replay_of_the_run_gives_the_state_that_was_lived_through(name):
             means.append(mean_of_release(plan, total[:dimension], 3))
             lived.move(means[-1], round_number=record.round, step=0)
     assert replay_start(rebuilt, plan, 6) == 1
-    replay(rebuilt, plan=plan, round_number=6, dimension=dimension, releases=releases[:5])
+    replay(rebuilt, plan=plan, round_number=6, dimension=dimension, releases=by_part(releases[:5]))
     means.append(mean_of_release(plan, releases[5][1][:dimension], 3))
     moves = [one.move(means[-1], round_number=6, step=0)[:] for one in (lived, rebuilt)]
     np.testing.assert_array_equal(*moves)
@@ -147,7 +148,11 @@ def test_a_replay_of_the_run_gives_the_state_that_was_lived_through(name):
     for broken in (releases[1:3], [releases[0], releases[2]]):
         with pytest.raises(UpdateError, match="cannot be replayed"):
             replay(
-                plan.optimiser(), plan=plan, round_number=6, dimension=dimension, releases=broken
+                plan.optimiser(),
+                plan=plan,
+                round_number=6,
+                dimension=dimension,
+                releases=by_part(broken),
             )
 
 

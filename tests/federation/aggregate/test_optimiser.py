@@ -16,7 +16,7 @@ from federation.chain.replay import replay
 from federation.chain.sums import encode_sum, mean_of_release, sum_sha256
 from federation.errors import OptimiserStateError, UpdateError
 from tests.kit.federation.adapters import lora, plan_of, record_plan
-from tests.kit.federation.records import one_sum, resummed
+from tests.kit.federation.records import by_part, one_sum, resummed
 
 PLAN = record_plan("record_distributed", steps=6)
 DIMENSION = PLAN.aggregator(Layout.from_tensors(lora(0))).shared_layout(1).dimension
@@ -203,7 +203,7 @@ def test_a_replay_gives_the_state_that_was_lived_through():
             )
     # Whatever a silo followed before does not matter.
     rebuilt.move(np.ones(4), round_number=1, step=0)
-    replay(rebuilt, plan=PLAN, round_number=3, dimension=DIMENSION, releases=history[:5])
+    replay(rebuilt, plan=PLAN, round_number=3, dimension=DIMENSION, releases=by_part(history[:5]))
     assert rebuilt.is_ready_for(3, 5)
     mean = mean_of_release(PLAN, history[5][1][:DIMENSION], 3)
     moves = [one.move(mean, round_number=3, step=5)[:] for one in (lived, rebuilt)]
@@ -227,7 +227,11 @@ def test_a_replay_takes_nothing_but_the_sums_of_the_records():
     ):
         with pytest.raises(UpdateError):
             replay(
-                PLAN.optimiser(), plan=PLAN, round_number=3, dimension=DIMENSION, releases=broken
+                PLAN.optimiser(),
+                plan=PLAN,
+                round_number=3,
+                dimension=DIMENSION,
+                releases=by_part(broken),
             )
 
 

@@ -19,6 +19,7 @@ from tests.kit.federation.records import (
     PUBLIC,
     STRANGER,
     after,
+    by_part,
     initial,
     one_sum,
     stepped,
@@ -232,14 +233,18 @@ def test_moments_begin_again_after_a_rollback(name):
     assert since_rollback(records[:3]) == records[:3]
     for given in (releases[3:5], releases[:5]):
         rebuilt = plan.optimiser()
-        replay(rebuilt, plan=plan, round_number=6, dimension=dimension, releases=given)
+        replay(rebuilt, plan=plan, round_number=6, dimension=dimension, releases=by_part(given))
         assert rebuilt.is_ready_for(6, 0)
         move = rebuilt.move(means[6], round_number=6, step=0)[:]
         np.testing.assert_array_equal(move, moves[1])
     for broken in (releases[4:5], [releases[3], releases[5]], [releases[0], releases[3]]):
         with pytest.raises(UpdateError, match="cannot be replayed"):
             replay(
-                plan.optimiser(), plan=plan, round_number=6, dimension=dimension, releases=broken
+                plan.optimiser(),
+                plan=plan,
+                round_number=6,
+                dimension=dimension,
+                releases=by_part(broken),
             )
 
 

@@ -69,7 +69,7 @@ def given(
         "plan": plan,
         "record": record,
         "previous": previous,
-        "total": total,
+        "totals": [total],
         "published": published,
         "optimiser": plan.optimiser(),
     }
@@ -149,8 +149,8 @@ def test_a_bit_in_the_last_tile_and_the_other_zero_are_found():
 def test_memory_maps_verify_like_bytes():
     case = honest(plan_of("rolora", gauge=True), 2)
     mapped = {name: memoryview(case[name]) for name in ("previous", "published")}
-    total = np.frombuffer(encode_sum(case["total"]), "<i4")
-    verify_update(**case | mapped | {"total": total})
+    total = np.frombuffer(encode_sum(case["totals"][0]), "<i4")
+    verify_update(**case | mapped | {"totals": [total]})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "rolora"])
@@ -226,9 +226,9 @@ def test_turned_factors_are_not_balanced():
 def test_each_digest_must_be_the_records(gauge):
     case = honest(plan_of("rolora", gauge=gauge), 1)
     other = encode_adapter(lora(99))
-    total = case["total"].copy()
+    total = case["totals"][0].copy()
     total[0] += 1
-    for name, value in (("previous", other), ("published", other), ("total", total)):
+    for name, value in (("previous", other), ("published", other), ("totals", [total])):
         with pytest.raises(UpdateError, match="not the one that the record names"):
             verify_update(**case | {name: value})
 
@@ -237,12 +237,12 @@ def test_each_digest_must_be_the_records(gauge):
 def test_a_different_sum_count_or_step_is_found(gauge):
     plan = plan_of("rolora", gauge=gauge)
     case = honest(plan, 1)
-    total = case["total"].copy()
+    total = case["totals"][0].copy()
     total[:100] += 2**12
     record = resummed(case["record"], sum_sha256=sum_sha256(encode_sum(total)))
     fewer = resummed(case["record"], survivors=SILOS[:2])
     for wrong in (
-        {"total": total, "record": record},
+        {"totals": [total], "record": record},
         {"record": fewer},
         {"plan": plan_of("rolora", gauge=gauge, server_step=1.01)},
         {"plan": plan_of("fedavg", gauge=gauge)},
@@ -253,10 +253,10 @@ def test_a_different_sum_count_or_step_is_found(gauge):
 
 def test_the_metrics_part_of_the_sum_moves_nothing():
     case = honest(plan_of("rolora", gauge=True), 1)
-    total = case["total"].copy()
+    total = case["totals"][0].copy()
     total[-1] += 1000
     record = resummed(case["record"], sum_sha256=sum_sha256(encode_sum(total)))
-    verify_update(**case | {"total": total, "record": record})
+    verify_update(**case | {"totals": [total], "record": record})
 
 
 def test_a_second_encoding_of_the_right_tensors_is_refused():
@@ -280,7 +280,7 @@ def test_bytes_that_are_no_adapter_raise_the_typed_error(gauge):
     short = np.zeros(4, np.int64)
     record = resummed(case["record"], sum_sha256=sum_sha256(encode_sum(short)))
     with pytest.raises(UpdateError, match="elements"):
-        verify_update(**case | {"total": short, "record": record})
+        verify_update(**case | {"totals": [short], "record": record})
 
 
 def test_a_skipped_record_has_no_update():

@@ -53,7 +53,7 @@ def history(plan, rounds: int = 2) -> list[dict[str, object]]:
                     "plan": plan,
                     "record": record,
                     "previous": previous,
-                    "total": total,
+                    "totals": [total],
                     "published": published,
                 }
             )
@@ -85,7 +85,7 @@ def test_a_silo_that_joins_within_a_round_replays_it():
         .shared_layout(releases[5]["record"].round)
         .dimension
     )
-    earlier = [(release["record"], release["total"]) for release in releases[3:5]]
+    earlier = [(release["record"], release["totals"]) for release in releases[3:5]]
     replay(late, plan=plan, round_number=2, dimension=dimension, releases=earlier)
     verify_update(**releases[5], optimiser=late)
 
@@ -96,7 +96,7 @@ def test_the_gauge_waits_for_the_end_of_the_round():
     releases = history(plan)
     tensors = lora(4)
     aggregator = plan.aggregator(Layout.from_tensors(tensors))
-    mean = mean_of_release(plan, releases[0]["total"][:-1], len(SILOS))
+    mean = mean_of_release(plan, releases[0]["totals"][0][:-1], len(SILOS))
     move = plan.optimiser().move(mean, round_number=1, step=0)
     gauged = encode_adapter(aggregator.apply(tensors, move, 1, last_step=True))
     assert gauged != releases[0]["published"]
@@ -122,7 +122,7 @@ def test_another_history_optimiser_or_batch_is_found():
     releases = history(plan)
     tampered = plan.optimiser()
     other = dict(releases[0])
-    total = other["total"].copy()
+    total = other["totals"][0].copy()
     total[:50] += 2**12
     dimension = total.size - 1
     tampered.move(mean_of_release(plan, total[:dimension], len(SILOS)), round_number=1, step=0)
@@ -198,7 +198,7 @@ def test_an_ffa_update_that_touches_a_is_found():
     release = history(plan)[0]
     tensors = {name: tensor.copy() for name, tensor in lora(4).items()}
     aggregator = plan.aggregator(Layout.from_tensors(tensors))
-    mean = mean_of_release(plan, release["total"][:-1], len(SILOS))
+    mean = mean_of_release(plan, release["totals"][0][:-1], len(SILOS))
     moved = dict(aggregator.apply(tensors, mean, 1))
     assert encode_adapter(moved) == release["published"]
     a = moved["model.layer1.lora_A.weight"].copy()

@@ -286,3 +286,49 @@ def test_a_step_is_answered_before_its_phase_ends_and_only_where_steps_are():
     assert problem.startswith("rounds: step_answer_after_s = 120 leaves no time")
     (problem,) = problems(LOCAL, (READY, f"{READY}\nstep_answer_after_s = 5"))
     assert problem.startswith("rounds.step_answer_after_s: in mode 'record_local' no step")
+
+
+# Groups -------------------------------------------------------------------------------------------
+
+SILO = (EXAMPLES / "plan-silo-dp.toml").read_text()
+FEDAVG = ('method = "rolora"\ngauge = true', 'method = "fedavg"')
+GROUPED = ("[privacy]\n", "[aggregation.groups]\ncount = 5\nbyzantine = 2\n\n[privacy]\n")
+
+
+def test_a_plan_may_ask_for_groups():
+    plan = read_plan(edited(SILO, FEDAVG, GROUPED))
+    assert (plan.groups, plan.least_groups) == (5, 5)
+    assert plan.aggregation.groups.rule == "median"
+    bare = read_plan(SILO.encode())
+    assert (bare.groups, bare.least_groups) == (1, 1)
+
+
+def test_groups_that_cannot_outvote_are_refused():
+    (problem,) = problems(SILO, FEDAVG, GROUPED, ("count = 5\n", "count = 4\n"))
+    assert problem.startswith("aggregation.groups: 4 groups cannot outvote 2")
+    assert "use 5 groups or more" in problem
+
+
+def test_groups_of_a_method_that_they_are_not_defined_for_are_refused():
+    (problem,) = problems(SILO, GROUPED)
+    assert problem.startswith("aggregation.groups: method 'rolora'")
+    other = ('method = "fedavg"', 'method = "fedavg"\nserver_optimiser = "fedadam"')
+    (problem,) = problems(SILO, FEDAVG, other, GROUPED)
+    assert problem.startswith("aggregation.groups: server_optimiser 'fedadam'")
+
+
+def test_groups_without_noise_are_refused():
+    bare = (EXAMPLES / "plan-constant.toml").read_text()
+    (problem,) = problems(bare, GROUPED)
+    assert problem.startswith("aggregation.groups: each round has other groups, and without noise")
+
+
+def test_each_group_has_to_be_a_cohort_of_its_own():
+    few = ("n_min = 160", "n_min = 8")
+    plan = read_plan(edited(SILO, FEDAVG, GROUPED, few))
+    plan.require_cohort(45, 2)
+    with pytest.raises(PlanError) as caught:
+        plan.require_cohort(44, 2)
+    first, second = caught.value.problems
+    assert first.startswith("aggregation.groups.count: 44 silos in 5 groups leave 8")
+    assert second.startswith("in a group of 8: rounds.quorum: a round opens with 9 ready silos")

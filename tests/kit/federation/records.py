@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.chain.record import AdapterRecord, RecordPart
@@ -35,6 +38,13 @@ def one_sum(
 def resummed(record: AdapterRecord, **changes: object) -> AdapterRecord:
     """The record with other values in its only part; not signed again."""
     return replace(record, parts=(replace(record.parts[0], **changes),))
+
+
+def by_part(
+    releases: Iterable[tuple[AdapterRecord, npt.NDArray[np.integer] | None]],
+) -> list[tuple[AdapterRecord, list[npt.NDArray[np.integer]]]]:
+    """Releases of one sum or none, as ``federation.chain.replay`` takes them."""
+    return [(record, [] if total is None else [total]) for record, total in releases]
 
 
 def initial() -> AdapterRecord:

@@ -35,7 +35,9 @@ def require_chain(world, run_id):
                 plan=plan,
                 record=record,
                 previous=blobs.get(before.adapter_sha256),
-                total=np.frombuffer(blobs.get(record.sum_sha256), dtype="<i4"),
+                totals=[
+                    np.frombuffer(blobs.get(part.sum_sha256), dtype="<i4") for part in record.parts
+                ],
                 published=blobs.get(record.adapter_sha256),
                 optimiser=optimiser,
             )
