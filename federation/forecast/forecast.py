@@ -36,10 +36,6 @@ from federation.plan.plan import Plan
 from federation.plan.rules import problems_of_time
 from secagg.descriptor import EPISODES, OTHER_FAMILY, SUCCESSES
 
-GROUPS_NOT_DRIVEN: Final = (
-    "aggregation.groups: coordinators of this version sum all silos of a release at once and "
-    "cannot start a plan with groups: remove this table"
-)
 METRICS_GRID: Final = 2**16
 """Δ of the metrics block."""
 _WORD_BYTES: Final = 4
@@ -141,8 +137,6 @@ def forecast_plan(
     epsilon_total = epsilon_of_run(plan)
     _privacy(plan, spec, epsilon_total, refusals)
     refusals.extend(problems_of_time(plan))
-    if plan.aggregation.groups is not None:
-        refusals.append(GROUPS_NOT_DRIVEN)
     n_min = plan.secure_aggregation.n_min
     signal = Signal(
         spec=spec,

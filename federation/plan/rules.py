@@ -138,6 +138,12 @@ def _groups(plan: Plan) -> Iterator[str]:
             "aggregation.groups: each round has other groups, and without noise their sums could "
             "be subtracted until single silos show: choose a mode with noise, or remove this table"
         )
+    if Mode(plan.privacy.mode) is Mode.RECORD_DISTRIBUTED:
+        yield (
+            "aggregation.groups: in mode 'record_distributed' each step is a sum of its own, and "
+            "the groups of a step wait for each other: not available; use another mode, or remove "
+            "this table"
+        )
     if section.method not in GROUP_METHODS:
         yield (
             f"aggregation.groups: method {section.method!r} is not defined on a robust mean of "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ops.cli.envelope import Format, Output, show_result, succeed
-from server.cli.program import DEFAULT_DATA, Data, answering
+from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
 
 if TYPE_CHECKING:
     from chorale.v1 import admin_pb2
@@ -43,7 +43,7 @@ def show(
     with answering(output):
         from federation.chain.cohorts import cohorts_of_sums
         from federation.wire import record_from_proto
-        from server.cli.adapter import NOT_POST_QUANTUM, records_of
+        from server.cli.adapter import records_of
         from server.cli.client import connect
 
         with connect(data) as stub:

@@ -81,8 +81,8 @@ class Instructions:
             return Answer(instruction_id=f"{self._boot}:idle", own=_idle)
         run_id, figures = driver.row.run_id, driver.current
         place = f"{self._boot}:{run_id}:{figures.round}:{figures.step}:{figures.attempt}"
-        if driver.training is not None and driver.cohorts.is_told(silo_id):
-            task = driver.training.task
+        task = driver.task_for(silo_id)
+        if task is not None:
             return Answer(
                 instruction_id=f"{place}:training:{task.ready_deadline_unix_s}",
                 # The echo cannot change while the task is out, so the id need not name it.
@@ -92,7 +92,8 @@ class Instructions:
                 ),
             )
         if driver.attempt is not None:
-            return _of_attempt(place, driver.attempt, silo_id)
+            part = driver.attempt.identity.part
+            return _of_attempt(f"{place}:{part}", driver.attempt, silo_id)
         # Between releases, and for whoever sits out: it follows the chain and does no work.
         head = driver.head
 

@@ -46,7 +46,9 @@ from federation.chain.sums import (
     agreement,
     heterogeneity,
     least_noise_variance,
+    mean_of_parts,
     mean_of_release,
+    move_of_release,
     success_ratios,
     update_norm,
 )
@@ -57,7 +59,16 @@ from secagg.prg import Vector
 from server.errors import QuarantinedSumError, RunError
 from server.figures import RoundFigures
 
-__all__ = ["Aggregated", "aggregate", "norm_ratio", "require_usable"]
+__all__ = [
+    "Aggregated",
+    "AggregatedGroups",
+    "GroupSum",
+    "aggregate",
+    "aggregate_groups",
+    "norm_ratio",
+    "require_possible",
+    "require_usable",
+]
 
 NOISE_TAIL = 12.0
 """r: how far noise may reach, in standard deviations of the sum's.
@@ -78,6 +89,28 @@ SUMMED: Final = frozenset({"aggregated", "quarantined"})
 LEAST_EARLIER: Final = 3
 """Fewer earlier norms have no median worth comparing with."""
 _UNKNOWN = Estimate(mean=math.nan, standard_error=math.nan)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AggregatedGroups:
+    """What the sums of a release's groups yield."""
+
+    adapter: tuple[Buffer, ...]
+    """Published bytes of the next global adapter, in parts that follow each other."""
+    sums: tuple[memoryview, ...]
+    """The integer sums in order of part, as every silo verifies them: views of the totals."""
+    update_norm: float
+    """L2 norm of the combined mean, the noise included."""
+    success: Mapping[str, Estimate]
+    """Family to success ratio and its standard error."""
+
+    def note_in(self, figures: RoundFigures) -> None:
+        """Put the sums' figures into those of their step."""
+        figures.success = {
+            family: (ratio.mean, ratio.standard_error) for family, ratio in self.success.items()
+        }
+        figures.update_norm = self.update_norm
+        figures.update_norm_error = math.nan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +153,88 @@ class Aggregated:
         figures.heterogeneity_error = self.zeta_sq_error
         figures.silo_norm_sq = self.silo_norm_sq
         figures.silo_norm_sq_error = self.silo_norm_sq_error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupSum:
+    """The sum of one group of a release, found possible."""
+
+    total: Vector
+    """The unmasked sum modulo 2^32, uint32, delta then metrics block."""
+    descriptor: Descriptor
+    """What it was summed under."""
+    survivors: tuple[str, ...]
+    """Who is in it."""
+
+
+def require_possible(total: Vector, descriptor: Descriptor, survivors: tuple[str, ...]) -> GroupSum:
+    """A group's sum that honest silos can have made.
+
+    Raises:
+        QuarantinedSumError: they cannot.
+    """
+    decoded, count = split_sum(total, descriptor), len(survivors)
+    _require_possible(math.sqrt(_squared_norm(decoded.delta)), descriptor, count)
+    layout, figures = descriptor.metrics, decoded.metrics.astype(np.int64)
+    block = MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid)
+    _require_possible_figures(block, figures, count, layout.sigma * math.sqrt(count))
+    return GroupSum(total=total, descriptor=descriptor, survivors=survivors)
+
+
+def aggregate_groups(
+    *, plan: Plan, previous: Buffer, sums: Sequence[GroupSum], optimiser: Optimiser
+) -> AggregatedGroups:
+    """Apply the sums of a release's groups, in order of part; otherwise as ``aggregate``.
+
+    Of figures there is success by family, over all groups whose blocks have it, and the norm of the
+    combined mean. Its standard error is NaN, as are the figures that compare silos: a median of
+    groups tells nothing of the spread within them.
+
+    Raises:
+        OptimiserStateError: the optimiser has not seen the release before this one.
+        UpdateError: the update is not finite, or the sums are too few.
+        AdapterError: the previous adapter's bytes are not one.
+    """
+    deltas = [(split_sum(each.total, each.descriptor).delta, len(each.survivors)) for each in sums]
+    tensors = decode_adapter(previous, max_bytes=len(previous))
+    place = sums[0].descriptor.identity
+    mean = mean_of_parts(plan, deltas)
+    updated = plan.aggregator(Layout.from_tensors(tensors)).apply(
+        tensors,
+        move_of_release(plan, optimiser, deltas, round_number=place.round, step=place.step),
+        place.round,
+        last_step=plan.is_last_step(place.step),
+    )
+    norm_sq = 0.0
+    for tile in tiles(deltas[0][0]):
+        norm_sq += float(np.sum(mean[tile] ** 2))
+    return AggregatedGroups(
+        adapter=adapter_parts(updated),
+        # The centred lift changes no bit: the ring's bytes are the signed integers' bytes.
+        sums=tuple(each.total.data.cast("B").toreadonly() for each in sums),
+        update_norm=math.sqrt(norm_sq),
+        success=_success_over(sums),
+    )
+
+
+def _success_over(sums: Sequence[GroupSum]) -> dict[str, Estimate]:
+    """Successes per episode of all groups together; a group without a family's figures is not in.
+
+    Estimates are means over silos: times the survivors they add up, and so do their variances.
+    """
+    added: dict[str, Estimate] = {}
+    for each in sums:
+        layout, count = each.descriptor.metrics, len(each.survivors)
+        block = MetricsBlock(names=layout.names, bounds=layout.bounds, grid=layout.grid)
+        figures = split_sum(each.total, each.descriptor).metrics.astype(np.int64)
+        decoded = block.decode(figures, count, layout.sigma * math.sqrt(count))
+        for name, estimate in decoded.items():
+            so_far = added.get(name, Estimate(mean=0.0, standard_error=0.0))
+            added[name] = Estimate(
+                mean=so_far.mean + count * estimate.mean,
+                standard_error=math.hypot(so_far.standard_error, count * estimate.standard_error),
+            )
+    return success_ratios(added)
 
 
 def aggregate(

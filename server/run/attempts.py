@@ -18,7 +18,7 @@ attempt is then keyed anew, or its round is skipped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -28,6 +28,7 @@ from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, SignedDescriptor, sign_descriptor
 from secagg.errors import SecAggError
+from secagg.prg import Vector
 from secagg.roster import SignedRoster
 from server.attempt.accumulator import Accumulator, clear_scratch
 from server.attempt.attempt import Attempt
@@ -43,7 +44,14 @@ from server.errors import (
     UploadError,
 )
 from server.figures import STEPS, Phase
-from server.run.aggregation import Aggregated, aggregate
+from server.run.aggregation import (
+    Aggregated,
+    AggregatedGroups,
+    GroupSum,
+    aggregate,
+    aggregate_groups,
+    require_possible,
+)
 from server.run.descriptor import build_descriptor
 from server.run.dropouts import Dropouts
 from server.run.kept_cohort import KeptCohort
@@ -92,8 +100,12 @@ class Attempts:
         *,
         adapter_sha256: bytes,
         task: RoundTask | None = None,
+        part: int = 0,
     ) -> Attempt:
-        """Open R0 for the silos that are ready; in suite v2 for the task that invited them."""
+        """Open R0 for the silos that are ready; in suite v2 for the task that invited them.
+
+        With groups they are those of one group, whose number is the part.
+        """
         context, figures = self._context, self._progress.figures
         adapter = await asyncio.to_thread(context.blobs.get, adapter_sha256)
         descriptor = sign_descriptor(
@@ -102,7 +114,7 @@ class Attempts:
                     run_id=self._row.run_id,
                     round=figures.round,
                     step=figures.step,
-                    part=0,
+                    part=part,
                     attempt=number,
                 ),
                 plan=self._plan,
@@ -208,12 +220,7 @@ class Attempts:
             UpdateError: the update is not finite.
         """
         context, descriptor = self._context, attempt.descriptor.descriptor
-        await self._fold_whole(attempt)
-        for step in STEPS[STEPS.index(attempt.phase) :]:
-            await self._step(attempt, step)
-        now = context.clock()
-        self._progress.enter(Phase.AGGREGATE, now + AGGREGATE_S, attempt.identity.attempt)
-        total = await asyncio.to_thread(attempt.unmask)
+        total = await self._unmasked(attempt)
         previous = await asyncio.to_thread(context.blobs.get, descriptor.adapter_sha256)
         place = Place(attempt.identity.round, attempt.identity.step)
         optimiser = await asyncio.to_thread(
@@ -230,6 +237,46 @@ class Attempts:
         )
         self._progress.leave()
         return aggregated
+
+    async def drive_group(self, attempt: Attempt) -> GroupSum:
+        """Relay what is left of R0 to R4 of one group; its sum is one that can be.
+
+        Raises:
+            TooFewSilosError: a phase lost too many.
+            SecAggError: the masks cannot be removed.
+            QuarantinedSumError: honest silos cannot have made this sum.
+        """
+        total = await self._unmasked(attempt)
+        found = await asyncio.to_thread(
+            require_possible, total, attempt.descriptor.descriptor, attempt.survivors
+        )
+        self._progress.leave()
+        return found
+
+    async def combine(self, sums: Sequence[GroupSum]) -> AggregatedGroups:
+        """Turn the sums of a release's groups into the next adapter.
+
+        Raises:
+            UpdateError: the update is not finite.
+        """
+        context, descriptor = self._context, sums[0].descriptor
+        previous = await asyncio.to_thread(context.blobs.get, descriptor.adapter_sha256)
+        optimiser = await asyncio.to_thread(
+            self._optimiser.ready_for,
+            Place(descriptor.identity.round, descriptor.identity.step),
+            dimension=descriptor.dimension,
+        )
+        return await asyncio.to_thread(
+            aggregate_groups, plan=self._plan, previous=previous, sums=sums, optimiser=optimiser
+        )
+
+    async def _unmasked(self, attempt: Attempt) -> Vector:
+        await self._fold_whole(attempt)
+        for step in STEPS[STEPS.index(attempt.phase) :]:
+            await self._step(attempt, step)
+        now = self._context.clock()
+        self._progress.enter(Phase.AGGREGATE, now + AGGREGATE_S, attempt.identity.attempt)
+        return await asyncio.to_thread(attempt.unmask)
 
     async def _fold_whole(self, attempt: Attempt) -> None:
         """Fold what arrived in full before a restart: its silo may never come back."""

@@ -28,6 +28,7 @@ from typing import Final
 
 import structlog
 
+from federation.chain.groups import groups_of
 from federation.chain.record import Place
 from federation.chain.task import PASSING_REASONS, SURVIVORS_ALREADY_SIGNED, RoundTask
 from federation.plan.plan import Plan
@@ -97,10 +98,10 @@ class Training:
         """Who of these has said neither."""
         return tuple(s for s in silos if s not in self.ready and s not in self.refused)
 
-    def out_of_reach(self, silos: Sequence[str], quorum: int) -> bool:
-        """Whether so many refused for good that waiting cannot bring a quorum."""
-        final = [reason for reason in self.refused.values() if reason not in PASSING_REASONS]
-        return len(silos) - len(final) < quorum
+    def within_reach(self, silos: Sequence[str]) -> tuple[str, ...]:
+        """Who of these has not refused for good."""
+        refused = self.refused
+        return tuple(s for s in silos if s not in refused or refused[s] in PASSING_REASONS)
 
 
 class Cohorts:
@@ -123,6 +124,7 @@ class Cohorts:
         """Who is asked for nothing now (``server/run/dropouts.py``)."""
         self._kept = KeptCohort(row.run_id, plan, context.store)
         self._hybrid = row.is_hybrid
+        self._plan = plan
         self._roster = roster
         self._silos = tuple(entry.silo_id for entry in roster.roster.entries)
         self._ready_deadline_s = plan.rounds.ready_deadline_s
@@ -235,19 +237,19 @@ class Cohorts:
             deadline = training.task.ready_deadline_unix_s
             self._progress.enter(Phase.TRAINING, deadline, attempt_number)
             while self._context.clock() < deadline:
-                if not self._late() and len(self._ready(training)) >= self._quorum:
+                if not self._late() and self._suffices(self._ready(training)):
                     break
                 if self._out_of_reach(training):
                     break
                 await self._context.changed.wait(1.0)
             self._progress.leave()
             ready = self._ready(training)
-            if len(ready) >= self._quorum:
+            if self._suffices(ready):
                 self._dropouts.missed_training(self._chain.next_place, attempt_number, self._late())
                 return ready
             # Before a round stalls or a run ends for want of silos, those who sit out are asked.
             everyone = bool(self.sitting_out)
-            if training.out_of_reach(self.asked, self._quorum) and not everyone:
+            if not self._suffices(training.within_reach(self.asked)) and not everyone:
                 if SURVIVORS_ALREADY_SIGNED in training.refused.values():
                     return None
                 reasons = ", ".join(f"{s}: {r}" for s, r in sorted(training.refused.items()))
@@ -264,6 +266,35 @@ class Cohorts:
                     round=training.task.round,
                     step=training.task.step,
                 )
+
+    def by_group(self, ready: Ready) -> dict[int, Ready]:
+        """Who is ready in each group that is a quorum, by part, in order."""
+        found = {}
+        for part, group in enumerate(self._groups()):
+            members = {silo_id: ready[silo_id] for silo_id in group if silo_id in ready}
+            if len(members) >= self._quorum:
+                found[part] = members
+        return found
+
+    def _suffices(self, silo_ids: Collection[str]) -> bool:
+        """Whether so many can open a release; with groups, whether enough of them can."""
+        if self._plan.groups == 1:
+            return len(silo_ids) >= self._quorum
+        among = frozenset(silo_ids)
+        open_groups = [g for g in self._groups() if len(among.intersection(g)) >= self._quorum]
+        return len(open_groups) >= self._plan.least_groups
+
+    def _groups(self) -> tuple[tuple[str, ...], ...]:
+        task = self.task
+        if task is None:
+            return ()
+        return groups_of(
+            task.invited,
+            self._plan.groups,
+            run_id=task.run_id,
+            round_number=task.round,
+            roster_sha256=task.roster_sha256,
+        )
 
     def _new_task(self, attempt_number: int) -> RoundTask:
         """A task that silos have not seen, durable before they do."""
@@ -329,11 +360,11 @@ class Cohorts:
 
         Silence may be over in a minute, and is waited for; but not while others sit out.
         """
-        if training.out_of_reach(self.asked, self._quorum):
+        if not self._suffices(training.within_reach(self.asked)):
             return True
         alive = self._context.liveness.alive
         there = [s for s in self.asked if alive(s) or s in training.ready]
-        return bool(self.sitting_out) and len(there) < self._quorum
+        return bool(self.sitting_out) and not self._suffices(there)
 
     def _late(self) -> tuple[str, ...]:
         """Who is there and has not answered the task that is out."""

@@ -22,8 +22,8 @@ Ordered invariants of a release:
    record.
 
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts at any
-point: an open attempt goes on (``server/run/attempts.py``). Not covered: several sums for one
-release.
+point: an open attempt goes on (``server/run/attempts.py``); sums of groups, one after the other
+(``server/run/groups.py``). Not covered: a restart between the groups of a release, which skips it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dataclasses import replace
 import structlog
 
 from federation.chain.record import AdapterRecord, Place, RecordPart
+from federation.chain.task import RoundTask
 from federation.errors import UpdateError
 from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId
@@ -44,11 +45,12 @@ from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import LostAttemptError, QuarantinedSumError, TooFewSilosError, WrongRoundError
 from server.figures import STEPS, Phase, RoundFigures
-from server.run.aggregation import Aggregated, norm_ratio, require_usable
+from server.run.aggregation import Aggregated, AggregatedGroups, norm_ratio, require_usable
 from server.run.attempts import Attempts
 from server.run.budget import shown_epsilon
 from server.run.chain import Chain
 from server.run.cohorts import Cohorts, Training
+from server.run.groups import OpenGroups, Summed
 from server.run.optimiser import RunOptimiser
 from server.run.progress import Progress
 from server.store.aggregations import AggregationOutcome, AggregationRow
@@ -98,8 +100,10 @@ class RunDriver:
         self._lost: AggregationId | None = None
         """An attempt that a restart found beyond retry and beyond finishing."""
         self._reopened = False
+        self._groups: OpenGroups | None = None
+        """The open attempt of a release of groups."""
         self._aborted_bytes = 0
-        """Uploads of this release's attempts that were aborted."""
+        """Uploads of this release's attempts that were aborted, and of groups that are over."""
         self._begin(0)
 
     @property
@@ -122,6 +126,13 @@ class RunDriver:
         """The task that is out, with its answers; None while none is."""
         return self.cohorts.training
 
+    def task_for(self, silo_id: str) -> RoundTask | None:
+        """The task that a silo is shown: the one that is out, or until its group's sum is open."""
+        if self.training is not None:
+            return self.training.task if self.cohorts.is_told(silo_id) else None
+        groups = self._groups
+        return groups.task if groups is not None and groups.is_waiting(silo_id) else None
+
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """Silos the current phase waits for."""
@@ -133,6 +144,8 @@ class RunDriver:
     def must_finish(self) -> bool:
         """Whether silos may have agreed on survivors, so that the release has to be closed."""
         lost = bool(self.current.outcome) and self.current.phase is not Phase.FINISHED
+        if self._groups is not None and not self._groups.may_retry:
+            return True
         return lost or (self.attempt is not None and not self.attempt.may_retry)
 
     def active_attempt(self) -> Attempt:
@@ -179,6 +192,9 @@ class RunDriver:
         identity = row.identity
         self._reopened = True
         self._begin(identity.attempt)
+        if self.plan.groups > 1:
+            self._give_up_groups(row)
+            return
         try:
             attempt = self._attempts.reopen(row)
         except LostAttemptError as error:
@@ -195,7 +211,7 @@ class RunDriver:
 
     def halt(self) -> None:
         """Show no task and no attempt any more: the run has failed or is paused."""
-        self.attempt = self.cohorts.training = None
+        self.attempt = self.cohorts.training = self._groups = None
 
     def _begin(self, attempt: int) -> None:
         self._aborted_bytes = 0
@@ -204,9 +220,12 @@ class RunDriver:
         )
 
     async def _release(self) -> None:
-        aggregated = None
+        aggregated: Aggregated | AggregatedGroups | None = None
         reopened, self._reopened = self._reopened, False
-        if self.attempt is not None:
+        if self._groups is not None:
+            if not self.current.outcome:
+                aggregated = await self._drive_groups(self._groups)
+        elif self.attempt is not None:
             if not self.current.outcome:
                 aggregated = await self._drive(self.attempt)
         elif not reopened and self._lost is None:
@@ -221,7 +240,7 @@ class RunDriver:
         else:
             await self._close(aggregated)
 
-    async def _new_attempts(self) -> Aggregated | None:
+    async def _new_attempts(self) -> Aggregated | AggregatedGroups | None:
         """Open attempts until one yields a sum, or the release is over without."""
         tasks_left = 1 + self.plan.charged_releases - self.plan.releases
         number = self.current.attempt
@@ -237,13 +256,17 @@ class RunDriver:
                 self._show_epsilon()
                 if ready is None:
                     break
-            attempt = await self._attempts.open(
-                number,
-                ready,
-                adapter_sha256=self.head.adapter_sha256,
-                task=self.cohorts.task,
-            )
-            aggregated = await self._drive(attempt)
+            aggregated: Aggregated | AggregatedGroups | None
+            task = self.cohorts.task
+            if self.plan.groups > 1 and task is not None:
+                waiting = self.cohorts.by_group(ready)
+                self._groups = OpenGroups(number=number, task=task, waiting=waiting)
+                aggregated = await self._drive_groups(self._groups)
+            else:
+                attempt = await self._attempts.open(
+                    number, ready, adapter_sha256=self.head.adapter_sha256, task=task
+                )
+                aggregated = await self._drive(attempt)
             if aggregated is not None or self.current.outcome:
                 return aggregated
             ready = None
@@ -282,6 +305,79 @@ class RunDriver:
         self.current.survivors = attempt.survivors
         return aggregated
 
+    async def _drive_groups(self, groups: OpenGroups) -> AggregatedGroups | None:
+        """Drive the groups of an attempt in turn; None when too few of them yield sums."""
+        least, figures = self.plan.least_groups, self.current
+        self.cohorts.training = None
+        while (groups.open is not None or groups.waiting) and groups.can_reach(least):
+            if groups.open is None:
+                part, members = next(iter(groups.waiting.items()))
+                # First: a group whose opening fails is left out, its identity may be used up.
+                del groups.waiting[part]
+                groups.open = self.attempt = await self._attempts.open(
+                    groups.number,
+                    members,
+                    adapter_sha256=self.head.adapter_sha256,
+                    task=groups.task,
+                    part=part,
+                )
+                figures.cohort = tuple(sorted({*figures.cohort, *members}))
+            await self._drive_group(groups, groups.open)
+            groups.open = None
+        if len(groups.summed) >= least:
+            try:
+                aggregated = await self._attempts.combine([each.found for each in groups.summed])
+            except UpdateError as error:
+                self._attempts.note_failure(
+                    groups.summed[-1].attempt.identity, Phase.AGGREGATE, error
+                )
+            else:
+                silos = {silo for each in groups.summed for silo in each.attempt.survivors}
+                figures.survivors = tuple(sorted(silos))
+                return aggregated
+        if groups.may_retry:
+            self._groups = self.attempt = None
+            figures.cohort = ()
+        else:
+            figures.outcome = "quarantined" if groups.quarantined else "skipped"
+        return None
+
+    async def _drive_group(self, groups: OpenGroups, attempt: Attempt) -> None:
+        """Drive one group to its sum, or leave it out."""
+        try:
+            found = await self._attempts.drive_group(attempt)
+        except (TooFewSilosError, QuarantinedSumError, SecAggError) as error:
+            self._progress.leave()
+            self._attempts.note_failure(attempt.identity, attempt.phase, error)
+            retry = attempt.may_retry
+            outcome = AggregationOutcome.ABORTED if retry else AggregationOutcome.SKIPPED
+            self._attempts.end(attempt.identity, outcome, attempt)
+            if retry:
+                self.cohorts.leave_out(attempt.left_out)
+            groups.signed |= not retry
+            groups.quarantined |= isinstance(error, QuarantinedSumError)
+            self._aborted_bytes += attempt.received_bytes
+            self._leave_attempt()
+            return
+        groups.summed.append(Summed(attempt, found))
+
+    def _give_up_groups(self, row: AggregationRow) -> None:
+        """End an attempt of groups that a restart found open: the other groups' sums are lost."""
+        identity = row.identity
+        error = LostAttemptError("the coordinator restarted between the groups of a release")
+        self._attempts.note_failure(identity, STEPS[min(row.phases_closed, len(STEPS) - 1)], error)
+        place = (identity.round, identity.step, identity.attempt)
+        if any(
+            other.survivors_declared
+            for other in self._context.store.aggregations.list(identity.run_id)
+            if (other.identity.round, other.identity.step, other.identity.attempt) == place
+        ):
+            self.current.outcome = "skipped"
+        skipped = row.survivors_declared
+        self._attempts.end(
+            identity, AggregationOutcome.SKIPPED if skipped else AggregationOutcome.ABORTED
+        )
+
     def _adopt(self, attempt: Attempt) -> None:
         self.current.cohort = tuple(sorted(attempt.cohort))
         self.current.attempt = attempt.identity.attempt
@@ -297,26 +393,34 @@ class RunDriver:
 
     # Closing a release ----------------------------------------------------------------------------
 
-    async def _close(self, result: Aggregated) -> None:
+    async def _close(self, result: Aggregated | AggregatedGroups) -> None:
         blobs = self._context.blobs
-        figures = self.current
-        attempt = self.active_attempt()
         adapter_sha256 = await asyncio.to_thread(blobs.put, result.adapter)
-        sum_sha256 = await asyncio.to_thread(blobs.put, result.sum_bytes)
-        result.note_in(figures)
-        record = self._chain.link(
-            kind="aggregated",
-            adapter_sha256=adapter_sha256,
-            parts=(
+        if isinstance(result, AggregatedGroups):
+            over, summed = None, [each.attempt for each in self._summed()]
+            sums = result.sums
+        else:
+            over, summed = self.active_attempt().identity, [self.active_attempt()]
+            sums = (result.sum_bytes,)
+        result.note_in(self.current)
+        parts = []
+        for attempt, content in zip(summed, sums, strict=True):
+            parts.append(
                 RecordPart(
                     part=attempt.identity.part,
-                    descriptor_sha256=result.descriptor_sha256,
-                    sum_sha256=sum_sha256,
-                    survivors=figures.survivors,
-                ),
-            ),
+                    descriptor_sha256=attempt.descriptor.descriptor.sha256,
+                    sum_sha256=await asyncio.to_thread(blobs.put, content),
+                    survivors=attempt.survivors,
+                )
+            )
+        record = self._chain.link(
+            kind="aggregated", adapter_sha256=adapter_sha256, parts=tuple(parts)
         )
-        self._finish(record, attempt.identity, AggregationOutcome.RELEASED)
+        self._finish(record, over, AggregationOutcome.RELEASED)
+
+    def _summed(self) -> tuple[Summed, ...]:
+        """The groups of this release whose sums are there."""
+        return () if self._groups is None else tuple(self._groups.summed)
 
     def _restored_round(self) -> int | None:
         """The round that the next release goes back to; None where it is a release."""
@@ -342,6 +446,8 @@ class RunDriver:
 
     def _skip(self) -> None:
         over = self._lost if self.attempt is None else self.attempt.identity
+        if self._groups is not None:
+            over = None
         record = self._chain.link(kind="skipped", adapter_sha256=self.head.adapter_sha256)
         self._finish(record, over, AggregationOutcome.SKIPPED)
 
@@ -350,7 +456,10 @@ class RunDriver:
     ) -> None:
         """Close the release in one transaction; what is in memory follows."""
         store, figures = self._context.store, self.current
-        received = 0 if self.attempt is None else self.attempt.received_bytes
+        if self._groups is None:
+            received = 0 if self.attempt is None else self.attempt.received_bytes
+        else:
+            received = sum(each.attempt.received_bytes for each in self._summed())
         closed = replace(
             figures,
             outcome=figures.outcome or record.kind,
@@ -363,6 +472,8 @@ class RunDriver:
         with store.transaction():
             if over is not None:
                 self._attempts.end(over, outcome, self.attempt)
+            for each in self._summed():
+                self._attempts.end(each.attempt.identity, outcome, each.attempt)
             store.records.append(record)
             if record.kind == "rollback" and record.step == 0:
                 store.rollbacks.done(self.row.run_id, record.round)
@@ -397,6 +508,10 @@ class RunDriver:
         self.finished.append(figures)
         self._context.metrics.update_norm_ratio.set(norm_ratio(self.finished, self.plan))
         log.info("round_finished", round=figures.round, step=figures.step, outcome=figures.outcome)
+        if self._groups is not None:
+            for each in self._summed():
+                self._attempts.clear(each.attempt)
+            self._groups = self.attempt = None
         self._leave_attempt()
         self._context.changed.notify()
 

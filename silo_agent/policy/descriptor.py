@@ -22,6 +22,7 @@ from dp.errors import PrivacyError
 from dp.noise.grid import Grid
 from dp.noise.metrics_block import MetricsBlock
 from dp.noise.share import metrics_sigma, per_silo_sigma
+from federation.chain.groups import groups_of
 from federation.chain.sums import metrics_layout
 from federation.chain.task import RoundTask
 from federation.errors import LayoutError
@@ -133,6 +134,27 @@ def _sums(case: DescriptorCase) -> str | None:
             f"step {identity.step}, part {identity.part}: a round of this plan has {sums} sum(s), "
             f"each in at most {parts} part(s) here"
         )
+    return None
+
+
+def _group(case: DescriptorCase) -> str | None:
+    """A part is a group of the round, which follows from the task: nobody is put beside others."""
+    count, task, descriptor = case.plan.groups, case.task, case.descriptor
+    if count == 1:
+        return None
+    if task is None or not task.invited:
+        return "groups follow from the task's invited silos, and there is no such task"
+    groups = groups_of(
+        task.invited,
+        count,
+        run_id=task.run_id,
+        round_number=task.round,
+        roster_sha256=task.roster_sha256,
+    )
+    part = descriptor.identity.part
+    strangers = set(descriptor.cohort) - set(groups[part]) if part < count else set()
+    if strangers:
+        return f"part {part} has {', '.join(sorted(strangers))}, who are not of that group"
     return None
 
 
@@ -317,6 +339,7 @@ DESCRIPTOR_RULES: tuple[Rule[DescriptorCase], ...] = (
     ),
     Rule(name="descriptor_round", public_reason=f"{_DIFFERS} the round", fires=_descriptor_round),
     Rule(name="sums", public_reason=f"{_DIFFERS} the number of sums", fires=_sums),
+    Rule(name="group", public_reason=f"{_DIFFERS} the group of this round", fires=_group),
     Rule(
         name="attempts",
         public_reason=f"{POLICY_DOES_NOT_ALLOW} so many attempts at one sum",
