@@ -2,8 +2,9 @@
 
 Covered: what the coordinator recorded. A sum that was quarantined made no adapter and has no part
 in the chain, but the coordinator has seen it, so its survivors count for the rank as well. Not
-covered: signatures and links (``chorale adapter export`` and ``chorale verify-transcript`` check
-them); sums of other runs over the same data.
+covered: a group's sum that was left out of a release; signatures and links, which
+``chorale adapter export`` and ``chorale verify-transcript`` check; sums of other runs over the same
+data.
 """
 
 from __future__ import annotations

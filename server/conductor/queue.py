@@ -98,12 +98,8 @@ class RunQueue:
         if suite not in SUITES.values():
             raise RunError(f"this version knows no suite {suite}")
         if plan.groups > 1 and suite != hybrid.SUITE:
-            raise PlanError(
-                [
-                    "aggregation.groups: a run of suite v1 has one sum a release: start it with "
-                    "suite v2, or remove this table"
-                ]
-            )
+            why = "a run of suite v1 has one sum a release: start it with suite v2, or remove this"
+            raise PlanError([f"aggregation.groups: {why} table"])
         self._require_feasible(plan, adapter)
         if suite == hybrid.SUITE:
             self._require_hybrid()

@@ -339,6 +339,7 @@ class Attempts:
             step=identity.step,
             attempt=identity.attempt,
             reason=str(error),
+            **({"part": identity.part} if self._plan.groups > 1 else {}),
         )
         log.warning(
             "attempt_aborted",

@@ -8,7 +8,7 @@ import pytest
 
 from dp.accounting.snr import predicted_cosine
 from federation.aggregate.groups import variance_of_rule
-from federation.forecast.forecast import GROUPS_NOT_DRIVEN, forecast_plan
+from federation.forecast.forecast import forecast_plan
 from federation.forecast.groups import cost_of_groups, most_groups
 from federation.plan.read import read_plan
 from tests.kit.paths import ROOT
@@ -72,13 +72,9 @@ def test_the_forecast_is_that_of_a_group():
     assert shown.epsilon_total == one.epsilon_total
 
 
-def test_a_plan_with_groups_cannot_start_yet():
-    grouped, bare = (
-        forecast_plan(plan_with(groups), silos=200, colluding=2, dimension=10)
-        for groups in (of(3), "")
-    )
-    assert grouped.refusals == (GROUPS_NOT_DRIVEN,)
-    assert bare.refusals == ()
+def test_a_plan_with_groups_may_start():
+    shown = forecast_plan(plan_with(of(3)), silos=200, colluding=2, dimension=10)
+    assert shown.refusals == ()
 
 
 def test_a_roster_that_allows_no_such_groups_is_refused():

@@ -332,3 +332,8 @@ def test_each_group_has_to_be_a_cohort_of_its_own():
     first, second = caught.value.problems
     assert first.startswith("aggregation.groups.count: 44 silos in 5 groups leave 8")
     assert second.startswith("in a group of 8: rounds.quorum: a round opens with 9 ready silos")
+
+
+def test_groups_of_steps_are_refused():
+    found = problems(DISTRIBUTED, GROUPED)
+    assert any("in mode 'record_distributed' each step is a sum" in problem for problem in found)

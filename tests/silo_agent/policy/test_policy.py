@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from federation.adapter.layout import Layout, TensorSpec
+from federation.chain.groups import groups_of
 from federation.chain.task import PASSING_REASONS
+from federation.plan.tables import GroupsSection
 from secagg.descriptor import AggregationId
 from secagg.digest_tree import BLAKE3
 from silo_agent.errors import PolicyFileError
@@ -395,7 +397,7 @@ def test_every_rule_has_a_test_that_makes_it_fire():
     times = {"step_answer_after", "time_passed"}
     noiseless = {"no_privacy_accepted", "exact_figures"}
     # That of a rollback is in silo_agent/follow/test_rollback.py.
-    other = {"dimension", "hardware", "rollback_allowed", *OPERATOR}
+    other = {"dimension", "group", "hardware", "rollback_allowed", *OPERATOR}
     tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record, *noiseless}
     tested |= times
     assert tested == set(RULE_NAMES)
@@ -458,3 +460,37 @@ def test_groups_of_a_round_are_parts_where_noise_hides_each_or_cohorts_may_vary(
     part = replace(honest, identity=replace(honest.identity, part=3))
     assert judge(plan=plan, policy=policy, descriptor=part).accepted is allowed
     assert judge(plan=plan, policy=policy, descriptor=part, may_vary=True).accepted
+
+
+def test_a_part_is_a_group_of_the_round_and_nobody_else_is_in_it():
+    silos = tuple(sorted((*COHORT, *(f"silo-{letter}" for letter in "efghijkl"))))
+    task = make_task(invited=silos)
+    plan = make_plan()
+    groups = GroupsSection(count=3)
+    aggregation = plan.aggregation.model_copy(update={"groups": groups})
+    grouped = plan.model_copy(update={"aggregation": aggregation})
+    found = groups_of(
+        silos,
+        3,
+        run_id=task.run_id,
+        round_number=task.round,
+        roster_sha256=task.roster_sha256,
+    )
+    mine = next(part for part, group in enumerate(found) if "silo-a" in group)
+    policy = make_policy(
+        *[(line, "") for line in POLICY.splitlines() if line.startswith("partners")]
+    )
+
+    def judged(part, cohort):
+        identity = replace(make_descriptor(plan).identity, part=part)
+        changes = {"identity": identity, "cohort": cohort, "task_sha256": task.sha256}
+        descriptor = make_descriptor(plan, **changes)
+        return judge(policy=policy, descriptor=descriptor, plan=grouped, task=task)
+
+    assert judged(mine, found[mine]).accepted
+    other = (mine + 1) % 3
+    mixed = tuple(sorted({*found[mine][:3], "silo-a", found[other][0]}))
+    for part, cohort in ((mine, mixed), (other, found[mine])):
+        decision = judged(part, cohort)
+        assert decision.rule == "group"
+        assert "silo-" not in decision.public_reason
