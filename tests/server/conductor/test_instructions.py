@@ -44,6 +44,7 @@ def conducting(attempt):
         row=SimpleNamespace(run_id="run"),
         current=SimpleNamespace(round=1, step=0, attempt=1),
         training=None,
+        task_for=lambda _silo: None,
         attempt=attempt,
     )
     return conductor
