@@ -15,7 +15,7 @@ from dp.accounting.rdp import ORDERS
 from dp.ledger.opening import carried_fields, read_carried
 from federation.adapter.layout import Layout, TensorSpec
 from federation.audit.head import AuditHead
-from federation.chain import preflight, record, task, verify
+from federation.chain import groups, preflight, record, task, verify
 from federation.membership.invite import join_statement
 from federation.membership.renewal import renew_statement, trust_sha256
 from secagg import canonical, messages, suite, transcript
@@ -394,6 +394,16 @@ def of_a_federation() -> list[Statement]:
             "chorale/v1/layout",
             layout.sha256,
             {"specs": ({"name": "x.lora_A.weight", "shape": (2, 3), "dtype": "float32"},)},
+        ),
+        Statement(
+            "chorale/v2/groups",
+            canonical.digest(groups.GROUPS_DOMAIN, "run-1", 3, digest_of("roster"), "silo-000"),
+            {
+                "run_id": "run-1",
+                "round": 3,
+                "roster_sha256": digest_of("roster"),
+                "silo_id": "silo-000",
+            },
         ),
         Statement(
             "chorale/v1/update-probe",
