@@ -73,8 +73,9 @@ def carried_delivery(message: Any) -> Any:
     return carried(message, "box_delivery", pb.BoxDelivery)
 
 
-def uploaded_digest(descriptor: Descriptor, content: bytes) -> bytes:
+def uploaded_digest(descriptor: Descriptor, content: bytes | np.ndarray) -> bytes:
     """What the coordinator makes of the bytes that arrived."""
+    content = bytes(content)
     if not descriptor.is_hybrid:
         return hashlib.sha256(content).digest()
     hasher = TreeHasher(len(content), descriptor.digest_id)
