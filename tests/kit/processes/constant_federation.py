@@ -167,9 +167,6 @@ max_sampling_rate = 1.0
 max_steps_per_run = 100000
 epsilon_caps = {{ silo = {epsilon_cap}, task = {task_cap}, user = 1e9 }}
 delta = 1e-5
-[secure_aggregation]
-suites = ["v1", "v2"]
-accept_v1 = true
 [limits]
 max_rounds = 100
 max_episodes_per_round = 1000
