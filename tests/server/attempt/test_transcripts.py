@@ -78,7 +78,7 @@ def test_losses_show_in_the_transcript_and_it_verifies(world, die_at, sizes):
     world.silos[NAMES[3]].die_at = (die_at, 1)
     run_id = asyncio.run(world.run(sw.plan_toml()))
     transcript, passed = exported(world, run_id, 1)
-    lists = ("bundles", "share_headers", "upload_headers", "agreements")
+    lists = ("bundles", "r1", "upload_headers", "agreements")
     assert tuple(len(getattr(transcript, name)) for name in lists) == sizes
     assert passed[-1] is TranscriptCheck.SUM
 
