@@ -156,7 +156,7 @@ _COORDINATOR: Final = {
     "silo_version": ("silo", "version"),
     "silo_version_refused": ("silo", "detail"),
     "silos_called_back": ("run", "silos"),
-    "silos_kept_out": ("round", "silos"),
+    "silos_kept_out": ("run", "round", "silos"),
     "status_page_failed": ("reason",),
     "storage_failed": ("run", "reason", "hint", "retry_in_s"),
     "strangers": ("connections", "joins_refused"),

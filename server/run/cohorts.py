@@ -345,7 +345,12 @@ class Cohorts:
         place = self._chain.next_place
         kept_out = self._kept_out()
         if kept_out != self.kept_out:
-            log.warning("silos_kept_out", round=place.round, silos=", ".join(kept_out))
+            log.warning(
+                "silos_kept_out",
+                run=self._chain.head.run_id,
+                round=place.round,
+                silos=", ".join(kept_out),
+            )
         self.kept_out = kept_out
         out = self._dropouts.sitting_out(place.round)
         if out and everyone:

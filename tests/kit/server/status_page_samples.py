@@ -9,6 +9,8 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -68,6 +70,7 @@ class Driven:
     row: RunRow
     current: RoundFigures
     waiting_for: tuple[str, ...] = ()
+    cohorts: Any = field(default_factory=lambda: SimpleNamespace(kept_out=()))
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pytest
 from server.figures import RoundFigures
 from server.status_page.picture import SiloView
 from server.store.runs import RunState
+from server.store.schema import runs
 from tests.kit.server import status_page_samples as samples
 from tests.kit.server import world as sw
 from tests.kit.server.server_runs import in_phase, one_at_a_time
@@ -278,3 +279,14 @@ def test_every_stage_of_founding_names_the_next_command(coordinator):
     assert "Nothing runs yet" in text
     coordinator.start()
     assert "To the first run" not in commands()[0]
+
+
+def test_a_run_says_that_it_is_not_post_quantum_and_who_takes_no_part_any_more(coordinator):
+    row = a_run_with(coordinator)
+    for kept_out, suite in (((), 2), (("hospital-d",), 1)):
+        coordinator.driver.cohorts.kept_out = kept_out
+        with coordinator.store.transaction() as connection:
+            connection.execute(runs.update().where(runs.c.run_id == row.run_id).values(suite=suite))
+        text = seen(coordinator).text
+        assert ("Not asked in this run any more: hospital-d." in text) == bool(kept_out)
+        assert ("suite v1: not post-quantum" in text) == (suite == 1)
