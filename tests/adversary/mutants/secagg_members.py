@@ -100,7 +100,7 @@ MUTANTS = (
         name="dropout-quorum-there",
         disables="that silence of the others calls back who sits out",
         file=COHORTS,
-        old="        return bool(self.sitting_out) and len(there) < self._quorum\n",
+        old="        return bool(self.sitting_out) and not self._suffices(there)\n",
         new="        return bool(self.sitting_out) and not there\n",
         tests=(_LOST + "test_who_sits_out_is_asked_as_soon_as_too_few_others_are_there",),
     ),

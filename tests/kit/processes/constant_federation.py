@@ -188,6 +188,15 @@ def configure(
     (directory / "policy.toml").write_text(policy or policy_toml())
 
 
+def let_cohorts_vary(loopback: LoopbackFederation, silos: tuple[str, ...] = SILOS) -> None:
+    """Have every site say, without noise, that a silo that was lost may be in a sum again."""
+    for silo_id in silos:
+        file = loopback.silo_dir(silo_id) / "policy.toml"
+        text = file.read_text()
+        assert ACCEPTED in text
+        file.write_text(text.replace(ACCEPTED, ACCEPTED + "cohort_may_vary = true\n"))
+
+
 @contextmanager
 def federation(
     directory: Path,

@@ -21,10 +21,12 @@ from server.store import Store
 from server.store.aggregations import AggregationOutcome
 from server.store.blobs.directory import BlobStore
 from server.store.database import Database, _migrations
-from server.store.heads import AuditHeadRow, HeadRow
+from server.store.heads import AuditHeadRow, DebitRow, HeadRow
 from server.store.runs import RunState
 from server.store.schema import METADATA
 from server.store.served import database_in_force
+from server.store.tasks import TaskRow
+from tests.kit.federation.statements import HYBRID_UPLOAD, INVITING_TASK
 from tests.kit.server.store_samples import (
     FAMILIES,
     at,
@@ -76,6 +78,10 @@ def fill(store, blobs):
             descriptor_sha256=b"\x05" * 32,
         )
     )
+    store.debit_heads.put(
+        DebitRow(header=HYBRID_UPLOAD, ctx=b"\x06" * 32, members_sha256=b"\x07" * 32)
+    )
+    store.tasks.put(TaskRow(task=INVITING_TASK, attempt=1))
     store.rollbacks.ask(submit_token="back", run_id="run-1", to_round=0, at_unix_s=7)
     store.dropouts.add("run-1", "hospital-a", 1)
     store.audit_heads.put(

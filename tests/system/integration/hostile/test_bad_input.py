@@ -60,6 +60,7 @@ def test_nan_delta_goes_up_as_zeros(tmp_path):
 )
 def test_a_bad_upload_costs_only_its_sender_and_only_once(tmp_path, switch, reason):
     with cf.federation(tmp_path) as loopback:
+        cf.let_cohorts_vary(loopback)
         start_all(loopback, "tests.kit.processes.faulty_silo", {switch: "1"})
         last, rounds = run(loopback, cf.plan_toml(rounds=2))
         assert last["run"]["state"] == "finished"

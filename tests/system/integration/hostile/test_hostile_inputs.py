@@ -17,6 +17,7 @@ from safetensors.numpy import save
 
 from chorale.v1 import admin_pb2, round_pb2
 from federation.adapter.encoding import encode_adapter
+from federation.version import this_version
 from server.cli.client import connect, start_parts
 from server.errors import Reason
 from server.rpc.ports import MAX_JOIN_BYTES
@@ -57,7 +58,8 @@ class Sender:
         call = getattr(self.channel, kind)(method.path, None, None)
         timeout_s = 0.2 if method.name in WAITING else timeout_s
         try:
-            answer = call(iter(parts) if method.streams_in else parts[0], timeout=timeout_s)
+            sent = iter(parts) if method.streams_in else parts[0]
+            answer = call(sent, timeout=timeout_s, metadata=this_version().words)
             if method.streams_out:
                 Counter(answer)
         except grpc.RpcError as error:
@@ -100,6 +102,7 @@ class Sender:
 @pytest.fixture(scope="module")
 def loopback(tmp_path_factory):
     with cf.federation(tmp_path_factory.mktemp("hostile")) as running:
+        cf.let_cohorts_vary(running)
         yield running
 
 
@@ -328,7 +331,7 @@ def in_a_run(member, run_id):
     stub = round_pb2_poll(member.channel)
     upload = named("RoundService", "UploadMaskedInput")
     for _ in range(14):
-        told = stub(round_pb2.PollRequest(wait_s=1))
+        told = stub(round_pb2.PollRequest(wait_s=1), metadata=this_version().words)
         if told.HasField("identity"):
             identity.CopyFrom(told.identity)
         identity.run_id = identity.run_id or run_id
