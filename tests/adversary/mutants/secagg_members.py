@@ -7,7 +7,7 @@ from tests.adversary.mutants.mutant import Mutant
 ATTEMPTS = "server/run/attempts.py"
 COHORTS = "server/run/cohorts.py"
 DROPOUTS = "server/run/dropouts.py"
-INSTRUCTIONS = "server/conductor/instructions.py"
+DRIVER = "server/run/driver.py"
 LIVENESS = "server/context.py"
 PRESENCE = "server/members/presence.py"
 QUEUE = "server/conductor/queue.py"
@@ -107,9 +107,9 @@ MUTANTS = (
     Mutant(
         name="dropout-no-task",
         disables="that who sits out is told of no task",
-        file=INSTRUCTIONS,
-        old=" and driver.cohorts.is_told(silo_id):\n",
-        new=":\n",
+        file=DRIVER,
+        old="return self.training.task if self.cohorts.is_told(silo_id) else None\n",
+        new="return self.training.task\n",
         tests=(_LOST + "test_who_sits_out_does_no_work_and_is_charged_nothing",),
     ),
     Mutant(
