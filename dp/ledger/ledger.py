@@ -6,7 +6,8 @@ caller names the file, the silo's own policy supplies δ and a cap for each kind
 sums and counts.
 
 Record kinds:
-    genesis    a random id, so that two ledgers never share a head; and what was spent before
+    genesis    a random id, so that two ledgers never share a head; and what was spent before, with
+               whose the newest sum without noise was
     joined     the silo is about to show its keys for an identity (R0); nothing is charged
     trained    a local training that is about to begin: all of its steps, debited before the first
     spent      one attempt that reached upload: the debits and the "spent" mark in one record
@@ -68,7 +69,7 @@ from dp.ledger import record as form
 from dp.ledger.counts import DayCount, RunCount, RunDebits, Totals
 from dp.ledger.entry import DIGEST_BYTES, Head, Identity, LedgerEntry, TrainingEntry
 from dp.ledger.journal import Journal
-from dp.ledger.opening import Carried, carried_fields
+from dp.ledger.opening import Carried, carried_fields, cohort_of
 from dp.ledger.receipt import ISSUER, Receipt, TrainingReceipt
 from dp.ledger.record import Debit, debits_of
 
@@ -236,7 +237,7 @@ class Ledger:
             IdentityError: If the identity was never spent or its aggregation is agreed on already.
             SpecError: If the cohort is of no silos, or of names that no silo has.
         """
-        members = None if cohort is None else form.cohort_of(sorted(cohort))
+        members = None if cohort is None else cohort_of(sorted(cohort))
         with self._lock:
             self._require_agreeable(identity)
             self._journal.append(form.signed_record(identity, members))
@@ -270,7 +271,14 @@ class Ledger:
     def carried(self) -> Carried:
         """Everything charged and counted so far, the opening included: the next one's opening."""
         with self._lock:
-            return self._totals.spent
+            spent, opening = self._totals.spent, self._opening
+            return Carried(
+                kinds=spent.kinds,
+                unprotected=spent.unprotected,
+                partial=spent.partial,
+                cohort=None if self._cohort is None else tuple(sorted(self._cohort)),
+                elsewhere={} if opening is None else opening.elsewhere,
+            )
 
     def epsilons(self) -> dict[UnitKind, Epsilon]:
         """ε of everything charged so far at this ledger's δ, for every unit kind."""
@@ -298,7 +306,10 @@ class Ledger:
 
     @property
     def cohort(self) -> frozenset[str] | None:
-        """Whose the newest sum without noise is that this silo signed; None before the first."""
+        """Whose the newest sum without noise is that this silo signed; None before the first.
+
+        In this ledger, or in one before it of the same federation.
+        """
         return self._cohort
 
     def head(self) -> Head:
@@ -389,6 +400,8 @@ class Ledger:
         self._opening = opening
         if opening is not None:
             self._totals.carry(opening)
+            if opening.cohort is not None:
+                self._cohort = frozenset(opening.cohort)
 
     def _require_opening(self, opening: Carried) -> None:
         held = self._opening

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -41,16 +40,14 @@ import numpy as np
 from dp.accounting.charge import Charge
 from dp.accounting.rdp import ORDERS, Divergences
 from dp.config import Mode
-from dp.errors import LedgerCorruptError, LedgerFormatError, SpecError
+from dp.errors import LedgerCorruptError, LedgerFormatError
 from dp.ledger.entry import DIGEST_BYTES, Identity, LedgerEntry, TrainingEntry
-from dp.ledger.opening import Carried, carried_fields, read_carried
+from dp.ledger.opening import Carried, carried_fields, cohort_of, read_carried
 
 FORMAT: Final = 3
 _FORMAT_WITHOUT_BLOCKS: Final = 2
 ID_BYTES: Final = 16
 _RELATIVE: Final = 1e-12
-_MAX_COHORT: Final = 200
-_MAX_SILO_CHARACTERS: Final = 63
 _CHAIN_KEYS: Final = frozenset({"seq", "prev_sha256", "kind"})
 _IDENTITY_KEYS: Final = frozenset({"run", "round", "step", "part", "attempt"})
 _JOINED_KEYS: Final = _IDENTITY_KEYS | {"descriptor_sha256"}
@@ -127,22 +124,6 @@ def signed_record(identity: Identity, cohort: tuple[str, ...] | None = None) -> 
     """R3 is signed for an identity; ``cohort`` is whose sum without noise it is."""
     named = {} if cohort is None else {"survivors": list(cohort)}
     return {"kind": "signed_r3", **Identity(*identity)._asdict(), **named}
-
-
-def cohort_of(names: object) -> tuple[str, ...]:
-    """Silo ids in ascending order, bounded.
-
-    Raises:
-        SpecError: If they are none, too many, out of order or no names.
-    """
-    if not isinstance(names, list) or not 1 <= len(names) <= _MAX_COHORT:
-        raise SpecError(f"a cohort has 1 to {_MAX_COHORT} silos")
-    for name in names:
-        if type(name) is not str or not 1 <= len(name) <= _MAX_SILO_CHARACTERS:
-            raise SpecError("a silo of a cohort has no name")
-    if any(left >= right for left, right in pairwise(names)):
-        raise SpecError("the silos of a cohort are not in ascending order")
-    return tuple(names)
 
 
 def read_genesis(record: Mapping[str, Any]) -> Carried | None:

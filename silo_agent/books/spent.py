@@ -6,8 +6,12 @@ document that carries what was spent there is JSON::
     {format, federation, silo_id, verification_key,
      ledger: {id, seq, sha256},       the ledger, and the record at which it stood
      at_unix_s,
-     carried: {...},                  dp/ledger/opening.py: curves, failures and every count
+     carried: {...},                  dp/ledger/opening.py: curves, failures and every count; whose
+                                      the newest sums without noise were
      signature}
+
+One that names no cohort is of format 1, with the domain of earlier releases, which read it; one
+that names any is of format 2.
 
 Ordered invariants of reading:
 
@@ -19,12 +23,15 @@ Ordered invariants of reading:
    noticed, whatever its name (``silo_agent/cli/spent.py``).
 3. Several add up, for a data set that took part in several federations. Two of one ledger are
    refused: the newer one holds all of the older.
+4. A cohort without noise is that of one federation, by its name, and the newest document that knows
+   of one decides. Where the data set goes on in the same federation no later sum has a silo that
+   was not in it; it is carried past other federations, which have nothing to compare it with.
 
 And of the ledger that begins with it (``begin_ledger``):
 
-4. It is on disk, with all of that in its first record, before the new identity is. So no daemon can
+5. It is on disk, with all of that in its first record, before the new identity is. So no daemon can
    charge anything in a directory whose opening is not there.
-5. Its head is remembered: it cannot be lost and begun anew with nothing spent.
+6. Its head is remembered: it cannot be lost and begun anew with nothing spent.
 
 The document is made from a verified copy of the ledger (``silo_agent/books/ledger_copy.py``), so
 beside a daemon as well.
@@ -32,7 +39,8 @@ beside a daemon as well.
 Covered: files cut short, edited, of other kinds, of other silos; crashes. Not covered: an operator
 who leaves a file out or gives one that was made before the last charge (its time is shown); a
 ledger that another of the files had carried already, which then counts twice; a data set in two
-data directories at the same time, which two ledgers charge apart.
+data directories at the same time, which two ledgers charge apart; a cohort without noise that an
+earlier release left out of its file, or of a federation that goes on under another name.
 """
 
 from __future__ import annotations
@@ -50,7 +58,7 @@ from typing import Any, Final
 
 from dp.errors import PrivacyError
 from dp.ledger.ledger import Ledger
-from dp.ledger.opening import Carried, carried_fields, read_carried
+from dp.ledger.opening import MAX_ELSEWHERE, Carried, carried_fields, read_carried
 from federation.membership.roster_change import fingerprint
 from ops.files import replace_file
 from secagg import bounds, canonical, suite
@@ -76,9 +84,11 @@ __all__ = [
 
 SPENT_FILE: Final = "spent.json"
 """In the data directory; ``chorale-silo leave`` writes it."""
-MAX_FILE_BYTES: Final = 1 << 17
-FORMAT: Final = "chorale-spent/1"
+MAX_FILE_BYTES: Final = 1 << 18
+_FORMAT: Final = "chorale-spent/1"
 _DOMAIN: Final = "chorale/v1/spent"
+_FORMAT_WITH_COHORTS: Final = "chorale-spent/2"
+_DOMAIN_WITH_COHORTS: Final = "chorale/v2/spent"
 _FIELDS: Final = frozenset(
     {
         "format",
@@ -134,6 +144,17 @@ class SpentDocument:
             bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "signature")
         except MalformedMessageError as error:
             raise SpentFileError(str(error)) from error
+        if self.federation in self.carried.elsewhere:
+            raise SpentFileError(f"it counts {self.federation} among other federations than itself")
+
+    @property
+    def format(self) -> str:
+        """Of the file; which releases read it."""
+        return _FORMAT_WITH_COHORTS if self._names_cohorts else _FORMAT
+
+    @property
+    def _names_cohorts(self) -> bool:
+        return self.carried.cohort is not None or bool(self.carried.elsewhere)
 
     @property
     def fingerprint(self) -> str:
@@ -146,7 +167,7 @@ class SpentDocument:
             carried_fields(self.carried), allow_nan=False, separators=(",", ":"), sort_keys=True
         )
         return canonical.encode(
-            _DOMAIN,
+            _DOMAIN_WITH_COHORTS if self._names_cohorts else _DOMAIN,
             self.federation,
             self.silo_id,
             self.verification_key,
@@ -193,7 +214,7 @@ def write_spent(path: Path, spent: SpentDocument) -> None:
         LocalStoreError: The disk refused.
     """
     document = {
-        "format": FORMAT,
+        "format": spent.format,
         "federation": spent.federation,
         "silo_id": spent.silo_id,
         "verification_key": spent.verification_key.hex(),
@@ -243,11 +264,11 @@ def read_spent(path: Path) -> SpentDocument:
         ) from error
 
 
-def opening_of(documents: Sequence[SpentDocument]) -> Carried | None:
-    """What a ledger that follows all of them begins with; None for no document.
+def opening_of(documents: Sequence[SpentDocument], *, federation: str) -> Carried | None:
+    """What a ledger in ``federation`` that follows all of them begins with; None for no document.
 
     Raises:
-        SpentFileError: Two are of one ledger.
+        SpentFileError: Two are of one ledger, or they know of too many federations.
     """
     ledgers = [document.ledger_id for document in documents]
     if len(set(ledgers)) != len(ledgers):
@@ -257,7 +278,19 @@ def opening_of(documents: Sequence[SpentDocument]) -> Carried | None:
         )
     if not documents:
         return None
-    return reduce(add, (document.carried for document in documents))
+    cohorts: dict[str, tuple[str, ...]] = {}
+    for document in sorted(documents, key=lambda one: (one.at_unix_s, one.ledger_id)):
+        cohorts.update(document.carried.elsewhere)
+        if document.carried.cohort is not None:
+            cohorts[document.federation] = document.carried.cohort
+    here = cohorts.pop(federation, None)
+    if len(cohorts) > MAX_ELSEWHERE:
+        raise SpentFileError(
+            f"the files name sums without noise of {len(cohorts)} other federations, of which a "
+            f"ledger keeps {MAX_ELSEWHERE}"
+        )
+    spent = reduce(add, (document.carried for document in documents))
+    return replace(spent, cohort=here, elsewhere=cohorts)
 
 
 def _content(path: Path) -> bytes:
@@ -277,8 +310,9 @@ def _decode(content: bytes) -> SpentDocument:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise SpentFileError("it is cut short, or no JSON") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise SpentFileError(f"it is of another kind than {FORMAT}")
+    formats = (_FORMAT, _FORMAT_WITH_COHORTS)
+    if not isinstance(document, dict) or document.get("format") not in formats:
+        raise SpentFileError(f"it is of another kind than {' and '.join(formats)}")
     ledger = document.get("ledger")
     if set(document) != _FIELDS or not isinstance(ledger, dict) or set(ledger) != _LEDGER_FIELDS:
         raise SpentFileError("a field is missing, or is one too many")
@@ -293,6 +327,8 @@ def _decode(content: bytes) -> SpentDocument:
         carried=read_carried(document["carried"]),
         signature=_bytes(document["signature"]),
     )
+    if document["format"] != spent.format:
+        raise SpentFileError(f"what it says is of format {spent.format}")
     if not suite.verify(spent.verification_key, spent.signature, spent.signed_bytes()):
         raise SpentFileError("its signature is not of what it says: it was changed")
     return spent

@@ -110,10 +110,14 @@ def join(
         from silo_agent.cli.spent import Before
         from silo_agent.config import write_starter
         from silo_agent.identity.join import join as join_federation
+        from silo_agent.identity.join import read_invite
         from silo_agent.policy.proposal import write_default
 
-        before = Before.read(data, spent or [], keys=spent_key or [])
-        identity = join_federation(_read_invite(invite), data, before_stored=before.begin)
+        redeemed = read_invite(_read_invite(invite))
+        before = Before.read(
+            data, spent or [], keys=spent_key or [], federation=redeemed.federation
+        )
+        identity = join_federation(redeemed, data, before_stored=before.begin)
         Departure(data).clear()
         AuditLog(data).append(
             SiloEvent.JOINED,

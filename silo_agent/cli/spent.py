@@ -55,8 +55,12 @@ class Before:
     """Whether the directory has no ledger yet."""
 
     @classmethod
-    def read(cls, data_dir: Path, files: Sequence[Path], *, keys: Sequence[str]) -> Self:
+    def read(
+        cls, data_dir: Path, files: Sequence[Path], *, keys: Sequence[str], federation: str
+    ) -> Self:
         """Read the files; ``keys`` are the fingerprints that the operator named.
+
+        ``federation`` is the one that is joined.
 
         Raises:
             CommandError: A file's key was not named, or a name is of no file, or the directory's
@@ -86,7 +90,7 @@ class Before:
                 hint="nothing was done, and the invite can still be used",
                 next_step="give the file that the key has signed with --spent",
             )
-        carried = opening_of(documents)
+        carried = opening_of(documents, federation=federation)
         ledger = data_dir / LEDGER_FILE
         fresh = not ledger.exists() or not ledger.stat().st_size
         if carried is not None:
@@ -117,11 +121,14 @@ class Before:
     def lines(self) -> list[str]:
         """For people."""
         if self.documents:
-            return [
-                f"carried from before: {line}"
-                for document in self.documents
-                for line in said_of(document)
-            ]
+            said = [line for document in self.documents for line in said_of(document)]
+            if self.carried is not None and self.carried.cohort is not None:
+                said.append(
+                    "a sum without noise is here of no silo but "
+                    + ", ".join(self.carried.cohort)
+                    + ", whose the newest one was"
+                )
+            return [f"carried from before: {line}" for line in said]
         if not self.fresh:
             return []
         return [

@@ -53,7 +53,7 @@ from silo_agent.identity.leaf import (
     read_leaf,
 )
 
-__all__ = ["AlreadyJoinedError", "InviteRefusedError", "join"]
+__all__ = ["AlreadyJoinedError", "InviteRefusedError", "join", "read_invite"]
 
 TIMEOUT_S: Final = 20.0
 _MAX_SAID_CHARS: Final = 200
@@ -77,6 +77,18 @@ class InviteRefusedError(IdentityError):
         self.reason = reason
 
 
+def read_invite(line: str) -> Invite:
+    """The invite of a line from the coordinator's admin.
+
+    Raises:
+        InviteRefusedError: It is malformed.
+    """
+    try:
+        return parse_invite(line)
+    except InviteFormatError as error:
+        raise InviteRefusedError(str(error), reason="invite_malformed") from error
+
+
 def join(
     invite: Invite | str, data_dir: Path, *, before_stored: Callable[[], None] = lambda: None
 ) -> Identity:
@@ -91,10 +103,7 @@ def join(
         AlreadyJoinedError: This directory belongs to another federation, silo or root.
         TransportError: The enrolment port cannot be reached.
     """
-    try:
-        parsed = parse_invite(invite) if isinstance(invite, str) else invite
-    except InviteFormatError as error:
-        raise InviteRefusedError(str(error), reason="invite_malformed") from error
+    parsed = read_invite(invite) if isinstance(invite, str) else invite
     if parsed.expires_unix_s <= time.time():
         raise InviteRefusedError(
             "the invite has expired: check this machine's clock, or ask the admin for a new one "

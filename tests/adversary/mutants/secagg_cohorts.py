@@ -8,6 +8,7 @@ SESSION = "silo_agent/attempt/session.py"
 PEER_HEADS = "silo_agent/books/peer_heads.py"
 BOOKS = "silo_agent/books/ledger.py"
 LEDGER = "dp/ledger/ledger.py"
+SPENT = "silo_agent/books/spent.py"
 TASKS = "silo_agent/books/round_tasks.py"
 DESCRIPTOR = "silo_agent/policy/descriptor.py"
 DOCUMENT = "silo_agent/policy/document.py"
@@ -17,6 +18,7 @@ _ECHO = "tests/silo_agent/books/test_ledger_echo.py::"
 _TASKS = "tests/silo_agent/books/test_round_tasks.py::"
 _DEBITS = "tests/dp/ledger/test_debits.py::"
 _POLICY = "tests/silo_agent/policy/test_policy.py::"
+_SPENT = "tests/silo_agent/books/test_spent.py::"
 _COHORTS = "tests/silo_agent/attempt/test_session_cohorts.py::"
 
 MUTANTS = (
@@ -43,6 +45,34 @@ MUTANTS = (
         old="                    self._agree(identity, members)\n",
         new="                    self._agree(identity, None)\n",
         tests=(_DEBITS + "test_whose_a_sum_is_survives_and_noise_forgets_nothing",),
+    ),
+    Mutant(
+        name="cohort-forgotten-by-a-rejoin",
+        disables="the cohort of the ledger before, where a silo leaves and joins anew",
+        file=LEDGER,
+        old="                self._cohort = frozenset(opening.cohort)\n",
+        new="                _ = opening.cohort\n",
+        tests=(
+            _SPENT + "test_a_silo_that_leaves_and_joins_anew_signs_for_nobody_who_was_not_there",
+        ),
+    ),
+    Mutant(
+        name="cohort-not-in-the-file",
+        disables="whose the newest sum without noise was, in the file of a silo that leaves",
+        file=LEDGER,
+        old="cohort=None if self._cohort is None else tuple(sorted(self._cohort)),\n",
+        new="cohort=None,\n",
+        tests=(
+            _SPENT + "test_a_silo_that_leaves_and_joins_anew_signs_for_nobody_who_was_not_there",
+        ),
+    ),
+    Mutant(
+        name="cohort-of-the-older-file",
+        disables="that the newer of two files of one federation decides",
+        file=SPENT,
+        old="key=lambda one: (one.at_unix_s, one.ledger_id)):\n",
+        new="key=lambda one: (-one.at_unix_s, one.ledger_id)):\n",
+        tests=(_SPENT + "test_of_two_files_the_newer_says_whose_the_sum_was",),
     ),
     Mutant(
         name="cohort-before-keys",

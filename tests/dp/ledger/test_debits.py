@@ -8,6 +8,7 @@ import pytest
 
 from dp.errors import LedgerCorruptError, SpecError
 from dp.ledger import record as form
+from dp.ledger.opening import cohort_of
 from tests.kit.dp.ledgers import entry, none_entry, opened, record_at, trained
 
 
@@ -60,7 +61,7 @@ def test_whose_a_sum_is_survives_and_noise_forgets_nothing(path):
 )
 def test_a_record_that_names_no_possible_cohort_is_refused(names):
     with pytest.raises(SpecError):
-        form.cohort_of(names)
+        cohort_of(names)
     record = {"kind": "signed_r3", **none_entry(0).identity._asdict(), "survivors": names}
     with pytest.raises(SpecError):
         form.read_signed(json.loads(json.dumps(record)))

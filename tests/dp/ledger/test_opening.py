@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,27 @@ def test_a_new_ledger_goes_on_where_the_old_one_ended(path):
     # The third ledger in a row carries both.
     with opened(path) as ledger, begun(path.with_name("third"), ledger.carried()) as third:
         assert third.epsilons() == both
+
+
+def test_whose_the_newest_sum_without_noise_was_outlives_the_ledger(path):
+    carried, _ = before(path)
+    known = replace(carried, cohort=("a", "b", "c"), elsewhere={"cardiology": ("a", "x")})
+    assert "cohort" not in carried_fields(carried)
+    assert begun(path.with_name("unknown"), carried).cohort is None
+    with begun(path, known) as ledger:
+        assert ledger.cohort == {"a", "b", "c"}
+        with begun(path.with_name("third"), ledger.carried()) as third:
+            assert third.cohort == {"a", "b", "c"}
+    with opened(path) as ledger:
+        assert ledger.cohort == {"a", "b", "c"}
+        ledger.reserve(none_entry(9))
+        ledger.mark_agreed(none_entry(9).identity, cohort=("a", "b"))
+        newer = ledger.carried()
+    assert (newer.cohort, newer.elsewhere) == (("a", "b"), {"cardiology": ("a", "x")})
+    with opened(path) as ledger:
+        assert ledger.cohort == {"a", "b"}
+    with pytest.raises(OpeningError, match="something else"):
+        begun(path, replace(known, cohort=("a", "b")))
 
 
 def test_an_opening_is_said_once(path):
@@ -130,6 +152,15 @@ def change(*keys, to):
         change("kinds", "user", "rdp", 3, to="1"),
         change("kinds", "user", "rdp", to=[0.0] * 259),
         change("note", to=1),
+        change("cohort", to=None),
+        change("cohort", to=[]),
+        change("cohort", to=["b", "a"]),
+        change("elsewhere", to=None),
+        change("elsewhere", to={}),
+        change("elsewhere", to={"": ["a"]}),
+        change("elsewhere", to={"x" * 129: ["a"]}),
+        change("elsewhere", to={"cardiology": ["a", "a"]}),
+        change("elsewhere", to={f"federation-{k}": ["a"] for k in range(16)}),
         lambda fields: fields.pop("partial"),
         lambda fields: fields["kinds"].pop("task"),
     ],

@@ -165,6 +165,7 @@ SPENT = SpentDocument(
     at_unix_s=99,
     carried=CARRIED,
 )
+KNOWN_COHORT = replace(SPENT, carried=replace(CARRIED, cohort=("silo-000", "silo-001")))
 NEXT_ROSTER = make_roster(n=6, epoch=4)
 
 
@@ -333,7 +334,10 @@ def of_a_federation() -> list[Statement]:
     """Rosters, tasks, records and what else is signed outside an aggregation."""
     layout = Layout((TensorSpec(name="x.lora_A.weight", shape=(2, 3)),))
     probe = canonical.digest(verify.PROBE_DOMAIN, RECORD.descriptor_sha256, RECORD.adapter_sha256)
-    carried = json.dumps(carried_fields(CARRIED), separators=(",", ":"), sort_keys=True)
+    carried, with_cohort = (
+        json.dumps(carried_fields(each.carried), separators=(",", ":"), sort_keys=True)
+        for each in (SPENT, KNOWN_COHORT)
+    )
     return [
         Statement(
             "chorale/v1/roster",
@@ -390,6 +394,9 @@ def of_a_federation() -> list[Statement]:
         ),
         Statement("chorale/v1/audit-head", AUDIT_HEAD.signed_bytes(), of(AUDIT_HEAD)),
         Statement("chorale/v1/spent", SPENT.signed_bytes(), of(SPENT, carried=carried)),
+        Statement(
+            "chorale/v2/spent", KNOWN_COHORT.signed_bytes(), of(KNOWN_COHORT, carried=with_cohort)
+        ),
         Statement(
             "chorale/v1/layout",
             layout.sha256,

@@ -6,6 +6,7 @@ Hostile here is a file that came from elsewhere: cut, edited, of another kind, o
 import copy
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -33,9 +34,9 @@ from tests.kit.dp.ledgers import entry, none_entry, opened, trained
 NOW = 1_800_000_000
 
 
-def identity_of(silo_id="hospital-a", key=None):
+def identity_of(silo_id="hospital-a", key=None, federation="oncology"):
     return SimpleNamespace(
-        federation="oncology",
+        federation=federation,
         silo_id=silo_id,
         signing_key=key or Ed25519PrivateKey.from_private_bytes(bytes(31) + b"k"),
     )
@@ -83,7 +84,7 @@ def test_the_file_says_everything_that_the_ledger_does(tmp_path, written):
 def test_a_new_ledger_begins_with_it_and_cannot_be_lost_and_begun_anew(tmp_path, written):
     new = tmp_path / "new"
     new.mkdir()
-    carried = opening_of([read_spent(written)])
+    carried = opening_of([read_spent(written)], federation="oncology")
     require_can_begin(new, carried)
     assert list(new.iterdir()) == []
     for _ in range(2):
@@ -103,8 +104,86 @@ def test_a_new_ledger_begins_with_it_and_cannot_be_lost_and_begun_anew(tmp_path,
         require_can_begin(new, carried)
 
 
+def signs(directory, run, cohort):
+    """A sum without noise, of these silos."""
+    directory.mkdir(exist_ok=True)
+    with opened(directory / LEDGER_FILE) as ledger:
+        ledger.reserve(none_entry(0, run=run))
+        ledger.mark_agreed(none_entry(0, run=run).identity, cohort=cohort)
+        LocalStore(directory).set_ledger_head(*ledger.head())
+
+
+def left(directory, **told):
+    """The file of a silo that leaves."""
+    at_unix_s = told.pop("at_unix_s", NOW)
+    path = directory / "left.json"
+    write_spent(path, spent_here(directory, identity_of(**told), at_unix_s=at_unix_s))
+    return read_spent(path)
+
+
+def joins(directory, *documents, federation="oncology"):
+    directory.mkdir()
+    begin_ledger(directory, opening_of(documents, federation=federation))
+    with opened(directory / LEDGER_FILE) as ledger:
+        return ledger.cohort
+
+
+def test_a_silo_that_leaves_and_joins_anew_signs_for_nobody_who_was_not_there(tmp_path, written):
+    """Nor does a way round over another federation begin it anew."""
+    assert json.loads(written.read_bytes())["format"] == "chorale-spent/1"
+    assert joins(tmp_path / "of-an-earlier-release", read_spent(written)) is None
+
+    signs(tmp_path / "old", "last", ("a", "b", "c"))
+    first = left(tmp_path / "old")
+    assert json.loads((tmp_path / "old" / "left.json").read_bytes())["format"] == "chorale-spent/2"
+    assert joins(tmp_path / "same", first) == {"a", "b", "c"}
+    assert joins(tmp_path / "again", left(tmp_path / "same")) == {"a", "b", "c"}
+
+    assert joins(tmp_path / "other", first, federation="cardiology") is None
+    signs(tmp_path / "other", "there", ("a", "x"))
+    back = left(tmp_path / "other", federation="cardiology")
+    assert joins(tmp_path / "back", back) == {"a", "b", "c"}
+
+
+def test_of_two_files_the_newer_says_whose_the_sum_was(tmp_path):
+    for name, cohort in (("one", ("a", "b", "c")), ("two", ("a", "b"))):
+        signs(tmp_path / name, name, cohort)
+    spend(tmp_path / "three")
+    older = left(tmp_path / "one", at_unix_s=NOW)
+    newer = left(tmp_path / "two", at_unix_s=NOW + 1)
+    # It knows of none, so it says nothing against the others.
+    newest = left(tmp_path / "three", at_unix_s=NOW + 2)
+    assert joins(tmp_path / "forth", older, newest, newer) == {"a", "b"}
+    assert joins(tmp_path / "back", newer, older, newest) == {"a", "b"}
+
+
+def test_a_cohort_in_a_file_cannot_be_changed_left_out_or_its_own_twice(tmp_path):
+    signs(tmp_path / "old", "last", ("a", "b", "c"))
+    path = tmp_path / "old" / "left.json"
+    made = left(tmp_path / "old")
+    document = json.loads(path.read_bytes())
+    changes = [
+        changed(document, ("carried", "cohort"), ["a", "b", "c", "d"]),
+        changed(document, ("carried", "elsewhere"), {"cardiology": ["a"]}),
+        changed(document, ("format",), "chorale-spent/1"),
+    ]
+    bare = copy.deepcopy(document)
+    del bare["carried"]["cohort"]
+    for forged in (*changes, bare, changed(bare, ("format",), "chorale-spent/1")):
+        path.write_text(json.dumps(forged))
+        with pytest.raises(SpentFileError, match="not a whole and unchanged file"):
+            read_spent(path)
+    with pytest.raises(SpentFileError, match="other federations than itself"):
+        replace(made, carried=replace(made.carried, elsewhere={"oncology": ("a",)}))
+    many = [
+        replace(made, ledger_id=bytes([k]) * 32, federation=f"federation-{k}") for k in range(16)
+    ]
+    with pytest.raises(SpentFileError, match="16 other federations"):
+        opening_of(many, federation="oncology")
+
+
 def test_a_ledger_that_began_otherwise_is_left_as_it_is(tmp_path, written):
-    carried = opening_of([read_spent(written)])
+    carried = opening_of([read_spent(written)], federation="oncology")
     spend(tmp_path / "in-use")
     before = (tmp_path / "in-use" / LEDGER_FILE).read_bytes()
     with pytest.raises(SpentFileError, match="goes on counting"):
@@ -118,7 +197,7 @@ def test_files_of_several_federations_add_up_and_one_ledger_counts_once(tmp_path
     first = read_spent(written)
     spend(tmp_path / "other", rounds=3)
     second = spent_here(tmp_path / "other", identity_of("b"), at_unix_s=NOW)
-    both = opening_of([first, second])
+    both = opening_of([first, second], federation="oncology")
     assert both.unprotected == 4
     for kind, cost in both.kinds.items():
         parts = [one.carried.kinds[kind] for one in (first, second)]
@@ -130,8 +209,8 @@ def test_files_of_several_federations_add_up_and_one_ledger_counts_once(tmp_path
         LocalStore(tmp_path / "old").set_ledger_head(*ledger.head())
     newer = spent_here(tmp_path / "old", identity_of(), at_unix_s=NOW + 5)
     with pytest.raises(SpentFileError, match="the newer one alone"):
-        opening_of([first, second, newer])
-    assert opening_of([]) is None
+        opening_of([first, second, newer], federation="oncology")
+    assert opening_of([], federation="oncology") is None
 
 
 def test_no_file_is_made_of_a_ledger_that_went_back(tmp_path):
