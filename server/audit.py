@@ -64,6 +64,8 @@ class AuditEvent(StrEnum):
     RUN_FINISHED = "run_finished"
     ROLLBACK_ASKED = "rollback_asked"
     """An admin asked a run back to an earlier round; that round's end says that it went."""
+    BISECTION_ASKED = "bisection_asked"
+    """An admin asked for a round in two halves; that round's end says whose sum was gross."""
     ROUND_FINISHED = "round_finished"
     ROUND_STALLED = "round_stalled"
     ATTEMPT_ABORTED = "attempt_aborted"

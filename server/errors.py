@@ -37,7 +37,8 @@
     ├── UnknownRunError            no such run
     ├── RunError                   a run cannot be started or cannot go on
     │   ├── SubmitTokenError           the token is malformed, or named another request
-    │   └── RollbackError              a rollback that has no place; says what to do instead
+    │   ├── RollbackError              a rollback that has no place; says what to do instead
+    │   └── BisectionError             a bisection that has no place; says what to do instead
     ├── NotPublishedError          asked for something that is not published
     ├── QuarantinedSumError        a sum that honest silos cannot have made; it is not applied
     └── RoundError                 a message that does not fit the round
@@ -64,6 +65,7 @@ from enum import StrEnum
 __all__ = [
     "AccessError",
     "BackupError",
+    "BisectionError",
     "BlobError",
     "BlobUnavailableError",
     "CaRotationError",
@@ -153,6 +155,7 @@ class Reason(StrEnum):
     RUN_UNKNOWN = "run_unknown"
     RUN_REFUSED = "run_refused"
     ROLLBACK_REFUSED = "rollback_refused"
+    BISECTION_REFUSED = "bisection_refused"
     SUBMIT_TOKEN = "submit_token"  # noqa: S105 - the name of a reason
     NOT_PUBLISHED = "not_published"
     ROUND_REFUSED = "round_refused"
@@ -316,6 +319,10 @@ class SubmitTokenError(RunError):
 
 class RollbackError(RunError):
     """A rollback has no place in the run; the text says what to do instead."""
+
+
+class BisectionError(RunError):
+    """A bisection has no place in the run; the text says what to do instead."""
 
 
 class NotPublishedError(CoordinatorError):

@@ -13,6 +13,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any, Final
 
 from dp.noise.metrics_block import Estimate
 
@@ -40,6 +41,43 @@ STEPS = (
     Phase.UNMASK,
 )
 """R0 to R4, in order."""
+
+
+BISECTED: Final = "bisected"
+"""Outcome of a round that was summed in two halves to find a silo that ruins sums."""
+
+
+class HalfVerdict(StrEnum):
+    """What became of the sum of a half."""
+
+    POSSIBLE = "possible"
+    """Honest silos can have made it."""
+    GROSS = "gross"
+    """They cannot: one of its survivors ruins sums."""
+    LOST = "lost"
+    """There is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalfSum:
+    """One half of a bisected round."""
+
+    part: int
+    verdict: HalfVerdict
+    survivors: tuple[str, ...]
+    """Who is in its sum; empty where it was lost before that was declared."""
+    suspects: tuple[str, ...]
+    """Who of them was to be split."""
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> HalfSum:
+        """Read back one of what ``RoundFigures.to_json`` wrote."""
+        return cls(
+            part=content["part"],
+            verdict=HalfVerdict(content["verdict"]),
+            survivors=tuple(content["survivors"]),
+            suspects=tuple(content["suspects"]),
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,10 +111,12 @@ class RoundFigures:
     """Mean of the silos' ‖Δ_i‖², NaN below noise."""
     silo_norm_sq_error: float = math.nan
     outcome: str = ""
-    """Its record's kind, or ``quarantined``, which the chain calls skipped."""
+    """Its record's kind, or ``quarantined`` or ``bisected``, which the chain calls skipped."""
     adapter_sha256: bytes = b""
     restored_round: int | None = None
     """Of a rollback: the round whose adapter it brought back."""
+    halves: tuple[HalfSum, ...] = ()
+    """Of a bisected round: its halves in order of part, as far as they were opened."""
 
     @property
     def estimates(self) -> dict[str, Estimate]:
@@ -97,5 +137,6 @@ class RoundFigures:
         content["adapter_sha256"] = bytes.fromhex(content["adapter_sha256"])
         content["cohort"] = tuple(content["cohort"])
         content["survivors"] = tuple(content["survivors"])
+        content["halves"] = tuple(map(HalfSum.from_json, content.get("halves", ())))
         content["success"] = {k: (v[0], v[1]) for k, v in content["success"].items()}
         return cls(**content)

@@ -53,6 +53,8 @@ class RoundOutcome(StrEnum):
     SKIPPED = "skipped"
     QUARANTINED = "quarantined"
     """There was a sum, which honest silos cannot have made; skipped in the chain."""
+    BISECTED = "bisected"
+    """There were sums of halves, to find who ruins sums; skipped in the chain."""
     ROLLBACK = "rollback"
 
 

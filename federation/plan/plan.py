@@ -203,12 +203,12 @@ class Plan(Section):
         if self.groups > 1:
             self._require_groups(silos, colluding)
             return
-        self._require_sum(silos, colluding)
+        self.require_sum(silos, colluding)
 
     def _require_groups(self, silos: int, colluding: int) -> None:
         least = silos // self.groups
         try:
-            self._require_sum(least, colluding)
+            self.require_sum(least, colluding)
         except PlanError as error:
             too_many = (
                 f"aggregation.groups.count: {silos} silos in {self.groups} groups leave {least} in "
@@ -218,7 +218,12 @@ class Plan(Section):
             within = (f"in a group of {least}: {problem}" for problem in error.problems)
             raise PlanError([too_many, *within]) from error
 
-    def _require_sum(self, silos: int, colluding: int) -> None:
+    def require_sum(self, silos: int, colluding: int) -> None:
+        """Check that so many silos can have a sum of their own.
+
+        Raises:
+            PlanError: If they are too few for c, for ``n_min`` or for the quorum.
+        """
         problems = []
         try:
             threshold(silos, colluding)

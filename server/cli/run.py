@@ -1,4 +1,4 @@
-"""``chorale run``: forecast, start, watch, list, show, pause, resume, abort."""
+"""``chorale run``: forecast, start, watch, list, show, pause, resume, bisect, abort."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
+from server.cli.bisect import bisect
 from server.cli.plan import (
     BaseConfig,
     Federation,
@@ -56,6 +57,7 @@ class Suite(StrEnum):
 
 app.command("plan")(plan)
 app.command("show")(show)
+app.command("bisect")(bisect)
 
 
 @app.command("start")

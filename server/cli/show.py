@@ -1,7 +1,8 @@
 """``chorale run show``: a run's releases, whose contributions each sum holds, and what they open.
 
-Covered: what the coordinator recorded. A sum that was quarantined made no adapter and has no part
-in the chain, but the coordinator has seen it, so its survivors count for the rank as well. Not
+Covered: what the coordinator recorded. A sum that was quarantined, or a half's, made no adapter and
+has no part in the chain, but the coordinator has seen it, so its survivors count for the rank as
+well. Not
 covered: a group's sum that was left out of a release; signatures and links, which
 ``chorale adapter export`` and ``chorale verify-transcript`` check; sums of other runs over the same
 data.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ops.cli.envelope import Format, Output, show_result, succeed
+from server.cli.bisect import half_line
 from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ def _mode(stub: AdminServiceStub, run_id: str) -> str:
 
 
 def _release(record: AdapterRecord, finished: _Finished) -> dict[str, Any]:
+    from server.cli.client import plain
+
     place: Place = record.place
     told = finished.get(place)
     outcome = record.kind if told is None else told.outcome or record.kind
@@ -131,6 +135,7 @@ def _release(record: AdapterRecord, finished: _Finished) -> dict[str, Any]:
         "quarantined_survivors": (
             list(told.survivors) if told is not None and outcome == QUARANTINED else []
         ),
+        "halves": [] if told is None else [plain(half) for half in told.halves],
         "adapter_sha256": record.adapter_sha256.hex(),
         "restored_round": record.restored_round,
     }
@@ -142,6 +147,7 @@ def _cohorts(releases: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
         yield from (part["survivors"] for part in release["parts"])
         if release["quarantined_survivors"]:
             yield release["quarantined_survivors"]
+        yield from (half["survivors"] for half in release["halves"] if half["survivors"])
 
 
 def _described(release: Mapping[str, Any], *, steps: bool) -> Iterator[str]:
@@ -152,6 +158,9 @@ def _described(release: Mapping[str, Any], *, steps: bool) -> Iterator[str]:
         yield f"{head}  back to round {release['restored_round']}"
     elif release["quarantined_survivors"]:
         yield f"{head}  {_silos(release['quarantined_survivors'], release['cohort'])}; not applied"
+    elif release["halves"]:
+        yield f"{head}  in halves; nothing applied"
+        yield from (half_line(half) for half in release["halves"])
     elif not parts:
         yield head.rstrip()
     elif len(parts) == 1:

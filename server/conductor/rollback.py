@@ -99,6 +99,8 @@ def _require_place(row: RunRow, to_round: int, store: Store) -> None:
             f"run {run_id} is to go back to round {waits.to_round} already: chorale run watch "
             f"{run_id} shows when it did"
         )
+    if store.bisections.waiting(run_id) is not None:
+        raise RollbackError(f"run {run_id} is bisected first: ask again when it was")
     sums = plan.sums_per_round
     records = store.records.list(run_id)
     following = place_at(len(records), sums)

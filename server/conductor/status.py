@@ -23,12 +23,12 @@ from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from server.conductor.queue import places_behind
 from server.context import RunContext
-from server.figures import Phase, RoundFigures
+from server.figures import HalfSum, Phase, RoundFigures
 from server.run.budget import shown_epsilon
 from server.run.driver import RunDriver
 from server.store.runs import ACTIVE, OVER, RunRow, RunState
 
-__all__ = ["run_summary", "since_unix_s", "watch_response", "watch_run"]
+__all__ = ["half_sum", "run_summary", "since_unix_s", "watch_response", "watch_run"]
 
 STATUS_EVERY_S: Final = 2.0
 FINISHED_PER_STATUS = 64
@@ -180,4 +180,15 @@ def _round_status(figures: RoundFigures) -> pb.RoundStatus:
         silo_norm_sq=figures.silo_norm_sq,
         silo_norm_sq_standard_error=figures.silo_norm_sq_error,
         restored_round=figures.restored_round,
+        halves=[half_sum(half) for half in figures.halves],
+    )
+
+
+def half_sum(half: HalfSum) -> pb.HalfSum:
+    """A half of a bisected round as it is told."""
+    return pb.HalfSum(
+        part=half.part,
+        verdict=half.verdict.value,
+        survivors=half.survivors,
+        suspects=half.suspects,
     )

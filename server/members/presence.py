@@ -28,6 +28,7 @@ from server.store.silos import SiloRow, SiloState, state_of
 __all__ = [
     "SILENT_S",
     "Member",
+    "may_take_part",
     "members_of",
     "require_members",
     "shortage",
@@ -61,6 +62,12 @@ def members_of(roster: SignedRoster, silos: Iterable[SiloRow]) -> tuple[Member, 
         )
         for silo_id in roster.roster.silo_ids
     )
+
+
+def may_take_part(roster: SignedRoster, silos: Iterable[SiloRow]) -> tuple[str, ...]:
+    """Who of the roster is not suspended, gone or revoked, in ascending order."""
+    members = members_of(roster, silos)
+    return tuple(sorted(member.silo_id for member in members if member.state not in _OUT))
 
 
 def shortage(members: Sequence[Member], quorum: int) -> str:

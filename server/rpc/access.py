@@ -87,6 +87,7 @@ ACCESS: Final = MappingProxyType(
         "/chorale.v1.AdminService/WatchRun": _READERS,
         "/chorale.v1.AdminService/ListAdapters": _READERS,
         "/chorale.v1.AdminService/RollbackAdapter": _ADMINS,
+        "/chorale.v1.AdminService/BisectRun": _ADMINS,
         "/chorale.v1.AdminService/GetAdapter": _READERS,
         "/chorale.v1.AdminService/GetTranscript": _READERS,
         "/chorale.v1.AdminService/GetBudget": _READERS,

@@ -35,9 +35,10 @@ from secagg import hybrid
 from secagg.errors import MalformedMessageError
 from server.attempt.transcripts import build_transcript
 from server.audit import AuditEvent, AuditLog
+from server.conductor.bisection import halves_so_far, request_bisection
 from server.conductor.queue import MAX_ADAPTER_BYTES, places_behind
 from server.conductor.rollback import request_rollback
-from server.conductor.status import run_summary
+from server.conductor.status import half_sum, run_summary
 from server.config import CoordinatorConfig
 from server.errors import ConfigurationError, UnknownRunError
 from server.members.invites import create_invite
@@ -382,6 +383,30 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
         state = ours.store.runs.get(asked.run_id).state.value
         return pb.RollbackAdapterResponse(round=asked.round or 0, state=state)
+
+    async def BisectRun(
+        self, request: pb.BisectRunRequest, context: Context
+    ) -> pb.BisectRunResponse:
+        """Note that a run's next round is summed in two halves, once a token."""
+        _ = context
+        ours = self._context
+        asked = request_bisection(
+            ours.store,
+            ours.audit,
+            run_id=request.run_id,
+            named=tuple(request.suspects),
+            submit_token=request.submit_token or secrets.token_hex(16),
+            admin=current_peer().name,
+            clock=ours.clock,
+        )
+        number = asked.round or 0
+        halves = halves_so_far(ours.store, asked.run_id, number)
+        return pb.BisectRunResponse(
+            suspects=asked.suspects,
+            round=0 if halves is None else number,
+            halves=[half_sum(half) for half in halves or ()],
+            state=ours.store.runs.get(asked.run_id).state.value,
+        )
 
     async def GetAdapter(
         self, request: pb.GetAdapterRequest, context: Context

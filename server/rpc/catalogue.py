@@ -223,6 +223,11 @@ CATALOGUE: Final = MappingProxyType(
             Reason.ROLLBACK_REFUSED,
             "chorale adapter list RUN shows the rounds, chorale run list the state of each run",
         ),
+        errors.BisectionError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.BISECTION_REFUSED,
+            "chorale run show RUN tells what the halves so far were",
+        ),
         errors.NotPublishedError: _entry(
             StatusCode.NOT_FOUND, Reason.NOT_PUBLISHED, "wait until the admin publishes it"
         ),

@@ -324,7 +324,8 @@ def require_usable(finished: Sequence[RoundFigures], plan: Plan) -> None:
             f"{len(in_a_row)} sums in a row were not applied (rounds.max_quarantined), as honest "
             "silos cannot have made them. Which silo spoils them cannot be seen: ask the sites, "
             "leave out those that cannot explain it (chorale silo suspend), and start a new run "
-            "from the last adapter: docs/operations/SumQuarantined.md"
+            "from the last adapter, in which chorale run bisect finds it under noise: "
+            "docs/operations/SumQuarantined.md"
         )
 
 

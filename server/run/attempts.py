@@ -322,8 +322,10 @@ class Attempts:
 
     # Ending ---------------------------------------------------------------------------------------
 
-    def note_failure(self, identity: AggregationId, phase: Phase, error: Exception) -> None:
-        """Count, log and audit why an attempt yields no sum."""
+    def note_failure(
+        self, identity: AggregationId, phase: Phase, error: Exception, *, parted: bool = False
+    ) -> None:
+        """Count, log and audit why an attempt, or one of its several parts, yields no sum."""
         match error:
             case TooFewSilosError():
                 reason = f"too_few_{phase.value}"
@@ -339,7 +341,7 @@ class Attempts:
             step=identity.step,
             attempt=identity.attempt,
             reason=str(error),
-            **({"part": identity.part} if self._plan.groups > 1 else {}),
+            **({"part": identity.part} if parted else {}),
         )
         log.warning(
             "attempt_aborted",

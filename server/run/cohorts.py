@@ -28,7 +28,7 @@ from typing import Final
 
 import structlog
 
-from federation.chain.groups import groups_of
+from federation.chain.groups import groups_of, halves_of
 from federation.chain.record import Place
 from federation.chain.task import PASSING_REASONS, SURVIVORS_ALREADY_SIGNED, RoundTask
 from federation.plan.plan import Plan
@@ -133,6 +133,7 @@ class Cohorts:
         self._chain = chain
         self._progress = progress
         self._left_out: tuple[Place, frozenset[str]] = (chain.next_place, frozenset())
+        self._suspects: tuple[str, ...] = ()
         self.kept_out = self._kept_out()
         """Who may take no part in this release, in ascending order.
 
@@ -205,6 +206,10 @@ class Cohorts:
 
     # Gathering ------------------------------------------------------------------------------------
 
+    def halve(self, suspects: tuple[str, ...]) -> None:
+        """Gather for two halves between which these are split; for the plan's sums if none are."""
+        self._suspects = suspects
+
     def carried_over(self) -> Ready | None:
         """Who goes on from the step before without a word; None where a task is needed."""
         head = self._chain.head
@@ -225,10 +230,12 @@ class Cohorts:
     async def gather(self, attempt_number: int) -> Ready | None:
         """Send a task and wait; None when so many refused for good that the step is skipped.
 
+        Halves are waited for once, up to the deadline, and those who sit out are asked as well.
+
         Raises:
             RunError: the quorum is out of reach; says who refused and why.
         """
-        everyone, again = False, self._unanswered_task(attempt_number)
+        everyone, again = bool(self._suspects), self._unanswered_task(attempt_number)
         while True:
             self._choose(everyone=everyone)
             training = Training(task=again or self._new_task(attempt_number))
@@ -247,6 +254,8 @@ class Cohorts:
             if self._suffices(ready):
                 self._dropouts.missed_training(self._chain.next_place, attempt_number, self._late())
                 return ready
+            if self._suspects:
+                return None
             # Before a round stalls or a run ends for want of silos, those who sit out are asked.
             everyone = bool(self.sitting_out)
             if not self._suffices(training.within_reach(self.asked)) and not everyone:
@@ -268,7 +277,7 @@ class Cohorts:
                 )
 
     def by_group(self, ready: Ready) -> dict[int, Ready]:
-        """Who is ready in each group that is a quorum, by part, in order."""
+        """Who is ready in each group or half that is a quorum, by part, in order."""
         found = {}
         for part, group in enumerate(self._groups()):
             members = {silo_id: ready[silo_id] for silo_id in group if silo_id in ready}
@@ -277,17 +286,25 @@ class Cohorts:
         return found
 
     def _suffices(self, silo_ids: Collection[str]) -> bool:
-        """Whether so many can open a release; with groups, whether enough of them can."""
-        if self._plan.groups == 1:
+        """Whether so many can open a release; with groups or halves, whether enough of them can."""
+        if self._plan.groups == 1 and not self._suspects:
             return len(silo_ids) >= self._quorum
         among = frozenset(silo_ids)
         open_groups = [g for g in self._groups() if len(among.intersection(g)) >= self._quorum]
-        return len(open_groups) >= self._plan.least_groups
+        return len(open_groups) >= (2 if self._suspects else self._plan.least_groups)
 
     def _groups(self) -> tuple[tuple[str, ...], ...]:
         task = self.task
         if task is None:
             return ()
+        if self._suspects:
+            return halves_of(
+                task.invited,
+                self._suspects,
+                run_id=task.run_id,
+                round_number=task.round,
+                roster_sha256=task.roster_sha256,
+            )
         return groups_of(
             task.invited,
             self._plan.groups,
@@ -302,12 +319,17 @@ class Cohorts:
         invited: tuple[str, ...] = ()
         if self._hybrid:
             sent = self._sent()
-            first = sent[0].task.invited if sent else self._kept.of(self._silos)
+            first = sent[0].task.invited if sent else self._invitable()
             invited = tuple(sorted(frozenset(self._silos).intersection(first)))
         task = self._chain.sign_task(self._roster, deadline, invited=invited)
         if self._hybrid:
             self._context.store.tasks.put(TaskRow(task=task, attempt=attempt_number))
         return task
+
+    def _invitable(self) -> frozenset[str]:
+        """Whom a round's first task invites; halves are drawn of those who may answer it."""
+        kept, barred = self._kept.of(self._silos), self._context.liveness.barred
+        return frozenset(s for s in kept if not (self._suspects and barred(s)))
 
     def _unanswered_task(self, attempt_number: int) -> RoundTask | None:
         """The task that was out when the coordinator stopped; None if none was, or it is late."""

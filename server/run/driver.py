@@ -21,9 +21,14 @@ Ordered invariants of a release:
    its first record and the end of the request are one transaction, and the rest follows from that
    record.
 
+8. A bisection that an admin asked for takes such a round as well: two halves are summed and judged
+   (``server/conductor/bisection.py``), its record is skipped, and the run is paused in the
+   transaction that closes it.
+
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts at any
 point: an open attempt goes on (``server/run/attempts.py``); sums of groups, one after the other
-(``server/run/groups.py``). Not covered: a restart between the groups of a release, which skips it.
+(``server/run/groups.py``). Not covered: a restart between the groups of a release, which skips it,
+and between halves, whose verdicts are lost.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ from server.attempt.attempt import Attempt
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import LostAttemptError, QuarantinedSumError, TooFewSilosError, WrongRoundError
-from server.figures import STEPS, Phase, RoundFigures
+from server.figures import BISECTED, STEPS, HalfSum, HalfVerdict, Phase, RoundFigures
 from server.run.aggregation import Aggregated, AggregatedGroups, norm_ratio, require_usable
 from server.run.attempts import Attempts
 from server.run.budget import shown_epsilon
@@ -54,6 +59,7 @@ from server.run.groups import OpenGroups, Summed
 from server.run.optimiser import RunOptimiser
 from server.run.progress import Progress
 from server.store.aggregations import AggregationOutcome, AggregationRow
+from server.store.bisections import BisectionRow
 from server.store.runs import RunRow, RunState
 
 __all__ = ["RunDriver"]
@@ -102,6 +108,8 @@ class RunDriver:
         self._reopened = False
         self._groups: OpenGroups | None = None
         """The open attempt of a release of groups."""
+        self._bisection: BisectionRow | None = None
+        """What the open round is bisected for; None if it is none."""
         self._aborted_bytes = 0
         """Uploads of this release's attempts that were aborted, and of groups that are over."""
         self._begin(0)
@@ -192,7 +200,8 @@ class RunDriver:
         identity = row.identity
         self._reopened = True
         self._begin(identity.attempt)
-        if self.plan.groups > 1:
+        self._bisection = self._context.store.bisections.of_round(self.row.run_id, identity.round)
+        if self._is_parted:
             self._give_up_groups(row)
             return
         try:
@@ -221,6 +230,8 @@ class RunDriver:
 
     async def _release(self) -> None:
         aggregated: Aggregated | AggregatedGroups | None = None
+        self._bisection = self._bisection_of_round()
+        self.cohorts.halve(() if self._bisection is None else self._bisection.suspects)
         reopened, self._reopened = self._reopened, False
         if self._groups is not None:
             if not self.current.outcome:
@@ -258,7 +269,7 @@ class RunDriver:
                     break
             aggregated: Aggregated | AggregatedGroups | None
             task = self.cohorts.task
-            if self.plan.groups > 1 and task is not None:
+            if self._is_parted and task is not None:
                 waiting = self.cohorts.by_group(ready)
                 self._groups = OpenGroups(number=number, task=task, waiting=waiting)
                 aggregated = await self._drive_groups(self._groups)
@@ -306,8 +317,12 @@ class RunDriver:
         return aggregated
 
     async def _drive_groups(self, groups: OpenGroups) -> AggregatedGroups | None:
-        """Drive the groups of an attempt in turn; None when too few of them yield sums."""
-        least, figures = self.plan.least_groups, self.current
+        """Drive the groups of an attempt in turn; None when too few of them yield sums.
+
+        Of halves none is used, so each is driven, and there is never a result.
+        """
+        bisected = self._bisection is not None
+        least, figures = 0 if bisected else self.plan.least_groups, self.current
         self.cohorts.training = None
         while (groups.open is not None or groups.waiting) and groups.can_reach(least):
             if groups.open is None:
@@ -324,12 +339,12 @@ class RunDriver:
                 figures.cohort = tuple(sorted({*figures.cohort, *members}))
             await self._drive_group(groups, groups.open)
             groups.open = None
-        if len(groups.summed) >= least:
+        if len(groups.summed) >= least and not bisected:
             try:
                 aggregated = await self._attempts.combine([each.found for each in groups.summed])
             except UpdateError as error:
                 self._attempts.note_failure(
-                    groups.summed[-1].attempt.identity, Phase.AGGREGATE, error
+                    groups.summed[-1].attempt.identity, Phase.AGGREGATE, error, parted=True
                 )
             else:
                 silos = {silo for each in groups.summed for silo in each.attempt.survivors}
@@ -337,7 +352,11 @@ class RunDriver:
                 return aggregated
         if groups.may_retry:
             self._groups = self.attempt = None
-            figures.cohort = ()
+            figures.cohort = figures.halves = ()
+        elif bisected:
+            figures.outcome = BISECTED
+            silos = {silo for half in figures.halves for silo in half.survivors}
+            figures.survivors = tuple(sorted(silos))
         else:
             figures.outcome = "quarantined" if groups.quarantined else "skipped"
         return None
@@ -348,24 +367,39 @@ class RunDriver:
             found = await self._attempts.drive_group(attempt)
         except (TooFewSilosError, QuarantinedSumError, SecAggError) as error:
             self._progress.leave()
-            self._attempts.note_failure(attempt.identity, attempt.phase, error)
+            self._attempts.note_failure(attempt.identity, attempt.phase, error, parted=True)
+            gross = isinstance(error, QuarantinedSumError)
+            self._judge(attempt, HalfVerdict.GROSS if gross else HalfVerdict.LOST)
             retry = attempt.may_retry
             outcome = AggregationOutcome.ABORTED if retry else AggregationOutcome.SKIPPED
             self._attempts.end(attempt.identity, outcome, attempt)
             if retry:
                 self.cohorts.leave_out(attempt.left_out)
             groups.signed |= not retry
-            groups.quarantined |= isinstance(error, QuarantinedSumError)
+            groups.quarantined |= gross
             self._aborted_bytes += attempt.received_bytes
             self._leave_attempt()
             return
+        self._judge(attempt, HalfVerdict.POSSIBLE)
         groups.summed.append(Summed(attempt, found))
+
+    def _judge(self, attempt: Attempt, verdict: HalfVerdict) -> None:
+        """Note what became of a half, if it is one; after a fault of the storage once more."""
+        if self._bisection is None:
+            return
+        survivors = () if attempt.may_retry else attempt.survivors
+        suspects = tuple(s for s in survivors if s in self._bisection.suspects)
+        part = attempt.identity.part
+        half = HalfSum(part=part, verdict=verdict, survivors=survivors, suspects=suspects)
+        before = (known for known in self.current.halves if known.part != part)
+        self.current.halves = (*before, half)
 
     def _give_up_groups(self, row: AggregationRow) -> None:
         """End an attempt of groups that a restart found open: the other groups' sums are lost."""
         identity = row.identity
         error = LostAttemptError("the coordinator restarted between the groups of a release")
-        self._attempts.note_failure(identity, STEPS[min(row.phases_closed, len(STEPS) - 1)], error)
+        phase = STEPS[min(row.phases_closed, len(STEPS) - 1)]
+        self._attempts.note_failure(identity, phase, error, parted=True)
         place = (identity.round, identity.step, identity.attempt)
         if any(
             other.survivors_declared
@@ -422,11 +456,26 @@ class RunDriver:
         """The groups of this release whose sums are there."""
         return () if self._groups is None else tuple(self._groups.summed)
 
+    @property
+    def _is_parted(self) -> bool:
+        """Whether the open release has several sums."""
+        return self.plan.groups > 1 or self._bisection is not None
+
+    def _bisection_of_round(self) -> BisectionRow | None:
+        """What this round is bisected for; the request that waits if nothing of it is open."""
+        bisections, number = self._context.store.bisections, self.next_place.round
+        known = bisections.of_round(self.row.run_id, number)
+        if known is not None or self.attempt is not None or self._lost is not None:
+            return known
+        return bisections.begin(self.row.run_id, number)
+
     def _restored_round(self) -> int | None:
         """The round that the next release goes back to; None where it is a release."""
         if self.next_place.step:
             return self.head.restored_round
         if self.attempt is not None or self._lost is not None:
+            return None
+        if self._context.store.bisections.of_round(self.row.run_id, self.next_place.round):
             return None
         asked = self._context.store.rollbacks.waiting(self.row.run_id)
         return None if asked is None else asked.to_round
@@ -462,7 +511,7 @@ class RunDriver:
             received = sum(each.attempt.received_bytes for each in self._summed())
         closed = replace(
             figures,
-            outcome=figures.outcome or record.kind,
+            outcome=BISECTED if self._bisection else figures.outcome or record.kind,
             phase=Phase.FINISHED,
             adapter_sha256=record.adapter_sha256,
             upload_bytes=self._aborted_bytes + received,
@@ -488,15 +537,29 @@ class RunDriver:
                 adapter=record.adapter_sha256.hex(),
                 survivors=list(closed.survivors),
                 **restored,
+                **self._told_of_halves(closed),
             )
+            if self._bisection is not None:
+                # What follows is the admin's to say: another bisection, or a roster without a silo.
+                store.runs.set_state(
+                    self.row.run_id, RunState.PAUSING, at_unix_s=self._context.clock()
+                )
+                self._context.audit.append(AuditEvent.RUN_PAUSING, run=self.row.run_id)
         self._chain.append(record)
         self._progress.close(closed)
         self._closed()
 
+    @staticmethod
+    def _told_of_halves(closed: RoundFigures) -> dict[str, list[str]]:
+        """Whose sum was gross, for the audit log."""
+        gross = [half for half in closed.halves if half.verdict is HalfVerdict.GROSS]
+        return {"gross": [s for half in gross for s in half.survivors]} if gross else {}
+
     def _closed(self) -> None:
         """Show what the store says: the release is over, and with its last one the round."""
         figures = self.current
-        self._lost = self.cohorts.training = None
+        self._lost = self.cohorts.training = self._bisection = None
+        self.pausing |= figures.outcome == BISECTED
         self._context.metrics.observe_step(figures)
         if figures.outcome != "aggregated":
             self._optimiser.forget()

@@ -1,4 +1,4 @@
-"""The groups of one attempt at a release: whose sum is open, whose is there, who still waits.
+"""The groups or halves of one attempt at a release: whose sum is open or there, who still waits.
 
 The groups of an attempt take their turns: each is an aggregation of its own, with its number as its
 part, and silos of a later group are shown the round's task until theirs is open. One after the
@@ -11,6 +11,8 @@ Ordered invariants:
    goes on while 2f + 1 are left of those that are summed, open or waiting.
 2. A sum that is there stays open in the store until its release is closed, with which it ends. The
    attempt is made anew only if no silo of any group can have signed survivors.
+
+The halves of a bisected round are driven alike, and all of them: each sum is judged, none is used.
 
 Covered: the above. Not covered: a coordinator that restarts, which gives the attempt up: what is
 summed is in its memory only.

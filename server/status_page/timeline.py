@@ -153,7 +153,7 @@ def _notes(one: _Round) -> list[Child]:
     restored = [release.restored_round for release in one.releases]
     if restored[-1] is not None:
         notes.append(element("span", f"rolled back to round {restored[-1]}", class_="pill watch"))
-    for outcome, level in (("skipped", "watch"), ("quarantined", "bad")):
+    for outcome, level in (("skipped", "watch"), ("quarantined", "bad"), ("bisected", "watch")):
         ended_so = sum(release.outcome == outcome for release in one.releases)
         if ended_so:
             of = f" {ended_so} of {len(one.releases)} steps" if len(one.releases) > 1 else ""

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from server.errors import StoreError
 from server.store.aggregations import Aggregations
+from server.store.bisections import Bisections
 from server.store.database import Database
 from server.store.dropouts import Dropouts
 from server.store.federation import Federations
@@ -57,6 +58,7 @@ class Store:
         self.rounds = Rounds(self._database)
         self.records = Records(self._database)
         self.dropouts = Dropouts(self._database)
+        self.bisections = Bisections(self._database)
         self.rollbacks = Rollbacks(self._database)
         self.aggregations = Aggregations(self._database)
         self.messages = Messages(self._database)

@@ -30,6 +30,7 @@ __all__ = [
     "aggregations",
     "approvals",
     "audit_heads",
+    "bisections",
     "debit_heads",
     "dropouts",
     "federation",
@@ -175,6 +176,17 @@ tasks: Final = Table(
     Column("step", Number, primary_key=True, autoincrement=False),
     Column("attempt", Number, nullable=False),
     Column("task", LargeBinary, nullable=False),
+)
+
+bisections: Final = Table(
+    "bisections",
+    METADATA,
+    Column("submit_token", String(128), primary_key=True),
+    Column("run_id", String(128), ForeignKey("runs.run_id"), nullable=False, index=True),
+    Column("named", Text, nullable=False),
+    Column("suspects", Text, nullable=False),
+    Column("asked_unix_s", Float, nullable=False),
+    Column("round", Number),
 )
 
 rollbacks: Final = Table(

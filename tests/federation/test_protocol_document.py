@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dp.config import Mode, PrivacySpec, RecordSpec
-from federation.chain.groups import groups_of
+from federation.chain.groups import groups_of, halves_of
 from federation.version import NEWEST_PROTOCOL, OLDEST_PROTOCOL
 from secagg import canonical, digest_tree, hybrid, merkle, messages, suite, wire
 from secagg.descriptor import SUITES
@@ -347,6 +347,20 @@ def test_a_rounds_groups_follow_from_the_digests():
     )
     found = groups_of(silos, 3, run_id="run-1", round_number=3, roster_sha256=roster)
     assert [set(group) for group in found] == [set(drawn[part::3]) for part in range(3)]
+
+
+def test_a_rounds_halves_follow_from_the_digests():
+    roster = bytes(32)
+    silos = tuple(f"silo-{number}" for number in range(8))
+    drawn = sorted(
+        silos,
+        key=lambda silo: (
+            silo not in silos[:3],
+            canonical.digest("chorale/v2/halves", "run-1", 3, roster, silo),
+        ),
+    )
+    found = halves_of(silos, silos[:3], run_id="run-1", round_number=3, roster_sha256=roster)
+    assert [set(half) for half in found] == [set(drawn[part::2]) for part in range(2)]
 
 
 def test_r1_has_the_tree_of_the_page():

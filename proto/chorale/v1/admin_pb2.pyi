@@ -798,6 +798,7 @@ class RoundStatus(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     STALLED_SINCE_UNIX_S_FIELD_NUMBER: builtins.int
     RESTORED_ROUND_FIELD_NUMBER: builtins.int
+    HALVES_FIELD_NUMBER: builtins.int
     round: builtins.int
     attempt: builtins.int
     phase: builtins.str
@@ -832,6 +833,10 @@ class RoundStatus(google.protobuf.message.Message):
     def timings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseTiming]: ...
     @property
     def success(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FamilySuccess]: ...
+    @property
+    def halves(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HalfSum]:
+        """Of a bisected round, as far as they were opened."""
+
     def __init__(
         self,
         *,
@@ -859,12 +864,44 @@ class RoundStatus(google.protobuf.message.Message):
         step: builtins.int = ...,
         stalled_since_unix_s: builtins.int = ...,
         restored_round: builtins.int | None = ...,
+        halves: collections.abc.Iterable[global___HalfSum] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "restored_round", b"restored_round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "halves", b"halves", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_restored_round", b"_restored_round"]) -> typing.Literal["restored_round"] | None: ...
 
 global___RoundStatus = RoundStatus
+
+@typing.final
+class HalfSum(google.protobuf.message.Message):
+    """The sum of a half of a bisected round."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    SURVIVORS_FIELD_NUMBER: builtins.int
+    SUSPECTS_FIELD_NUMBER: builtins.int
+    part: builtins.int
+    verdict: builtins.str
+    """possible; gross, where honest silos cannot have made it; lost, where there is none."""
+    @property
+    def survivors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def suspects(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Who of them was to be split."""
+
+    def __init__(
+        self,
+        *,
+        part: builtins.int = ...,
+        verdict: builtins.str = ...,
+        survivors: collections.abc.Iterable[builtins.str] | None = ...,
+        suspects: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["part", b"part", "survivors", b"survivors", "suspects", b"suspects", "verdict", b"verdict"]) -> None: ...
+
+global___HalfSum = HalfSum
 
 @typing.final
 class WatchRunResponse(google.protobuf.message.Message):
@@ -1002,6 +1039,59 @@ class RollbackAdapterResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["round", b"round", "state", b"state"]) -> None: ...
 
 global___RollbackAdapterResponse = RollbackAdapterResponse
+
+@typing.final
+class BisectRunRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SUSPECTS_FIELD_NUMBER: builtins.int
+    SUBMIT_TOKEN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    submit_token: builtins.str
+    """The same token asks once; empty stands for a new one."""
+    @property
+    def suspects(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The silos to split; empty stands for the gross half of the last bisection, or the whole roster."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        suspects: collections.abc.Iterable[builtins.str] | None = ...,
+        submit_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "submit_token", b"submit_token", "suspects", b"suspects"]) -> None: ...
+
+global___BisectRunRequest = BisectRunRequest
+
+@typing.final
+class BisectRunResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUSPECTS_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    HALVES_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """The round that was bisected; 0 while it is not over."""
+    state: builtins.str
+    """The run's."""
+    @property
+    def suspects(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def halves(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HalfSum]: ...
+    def __init__(
+        self,
+        *,
+        suspects: collections.abc.Iterable[builtins.str] | None = ...,
+        round: builtins.int = ...,
+        halves: collections.abc.Iterable[global___HalfSum] | None = ...,
+        state: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["halves", b"halves", "round", b"round", "state", b"state", "suspects", b"suspects"]) -> None: ...
+
+global___BisectRunResponse = BisectRunResponse
 
 @typing.final
 class GetAdapterRequest(google.protobuf.message.Message):

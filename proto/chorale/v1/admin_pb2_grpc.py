@@ -129,6 +129,11 @@ class AdminServiceStub(object):
                 request_serializer=chorale_dot_v1_dot_admin__pb2.RollbackAdapterRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_admin__pb2.RollbackAdapterResponse.FromString,
                 _registered_method=True)
+        self.BisectRun = channel.unary_unary(
+                '/chorale.v1.AdminService/BisectRun',
+                request_serializer=chorale_dot_v1_dot_admin__pb2.BisectRunRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_admin__pb2.BisectRunResponse.FromString,
+                _registered_method=True)
         self.GetBudget = channel.unary_unary(
                 '/chorale.v1.AdminService/GetBudget',
                 request_serializer=chorale_dot_v1_dot_admin__pb2.GetBudgetRequest.SerializeToString,
@@ -279,6 +284,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BisectRun(self, request, context):
+        """BisectRun notes that the next round of a run that has not begun is summed in two halves, to find a
+        silo that ruins sums, once a token. Nothing of it is adopted, and the run is paused after it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetBudget(self, request, context):
         """GetBudget says what runs have cost by their plans, and the newest ledger head of each silo.
         """
@@ -402,6 +415,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RollbackAdapter,
                     request_deserializer=chorale_dot_v1_dot_admin__pb2.RollbackAdapterRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_admin__pb2.RollbackAdapterResponse.SerializeToString,
+            ),
+            'BisectRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.BisectRun,
+                    request_deserializer=chorale_dot_v1_dot_admin__pb2.BisectRunRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_admin__pb2.BisectRunResponse.SerializeToString,
             ),
             'GetBudget': grpc.unary_unary_rpc_method_handler(
                     servicer.GetBudget,
@@ -937,6 +955,33 @@ class AdminService(object):
             '/chorale.v1.AdminService/RollbackAdapter',
             chorale_dot_v1_dot_admin__pb2.RollbackAdapterRequest.SerializeToString,
             chorale_dot_v1_dot_admin__pb2.RollbackAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BisectRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.AdminService/BisectRun',
+            chorale_dot_v1_dot_admin__pb2.BisectRunRequest.SerializeToString,
+            chorale_dot_v1_dot_admin__pb2.BisectRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -129,6 +129,14 @@ class AdminServiceStub:
     rollback takes the place of the next round that has not begun.
     """
 
+    BisectRun: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.BisectRunRequest,
+        chorale.v1.admin_pb2.BisectRunResponse,
+    ]
+    """BisectRun notes that the next round of a run that has not begun is summed in two halves, to find a
+    silo that ruins sums, once a token. Nothing of it is adopted, and the run is paused after it.
+    """
+
     GetBudget: grpc.UnaryUnaryMultiCallable[
         chorale.v1.admin_pb2.GetBudgetRequest,
         chorale.v1.admin_pb2.GetBudgetResponse,
@@ -258,6 +266,14 @@ class AdminServiceAsyncStub:
     ]
     """RollbackAdapter notes that a run goes back to the adapter of an earlier round, once a token. The
     rollback takes the place of the next round that has not begun.
+    """
+
+    BisectRun: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.admin_pb2.BisectRunRequest,
+        chorale.v1.admin_pb2.BisectRunResponse,
+    ]
+    """BisectRun notes that the next round of a run that has not begun is summed in two halves, to find a
+    silo that ruins sums, once a token. Nothing of it is adopted, and the run is paused after it.
     """
 
     GetBudget: grpc.aio.UnaryUnaryMultiCallable[
@@ -427,6 +443,16 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[chorale.v1.admin_pb2.RollbackAdapterResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.RollbackAdapterResponse]]:
         """RollbackAdapter notes that a run goes back to the adapter of an earlier round, once a token. The
         rollback takes the place of the next round that has not begun.
+        """
+
+    @abc.abstractmethod
+    def BisectRun(
+        self,
+        request: chorale.v1.admin_pb2.BisectRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.admin_pb2.BisectRunResponse, collections.abc.Awaitable[chorale.v1.admin_pb2.BisectRunResponse]]:
+        """BisectRun notes that the next round of a run that has not begun is summed in two halves, to find a
+        silo that ruins sums, once a token. Nothing of it is adopted, and the run is paused after it.
         """
 
     @abc.abstractmethod

@@ -84,8 +84,8 @@ MUTANTS = (
         name="task-not-sent-again",
         disables="that a coordinator that restarts sends the task that was out",
         file=COHORTS,
-        old="        everyone, again = False, self._unanswered_task(attempt_number)\n",
-        new="        everyone, again = False, None\n",
+        old="(self._suspects), self._unanswered_task(attempt_number)\n",
+        new="(self._suspects), None\n",
         tests=(_INVITED + "test_a_coordinator_that_restarts_in_training_sends_the_same_task",),
     ),
     Mutant(

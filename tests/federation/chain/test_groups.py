@@ -11,7 +11,7 @@ from federation.adapter.encoding import adapter_sha256, encode_adapter
 from federation.adapter.layout import Layout
 from federation.aggregate.groups import RobustMean
 from federation.aggregate.server_step import mean_of_sum
-from federation.chain.groups import GROUPS_DOMAIN, groups_of
+from federation.chain.groups import GROUPS_DOMAIN, groups_of, halves_of
 from federation.chain.record import AdapterRecord, RecordPart
 from federation.chain.replay import replay
 from federation.chain.sums import encode_sum, mean_of_parts, sum_sha256
@@ -49,6 +49,17 @@ def test_the_groups_are_those_of_the_documented_digest():
 )
 def test_another_run_round_or_roster_has_other_groups(other):
     assert groups_of(SILOS, 3, **ROUND | other) != groups_of(SILOS, 3, **ROUND)
+
+
+@pytest.mark.parametrize("suspects", [2, 3, 7, 14])
+def test_suspects_and_all_silos_are_split_as_evenly_as_can_be(suspects):
+    split = frozenset(SILOS[:suspects])
+    halves = halves_of(reversed(SILOS), [*split, "away"], **ROUND)
+    assert sorted(silo for half in halves for silo in half) == list(SILOS)
+    assert abs(len(halves[0]) - len(halves[1])) <= 1
+    assert abs(len(split.intersection(halves[0])) - len(split.intersection(halves[1]))) <= 1
+    assert all(list(half) == sorted(half) for half in halves)
+    assert halves_of(SILOS, split, **ROUND | {"round_number": 5}) != halves
 
 
 # Updates from several sums ------------------------------------------------------------------------

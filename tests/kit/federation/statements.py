@@ -413,6 +413,16 @@ def of_a_federation() -> list[Statement]:
             },
         ),
         Statement(
+            "chorale/v2/halves",
+            canonical.digest(groups.HALVES_DOMAIN, "run-1", 3, digest_of("roster"), "silo-000"),
+            {
+                "run_id": "run-1",
+                "round": 3,
+                "roster_sha256": digest_of("roster"),
+                "silo_id": "silo-000",
+            },
+        ),
+        Statement(
             "chorale/v1/update-probe",
             probe,
             {

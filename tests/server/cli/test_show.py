@@ -121,6 +121,27 @@ def test_the_parts_of_a_round_are_sums_of_their_own(monkeypatch):
     assert "no combination shows one silo alone" in said[-1]
 
 
+def test_a_bisected_round_says_which_half_was_gross(monkeypatch):
+    records = chain([ALL], "skipped", "skipped")
+    halves = [
+        pb.HalfSum(verdict="gross", survivors=ALL[:2], suspects=ALL[:1]),
+        pb.HalfSum(part=1, verdict="lost"),
+    ]
+    finished = [
+        done(1),
+        pb.RoundStatus(round=2, attempt=1, outcome="bisected", cohort=ALL, halves=halves),
+        pb.RoundStatus(round=3, outcome="bisected"),
+    ]
+    said = shown(monkeypatch, records, finished, mode="silo").splitlines()
+    assert said[3:7] == [
+        "round   2  bisected     in halves; nothing applied",
+        "  half 1  GROSS     ant; filled by bee",
+        "  half 2  lost      no sum",
+        "round   3  bisected",
+    ]
+    assert said[7].startswith("2 sums of 2 different cohorts")
+
+
 @pytest.mark.parametrize("finished", [[], [done(1)]])
 def test_a_run_that_began_is_shown_without_waiting_for_its_end(monkeypatch, finished):
     records = chain(*([[ALL]] * len(finished)))

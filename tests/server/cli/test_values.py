@@ -40,6 +40,8 @@ def call(monkeypatch, capsys, *arguments):
         ("run", "pause", BYTES),
         ("run", "resume", BYTES),
         ("run", "abort", BYTES),
+        ("run", "bisect", BYTES),
+        ("run", "bisect", "R", "--suspects", BYTES),
         ("silo", "suspend", BYTES),
         ("invite", BYTES, "silo-a"),
         ("adapter", "rollback", "R", "--to-round", "0", "--submit-token", BYTES),

@@ -130,7 +130,7 @@ def test_a_viewer_can_change_nothing():
     writers = {
         "CreateFederation", "CreateInvite", "SuspendSilo", "ReinstateSilo", "RevokeSilo",
         "RotateCa", "ProposeRoster", "PublishRoster", "AskSilos", "StartRun", "AbortRun",
-        "PauseRun", "ResumeRun", "RollbackAdapter",
+        "PauseRun", "ResumeRun", "RollbackAdapter", "BisectRun",
     }  # fmt: skip
     for method, roles in ACCESS.items():
         if method.rpartition("/")[2] in writers:

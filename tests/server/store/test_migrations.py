@@ -37,6 +37,7 @@ REVISIONS = (
     "r0008",
     "r0009",
     "r0010",
+    "r0011",
 )
 HEAD = REVISIONS[-1]
 

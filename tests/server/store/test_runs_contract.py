@@ -129,6 +129,24 @@ def test_a_rollback_is_noted_with_what_is_noted_beside_it_or_not_at_all(store):
     assert store.rollbacks.by_submit_token("t") is None
 
 
+def test_a_bisection_waits_for_its_round_and_keeps_it(store):
+    for name in ("a", "b"):
+        add(store, name, RunState.PAUSED)
+    table, silos = store.bisections, ("cat", "dog", "eel")
+    assert (table.waiting("a"), table.newest("a"), table.begin("a", 1)) == (None, None, None)
+    table.ask(submit_token="t", run_id="a", named=(), suspects=silos, at_unix_s=1.5)
+    table.ask(submit_token="u", run_id="b", named=silos[:2], suspects=silos[:2], at_unix_s=2.0)
+    for token, run_id in (("v", "a"), ("t", "b")):
+        with pytest.raises(StoreError, match="waits"):
+            table.ask(submit_token=token, run_id=run_id, named=(), suspects=silos, at_unix_s=3.0)
+    begun = table.begin("a", 2**32 - 1)
+    assert (begun.submit_token, begun.suspects, begun.round) == ("t", silos, 2**32 - 1)
+    assert table.of_round("a", 2**32 - 1) == table.newest("a") == begun
+    assert (table.begin("a", 4), table.of_round("a", 4), table.waiting("a")) == (None, None, None)
+    waits = table.waiting("b")
+    assert (waits.named, waits.suspects, waits.round) == (silos[:2], silos[:2], None)
+
+
 def test_dropouts_are_counted_in_a_row_by_run_and_silo(store):
     make_run(store)
     make_run(store, token="other", run_id="run-2")

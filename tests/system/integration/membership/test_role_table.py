@@ -32,7 +32,7 @@ DAY = 86400
 OF_ADMINS = {
     "CreateFederation", "CreateInvite", "SuspendSilo", "ReinstateSilo", "RevokeSilo", "RotateCa",
     "ProposeRoster", "PublishRoster", "AskSilos", "StartRun", "AbortRun", "PauseRun", "ResumeRun",
-    "RollbackAdapter",
+    "RollbackAdapter", "BisectRun",
 }  # fmt: skip
 OF_READERS = {
     "GetFederation", "ListSilos", "ListRuns", "WatchRun", "ListAdapters", "GetAdapter",
