@@ -26,9 +26,10 @@ order (``TranscriptCheck`` names each; the first that fails is raised):
     sum                the published sum has D's length and the record's digest; only if it is given
 
 An attempt that released nothing is checked as far as its phases closed; if its step was skipped,
-the signed record must say so. One that was aborted belongs to no record: its step is another
-attempt's, or a rollback's. One whose run ended after U3 was declared has no record: its messages
-show who agreed on what, and that nothing was released is the coordinator's word alone.
+the signed record must say so, or name other sums of the step and not this one. One that was aborted
+belongs to no record: its step is another attempt's, another part's or a rollback's. One whose run
+ended after U3 was declared has no record: its messages show who agreed on what, and that nothing
+was released is the coordinator's word alone.
 
 Covered: that at least t silos of the signed roster agreed on D, on U2 and on U3, and that the
 record is about that agreement. Not covered: that the sum is the sum of their vectors (nobody can
@@ -325,8 +326,14 @@ def _record(
     released = transcript.outcome is Outcome.RELEASED
     with _naming(TranscriptCheck.RECORD):
         record.verify(roster.coordinator_key)
+    # A group whose sum was left out of its release ended as one that released nothing.
+    named = released or record.part_of(descriptor.identity.part) is not None
+    kinds = ("aggregated",) if released else ("skipped",) if named else ("skipped", "aggregated")
+    if record.kind not in kinds:
+        raise TranscriptError(
+            TranscriptCheck.RECORD, "the record's kind is not that of the aggregation"
+        )
     for what, found, expected in (
-        ("kind", record.kind, "aggregated" if released else "skipped"),
         ("run", record.run_id, descriptor.identity.run_id),
         ("round", record.round, descriptor.identity.round),
         ("step", record.step, descriptor.identity.step),

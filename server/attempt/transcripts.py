@@ -34,14 +34,22 @@ _OUTCOMES = {
 
 
 def build_transcript(
-    store: Store, run_id: str, round_number: int, *, step: int = 0, attempt: int = 0
+    store: Store,
+    run_id: str,
+    round_number: int,
+    *,
+    step: int = 0,
+    attempt: int = 0,
+    part: int | None = None,
 ) -> Transcript:
     """Put the public part of an attempt together; attempt 0 is the last one.
 
+    Without ``part`` it is the attempt's only sum.
+
     Raises:
-        NotPublishedError: there is no such attempt.
+        NotPublishedError: there is no such attempt, or it has several sums and none is named.
     """
-    row = _row(store, run_id, Place(round_number, step), attempt)
+    row = _row(store, run_id, Place(round_number, step), attempt, part)
     descriptor = row.descriptor
     roster = store.rosters.get(descriptor.descriptor.roster_sha256)
     if roster is None:
@@ -83,13 +91,23 @@ def build_transcript(
     )
 
 
-def _row(store: Store, run_id: str, place: Place, attempt: int) -> AggregationRow:
-    found = [
+def _row(store: Store, run_id: str, place: Place, attempt: int, part: int | None) -> AggregationRow:
+    rows = [
         row
         for row in store.aggregations.list(run_id)
-        if (row.identity.round, row.identity.step) == place and attempt in (0, row.identity.attempt)
+        if (row.identity.round, row.identity.step) == place
     ]
-    if not found:
-        which = f"attempt {attempt} of " if attempt else ""
-        raise NotPublishedError(f"run {run_id[:128]!r} has no aggregation for {which}{place}")
-    return found[-1]
+    number = attempt or max((row.identity.attempt for row in rows), default=0)
+    parts = {row.identity.part: row for row in rows if row.identity.attempt == number}
+    where = f"attempt {attempt} of {place}" if attempt else str(place)
+    if not parts:
+        raise NotPublishedError(f"run {run_id[:128]!r} has no aggregation for {where}")
+    if part is None and len(parts) > 1:
+        raise NotPublishedError(
+            f"{where} has {len(parts)} sums, each with a transcript of its own: say --part "
+            f"{' or '.join(map(str, sorted(parts)))}, with a file for each"
+        )
+    found = next(iter(parts.values())) if part is None else parts.get(part)
+    if found is None:
+        raise NotPublishedError(f"run {run_id[:128]!r} has no part {part} for {where}")
+    return found

@@ -36,6 +36,15 @@ def export(
             "--attempt", min=0, max=MAX_NUMBER, help="Which attempt; the last if not given."
         ),
     ] = 0,
+    part: Annotated[
+        int | None,
+        typer.Option(
+            "--part",
+            min=0,
+            max=MAX_NUMBER,
+            help="Which sum of the attempt, from 0, where it has several: of groups or halves.",
+        ),
+    ] = None,
     sum_out: Annotated[
         Path | None, typer.Option("--sum-out", help="Write the published sum here as well.")
     ] = None,
@@ -50,7 +59,7 @@ def export(
 
         with connect(data) as stub:
             request = admin_pb2.GetTranscriptRequest(
-                run_id=run_id, round=round_number, step=step, attempt=attempt
+                run_id=run_id, round=round_number, step=step, attempt=attempt, part=part
             )
             parts = stub.GetTranscript(request, timeout=CALL_TIMEOUT_S)
             transcript = parse_transcript(b"".join(part.content for part in parts))
@@ -60,14 +69,15 @@ def export(
             )
             if sum_out is not None:
                 number = transcript.descriptor.descriptor.identity.part
-                part = None if transcript.record is None else transcript.record.part_of(number)
-                if part is None:
+                record = transcript.record
+                released = None if record is None else record.part_of(number)
+                if released is None:
                     raise CommandError(
                         "this attempt released no sum",
                         code="not_published",
                         exit_code=Exit.ARGUMENTS,
                     )
-                _write_blob(stub, part.sum_sha256, sum_out)
+                _write_blob(stub, released.sum_sha256, sum_out)
                 show_result(output, f"wrote {sum_out}: the published sum")
         say(f"next, anywhere: chorale verify-transcript {out} --root-key root.pub")
         succeed(
@@ -78,6 +88,7 @@ def export(
                 "outcome": transcript.outcome.value,
                 "phases": transcript.phases,
                 "step": transcript.descriptor.descriptor.identity.step,
+                "part": transcript.descriptor.descriptor.identity.part,
                 "attempt": transcript.descriptor.descriptor.identity.attempt,
             },
         )

@@ -427,6 +427,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             request.round,
             step=request.step,
             attempt=request.attempt,
+            part=request.part if request.HasField("part") else None,
         )
         content = transcript_to_proto(transcript).SerializeToString()
         for start in range(0, len(content), CHUNK_BYTES):

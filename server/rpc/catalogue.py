@@ -229,7 +229,9 @@ CATALOGUE: Final = MappingProxyType(
             "chorale run show RUN tells what the halves so far were",
         ),
         errors.NotPublishedError: _entry(
-            StatusCode.NOT_FOUND, Reason.NOT_PUBLISHED, "wait until the admin publishes it"
+            StatusCode.NOT_FOUND,
+            Reason.NOT_PUBLISHED,
+            "what is not there yet waits for the admin",
         ),
         errors.RoundError: _entry(StatusCode.FAILED_PRECONDITION, Reason.ROUND_REFUSED, _RESUME),
         errors.WrongRoundError: _entry(StatusCode.FAILED_PRECONDITION, Reason.WRONG_ROUND, _RESUME),

@@ -1131,11 +1131,14 @@ class GetTranscriptRequest(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     attempt: builtins.int
     """Which attempt; the step's last if 0."""
     step: builtins.int
+    part: builtins.int
+    """Which sum of the attempt; may be absent where it has one."""
     def __init__(
         self,
         *,
@@ -1143,8 +1146,11 @@ class GetTranscriptRequest(google.protobuf.message.Message):
         round: builtins.int = ...,
         attempt: builtins.int = ...,
         step: builtins.int = ...,
+        part: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "round", b"round", "run_id", b"run_id", "step", b"step"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_part", b"_part", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_part", b"_part", "attempt", b"attempt", "part", b"part", "round", b"round", "run_id", b"run_id", "step", b"step"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_part", b"_part"]) -> typing.Literal["part"] | None: ...
 
 global___GetTranscriptRequest = GetTranscriptRequest
 

@@ -2,8 +2,10 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
+from federation.chain.groups import groups_of
 from federation.errors import TranscriptCheck
 from federation.transcript.file import decode_transcript, encode_transcript
 from federation.transcript.transcript import Outcome, verify_transcript
@@ -62,6 +64,42 @@ def test_each_step_of_a_round_has_a_transcript_that_verifies(world):
         assert transcript.record == records[position]
         assert transcript.descriptor.descriptor.identity.step == step
         assert passed[-1] is TranscriptCheck.SUM
+
+
+def test_each_sum_of_a_round_has_a_transcript_of_its_own(tmp_path):
+    """Four groups, one quarantined: it released nothing though its step has a record of sums."""
+    table = b"[aggregation.groups]\ncount = 4\n[privacy]\n"
+    plan = sw.plan_toml(mode="silo", noise=0.001).replace(b"[privacy]\n", table)
+
+    async def main(world):
+        run_id = await world.conductor.start_run(plan, sw.INITIAL, "t")
+        groups = groups_of(
+            world.silos, 4, run_id=run_id, round_number=1,
+            roster_sha256=world.roster.roster.sha256,
+        )  # fmt: skip
+        loud = np.full(sw.DIMENSION + 3, 2**28, dtype=np.uint32)
+        world.silos[groups[2][0]].poison = loud
+        await world.ended()
+        return run_id, groups
+
+    with sw.World(tmp_path, silos=12) as world:
+        run_id, groups = asyncio.run(main(world))
+        (record,) = world.store.records.list(run_id)[1:]
+        with pytest.raises(NotPublishedError, match=r"4 sums, .*: say --part 0 or 1 or 2 or 3"):
+            build_transcript(world.store, run_id, 1)
+        with pytest.raises(NotPublishedError, match="no part 4"):
+            build_transcript(world.store, run_id, 1, part=4)
+        for part, group in enumerate(groups):
+            transcript = build_transcript(world.store, run_id, 1, part=part)
+            assert transcript.descriptor.descriptor.identity.part == part
+            named = record.part_of(part)
+            total = None if named is None else world.context.blobs.get(named.sum_sha256)
+            last = verified(transcript, total)[-1]
+            assert tuple(header.silo_id for header in transcript.upload_headers) == group
+            ends = (Outcome.SKIPPED, TranscriptCheck.PARENT)
+            assert (transcript.outcome, last) == (
+                ends if part == 2 else (Outcome.RELEASED, TranscriptCheck.SUM)
+            )
 
 
 @pytest.mark.parametrize(
