@@ -152,7 +152,9 @@ def _group(case: DescriptorCase) -> str | None:
         roster_sha256=task.roster_sha256,
     )
     part = descriptor.identity.part
-    strangers = set(descriptor.cohort) - set(groups[part]) if part < count else set()
+    if part >= count:
+        return f"part {part} of a plan with {count} groups"
+    strangers = set(descriptor.cohort) - set(groups[part])
     if strangers:
         return f"part {part} has {', '.join(sorted(strangers))}, who are not of that group"
     return None

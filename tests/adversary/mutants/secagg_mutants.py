@@ -19,6 +19,7 @@ from tests.adversary.mutants import (
     secagg_documents,
     secagg_doors,
     secagg_durability,
+    secagg_groups,
     secagg_heads,
     secagg_hybrid,
     secagg_keys,
@@ -49,6 +50,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *secagg_doors.MUTANTS,
     *secagg_hybrid.MUTANTS,
     *secagg_cohorts.MUTANTS,
+    *secagg_groups.MUTANTS,
     *secagg_bindings.MUTANTS,
 )
 

@@ -490,7 +490,7 @@ def test_a_part_is_a_group_of_the_round_and_nobody_else_is_in_it():
     assert judged(mine, found[mine]).accepted
     other = (mine + 1) % 3
     mixed = tuple(sorted({*found[mine][:3], "silo-a", found[other][0]}))
-    for part, cohort in ((mine, mixed), (other, found[mine])):
+    for part, cohort in ((mine, mixed), (other, found[mine]), (3, found[mine])):
         decision = judged(part, cohort)
         assert decision.rule == "group"
         assert "silo-" not in decision.public_reason
