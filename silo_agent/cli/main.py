@@ -110,14 +110,11 @@ def join(
         from silo_agent.cli.spent import Before
         from silo_agent.config import write_starter
         from silo_agent.identity.join import join as join_federation
-        from silo_agent.identity.join import read_invite
         from silo_agent.policy.proposal import write_default
 
-        redeemed = read_invite(_read_invite(invite))
-        before = Before.read(
-            data, spent or [], keys=spent_key or [], federation=redeemed.federation
-        )
-        identity = join_federation(redeemed, data, before_stored=before.begin)
+        line = _read_invite(invite)
+        before = Before.read(data, spent or [], keys=spent_key or [], invite=line)
+        identity = join_federation(line, data, before_stored=before.begin)
         Departure(data).clear()
         AuditLog(data).append(
             SiloEvent.JOINED,

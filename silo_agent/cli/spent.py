@@ -32,6 +32,7 @@ from silo_agent.books.spent import (
     read_spent,
     require_can_begin,
 )
+from silo_agent.identity.join import read_invite
 
 __all__ = ["Before", "said_of"]
 
@@ -56,17 +57,18 @@ class Before:
 
     @classmethod
     def read(
-        cls, data_dir: Path, files: Sequence[Path], *, keys: Sequence[str], federation: str
+        cls, data_dir: Path, files: Sequence[Path], *, keys: Sequence[str], invite: str
     ) -> Self:
         """Read the files; ``keys`` are the fingerprints that the operator named.
 
-        ``federation`` is the one that is joined.
+        ``invite`` says which federation is joined.
 
         Raises:
             CommandError: A file's key was not named, or a name is of no file, or the directory's
                 own file was not given.
             SpentFileError: A file is damaged, or they cannot begin a ledger here.
             PrivacyError: The ledger that is there cannot be read.
+            InviteRefusedError: A file was given, and the invite is malformed.
         """
         documents = tuple(read_spent(file) for file in files)
         named = {key.strip().lower() for key in keys}
@@ -90,7 +92,8 @@ class Before:
                 hint="nothing was done, and the invite can still be used",
                 next_step="give the file that the key has signed with --spent",
             )
-        carried = opening_of(documents, federation=federation)
+        joined = read_invite(invite).federation if documents else ""
+        carried = opening_of(documents, federation=joined)
         ledger = data_dir / LEDGER_FILE
         fresh = not ledger.exists() or not ledger.stat().st_size
         if carried is not None:

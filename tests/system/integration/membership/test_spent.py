@@ -76,6 +76,9 @@ def test_what_was_spent_goes_on_in_a_new_directory_and_the_caps_count_it(person,
     old, new = tmp_path / "old", tmp_path / "new"
     assert person.does("join", person.invited("moving-a"), "--data", old)["spent_before"] == []
     spent = charge(old, entry(1), entry(2), none_entry(3))
+    with opened(old / LEDGER_FILE) as ledger:
+        ledger.mark_agreed(none_entry(3).identity, cohort=("moving-a", "staying-b", "staying-c"))
+        LocalStore(old).set_ledger_head(*ledger.head())
     before = shown(person, old)
     assert before["carried"] == {}
     left = person.does("leave", "--wipe", "--wipe-ledger", "--yes", "--data", old)
@@ -103,6 +106,9 @@ def test_what_was_spent_goes_on_in_a_new_directory_and_the_caps_count_it(person,
     # As many uploads fit under the cap where nothing was spent before, and not one more here.
     with ledger_of(new) as ledger, pytest.raises(BudgetExceededError):
         ledger.reserve(entry(1))
+    with ledger_of(new) as ledger:
+        # Nor is a sum without noise of anybody who was not in the last one.
+        assert ledger.cohort == {"moving-a", "staying-b", "staying-c"}
     with ledger_of(old) as ledger:
         ledger.reserve(entry(1))
         ledger.reserve(entry(2))
