@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
 from federation.errors import TomlError
 from federation.plan.toml import parse_toml
 from lab.experiment.errors import ExperimentFileError
@@ -32,7 +33,9 @@ from lab.experiment.methods import LEAST_CLUSTER, METHODS
 from lab.experiment.tables import (
     AggregationTable,
     Alpha,
+    AttackTable,
     EvolveTable,
+    GroupsTable,
     JudgeTable,
     NoiseTable,
     Rank,
@@ -86,12 +89,24 @@ class Run(Section):
     """On what, and when."""
     silos: tuple[SiloTable, ...]
     """Who takes part."""
+    groups: GroupsTable | None = None
+    """Whose sums; None: one sum of all."""
+    attack: AttackTable | None = None
+    """Who does not keep to the protocol; None: nobody."""
 
     @property
     def sha256(self) -> str:
         """Identity of the run, 64 hexadecimal digits."""
-        content = json.dumps(self.model_dump(mode="json", exclude={"base"}), sort_keys=True)
+        content = json.dumps(self.described(), sort_keys=True)
         return hashlib.sha256(b"chorale/lab-run/v1\0" + content.encode()).hexdigest()
+
+    def described(self) -> dict[str, Any]:
+        """Everything that decides the result, as JSON; groups and attack only where there are any.
+
+        So runs that were done before there were such keep their digests.
+        """
+        unset = {name for name in ("groups", "attack") if getattr(self, name) is None}
+        return self.model_dump(mode="json", exclude={"base"} | unset)
 
     def judged_after(self, round_number: int, *, shared: bool) -> bool:
         """Whether adapters are judged after a round: shared ones, or each silo's or cluster's."""
@@ -171,6 +186,8 @@ class Experiment(Section):
             noise=_overridden(self.noise, row.noise, f"setting.{index}.noise"),
             judge=self.judge,
             silos=self.silo,
+            groups=row.groups,
+            attack=row.attack,
         )
 
 
@@ -263,8 +280,37 @@ def _unrunnable(run: Run) -> Iterator[str]:
             )
     if method.topology == "federated" and len(run.silos) < LEAST_CLUSTER:
         yield f"a sum needs at least {LEAST_CLUSTER} silos, and the file has {len(run.silos)}"
+    if run.groups is not None or run.attack is not None:
+        yield from _between_silos(run)
     if method.explores and run.evolve.episodes < run.evolve.tries_per_task:
         yield "evolve.episodes: fewer than evolve.tries_per_task, so no task is tried in full"
+
+
+def _between_silos(run: Run) -> Iterator[str]:
+    """What groups and an attack do not allow."""
+    method, groups = METHODS[run.method], run.groups
+    if method.topology != "federated" or method.clustered:
+        yield f"method {run.method!r} has no sum of all silos that groups or an attack are about"
+    if run.attack is not None and run.attack.silo not in {silo.name for silo in run.silos}:
+        yield f"attack.silo: there is no silo {run.attack.silo!r}"
+    if groups is None:
+        return
+    if groups.count < 2 * groups.byzantine + 1:
+        yield (
+            f"groups.count: {2 * groups.byzantine + 1} groups outvote {groups.byzantine}, "
+            f"{groups.count} do not"
+        )
+    if len(run.silos) < LEAST_CLUSTER * groups.count:
+        yield (
+            f"groups.count: a sum needs at least {LEAST_CLUSTER} silos, so {len(run.silos)} "
+            f"silos are at most {len(run.silos) // LEAST_CLUSTER} groups"
+        )
+    for key, value, known in (
+        ("method", run.aggregation.method, GROUP_METHODS),
+        ("server_optimiser", run.aggregation.server_optimiser, GROUP_OPTIMISERS),
+    ):
+        if value not in known:
+            yield f"groups: aggregation.{key} is one of {', '.join(sorted(known))}, not {value!r}"
 
 
 def _overridden(table: OverriddenT, changes: Mapping[str, Any], prefix: str) -> OverriddenT:

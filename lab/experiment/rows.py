@@ -87,7 +87,7 @@ def run_row(
     ``wall_s`` is everything, judging included; ``episodes`` those that all silos explored together.
     ``adapter_sha256`` is that of the final adapter, and of several the digest of their digests.
     """
-    config = run.model_dump(mode="json", exclude={"base"})
+    config = run.described()
     for index, silo in enumerate(config["silos"]):
         table = run.silos[index]
         silo["families"] = sorted(families_of(run, index))

@@ -29,7 +29,8 @@ from evolution.envs.catalogue import BUILT_IN
 from evolution.model.lora import initial_adapter
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.layout import Layout
-from lab.aggregation.aggregation import LabAggregation, make_lab_aggregation
+from lab.aggregation.aggregation import LabAggregation, MeanOf, make_lab_aggregation
+from lab.experiment.attack import AttackedMean
 from lab.experiment.config import Run
 from lab.experiment.federation_round import (
     Circle,
@@ -38,6 +39,7 @@ from lab.experiment.federation_round import (
     SoleCircle,
     play_round,
 )
+from lab.experiment.groups import GroupedSum
 from lab.experiment.judge import Judge
 from lab.experiment.masked import MaskedSum
 from lab.experiment.member import Adapter, Member, identity
@@ -182,16 +184,28 @@ def _circles(run: Run, scratch: Path, judge: Judge, stack: ExitStack) -> list[Ci
     groups: tuple[tuple[int, ...], ...] = (tuple(everyone),)
     if method.clustered:
         groups = clusters([families_of(run, index) for index in everyone])
-    kind = MaskedSum if run.sums == "masked" else PlainSum
     return [
         SharingCircle(
             [member([index]) for index in group],
             first,
             aggregation=aggregation_of(run, first, silos=len(group)),
-            mean=kind(run.noise, silos=len(group), key=(run.seed, *group)),
+            mean=_mean(run, group),
         )
         for group in groups
     ]
+
+
+def _mean(run: Run, group: tuple[int, ...]) -> MeanOf:
+    """How the vectors of these silos become a mean."""
+    kind = MaskedSum if run.sums == "masked" else PlainSum
+    silos, key = len(group), (run.seed, *group)
+    mean: MaskedSum | PlainSum | GroupedSum = kind(run.noise, silos=silos, key=key)
+    if run.groups is not None:
+        mean = GroupedSum(kind, run.noise, run.groups, silos=silos, key=key)
+    if run.attack is None:
+        return mean
+    place = [silo.name for silo in run.silos].index(run.attack.silo)
+    return AttackedMean(mean, run.attack, place=place, key=key)
 
 
 def _judge_round(run: Run, number: int, judge: Judge, circles: Sequence[Circle]) -> list[Row]:

@@ -14,6 +14,8 @@ Invariants:
     2. A sum that could wrap is refused before anything is added (``dp.noise.share.no_wrap``).
     3. A vector with a NaN or an infinity is refused; it is never replaced.
     4. Noise depends on the key, the number of the sum and the silo, on nothing else.
+    5. A silo that breaks the clip is as many copies of one that keeps it (``attack.py``); what may
+       wrap is judged with all of them.
 
 The noise comes from ``SeededWords``: it is the right distribution for research and no protection.
 
@@ -65,14 +67,26 @@ class RingMean(ABC):
         Raises:
             SumError: The vectors cannot be encoded, or the sum could wrap.
         """
+        return self.mean_of(vectors, clip_l2=clip_l2, what=what, copies=(1,) * len(vectors))
+
+    def mean_of(
+        self, vectors: Sequence[np.ndarray], *, clip_l2: float, what: str, copies: Sequence[int]
+    ) -> np.ndarray:
+        """The same, where the vector of each silo is so many times what its clip leaves of it.
+
+        Raises:
+            SumError: As above.
+        """
         if len(vectors) != self._silos:
             raise SumError(f"{what}: {len(vectors)} vectors where {self._silos} silos are summed")
         self._sums += 1
         try:
             grid = Grid(clip_l2=clip_l2, steps=self._noise.grid, dimension=int(np.size(vectors[0])))
             sigma = self._sigma(grid)
-            no_wrap(self._silos, 1, grid.steps, summed_sigma(sigma, self._silos))
-            shares = [self._share(grid, sigma, k, vector) for k, vector in enumerate(vectors)]
+            no_wrap(sum(copies), 1, grid.steps, summed_sigma(sigma, self._silos))
+            shares = [
+                self._share(grid, sigma, k, vector, copies[k]) for k, vector in enumerate(vectors)
+            ]
         except PrivacyError as error:
             raise SumError(f"{what}: {error}") from error
         total = self._total(shares, grid=grid, sigma=sigma, what=what)
@@ -90,10 +104,14 @@ class RingMean(ABC):
         n = self._silos
         return per_silo_sigma(self._noise.z, grid.steps, t=n, n_min=n, c=1)
 
-    def _share(self, grid: Grid, sigma: float, silo: int, vector: np.ndarray) -> RingVector:
+    def _share(
+        self, grid: Grid, sigma: float, silo: int, vector: np.ndarray, copies: int
+    ) -> RingVector:
         share: RingVector = np.zeros(grid.dimension, dtype="<u4")
         add_noise(share, sigma, SeededWords(*self._key, self._sums, silo))
-        grid.fit(np.asarray(vector)).add_into(share)
+        fitted = grid.fit(np.asarray(vector))
+        for _ in range(copies):
+            fitted.add_into(share)
         return share
 
 

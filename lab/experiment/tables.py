@@ -14,10 +14,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dp.config import MAX_GRID_STEPS
+from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS, GroupRule
 
 __all__ = [
     "AggregationTable",
+    "AttackTable",
     "EvolveTable",
+    "GroupsTable",
     "JudgeTable",
     "NoiseTable",
     "Section",
@@ -143,6 +146,28 @@ class SiloTable(Section):
     """Expert demonstrations it has in each environment, of its own tasks."""
 
 
+class GroupsTable(Section):
+    """``groups`` of a setting: a sum for each of several groups, combined by a rule."""
+
+    count: Annotated[int, Field(ge=3, le=MAX_GROUPS)]
+    """g."""
+    byzantine: Annotated[int, Field(ge=1, le=MAX_BYZANTINE)] = 1
+    """f: how many groups the rule outvotes; g ≥ 2f + 1."""
+    rule: GroupRule = "median"
+    """Coordinate-wise; with g = 2f + 1 both rules are the median."""
+
+
+class AttackTable(Section):
+    """``attack`` of a setting: one silo that uploads what no honest silo can."""
+
+    silo: Slug
+    """Which."""
+    clips: Annotated[int, Field(ge=1, le=1000)]
+    """How many times C its vector is long; it does not pass the clip."""
+    direction: Literal["reverse", "random"]
+    """Against the mean of the others' vectors of the same sum, or one drawn once a run."""
+
+
 class SettingTable(Section):
     """``[[setting]]``: one row of the experiment, run once for each seed."""
 
@@ -164,3 +189,7 @@ class SettingTable(Section):
     """Keys of ``[aggregation]`` that differ."""
     noise: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[noise]`` that differ."""
+    groups: GroupsTable | None = None
+    """None: one sum of all."""
+    attack: AttackTable | None = None
+    """None: every silo is honest."""

@@ -8,6 +8,11 @@ from tests.kit.paths import ROOT
 
 SHIPPED = sorted((ROOT / "experiments").glob("*.toml"))
 SHA = "0" * 64
+NINE = "".join(silo(k) for k in range(4)) + "".join(
+    silo(k).replace(f"shard_index = {k}", "shard_index = 0") for k in range(4, 9)
+)
+GROUPS = "groups = { count = 3 }\n"
+ATTACK = 'attack = { silo = "silo-1", clips = 12, direction = "reverse" }\n'
 
 
 def resolved(tmp_path, text):
@@ -39,6 +44,7 @@ def test_the_files_that_are_announced_are_shipped():
         "fedse-own.toml",
         "fedse-paper.toml",
         "fedse-shards.toml",
+        "groups.toml",
     ]
 
 
@@ -68,6 +74,18 @@ def test_where_the_base_lies_is_not_part_of_a_runs_identity(tmp_path):
     (run,) = resolved(tmp_path, HEAD + SILOS + setting("one", "fedse"))
     assert run.model_copy(update={"base": "/elsewhere"}).sha256 == run.sha256
     assert run.model_copy(update={"base_sha256": "1" * 64}).sha256 != run.sha256
+
+
+def test_groups_and_an_attack_are_part_of_a_run_and_change_no_digest_of_one_without(tmp_path):
+    text = HEAD + NINE + setting("one", "fedse") + setting("two", "fedse", GROUPS + ATTACK)
+    one, two = resolved(tmp_path, text)
+    # As the rows of runs before there were such settings have it.
+    assert not {"groups", "attack"} & one.described().keys()
+    assert two.described()["groups"] == {"count": 3, "byzantine": 1, "rule": "median"}
+    assert two.described()["attack"]["clips"] == 12
+    bare = two.model_copy(update={"groups": None, "attack": None, "setting": "one"})
+    assert bare.sha256 == one.sha256
+    assert len({two.sha256, two.model_copy(update={"attack": None}).sha256, one.sha256}) == 3
 
 
 def test_a_run_survives_its_file(tmp_path):
@@ -119,6 +137,24 @@ def test_an_unknown_key_of_an_override_is_named_with_its_path(tmp_path):
         (SILOS + setting("a", "fedse", "rounds = 0"), "needs at least one round"),
         (SILOS + setting("a", "fedse", "noise = { z = -1 }"), "setting.0.noise.z"),
         (SILOS + setting("a", "fedse", "sums = 'secret'"), "setting.0.sums"),
+        (SILOS + setting("a", "fedse", GROUPS), "so 3 silos are at most 1 groups"),
+        (
+            NINE + setting("a", "fedse", "groups = { count = 3, byzantine = 2 }"),
+            "5 groups outvote 2, 3 do not",
+        ),
+        (NINE + setting("a", "clustered", GROUPS), "no sum of all silos"),
+        (NINE + setting("a", "local_evolution", ATTACK), "no sum of all silos"),
+        (NINE + setting("a", "fedse", ATTACK.replace("silo-1", "silo-9")), "no silo 'silo-9'"),
+        (
+            NINE + setting("a", "fedse", GROUPS + "aggregation = { server_optimiser = 'fedadam' }"),
+            "groups: aggregation.server_optimiser is one of",
+        ),
+        (
+            NINE + setting("a", "fedse", GROUPS + "aggregation = { method = 'rolora' }"),
+            "groups: aggregation.method is one of fedavg, not 'rolora'",
+        ),
+        (NINE + setting("a", "fedse", "groups = { rule = 'median' }"), "setting.0.groups.count"),
+        (NINE + setting("a", "fedse", "attack = { clip = 3 }"), "nearest valid key is 'clips'"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_does(tmp_path, text, says):

@@ -87,6 +87,29 @@ def test_every_method_leaves_rows_that_the_report_reads(tmp_path, method):
         assert not all(np.array_equal(kept[name][key], shared[key]) for key in shared)
 
 
+def test_groups_and_an_attack_change_what_a_run_learns(tmp_path):
+    """The whole way, from the file to the adapter."""
+    nine = "".join(
+        silo(k).replace(f"shard_index = {k}", f"shard_index = {k % 4}") for k in range(9)
+    )
+    groups = "groups = { count = 3 }\n"
+    attack = 'attack = { silo = "silo-1", clips = 9, direction = "random" }\n'
+    text = HEAD.replace("rounds = 2", "rounds = 1").replace("episodes = 8", "episodes = 2") + nine
+    for name, extra in (("all", ""), ("bad", attack), ("both", groups + attack)):
+        text += setting(name, "fedse", extra)
+    found = {run.setting: play(run, tmp_path / run.setting) for run in runs(tmp_path, text)}
+    norms = {name: moved(result.adapters[0]) for name, result in found.items()}
+    assert len(set(norms.values())) == 3
+    # Of nine clips in one sum a ninth is left; the median of groups leaves nothing of that size.
+    assert norms["bad"] > 3 * norms["all"]
+    assert norms["both"] < norms["bad"] / 2
+
+
+def moved(adapter):
+    """‖B‖, which is zero in the first adapter."""
+    return float(np.sqrt(sum(np.square(t).sum() for name, t in adapter.items() if "_B" in name)))
+
+
 def test_equal_runs_are_equal_and_seeds_differ(tmp_path):
     head = HEAD.replace("seeds = [0]", "seeds = [0, 1]").replace("rounds = 2", "rounds = 1")
     first, other = runs(tmp_path, head + SILOS + setting("x", "fedse"))

@@ -1,0 +1,84 @@
+"""One silo that breaks its clip: what it does to the mean of a sum.
+
+Its vector is k·C long, in a direction of two kinds::
+
+    reverse    against the sum of what the others' clips leave of their vectors: more than it can
+               know, so no silo on its own does worse to one sum
+    random     one direction for a run and a length of vectors, the same in each sum, so that it
+               adds up; it says nothing of what the silo knows
+
+Invariants: the others' vectors are handed on as they are; the silo's is C long and counted k times
+(``RingMean.mean_of``), so everything else of the sum, its noise too, is as without an attack. Where
+the others' vectors are all zero there is nothing to work against, and its own is zero.
+
+Covered: the above. Not covered: several silos, one that stays inside the clip, false figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from lab.experiment.seeded import SeededWords
+from lab.experiment.tables import AttackTable
+
+__all__ = ["AttackedMean", "CopiesMean"]
+
+
+class CopiesMean(Protocol):
+    """A mean in which silos count several times."""
+
+    def mean_of(
+        self, vectors: Sequence[np.ndarray], *, clip_l2: float, what: str, copies: Sequence[int]
+    ) -> np.ndarray:
+        """As ``lab.experiment.sums.RingMean.mean_of``."""
+
+
+class AttackedMean:
+    """A ``lab.aggregation.MeanOf``; see the module."""
+
+    def __init__(
+        self, mean: CopiesMean, attack: AttackTable, *, place: int, key: Sequence[str | int]
+    ) -> None:
+        """Put the attacker at a place among the silos; the key decides its random direction."""
+        self._mean = mean
+        self._attack = attack
+        self._place = place
+        self._key = tuple(key)
+
+    def __call__(self, vectors: Sequence[np.ndarray], *, clip_l2: float, what: str) -> np.ndarray:
+        """The mean, float64, with the attacker's vector in the place of its own.
+
+        Raises:
+            SumError: The vectors cannot be encoded, or the sum could wrap.
+        """
+        given = [np.asarray(vector, dtype=np.float64) for vector in vectors]
+        copies = [1] * len(given)
+        given[self._place] = self._vector(given, clip_l2)
+        copies[self._place] = self._attack.clips
+        return self._mean.mean_of(given, clip_l2=clip_l2, what=what, copies=copies)
+
+    def _vector(self, vectors: Sequence[np.ndarray], clip_l2: float) -> np.ndarray:
+        """C long, or zero."""
+        if self._attack.direction == "reverse":
+            others = [vector for k, vector in enumerate(vectors) if k != self._place]
+            direction = -np.sum([_clipped(vector, clip_l2) for vector in others], axis=0)
+        else:
+            direction = _gaussian((*self._key, "attack"), vectors[0].size)
+        norm = float(np.linalg.norm(direction))
+        return np.asarray(direction * (clip_l2 / norm) if norm else direction, dtype=np.float64)
+
+
+def _clipped(vector: np.ndarray, clip_l2: float) -> np.ndarray:
+    norm = float(np.linalg.norm(vector))
+    return vector * (clip_l2 / norm) if norm > clip_l2 else vector
+
+
+def _gaussian(key: Sequence[str | int], count: int) -> np.ndarray:
+    """Standard normal values by Box and Muller."""
+    words = np.empty(2 * count, dtype=np.uint64)
+    SeededWords(*key).fill_uint64(words)
+    first, second = (words.reshape(2, count) + 0.5) / 2.0**64
+    return np.asarray(np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * second))
