@@ -203,6 +203,12 @@ class Panel:
                 f"{place_of(run, done.round, done.step)} {done.outcome}: back to the adapter of "
                 f"round {done.restored_round}; nothing was summed, nothing charged"
             )
+        if done.outcome == "bisected":
+            gross = [f"half {half.part + 1}" for half in done.halves if half.verdict == "gross"]
+            return (
+                f"{place_of(run, done.round, done.step)} bisected, nothing applied: "
+                f"{' and '.join(gross) or 'no half'} gross; chorale run show {run.run_id}"
+            )
         duration_s = sum(timing.duration_s for timing in done.timings)
         lost = sorted(set(done.cohort) - set(done.survivors))
         curve = ""

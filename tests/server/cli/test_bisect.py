@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from chorale.v1 import admin_pb2 as pb
 from server.cli import client
 from server.cli.main import app
+from server.cli.watch import Panel
 
 asked = []
 
@@ -56,3 +57,14 @@ def test_one_that_is_over_says_which_half_was_gross(monkeypatch):
     assert len(asked[0].submit_token) == 32
     data = json.loads(bisected(monkeypatch, answer, "--format", "json"))["data"]
     assert [half["verdict"] for half in data["halves"]] == ["possible", "gross"]
+
+
+@pytest.mark.parametrize(("verdict", "said"), [("gross", "half 2"), ("possible", "no half")])
+def test_who_watches_is_told_which_half_was_gross(capsys, verdict, said):
+    halves = [pb.HalfSum(verdict="possible"), pb.HalfSum(part=1, verdict=verdict)]
+    done = pb.RoundStatus(round=2, attempt=1, outcome="bisected", halves=halves)
+    run = pb.RunSummary(run_id="run-1", state="pausing", round=2, rounds=6, steps=1)
+    with Panel(live=True) as panel:
+        panel.show(pb.WatchRunResponse(run=run, finished=[done]))
+    told = f"round 2/6 bisected, nothing applied: {said} gross; chorale run show run-1"
+    assert told in capsys.readouterr().err
