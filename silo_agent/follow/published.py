@@ -3,7 +3,8 @@
 Invariants: a roster is believed only under the pinned root key or by the approvals of members of
 one that was, never at an older epoch, and only as the one that the message at hand names; a plan
 has the digest that it is asked for by; a head was followed to, link by link, under the plan that
-the caller judged and no other; no task and no descriptor is taken up but of the step after it.
+the caller judged and no other; no task and no descriptor is taken up but of the step after it and
+of its run's suite.
 
 Covered: fetching once what is needed often. Not covered: whether this silo takes part.
 """
@@ -16,6 +17,7 @@ from federation.chain.record import AdapterRecord, next_place
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
+from secagg import hybrid
 from secagg.descriptor import Descriptor
 from secagg.errors import Check
 from secagg.roster import SignedRoster, follow_rosters
@@ -170,8 +172,11 @@ def fetch_roster(
 def require_next(task: RoundTask, plan: Plan, head: AdapterRecord) -> None:
     """Go on only with a task of the step that follows the adopted head.
 
+    A task invites silos where its run is of suite v2, and there alone: no round of a run is of the
+    other suite.
+
     Raises:
-        SessionError: it starts from another adapter, plan, round or step.
+        SessionError: it starts from another adapter, plan, round or step, or is of another suite.
     """
     if head.adapter_sha256 != task.adapter_sha256:
         raise SessionError("the task starts from another adapter", check=Check.MODEL)
@@ -179,13 +184,15 @@ def require_next(task: RoundTask, plan: Plan, head: AdapterRecord) -> None:
         raise SessionError("the task's step does not follow the head of the published chain")
     if task.plan_sha256 != head.plan_sha256:
         raise SessionError("the task names another plan than the run's")
+    if bool(task.invited) != (head.suite == hybrid.SUITE):
+        raise SessionError("the task is of another suite than its run", check=Check.SUITE)
 
 
 def require_head(descriptor: Descriptor, plan: Plan, head: AdapterRecord) -> None:
     """Go on only with a descriptor of the step that follows the adopted head.
 
     Raises:
-        SessionError: it starts from another adapter, plan, round or step.
+        SessionError: it starts from another adapter, plan, round or step, or is of another suite.
     """
     identity = descriptor.identity
     if descriptor.adapter_sha256 != head.adapter_sha256:
@@ -200,3 +207,5 @@ def require_head(descriptor: Descriptor, plan: Plan, head: AdapterRecord) -> Non
         raise SessionError(
             "the descriptor's step does not follow the adopted head", check=Check.IDENTITY
         )
+    if descriptor.suite != head.suite:
+        raise SessionError("the descriptor is of another suite than its run", check=Check.SUITE)

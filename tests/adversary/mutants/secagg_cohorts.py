@@ -12,6 +12,7 @@ SPENT = "silo_agent/books/spent.py"
 TASKS = "silo_agent/books/round_tasks.py"
 DESCRIPTOR = "silo_agent/policy/descriptor.py"
 DOCUMENT = "silo_agent/policy/document.py"
+PUBLISHED = "silo_agent/follow/published.py"
 
 _PEERS = "tests/silo_agent/books/test_peer_heads.py::"
 _ECHO = "tests/silo_agent/books/test_ledger_echo.py::"
@@ -19,6 +20,7 @@ _TASKS = "tests/silo_agent/books/test_round_tasks.py::"
 _DEBITS = "tests/dp/ledger/test_debits.py::"
 _POLICY = "tests/silo_agent/policy/test_policy.py::"
 _SPENT = "tests/silo_agent/books/test_spent.py::"
+_ADMISSION = "tests/silo_agent/daemon/test_admission.py::"
 _COHORTS = "tests/silo_agent/attempt/test_session_cohorts.py::"
 
 MUTANTS = (
@@ -158,6 +160,22 @@ MUTANTS = (
         old="            if before is not None and not _is_part_of(task, before):\n",
         new="            if before is not None and not task.run_id:\n",
         tests=(_TASKS + "test_a_round_is_not_asked_of_others_than_at_first",),
+    ),
+    Mutant(
+        name="task-of-another-suite",
+        disables="that a task is of the suite of its run",
+        file=PUBLISHED,
+        old="    if bool(task.invited) != (head.suite == hybrid.SUITE):\n",
+        new="    if not head.suite:\n",
+        tests=(_ADMISSION + "test_a_run_keeps_its_suite_whatever_the_site_accepts",),
+    ),
+    Mutant(
+        name="descriptor-of-another-suite",
+        disables="that a descriptor is of the suite of its run",
+        file=PUBLISHED,
+        old="    if descriptor.suite != head.suite:\n",
+        new="    if not head.suite:\n",
+        tests=(_ADMISSION + "test_a_run_keeps_its_suite_whatever_the_site_accepts",),
     ),
     Mutant(
         name="task-not-named",

@@ -13,6 +13,7 @@ from federation.chain.record import Place
 from federation.chain.task import ATTEMPTS_USED_UP, PASSING_REASONS
 from federation.plan.charges import charges_of_run
 from secagg.descriptor import AggregationId
+from secagg.errors import Check
 from silo_agent.books.ledger import (
     require_after_none,
     require_attempt_budget,
@@ -296,22 +297,26 @@ def test_a_named_kind_inside_the_protected_one_is_refused_before_any_work(ledger
 # The place in the chain --------------------------------------------------------------------------
 
 
-def head_at(number, step):
+def head_at(number, step, suite=1):
+    place = Place(number, step)
     return SimpleNamespace(
-        run_id="run-1", place=Place(number, step), adapter_sha256=DIGEST, plan_sha256=DIGEST
+        run_id="run-1", place=place, adapter_sha256=DIGEST, plan_sha256=DIGEST, suite=suite
     )
 
 
 def task_at(number, step, **change):
-    fields = {"run_id": "run-1", "adapter_sha256": DIGEST, "plan_sha256": DIGEST, **change}
+    fields = {"run_id": "run-1", "adapter_sha256": DIGEST, "plan_sha256": DIGEST, "invited": ()}
+    fields |= change
     return SimpleNamespace(round=number, step=step, **fields)
 
 
-def descriptor_at(number, step, **change):
+def descriptor_at(number, step, suite=1, **change):
     said = task_at(number, step, **change)
-    identity = SimpleNamespace(run_id=said.run_id, round=number, step=step)
     return SimpleNamespace(
-        identity=identity, adapter_sha256=said.adapter_sha256, plan_sha256=said.plan_sha256
+        identity=SimpleNamespace(run_id=said.run_id, round=number, step=step),
+        adapter_sha256=said.adapter_sha256,
+        plan_sha256=said.plan_sha256,
+        suite=suite,
     )
 
 
@@ -339,6 +344,21 @@ def test_another_adapter_or_plan_does_not_follow(field):
         require_next(task_at(1, 1, **change), STEPPED, head_at(1, 0))
     with pytest.raises(SessionError, match="another"):
         require_head(descriptor_at(1, 1, **change), STEPPED, head_at(1, 0))
+
+
+@pytest.mark.parametrize("suite", [1, 2])
+def test_a_run_keeps_its_suite_whatever_the_site_accepts(suite):
+    head = head_at(1, 0, suite)
+    of_suite = {1: (), 2: ("silo-a", "silo-b")}
+    require_next(task_at(1, 1, invited=of_suite[suite]), STEPPED, head)
+    require_head(descriptor_at(1, 1, suite), STEPPED, head)
+    for refused_by in (
+        lambda: require_next(task_at(1, 1, invited=of_suite[3 - suite]), STEPPED, head),
+        lambda: require_head(descriptor_at(1, 1, 3 - suite), STEPPED, head),
+    ):
+        with pytest.raises(SessionError, match="another suite than its run") as refused:
+            refused_by()
+        assert refused.value.check is Check.SUITE
 
 
 def test_survivors_signed_for_one_step_do_not_close_the_next():

@@ -109,8 +109,8 @@ def asked(bench, monkeypatch):
     daemon.identity = SimpleNamespace(silo_id=ME, signing_key=signing_key(ME))
     allowed = Policy.parse(b"[limits]\nmax_attempts_per_day = 100")
     daemon.gate = Gate(bench.directory, allowed, daemon.metrics)
-    record = SimpleNamespace(
-        place=Place(2, 0), adapter_sha256=bytes(32), plan_sha256=bytes(32), run_id="run-1"
+    record = daemon.record = SimpleNamespace(
+        place=Place(2, 0), adapter_sha256=bytes(32), plan_sha256=bytes(32), run_id="run-1", suite=1
     )
     daemon.published = SimpleNamespace(
         head=None,
@@ -219,6 +219,13 @@ def test_another_runs_head_is_not_the_one_before():
 # Invited ------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def hybrid(bench, asked):
+    """The same daemon, in a run of suite v2."""
+    bench.daemon.record.suite = 2
+    return bench
+
+
 def invited(*names, step=1):
     return replace(task(step), invited=names, signature=b"").sign(COORDINATOR_KEY)
 
@@ -227,25 +234,25 @@ def told_of(bench, asked_task):
     return bench.tell(Instruction(instruction_id="t", identity=None, payload=asked_task))
 
 
-def test_a_silo_that_is_not_invited_waits_and_neither_works_nor_refuses(bench, asked):
+def test_a_silo_that_is_not_invited_waits_and_neither_works_nor_refuses(hybrid, asked):
     called_off = []
-    bench.daemon.work.call_off = lambda: called_off.append(True)
+    hybrid.daemon.work.call_off = lambda: called_off.append(True)
     for _ in range(2):
-        coordinator = told_of(bench, invited("silo-777", "silo-888"))
+        coordinator = told_of(hybrid, invited("silo-777", "silo-888"))
         assert coordinator.refused == []
     assert asked == []
     assert called_off
-    (heard,) = HeardRuns(bench.directory).all()
+    (heard,) = HeardRuns(hybrid.directory).all()
     assert (heard.rule, heard.suite) == ("not_invited", 2)
 
 
-def test_a_silo_that_is_invited_works_as_ever(bench, asked):
-    told_of(bench, invited(ME, "silo-777"))
+def test_a_silo_that_is_invited_works_as_ever(hybrid, asked):
+    told_of(hybrid, invited(ME, "silo-777"))
     assert asked == ["follow", "start"]
 
 
-def test_a_round_that_is_asked_of_others_than_before_is_a_failed_check(bench, asked, capsys):
-    told_of(bench, invited(ME, "silo-777"))
-    told_of(bench, invited(ME, "silo-888"))
+def test_a_round_that_is_asked_of_others_than_before_is_a_failed_check(hybrid, asked):
+    told_of(hybrid, invited(ME, "silo-777"))
+    told_of(hybrid, invited(ME, "silo-888"))
     assert asked == ["follow", "start"]
-    assert counted(bench, "failed_checks", check="task") == 1
+    assert counted(hybrid, "failed_checks", check="task") == 1
