@@ -6,12 +6,13 @@ Ordered invariants:
 
 1. What was heard is durable before anything is done for it, so that a restarted silo compares a
    descriptor with the very task.
-2. A round is asked of no more silos than before: a later task of the same run, round and step
-   invites a part of those whom the first invited, and is of suite v2 as the first was. Else a
-   coordinator could try cohort after cohort under one round.
+2. A round is asked of no more silos than before: a later task of the same run and round, of
+   whatever step, invites a part of those whom each kept one invites, and is of suite v2 as they
+   are. Else a coordinator could try cohort after cohort under one round.
 3. At most ``MAX_RUNS`` runs, those heard of last, and ``MAX_STEPS`` steps of each, the newest.
 
-Covered: restarts, damage, which is an error. Not covered: trust; the caller verified the signature.
+Covered: restarts, damage, which is an error. Not covered: trust; the caller verified the signature,
+and that the task is of the step after the head of its run.
 """
 
 from __future__ import annotations
@@ -63,12 +64,10 @@ class RoundTasks:
         with self._lock:
             known = self._runs.get(task.run_id, {})
             newest_round = max((one.round for one in known.values()), default=0)
-            before = known.get(task.step) if newest_round == task.round else None
-            if before is not None and not _is_part_of(task, before):
-                raise VerificationError(
-                    Check.TASK, "a task of this round and step invited fewer silos before"
-                )
-            if not task.invited or task.round < newest_round or task == before:
+            kept_of_round = [one for one in known.values() if one.round == task.round]
+            if not all(_is_part_of(task, before) for before in kept_of_round):
+                raise VerificationError(Check.TASK, "a task of this round invited fewer before")
+            if not task.invited or task.round < newest_round or task in kept_of_round:
                 return
             steps = dict(known) if task.round == newest_round else {}
             steps[task.step] = task

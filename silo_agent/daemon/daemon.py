@@ -4,7 +4,8 @@ Ordered invariants for each instruction:
 
 1. The roster is verified under the pinned root key before anything the coordinator signed is
    believed, and an epoch older than the newest one seen is refused.
-2. A task of suite v2 that invites others is noted, durably, and nothing is done for it.
+2. A task of suite v2 that invites others is noted, durably, and nothing is done for it. What is
+   remembered as a round's task follows the head of a chain whose plan this site allows.
    A task or descriptor is acted on only after the guardian (``policy.py``) accepted it, the ledger
    contains the head that the coordinator echoes, and the budget allows it; a refusal is a counted,
    explained, normal event.
@@ -43,6 +44,7 @@ from federation.chain.record import Place
 from federation.chain.task import RoundTask
 from federation.errors import ChainError, UpdateError
 from federation.plan.families import families_of
+from federation.plan.plan import Plan
 from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_descriptor
 from secagg.messages import (
     BoxDelivery,
@@ -74,6 +76,7 @@ from silo_agent.errors import (
     SpoolError,
     TransportError,
 )
+from silo_agent.follow.chain import Head
 from silo_agent.follow.published import Published, fetch_roster, require_head, require_next
 from silo_agent.identity.identity import Identity
 from silo_agent.identity.renewal import Renewal
@@ -304,12 +307,13 @@ class Daemon:
     def _take_task(self, task: RoundTask, echo: LedgerEcho | None) -> None:
         task.verify(self.published.roster(task.roster_sha256).roster.coordinator_key)
         plan = self.published.plan(task.plan_sha256)
-        self.tasks.hear(task)
         self._task, self._asked = task, (task.run_id, Place(task.round, task.step))
         if task.invited and self.identity.silo_id not in task.invited:
             # Public: others are asked. Nothing is explored or paid for, and nothing refused.
             self.work.call_off()
             self.gate.not_invited(task, self.coordinator.plan)
+            if self.gate.follows(task, plan, site=self.work.site):
+                self._follow_to(task, plan)
             return
         self.gate.judge_task(
             task,
@@ -320,11 +324,17 @@ class Daemon:
             echo=echo,
             fetch=self.coordinator.plan,
         )
-        head = self.published.follow(task.run_id, task.plan_sha256)
-        require_next(task, plan, head.record)
+        head = self._follow_to(task, plan)
         require_unsigned(self.ledger, task)
         self.work.start(task=task, plan=plan, head=head)
         self.audit.accepted(task)
+
+    def _follow_to(self, task: RoundTask, plan: Plan) -> Head:
+        """The head that a task follows, which alone is remembered as one of its round."""
+        head = self.published.follow(task.run_id, task.plan_sha256)
+        require_next(task, plan, head.record)
+        self.tasks.hear(task)
+        return head
 
     def _close_round(self, closed: RoundClosed) -> bool:
         """Follow a run to its end, if it is one that this site allows; whether it moved the head.

@@ -236,6 +236,15 @@ class Gate:
             run_id, plan_sha256
         )
 
+    def follows(self, task: RoundTask, plan: Plan, *, site: Site) -> bool:
+        """Whether this site follows the chain of a run that asks others.
+
+        Raises:
+            LocalStoreError: The approvals cannot be read.
+        """
+        standing = self.standing(task.run_id, task.plan_sha256)
+        return check_followed(self._policy, plan=plan, site=site, standing=standing).accepted
+
     def judge_closed(self, record: AdapterRecord, plan: Plan, *, site: Site) -> Decision:
         """The verdict on a plan whose round has closed.
 

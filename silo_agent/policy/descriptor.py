@@ -107,10 +107,26 @@ def _round_task(case: DescriptorCase) -> str | None:
         return "a descriptor of suite v1 after a task of suite v2" if invited else None
     if task is None or task.sha256 != case.descriptor.task_sha256:
         return "the descriptor does not name the task of its round that this silo verified"
+    if differing := _task_differs(task, case.descriptor):
+        return f"the descriptor's {differing} is not the task's"
     strangers = set(case.descriptor.cohort) - set(task.invited)
     if strangers:
         return f"the cohort has {', '.join(sorted(strangers))}, which the task does not invite"
     return None
+
+
+def _task_differs(task: RoundTask, descriptor: Descriptor) -> str | None:
+    """What of a descriptor does not follow from the task that it names; later steps have none."""
+    identity = descriptor.identity
+    agrees = {
+        "run": task.run_id == identity.run_id,
+        "round": task.round == identity.round,
+        "step": task.step <= identity.step,
+        "plan": task.plan_sha256 == descriptor.plan_sha256,
+        "roster": task.roster_sha256 == descriptor.roster_sha256,
+        "adapter": task.step < identity.step or task.adapter_sha256 == descriptor.adapter_sha256,
+    }
+    return next((name for name, same in agrees.items() if not same), None)
 
 
 def _descriptor_base_model(case: DescriptorCase) -> str | None:

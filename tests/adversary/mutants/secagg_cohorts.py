@@ -12,6 +12,7 @@ SPENT = "silo_agent/books/spent.py"
 TASKS = "silo_agent/books/round_tasks.py"
 DESCRIPTOR = "silo_agent/policy/descriptor.py"
 DOCUMENT = "silo_agent/policy/document.py"
+DAEMON = "silo_agent/daemon/daemon.py"
 PUBLISHED = "silo_agent/follow/published.py"
 
 _PEERS = "tests/silo_agent/books/test_peer_heads.py::"
@@ -20,6 +21,7 @@ _TASKS = "tests/silo_agent/books/test_round_tasks.py::"
 _DEBITS = "tests/dp/ledger/test_debits.py::"
 _POLICY = "tests/silo_agent/policy/test_policy.py::"
 _SPENT = "tests/silo_agent/books/test_spent.py::"
+_STEPS = "tests/silo_agent/daemon/test_daemon_steps.py::"
 _ADMISSION = "tests/silo_agent/daemon/test_admission.py::"
 _COHORTS = "tests/silo_agent/attempt/test_session_cohorts.py::"
 
@@ -157,9 +159,37 @@ MUTANTS = (
         name="round-asked-of-others",
         disables="the refusal of a task that invites others than the first of its round",
         file=TASKS,
-        old="            if before is not None and not _is_part_of(task, before):\n",
-        new="            if before is not None and not task.run_id:\n",
+        old="            if not all(_is_part_of(task, before) for before in kept_of_round):\n",
+        new="            if not task.run_id:\n",
         tests=(_TASKS + "test_a_round_is_not_asked_of_others_than_at_first",),
+    ),
+    Mutant(
+        name="task-of-another-step-grows",
+        disables="that a later step of a round is asked of no more silos than an earlier one",
+        file=TASKS,
+        old="for one in known.values() if one.round == task.round]",
+        new="for one in known.values() if (one.round, one.step) == (task.round, task.step)]",
+        tests=(_TASKS + "test_no_step_of_a_round_is_asked_of_others_than_the_steps_before",),
+    ),
+    Mutant(
+        name="task-heard-before-judged",
+        disables="that a task is remembered only after it was judged and follows the head",
+        file=DAEMON,
+        old="        self._task, self._asked = task, (task.run_id, Place(task.round, task.step))\n",
+        new="        self.tasks.hear(task)\n"
+        "        self._task, self._asked = task, (task.run_id, Place(task.round, task.step))\n",
+        tests=(
+            _STEPS + "test_a_task_of_another_step_than_the_next_is_not_remembered",
+            _STEPS + "test_a_task_that_the_site_refuses_is_not_remembered",
+        ),
+    ),
+    Mutant(
+        name="task-differs",
+        disables="that a descriptor agrees with the task that it names",
+        file=DESCRIPTOR,
+        old="    if differing := _task_differs(task, case.descriptor):\n",
+        new='    if differing := "":\n',
+        tests=(_POLICY + "test_a_descriptor_agrees_with_the_task_that_it_names",),
     ),
     Mutant(
         name="task-of-another-suite",

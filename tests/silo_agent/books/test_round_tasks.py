@@ -52,6 +52,19 @@ def test_a_round_is_not_asked_of_others_than_at_first(
     tasks.hear(make_task(run_id="run-2", invited=invited))
 
 
+@pytest.mark.parametrize("step", [0, 4])
+def test_no_step_of_a_round_is_asked_of_others_than_the_steps_before(
+    tasks: RoundTasks, step: int
+) -> None:
+    tasks.hear(make_task(step=1, invited=COHORT[:3]))
+    tasks.hear(make_task(step=2, invited=COHORT[:2]))
+    for invited in (COHORT, COHORT[:3], ()):
+        with pytest.raises(VerificationError) as refused:
+            tasks.hear(make_task(step=step, invited=invited))
+        assert refused.value.check is Check.TASK
+    tasks.hear(make_task(step=step, invited=COHORT[:1]))
+
+
 def test_an_earlier_round_displaces_nothing(tasks: RoundTasks) -> None:
     newest = make_task()
     tasks.hear(newest)

@@ -126,7 +126,8 @@ def asked(bench, monkeypatch):
         fitting=SimpleNamespace(choice=lambda _plan: SimpleNamespace(unfit="", notes=())),
     )
     verdict = SimpleNamespace(accepted=True, rule="accepted")
-    monkeypatch.setattr("silo_agent.daemon.gate.check_task", lambda *_, **__: verdict)
+    for name in ("check_task", "check_followed"):
+        monkeypatch.setattr(f"silo_agent.daemon.gate.{name}", lambda *_, **__: verdict)
     return did
 
 
@@ -240,7 +241,8 @@ def test_a_silo_that_is_not_invited_waits_and_neither_works_nor_refuses(hybrid, 
     for _ in range(2):
         coordinator = told_of(hybrid, invited("silo-777", "silo-888"))
         assert coordinator.refused == []
-    assert asked == []
+    # It follows the run's chain as it does when a round closes.
+    assert asked == ["follow"] * 2
     assert called_off
     (heard,) = HeardRuns(hybrid.directory).all()
     assert (heard.rule, heard.suite) == ("not_invited", 2)
@@ -254,5 +256,26 @@ def test_a_silo_that_is_invited_works_as_ever(hybrid, asked):
 def test_a_round_that_is_asked_of_others_than_before_is_a_failed_check(hybrid, asked):
     told_of(hybrid, invited(ME, "silo-777"))
     told_of(hybrid, invited(ME, "silo-888"))
-    assert asked == ["follow", "start"]
+    assert asked == ["follow", "start", "follow"]
     assert counted(hybrid, "failed_checks", check="task") == 1
+
+
+@pytest.mark.parametrize("names", [(ME, "silo-777"), ("silo-777", "silo-888")])
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_task_of_another_step_than_the_next_is_not_remembered(hybrid, asked, names, step):
+    """Junk steps would push the round's task out, and a descriptor could name one of them."""
+    hybrid.daemon.work.call_off = lambda: None
+    told_of(hybrid, invited(*names, step=step))
+    assert "start" not in asked
+    assert hybrid.daemon.tasks.named("run-1", 2, bytes(32)) is None
+
+
+def test_a_task_that_the_site_refuses_is_not_remembered(hybrid, asked, monkeypatch):
+    refused = SimpleNamespace(accepted=False, rule="clip", public_reason="no", detail="no")
+    for name in ("check_task", "check_followed"):
+        monkeypatch.setattr(f"silo_agent.daemon.gate.{name}", lambda *_, **__: refused)
+    hybrid.daemon.work.call_off = lambda: None
+    for names in ((ME, "silo-777"), ("silo-777", "silo-888")):
+        told_of(hybrid, invited(*names))
+    assert asked == []
+    assert hybrid.daemon.tasks.named("run-1", 2, bytes(32)) is None

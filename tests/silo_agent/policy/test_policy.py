@@ -212,9 +212,11 @@ WIDE_TASK = make_task(invited=(*COHORT, "stranger"))
 
 
 def judge_changed(changes, **options):
-    """The verdict on a descriptor of a task that invites whoever is in it."""
-    named = {"task_sha256": WIDE_TASK.sha256, **changes}
-    return judge(descriptor=make_descriptor(make_plan(), **named), task=WIDE_TASK, **options)
+    """The verdict on a descriptor of a task of its round that invites whoever is in it."""
+    changed = make_descriptor(make_plan(), **changes)
+    task = replace(WIDE_TASK, round=changed.identity.round)
+    named = {"task_sha256": task.sha256, **changes}
+    return judge(descriptor=make_descriptor(make_plan(), **named), task=task, **options)
 
 
 @pytest.mark.parametrize("rule", descriptor_changes())
@@ -231,7 +233,10 @@ def test_the_dimension_ceiling_fires_on_an_honest_descriptor():
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
-        ("sums", {"identity": AggregationId(run_id="r", round=2, step=1, part=0, attempt=1)}),
+        (
+            "sums",
+            {"identity": AggregationId(run_id="run-1", round=2, step=1, part=0, attempt=1)},
+        ),
         ("layout", {"dimension": 127}),
         ("descriptor_clip", {"unit_clip": 1.0}),
         ("descriptor_clip", {"max_units": 2}),
@@ -445,6 +450,24 @@ def test_a_descriptor_belongs_to_the_task_that_was_verified_and_to_whom_it_invit
     assert decision.rule == "round_task"
     assert COHORT[3] in decision.detail
     assert COHORT[3] not in decision.public_reason
+
+
+@pytest.mark.parametrize(
+    ("change", "differing"),
+    [
+        ({"run_id": "run-2"}, "run"),
+        ({"round": 1}, "round"),
+        ({"step": 1}, "step"),
+        ({"plan_sha256": bytes(32)}, "plan"),
+        ({"roster_sha256": bytes(32)}, "roster"),
+        ({"adapter_sha256": bytes(32)}, "adapter"),
+    ],
+)
+def test_a_descriptor_agrees_with_the_task_that_it_names(change, differing):
+    other = make_task(**change)
+    decision = judge(descriptor=make_descriptor(make_plan(), task_sha256=other.sha256), task=other)
+    assert decision.rule == "round_task"
+    assert f"the descriptor's {differing} is not" in decision.detail
 
 
 def test_a_digest_that_the_site_lists_is_accepted():
