@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from secagg import bounds, hybrid, suite
-from secagg.descriptor import OTHER_FAMILY, Descriptor, MetricsLayout
+from secagg.descriptor import OTHER_FAMILY, Descriptor
 from secagg.errors import Check, VerificationError
 from secagg.messages import KeyBundle, MaskedInputHeader, ShareBoxHeader, ShareRoot
 from secagg.parameters import Parameters
@@ -103,21 +103,22 @@ def check_bundle(
     seen.update(keys)
 
 
-def check_families(metrics: MetricsLayout, bundles: Collection[KeyBundle], least: int) -> None:
+def check_families(descriptor: Descriptor, bundles: Collection[KeyBundle], least: int) -> None:
     """Check that no figure of the metrics block is about fewer silos than a sum may be about.
 
     A family with coordinates must be declared by enough silos of U1, max(t, n_min); in suite v2 of
     U3 too. So must ``other``: each silo counted for it declares a family that has no coordinates of
-    its own. The signatures of the bundles, those of U1 or U3, were checked.
+    its own, in suite v2 one of the plan's: nobody has episodes of another to put there. The
+    signatures of the bundles, those of U1 or U3, were checked.
 
     Raises:
         VerificationError: metrics_families.
     """
-    shown = set(metrics.families())
+    shown = set(descriptor.metrics.families())
     own = shown - {OTHER_FAMILY}
     for family in sorted(shown):
         if family == OTHER_FAMILY:
-            silos = sum(1 for bundle in bundles if set(bundle.families) - own)
+            silos = sum(1 for bundle in bundles if _of_plan(descriptor, bundle) - own)
         else:
             silos = sum(1 for bundle in bundles if family in bundle.families)
         if silos < least:
@@ -125,6 +126,12 @@ def check_families(metrics: MetricsLayout, bundles: Collection[KeyBundle], least
                 Check.METRICS_FAMILIES,
                 f"family {family!r} has coordinates and {silos} silos where {least} are needed",
             )
+
+
+def _of_plan(descriptor: Descriptor, bundle: KeyBundle) -> set[str]:
+    """The families of a bundle that its silo may have episodes of; suite v1 cannot tell."""
+    declared = set(bundle.families)
+    return declared.intersection(descriptor.families) if descriptor.is_hybrid else declared
 
 
 def check_contributors(
@@ -272,6 +279,4 @@ def check_survivors(
     alive = [header.silo_id for header in headers]
     declared = {silo_id: bundles[silo_id].families for silo_id in alive}
     check_contributors(descriptor, declared, alive, parameters, after_upload=True)
-    check_families(
-        descriptor.metrics, [bundles[silo_id] for silo_id in alive], parameters.least_survivors
-    )
+    check_families(descriptor, [bundles[silo_id] for silo_id in alive], parameters.least_survivors)

@@ -11,9 +11,10 @@ the cohort's silos declare, before anyone trains:
 Invariants of the block:
     1. A family has coordinates only if max(t, n_min) cohort silos or more declare it; the episodes
        of others go to ``other``, which has coordinates under the same condition on the silos that
-       would fill it. Below it those episodes are reported nowhere: ``other`` would be the figure
-       of fewer silos than any sum may be about. Each silo checks this against the families signed
-       in R0 (``secagg.verification.check_families``), which is where the prefixes are defined.
+       would fill it, with families of the plan. Below it those episodes are reported nowhere:
+       ``other`` would be the figure of fewer silos than any sum may be about. Each silo checks
+       this against the families signed in R0 (``secagg.verification.check_families``), which is
+       where the prefixes are defined; in suite v1 without knowing which the plan's are.
     2. Every bound is a function of the plan, never of data.
     3. The order is fixed: the norm, then families by name, ``other`` last.
     4. Without noise there are no coordinates at all unless the plan says ``exact_figures``: where
@@ -44,7 +45,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -210,11 +211,17 @@ class MetricsNames(NamedTuple):
 
 
 def metrics_layout(
-    plan: Plan, declared: Mapping[str, tuple[str, ...]], *, t: int, n_min: int
+    plan: Plan,
+    declared: Mapping[str, tuple[str, ...]],
+    *,
+    t: int,
+    n_min: int,
+    filling: Collection[str] | None = None,
 ) -> MetricsNames:
     """The metrics block of one cohort, whose silos each declare some families.
 
     ``t`` is the threshold of the secure aggregation, ``n_min`` the least number of survivors.
+    ``filling`` has the families that count for ``other``, those of the plan; None counts all.
 
     Raises:
         LayoutError: If a declaration is malformed.
@@ -228,7 +235,8 @@ def metrics_layout(
     shown = sorted(
         name for name, silos in counts.items() if silos >= least and name != OTHER_FAMILY
     )
-    fillers = sum(1 for families in declared.values() if set(families) - set(shown))
+    rest = (set(families) - set(shown) for families in declared.values())
+    fillers = sum(1 for left in rest if (left if filling is None else left.intersection(filling)))
     if fillers >= least:
         shown.append(OTHER_FAMILY)
     if not plan.evolve.episodes_per_round:

@@ -235,7 +235,7 @@ def _messages(transcript: Transcript, roster: Roster, parameters: Parameters) ->
         seen: set[bytes] = set()
         for bundle in transcript.bundles:
             check_bundle(roster, descriptor.sha256, bundle, seen, is_hybrid=descriptor.is_hybrid)
-        check_families(descriptor.metrics, transcript.bundles, least)
+        check_families(descriptor, transcript.bundles, least)
         if descriptor.is_hybrid:
             declared = {bundle.silo_id: bundle.families for bundle in transcript.bundles}
             check_contributors(descriptor, declared, u1, parameters, after_upload=False)

@@ -95,7 +95,7 @@ class AdvertiseKeys(ClientState):
                 seen,
                 is_hybrid=descriptor.is_hybrid,
             )
-        check_families(descriptor.metrics, message.bundles, parameters.least_survivors)
+        check_families(descriptor, message.bundles, parameters.least_survivors)
         if descriptor.is_hybrid:
             declared = {bundle.silo_id: bundle.families for bundle in message.bundles}
             check_contributors(descriptor, declared, members, parameters, after_upload=False)

@@ -63,7 +63,7 @@ class CollectBundles(ServerState[KeyBundle]):
         """
         descriptor, parameters = self._aggregation.descriptor, self._aggregation.parameters
         bundles = tuple(self._close(Check.BUNDLES_SIZE).values())
-        check_families(descriptor.metrics, bundles, self._needed)
+        check_families(descriptor, bundles, self._needed)
         if descriptor.is_hybrid:
             declared = {bundle.silo_id: bundle.families for bundle in bundles}
             check_contributors(descriptor, declared, declared, parameters, after_upload=False)

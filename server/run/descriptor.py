@@ -70,7 +70,7 @@ def build_descriptor(
     tensors = decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES)
     layout = plan.aggregator(Layout.from_tensors(tensors)).shared_layout(identity.round)
     grid = Grid(clip_l2=release.clip_l2, steps=release.grid, dimension=layout.dimension)
-    figures = metrics_layout(plan, ready, t=t, n_min=n_min)
+    figures = metrics_layout(plan, ready, t=t, n_min=n_min, filling=families_of(plan))
     block = MetricsBlock.of(figures.names, figures.bounds)
     phase_s = plan.rounds.phase_deadline_s
     return Descriptor(

@@ -104,7 +104,7 @@ MUTANTS = (
         name="coordinator-families",
         disables="the count of declarations before bundles go out",
         file=BUNDLES,
-        old="        check_families(descriptor.metrics, bundles, self._needed)\n",
+        old="        check_families(descriptor, bundles, self._needed)\n",
         new="",
         tests=(
             _FAMILIES

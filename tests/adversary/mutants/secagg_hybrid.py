@@ -66,6 +66,8 @@ def _leaf(*ids: str) -> tuple[str, ...]:
     return tuple(f"{_DELIVERY}[{one}]" for one in ids)
 
 
+_FAMILIES = "tests/adversary/simulation/test_secagg_families.py::"
+
 MUTANTS = (
     # Before R0.
     Mutant(
@@ -357,12 +359,20 @@ MUTANTS = (
         tests=_DROPPED,
     ),
     Mutant(
+        name="hybrid-other-filled-by-decoys",
+        disables="that only families of the plan are counted for other",
+        file=BOTH,
+        old="    return declared.intersection(descriptor.families) if descriptor.is_hybrid else "
+        "declared\n",
+        new="    return declared\n",
+        tests=(_FAMILIES + "test_families_that_the_plan_lacks_do_not_fill_other",),
+    ),
+    Mutant(
         name="hybrid-families-after-upload",
         disables="figures counted again among survivors",
         file=BOTH,
-        old="    check_families(\n"
-        "        descriptor.metrics, [bundles[silo_id] for silo_id in alive], "
-        "parameters.least_survivors\n    )\n",
+        old="    check_families(descriptor, [bundles[silo_id] for silo_id in alive], "
+        "parameters.least_survivors)\n",
         new="",
         tests=_FIGURES,
     ),

@@ -103,6 +103,26 @@ def test_figures_of_enough_silos_are_accepted(figures, families, suite):
         assert isinstance(cohort.states[name], client.ShareKeys)
 
 
+def test_families_that_the_plan_lacks_do_not_fill_other(suite):
+    """One silo has episodes for ``other``; that all declare something more hides it from nobody."""
+    families = {name: ("craft", f"own-{name}") for name in NAMES} | {ME: ("craft", "maze")}
+    cohort = Cohort(
+        5,
+        figures=("episodes/craft", "episodes/other"),
+        families=families,
+        suite=suite,
+        plan_families=("craft", "maze") if suite == 2 else None,
+    )
+    message = collected(cohort)
+    for name in cohort.names:
+        if suite == 2:
+            assert_refused(cohort.states[name], message, Check.METRICS_FAMILIES)
+        else:
+            # A descriptor of suite v1 does not name the plan's families.
+            state, _ = cohort.states[name].handle(message)
+            assert isinstance(state, client.ShareKeys)
+
+
 @pytest.mark.parametrize(
     ("lost", "accepted"), [("silo-000", True), ("silo-001", False), ("silo-003", False)]
 )

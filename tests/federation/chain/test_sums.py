@@ -104,6 +104,19 @@ def test_other_needs_as_many_silos_as_a_family():
     assert names == ("update_norm_sq", "episodes/maze", "successes/maze")
 
 
+def test_only_families_of_the_plan_fill_other():
+    declared = {silo: ("maze", f"own-{silo}") for silo in "abc"} | {"d": ("maze", "craft")}
+    names, _ = metrics_layout(PLAN, declared, t=3, n_min=3)
+    assert "episodes/other" in names
+    filling = ("craft", "maze")
+    names, _ = metrics_layout(PLAN, declared, t=3, n_min=3, filling=filling)
+    assert names == ("update_norm_sq", "episodes/maze", "successes/maze")
+    declared |= {"c": ("maze", "craft"), "b": ("craft",)}
+    plenty = {**declared, "e": ("wordle",), "f": ("wordle",), "g": ("wordle",)}
+    names, _ = metrics_layout(PLAN, plenty, t=4, n_min=3, filling=(*filling, "wordle"))
+    assert "episodes/other" in names
+
+
 def test_the_reserved_name_cannot_be_declared_into_place():
     declared = dict.fromkeys("abcd", ("other",))
     names, _ = metrics_layout(PLAN, declared, t=3, n_min=3)
