@@ -93,14 +93,18 @@ class CollectMaskedInputs(ServerState[MaskedInputHeader]):
         return True
 
     @property
+    def rejected_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Each (accused, accuser) of the silos that uploaded."""
+        return rejected_pairs(self._received.values())
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """The silos that uploaded and are left out of U3, because pairs of them were rejected.
 
         Raises:
             VerificationError: rejected_pair: to leave out c of them is not enough.
         """
-        pairs = rejected_pairs(self._received.values())
-        found = left_out(pairs, self._aggregation.parameters.c)
+        found = left_out(self.rejected_pairs, self._aggregation.parameters.c)
         if found is None:
             raise VerificationError(
                 Check.REJECTED_PAIR, "more silos reject or are rejected than may collude"

@@ -132,8 +132,8 @@ class Attempt:
 
         Of ``dropped`` those are missing who could not have answered (``server/run/attempts.py``).
         """
-        self.left_out: tuple[str, ...] = ()
-        """Who cannot be in a sum with the others, since a pair's secret was rejected."""
+        self.rejected_pairs: tuple[tuple[str, str], ...] = ()
+        """Each (accused, accuser) that ended this attempt: the two cannot be in one sum."""
         self.survivors: tuple[str, ...] = ()
         self.received_bytes = 0
         self.lock = asyncio.Lock()
@@ -407,18 +407,20 @@ class Attempt:
         """Give up before a pair is in the sum of which one silo's mask alone is there.
 
         Their uploads are in the sum already, so whom U3 has to leave out is left out of the next
-        attempt.
+        attempt. Nobody is lost for it: no phase waited, and an accusation may be false.
 
         Raises:
             VerificationError: rejected_pair.
         """
-        self.left_out = state.left_out
-        if self.left_out:
-            self.lost.update(dict.fromkeys(self.left_out, self.phase))
+        self.rejected_pairs = state.rejected_pairs
+        if left_out := state.left_out:
+            accused, accuser = self.rejected_pairs[0]
+            more = len(self.rejected_pairs) - 1
             raise VerificationError(
                 Check.REJECTED_PAIR,
-                f"a pair's secret was rejected: {', '.join(self.left_out)} cannot be in this sum",
-                silo=self.left_out[0],
+                f"{accuser} rejects a pair secret of {accused}"
+                + (f", and so do {more} more pairs" if more else ""),
+                silo=left_out[0],
             )
 
     def unmask(self) -> np.ndarray:

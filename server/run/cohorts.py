@@ -11,7 +11,11 @@ Ordered invariants:
 4. A silo has said ready or refused, never both; its newest word counts.
 5. Who sits out after drop-outs is sent no task and is in no cohort, unless a round has no quorum
    without it.
-6. In a run of suite v2 each task names whom it invites: a round's first task the whole roster, or
+6. Of silos that reject each other's pair secrets as few as it takes are in no later attempt of the
+   run, by all the pairs that it has seen (``secagg/server/pairs.py``). One pair says not which of
+   the two lies, and the accused goes; an accuser of two goes itself, and both come back. A restart
+   forgets the pairs, which costs an attempt for each again.
+7. In a run of suite v2 each task names whom it invites: a round's first task the whole roster, or
    in a run without noise who may still be asked (``server/run/kept_cohort.py``), and every later
    task of the round the same. Who is not invited is sent it too, to verify it and wait. A task is
    in the store before anybody sees it; a coordinator that restarts sends the same again.
@@ -33,6 +37,7 @@ from federation.chain.record import Place
 from federation.chain.task import PASSING_REASONS, SURVIVORS_ALREADY_SIGNED, RoundTask
 from federation.plan.plan import Plan
 from secagg.roster import SignedRoster
+from secagg.server.pairs import left_out
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import RunError, WrongRoundError
@@ -58,8 +63,8 @@ AHEAD: Final = (
 
 KEPT_OUT: Final = (
     ". {} stay out: without noise, whoever was not in the last sum, for cohorts that vary can be "
-    "subtracted (take a mode with noise, or have every site let cohorts vary); and whose pair "
-    "secrets were rejected"
+    "subtracted (take a mode with noise, or have every site let cohorts vary); and who is "
+    "left out because a pair's secret was rejected"
 )
 
 Ready = dict[str, tuple[str, ...]]
@@ -132,12 +137,13 @@ class Cohorts:
         self._context = context
         self._chain = chain
         self._progress = progress
-        self._left_out: tuple[Place, frozenset[str]] = (chain.next_place, frozenset())
         self._suspects: tuple[str, ...] = ()
+        self._rejected: frozenset[tuple[str, str]] = frozenset()
+        """Each (accused, accuser) of this run since the coordinator took it up."""
         self.kept_out = self._kept_out()
-        """Who may take no part in this release, in ascending order.
+        """Who may take no part now, in ascending order.
 
-        In a run without noise who was not in the last sum, and whose pair secrets were rejected.
+        In a run without noise who was not in the last sum, and who is left out for rejected pairs.
         """
 
     @property
@@ -346,17 +352,22 @@ class Cohorts:
         head, place = self._chain.head, self._chain.next_place
         return self._context.store.tasks.of_round(head.run_id, place.round)
 
-    def leave_out(self, silo_ids: Collection[str]) -> None:
-        """Ask these no more in this release: they cannot be in one sum with the others."""
-        place, before = self._left_out
-        here = self._chain.next_place
-        self._left_out = here, (before if place == here else frozenset()).union(silo_ids)
+    def note_rejected(self, pairs: Collection[tuple[str, str]]) -> None:
+        """Keep an attempt's (accused, accuser): the two of a pair cannot be in one sum."""
+        self._rejected = self._rejected.union(pairs)
+
+    def _left_out(self) -> frozenset[str]:
+        """As few silos as are in all pairs of the run: who accuses a second one goes itself.
+
+        Where more silos accuse or are accused than may collude, whoever accused goes.
+        """
+        found = left_out(sorted(self._rejected), self._roster.roster.colluding)
+        if found is None:
+            return frozenset(accuser for _, accuser in self._rejected)
+        return frozenset(found)
 
     def _kept_out(self) -> tuple[str, ...]:
-        place, left_out = self._left_out
-        kept = self._kept.of(self._silos)
-        if place == self._chain.next_place:
-            kept -= left_out
+        kept = self._kept.of(self._silos) - self._left_out()
         return tuple(sorted(frozenset(self._silos) - kept))
 
     def _choose(self, *, everyone: bool) -> None:

@@ -304,7 +304,7 @@ class RunDriver:
             self._attempts.note_failure(attempt.identity, attempt.phase, error)
             if attempt.may_retry:
                 self._attempts.end(attempt.identity, AggregationOutcome.ABORTED, attempt)
-                self.cohorts.leave_out(attempt.left_out)
+                self.cohorts.note_rejected(attempt.rejected_pairs)
                 self._aborted_bytes += attempt.received_bytes
                 self._leave_attempt()
             elif isinstance(error, QuarantinedSumError):
@@ -374,7 +374,7 @@ class RunDriver:
             outcome = AggregationOutcome.ABORTED if retry else AggregationOutcome.SKIPPED
             self._attempts.end(attempt.identity, outcome, attempt)
             if retry:
-                self.cohorts.leave_out(attempt.left_out)
+                self.cohorts.note_rejected(attempt.rejected_pairs)
             groups.signed |= not retry
             groups.quarantined |= gross
             self._aborted_bytes += attempt.received_bytes

@@ -18,6 +18,7 @@ _SUITES = "tests/federation/transcript/test_transcript_suites.py::"
 _KEPT = "tests/server/run/test_kept_cohort.py::"
 _INVITED = "tests/server/run/test_invitations.py::"
 _RUNS = "tests/server/conductor/test_suites.py::"
+_PAIRS = "tests/server/run/test_rejected_pairs.py::"
 _HEADS = "tests/server/members/test_ledger_heads.py::"
 
 MUTANTS = (
@@ -111,5 +112,21 @@ MUTANTS = (
         old="                self._journal.charged(header, state.members)\n",
         new="                pass\n",
         tests=(_HEADS + "test_an_upload_that_came_to_nothing_is_echoed_at_the_next_task",),
+    ),
+    Mutant(
+        name="rejected-pairs-forgotten",
+        disables="that who accuses a second silo is left out itself",
+        file=COHORTS,
+        old="        self._rejected = self._rejected.union(pairs)\n",
+        new="        self._rejected = frozenset(pairs)\n",
+        tests=(_PAIRS + "test_who_accuses_a_second_silo_goes_itself_and_both_come_back",),
+    ),
+    Mutant(
+        name="rejected-pairs-in-sum",
+        disables="that a silo of a rejected pair is left out of the next attempt",
+        file=COHORTS,
+        old="        kept = self._kept.of(self._silos) - self._left_out()\n",
+        new="        kept = self._kept.of(self._silos)\n",
+        tests=(_PAIRS + "test_the_next_attempt_is_made_without_the_accused_and_its_sum_is_exact",),
     ),
 )
