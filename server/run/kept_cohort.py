@@ -7,8 +7,9 @@ asks nobody with whom the others would not go on.
 
 Ordered invariants:
 
-1. P is U3 of the newest sum without noise that a silo signed, of whatever run. A cohort is part of
-   it, and so are all cohorts before a first sum is signed part of the roster.
+1. P is U3 of the newest sum without noise whose survivors were declared, of whatever run: whoever
+   saw them may have signed, whether or not its word came back. A cohort is part of it, and so are
+   all cohorts before a first sum is declared part of the roster.
 2. If all of P said in this run's R0 that cohorts may vary, others are asked again, unless they said
    in this run that they may not. What they do not say until they are in it, R0 shows: a U1 that is
    more than P goes on only if all of it says so.
@@ -79,10 +80,11 @@ class KeptCohort:
         if not self._noiseless:
             return None
         runs = [row.run_id for row in self._store.runs.list() if _is_noiseless(row.plan)]
-        signed = self._store.messages.newest(Phase.CONSISTENCY_CHECK.value, runs)
-        if signed is None:
+        # Silos keep P before they send what they signed, so none of it need be here.
+        declared = self._store.messages.newest_declared(Phase.MASKED_INPUT.value, runs)
+        if declared is None:
             return None
-        row = self._store.aggregations.get(signed)
+        row = self._store.aggregations.get(declared)
         return None if row is None else frozenset(row.survivors)
 
 

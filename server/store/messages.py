@@ -18,9 +18,9 @@ from sqlalchemy import delete, insert, select, update
 
 from secagg.descriptor import AggregationId
 from server.errors import StoreError
-from server.store.aggregations import matches
+from server.store.aggregations import SURVIVORS_CLOSED, matches
 from server.store.database import Database
-from server.store.schema import IDENTITY, messages
+from server.store.schema import IDENTITY, aggregations, messages
 
 __all__ = ["Messages", "StoredMessage"]
 
@@ -100,12 +100,23 @@ class Messages:
         rows = self._rows(identity, messages.c.phase, messages.c.silo_id)
         return tuple(row.silo_id for row in rows if row.phase == phase)
 
-    def newest(self, phase: str, run_ids: Collection[str]) -> AggregationId | None:
-        """Find the aggregation of these runs that took the last message of a phase."""
+    def newest_declared(self, phase: str, run_ids: Collection[str]) -> AggregationId | None:
+        """Find the aggregation of these runs with the last message of a phase.
+
+        Only of those whose survivors were declared.
+        """
+        declared = select(aggregations).where(
+            *(aggregations.c[name] == messages.c[name] for name in IDENTITY),
+            aggregations.c.phases_closed >= SURVIVORS_CLOSED,
+        )
         with self._database.transaction() as connection:
             row = connection.execute(
                 select(*(messages.c[name] for name in IDENTITY))
-                .where(messages.c.phase == phase, messages.c.run_id.in_(run_ids))
+                .where(
+                    messages.c.phase == phase,
+                    messages.c.run_id.in_(run_ids),
+                    declared.exists(),
+                )
                 .order_by(messages.c.seq.desc())
                 .limit(1)
             ).first()

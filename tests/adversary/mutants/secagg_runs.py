@@ -129,4 +129,12 @@ MUTANTS = (
         new="        kept = self._kept.of(self._silos)\n",
         tests=(_PAIRS + "test_the_next_attempt_is_made_without_the_accused_and_its_sum_is_exact",),
     ),
+    Mutant(
+        name="kept-cohort-signed",
+        disables="that declared survivors count though no signature came back",
+        file=KEPT,
+        old="newest_declared(Phase.MASKED_INPUT.value, runs)\n",
+        new="newest_declared(Phase.CONSISTENCY_CHECK.value, runs)\n",
+        tests=(_KEPT + "test_survivors_that_were_declared_count_though_no_signature_came_back",),
+    ),
 )

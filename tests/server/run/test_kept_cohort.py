@@ -71,6 +71,32 @@ def test_a_run_that_has_too_few_silos_left_says_why(world):
     assert f"{sorted(world.silos)[4]} stay out: without noise" in row.error
 
 
+def test_survivors_that_were_declared_count_though_no_signature_came_back(world):
+    """Silos remember whom they signed for before they say so; the last message may be lost."""
+    signs = [silo for name, silo in sorted(world.silos.items())][:4]
+
+    def heard(silo, real):
+        def check_consistency(identity, message):
+            if identity.round > 1:
+                real(identity, message)
+
+        silo.check_consistency = check_consistency
+
+    for silo in signs:
+        heard(silo, silo.check_consistency)
+
+    def before_wait():
+        lost = world.silos[sorted(world.silos)[4]]
+        if lost.dead and world.driver.head.round == 1:
+            lost.come_back()
+
+    world.silos[sorted(world.silos)[4]].die_at = ("upload", 1)
+    world.before_wait = before_wait
+    run_id = asyncio.run(world.run(sw.plan_toml(rounds=2, **NONE)))
+    assert cohorts(world, run_id) == [5, 4]
+    assert world.driver.head.survivors == tuple(sorted(world.silos))[:4]
+
+
 def said(silo_id, may_vary):
     keys = KemKeys(cipher_key=bytes(KEM_KEY_BYTES), mask_key=bytes(KEM_KEY_BYTES))
     bundle = make_bundle(silo_id, ledger_seq=1)
