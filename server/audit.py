@@ -70,6 +70,8 @@ class AuditEvent(StrEnum):
     ROUND_STALLED = "round_stalled"
     ATTEMPT_ABORTED = "attempt_aborted"
     ATTEMPT_RESUMED = "attempt_resumed"
+    SILOS_AT_FAULT = "silos_at_fault"
+    """A sum is right, but a silo dealt or sent what fails a check; the details name both."""
     LEDGER_ROLLED_BACK = "ledger_rolled_back"
     AUDIT_HEAD_CONFLICT = "audit_head_conflict"
     BACKUP_TAKEN = "backup_taken"

@@ -444,6 +444,22 @@ class Attempt:
         ) as streams:
             return self._accumulator.release(streams.apply)
 
+    @property
+    def at_fault(self) -> Mapping[str, tuple[str, ...]]:
+        """Whom unmasking caught though the sum is there, by what it found; empty before it.
+
+        Names only, never a share or a secret.
+        """
+        found = self._unmasking
+        if found is None:
+            return {}
+        caught = {
+            "bad_pair_dealers": found.bad_pair_dealers,
+            "inconsistent_dealers": found.inconsistent_dealers,
+            "rejected_senders": found.rejected_senders,
+        }
+        return {check: silos for check, silos in caught.items() if silos}
+
     def close(self) -> None:
         """Delete spools and accumulator."""
         self._accumulator.close()

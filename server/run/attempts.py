@@ -276,7 +276,32 @@ class Attempts:
             await self._step(attempt, step)
         now = self._context.clock()
         self._progress.enter(Phase.AGGREGATE, now + AGGREGATE_S, attempt.identity.attempt)
-        return await asyncio.to_thread(attempt.unmask)
+        total = await asyncio.to_thread(attempt.unmask)
+        self._note_at_fault(attempt)
+        return total
+
+    def _note_at_fault(self, attempt: Attempt) -> None:
+        """Say whom a check caught whose failure the protocol makes up for; an admin decides."""
+        caught, identity = attempt.at_fault, attempt.identity
+        if not caught:
+            return
+        self._context.audit.append(
+            AuditEvent.SILOS_AT_FAULT,
+            run=identity.run_id,
+            round=identity.round,
+            step=identity.step,
+            part=identity.part,
+            attempt=identity.attempt,
+            **{check: ", ".join(silos) for check, silos in caught.items()},
+        )
+        log.warning(
+            "silos_at_fault",
+            run=identity.run_id,
+            round=identity.round,
+            step=identity.step,
+            attempt=identity.attempt,
+            names=[f"{check}: {', '.join(silos)}" for check, silos in caught.items()],
+        )
 
     async def _fold_whole(self, attempt: Attempt) -> None:
         """Fold what arrived in full before a restart: its silo may never come back."""

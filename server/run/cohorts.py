@@ -382,7 +382,7 @@ class Cohorts:
                 "silos_kept_out",
                 run=self._chain.head.run_id,
                 round=place.round,
-                silos=", ".join(kept_out),
+                names=list(kept_out),
             )
         self.kept_out = kept_out
         out = self._dropouts.sitting_out(place.round)

@@ -18,6 +18,7 @@ _SUITES = "tests/federation/transcript/test_transcript_suites.py::"
 _KEPT = "tests/server/run/test_kept_cohort.py::"
 _INVITED = "tests/server/run/test_invitations.py::"
 _RUNS = "tests/server/conductor/test_suites.py::"
+_FAULT = "tests/server/run/test_silos_at_fault.py::"
 _PAIRS = "tests/server/run/test_rejected_pairs.py::"
 _HEADS = "tests/server/members/test_ledger_heads.py::"
 
@@ -136,5 +137,13 @@ MUTANTS = (
         old="newest_declared(Phase.MASKED_INPUT.value, runs)\n",
         new="newest_declared(Phase.CONSISTENCY_CHECK.value, runs)\n",
         tests=(_KEPT + "test_survivors_that_were_declared_count_though_no_signature_came_back",),
+    ),
+    Mutant(
+        name="at-fault-unsaid",
+        disables="that silos which unmasking catches are named",
+        file="server/run/attempts.py",
+        old="        self._note_at_fault(attempt)\n",
+        new="        pass\n",
+        tests=(_FAULT + "test_a_lost_dealer_of_another_pair_secret_is_named",),
     ),
 )
