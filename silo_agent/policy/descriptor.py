@@ -42,6 +42,8 @@ __all__ = ["DESCRIPTOR_RULES", "DescriptorCase", "SharedLayout"]
 
 MAX_PARTS = 64
 """Groups of one round at most."""
+HALVES = 1
+"""Sums of a round with noise and without groups; 2 where such a round may be bisected."""
 _DIFFERS = "the descriptor differs from its plan in"
 
 
@@ -143,14 +145,25 @@ def _descriptor_round(case: DescriptorCase) -> str | None:
 
 def _sums(case: DescriptorCase) -> str | None:
     identity, sums = case.descriptor.identity, case.plan.sums_per_round
-    # Disjoint groups of one round are parts; without noise they are cohorts that vary.
-    parts = MAX_PARTS if case.descriptor.is_hybrid and _may_be_parted(case) else 1
+    parts = _parts(case)
     if identity.step >= sums or identity.part >= parts:
         return (
             f"step {identity.step}, part {identity.part}: a round of this plan has {sums} sum(s), "
             f"each in at most {parts} part(s) here"
         )
     return None
+
+
+def _parts(case: DescriptorCase) -> int:
+    """How many sums of one step this silo hears of; rule ``group`` has the plan's own number.
+
+    Disjoint groups of one round are parts; without noise they are cohorts that vary.
+    """
+    if not case.descriptor.is_hybrid or not _may_be_parted(case):
+        return 1
+    if case.plan.groups > 1:
+        return MAX_PARTS
+    return 1 if case.plan.spec.mode is Mode.NONE else HALVES
 
 
 def _group(case: DescriptorCase) -> str | None:

@@ -192,6 +192,14 @@ MUTANTS = (
         tests=(_POLICY + "test_a_descriptor_agrees_with_the_task_that_it_names",),
     ),
     Mutant(
+        name="parts-without-groups",
+        disables="that a plan without groups has one sum a step",
+        file=DESCRIPTOR,
+        old="    if case.plan.groups > 1:\n",
+        new="    if case.plan.groups:\n",
+        tests=(_POLICY + "test_a_plan_without_groups_has_no_parts",),
+    ),
+    Mutant(
         name="task-of-another-suite",
         disables="that a task is of the suite of its run",
         file=PUBLISHED,

@@ -256,7 +256,7 @@ _GUARDED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("A14q-t-below-the-sites-floor", {"floor": ("min_threshold = 3", "min_threshold = 4")},
      "threshold"),
     ("A10c-a-second-step-of-the-round", {"step": 1}, "sums"),
-    ("A10d-a-part-beyond-all-groups", {"part": 64}, "sums"),
+    ("A10d-a-part-of-a-round-without-groups", {"part": 2}, "sums"),
     ("A03p-more-attempts-than-allowed", {"attempt": 3}, "attempts"),
     ("A05e-another-base-model", {"base_model_sha256": OTHER}, "descriptor_base_model"),
     ("A15d-a-deadline-far-away", {"later_s": 10_000}, "deadlines"),

@@ -12,6 +12,7 @@ from secagg.descriptor import AggregationId
 from secagg.digest_tree import BLAKE3
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy.approvals import Standing
+from silo_agent.policy.descriptor import HALVES
 from silo_agent.policy.document import Policy
 from silo_agent.policy.policy import (
     ACCEPTED,
@@ -480,9 +481,24 @@ def test_a_digest_that_the_site_lists_is_accepted():
 def test_groups_of_a_round_are_parts_where_noise_hides_each_or_cohorts_may_vary(mode, allowed):
     plan, policy = make_plan(*MODES[mode]), mode_policy(mode)
     honest = make_descriptor(plan)
-    part = replace(honest, identity=replace(honest.identity, part=3))
-    assert judge(plan=plan, policy=policy, descriptor=part).accepted is allowed
-    assert judge(plan=plan, policy=policy, descriptor=part, may_vary=True).accepted
+    part = replace(honest, identity=replace(honest.identity, part=1))
+    aggregation = plan.aggregation.model_copy(update={"groups": GroupsSection(count=3)})
+    grouped = plan.model_copy(update={"aggregation": aggregation})
+    # The whole cohort is no group: where parts are allowed, that is what is wrong with it.
+    rule = "group" if allowed else "sums"
+    assert judge(plan=grouped, policy=policy, descriptor=part).rule == rule
+    assert judge(plan=grouped, policy=policy, descriptor=part, may_vary=True).rule == "group"
+
+
+@pytest.mark.parametrize(("mode", "part"), [("silo", HALVES), ("silo", 63), ("none", 1)])
+@pytest.mark.parametrize("may_vary", [False, True])
+def test_a_plan_without_groups_has_no_parts(mode, part, may_vary):
+    plan, policy = make_plan(*MODES[mode]), mode_policy(mode)
+    honest = make_descriptor(plan)
+    beyond = replace(honest, identity=replace(honest.identity, part=part))
+    options = {"plan": plan, "policy": policy, "may_vary": may_vary}
+    assert judge(descriptor=beyond, **options).rule == "sums"
+    assert judge(descriptor=honest, **options).accepted
 
 
 def test_a_part_is_a_group_of_the_round_and_nobody_else_is_in_it():
