@@ -42,8 +42,8 @@ __all__ = ["DESCRIPTOR_RULES", "DescriptorCase", "SharedLayout"]
 
 MAX_PARTS = 64
 """Groups of one round at most."""
-HALVES = 1
-"""Sums of a round with noise and without groups; 2 where such a round may be bisected."""
+HALVES = 2
+"""Sums of a round with noise and without groups: one, or two where the admin bisects it."""
 _DIFFERS = "the descriptor differs from its plan in"
 
 
