@@ -1,11 +1,10 @@
 """``chorale run show``: a run's releases, whose contributions each sum holds, and what they open.
 
-Covered: what the coordinator recorded. A sum that was quarantined, or a half's, made no adapter and
-has no part in the chain, but the coordinator has seen it, so its survivors count for the rank as
-well. Not
-covered: a group's sum that was left out of a release; signatures and links, which
-``chorale adapter export`` and ``chorale verify-transcript`` check; sums of other runs over the same
-data.
+Covered: what the coordinator recorded. A sum that was quarantined, skipped or left out of its
+release has no part in the chain, but the coordinator has seen it once R4 is closed, so its
+survivors count for the rank as well. Not covered: sums of a release that is not over; signatures
+and links, which ``chorale adapter export`` and ``chorale verify-transcript`` check; sums of other
+runs over the same data.
 """
 
 from __future__ import annotations
@@ -136,6 +135,7 @@ def _release(record: AdapterRecord, finished: _Finished) -> dict[str, Any]:
             list(told.survivors) if told is not None and outcome == QUARANTINED else []
         ),
         "halves": [] if told is None else [plain(half) for half in told.halves],
+        "unused": _unused(record, told),
         "adapter_sha256": record.adapter_sha256.hex(),
         "restored_round": record.restored_round,
     }
@@ -148,6 +148,25 @@ def _cohorts(releases: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
         if release["quarantined_survivors"]:
             yield release["quarantined_survivors"]
         yield from (half["survivors"] for half in release["halves"] if half["survivors"])
+        yield from (each["survivors"] for each in release["unused"])
+
+
+def _unused(record: AdapterRecord, told: admin_pb2.RoundStatus | None) -> list[dict[str, Any]]:
+    """Sums of a release that the coordinator could open and that are not in its record.
+
+    One that was quarantined whole, and a half of a bisected round, is told by itself.
+    """
+    if told is None:
+        return []
+    shown = {part.survivors for part in record.parts}
+    shown |= {tuple(half.survivors) for half in told.halves}
+    if told.outcome == QUARANTINED:
+        shown.add(tuple(told.survivors))
+    return [
+        {"part": each.part, "attempt": each.attempt, "survivors": list(each.survivors)}
+        for each in told.opened
+        if tuple(each.survivors) not in shown
+    ]
 
 
 def _described(release: Mapping[str, Any], *, steps: bool) -> Iterator[str]:
@@ -169,6 +188,8 @@ def _described(release: Mapping[str, Any], *, steps: bool) -> Iterator[str]:
         yield f"{head}  {len(parts)} sums"
         for part in parts:
             yield f"  part {part['part']:>2}  {_silos(part['survivors'], ())}"
+    for each in release["unused"]:
+        yield f"  part {each['part']:>2}  {_silos(each['survivors'], ())}; opened, not applied"
 
 
 def _silos(survivors: Sequence[str], cohort: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from server.conductor.queue import places_behind
 from server.context import RunContext
-from server.figures import HalfSum, Phase, RoundFigures
+from server.figures import STEPS, HalfSum, Phase, RoundFigures
 from server.run.budget import shown_epsilon
 from server.run.driver import RunDriver
 from server.store.runs import ACTIVE, OVER, RunRow, RunState
@@ -105,7 +105,7 @@ def watch_response(
             head=records[-1],
             behind=places_behind(context.store).get(row.run_id, ""),
         ),
-        finished=[_round_status(figures) for figures in finished],
+        finished=_finished(context, row.run_id, finished),
         epsilon_spent=shown_epsilon(plan, context.store.rounds.charged(row.run_id)),
         epsilon_unit=own_unit(spec),
         epsilon_cap=spec.epsilon_cap,
@@ -134,6 +134,19 @@ def watch_response(
                 )
         response.current.CopyFrom(current)
     return response
+
+
+def _finished(
+    context: RunContext, run_id: str, finished: Sequence[RoundFigures]
+) -> list[pb.RoundStatus]:
+    """Steps that are over, each with the sums whose R4 closed: the coordinator has seen those."""
+    told = {(each.round, each.step): _round_status(each) for each in finished}
+    for row in context.store.aggregations.list(run_id) if told else ():
+        identity = row.identity
+        status = told.get((identity.round, identity.step))
+        if status is not None and row.phases_closed == len(STEPS):
+            status.opened.add(part=identity.part, attempt=identity.attempt, survivors=row.survivors)
+    return list(told.values())
 
 
 def since_unix_s(figures: RoundFigures, row: RunRow, context: RunContext) -> float:

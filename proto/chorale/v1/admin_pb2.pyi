@@ -799,6 +799,7 @@ class RoundStatus(google.protobuf.message.Message):
     STALLED_SINCE_UNIX_S_FIELD_NUMBER: builtins.int
     RESTORED_ROUND_FIELD_NUMBER: builtins.int
     HALVES_FIELD_NUMBER: builtins.int
+    OPENED_FIELD_NUMBER: builtins.int
     round: builtins.int
     attempt: builtins.int
     phase: builtins.str
@@ -837,6 +838,10 @@ class RoundStatus(google.protobuf.message.Message):
     def halves(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HalfSum]:
         """Of a bisected round, as far as they were opened."""
 
+    @property
+    def opened(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OpenedSum]:
+        """Of a step that is over: every sum that the coordinator could open in it, used or not."""
+
     def __init__(
         self,
         *,
@@ -865,12 +870,35 @@ class RoundStatus(google.protobuf.message.Message):
         stalled_since_unix_s: builtins.int = ...,
         restored_round: builtins.int | None = ...,
         halves: collections.abc.Iterable[global___HalfSum] | None = ...,
+        opened: collections.abc.Iterable[global___OpenedSum] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "restored_round", b"restored_round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "halves", b"halves", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "halves", b"halves", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "opened", b"opened", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_restored_round", b"_restored_round"]) -> typing.Literal["restored_round"] | None: ...
 
 global___RoundStatus = RoundStatus
+
+@typing.final
+class OpenedSum(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    SURVIVORS_FIELD_NUMBER: builtins.int
+    part: builtins.int
+    attempt: builtins.int
+    @property
+    def survivors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        part: builtins.int = ...,
+        attempt: builtins.int = ...,
+        survivors: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "part", b"part", "survivors", b"survivors"]) -> None: ...
+
+global___OpenedSum = OpenedSum
 
 @typing.final
 class HalfSum(google.protobuf.message.Message):

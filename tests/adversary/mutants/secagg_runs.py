@@ -19,6 +19,7 @@ _KEPT = "tests/server/run/test_kept_cohort.py::"
 _INVITED = "tests/server/run/test_invitations.py::"
 _RUNS = "tests/server/conductor/test_suites.py::"
 _FAULT = "tests/server/run/test_silos_at_fault.py::"
+_OPENED = "tests/server/conductor/test_opened_sums.py::"
 _PAIRS = "tests/server/run/test_rejected_pairs.py::"
 _HEADS = "tests/server/members/test_ledger_heads.py::"
 
@@ -145,5 +146,13 @@ MUTANTS = (
         old="        self._note_at_fault(attempt)\n",
         new="        pass\n",
         tests=(_FAULT + "test_a_lost_dealer_of_another_pair_secret_is_named",),
+    ),
+    Mutant(
+        name="opened-sums-unsaid",
+        disables="that the rank counts sums that were opened and not used",
+        file="server/conductor/status.py",
+        old="        if status is not None and row.phases_closed == len(STEPS):\n",
+        new="        if status is not None and row.outcome == 'released':\n",
+        tests=(_OPENED + "test_a_step_that_is_skipped_after_its_sum_was_unmasked_tells_of_it",),
     ),
 )

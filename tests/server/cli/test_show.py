@@ -107,6 +107,21 @@ def test_a_quarantined_sum_counts_though_the_chain_has_no_part_of_it(monkeypatch
     assert answer["releases"][2]["quarantined_survivors"] == list(ALL[1:])
 
 
+def test_a_sum_that_was_opened_and_not_used_counts(monkeypatch):
+    records = chain([ALL], "skipped")
+    skipped = done(2, "skipped", ALL[1:])
+    skipped.opened.add(attempt=1, survivors=ALL[1:])
+    first = done(1)
+    first.opened.add(attempt=1, survivors=ALL)
+    said = shown(monkeypatch, records, [first, skipped]).splitlines()
+    assert said[3:5] == [
+        "round   2  skipped",
+        "  part  0  3 silos: bee, cat, dog; opened, not applied",
+    ]
+    assert said[5].startswith("2 sums of 2 different cohorts among 4 silos: rank 2")
+    assert "combinations show ant alone" in said[5]
+
+
 def test_the_parts_of_a_round_are_sums_of_their_own(monkeypatch):
     groups = [("ant", "bee", "cat"), ("dog", "eel", "fox")]
     records = chain(groups, groups)
