@@ -9,7 +9,7 @@ import pytest
 from chorale.v1.admin_pb2 import RunSummary
 from server.cli.watch import Panel, place_of
 from server.conductor.status import _round_status
-from server.figures import Phase, RoundFigures
+from server.figures import HalfSum, HalfVerdict, Phase, RoundFigures
 from server.run.aggregation import norm_ratio
 from tests.kit.server import world as sw
 
@@ -38,11 +38,16 @@ def test_every_field_survives():
         outcome="aggregated",
         adapter_sha256=bytes(range(32)),
         restored_round=2,
+        halves=(
+            HalfSum(part=0, verdict=HalfVerdict.GROSS, survivors=("a", "b"), suspects=("a",)),
+            HalfSum(part=1, verdict=HalfVerdict.LOST, survivors=(), suspects=("c",)),
+        ),
     )
     again = RoundFigures.from_json(figures.to_json())
     assert again == figures
     assert type(again.phase) is Phase
-    assert len(fields(RoundFigures)) == 22
+    assert type(again.halves[0].verdict) is HalfVerdict
+    assert len(fields(RoundFigures)) == 23
 
 
 def test_figures_of_a_version_without_steps_are_of_step_0():

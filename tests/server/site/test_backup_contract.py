@@ -83,6 +83,13 @@ def fill(store, blobs):
     )
     store.tasks.put(TaskRow(task=INVITING_TASK, attempt=1))
     store.rollbacks.ask(submit_token="back", run_id="run-1", to_round=0, at_unix_s=7)
+    store.bisections.ask(
+        submit_token="halves",
+        run_id="run-1",
+        named=("hospital-a", "hospital-b"),
+        suspects=("hospital-a", "hospital-b"),
+        at_unix_s=7,
+    )
     store.dropouts.add("run-1", "hospital-a", 1)
     store.audit_heads.put(
         AuditHeadRow(
