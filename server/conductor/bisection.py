@@ -29,13 +29,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dp.config import Mode
-from federation.chain.preflight import SUBMIT_TOKEN
 from federation.chain.record import place_at
 from federation.errors import PlanError
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from secagg import bounds
 from server.audit import AuditEvent, AuditLog
+from server.conductor.submit_token import require_submit_token
 from server.errors import BisectionError, SubmitTokenError
 from server.figures import HalfSum, HalfVerdict, RoundFigures
 from server.members.presence import may_take_part
@@ -68,11 +68,7 @@ def request_bisection(
         SubmitTokenError: The token is malformed, or names another request.
         BisectionError: There is no place for it; the text says what to do instead.
     """
-    if SUBMIT_TOKEN.fullmatch(submit_token) is None:
-        raise SubmitTokenError(
-            "a submit token has 1 to 128 letters, digits and . _ : / + = -, and begins with a "
-            "letter or digit"
-        )
+    require_submit_token(submit_token)
     named = tuple(sorted(frozenset(named)))
     with store.transaction():
         known = store.bisections.by_submit_token(submit_token)

@@ -27,15 +27,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chorale.v1 import admin_pb2
-from federation.chain.preflight import SUBMIT_TOKEN, Preflight, PreflightAnswer
+from federation.chain.preflight import Preflight, PreflightAnswer
 from federation.errors import ChainError
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from federation.version import PREFLIGHTS
 from secagg.roster import Roster
 from server.audit import AuditEvent
+from server.conductor.submit_token import require_submit_token
 from server.context import RunContext
-from server.errors import PreflightAnswerError, RunError, SubmitTokenError
+from server.errors import PreflightAnswerError, RunError
 
 __all__ = ["ABSENT", "CANNOT_SAY", "NO_ANSWER", "Preflights"]
 
@@ -115,8 +116,7 @@ class Preflights:
             PlanError: It is no plan.
             RunError: There is no roster yet.
         """
-        if SUBMIT_TOKEN.fullmatch(submit_token) is None:
-            raise SubmitTokenError("a submit token has 1 to 128 letters, digits and . _ : / + = -")
+        require_submit_token(submit_token)
         plan = read_plan(plan_toml)
         async with self._turn:
             asking = self._begin(plan_toml, plan, submit_token, admin)

@@ -30,7 +30,6 @@ import structlog
 from dp.errors import PrivacyError
 from federation.adapter.encoding import decode_adapter
 from federation.adapter.layout import Layout
-from federation.chain.preflight import SUBMIT_TOKEN
 from federation.chain.record import AdapterRecord
 from federation.errors import FederationError, PlanError, VersionMismatchError
 from federation.forecast.forecast import forecast_plan, shared_dimension
@@ -43,6 +42,7 @@ from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
 from server.audit import AuditEvent
 from server.conductor.storage_faults import STORAGE_FAULTS
+from server.conductor.submit_token import require_submit_token
 from server.context import RunContext
 from server.errors import CoordinatorError, RunError, SubmitTokenError
 from server.members.presence import require_members
@@ -85,11 +85,7 @@ class RunQueue:
             RosterError: Too few of its members may take part.
             VersionMismatchError: One of them is known not to speak the suite.
         """
-        if SUBMIT_TOKEN.fullmatch(submit_token) is None:
-            raise SubmitTokenError(
-                "a submit token has 1 to 128 letters, digits and . _ : / + = -, and begins with a "
-                "letter or digit"
-            )
+        require_submit_token(submit_token)
         known = self._store.runs.by_submit_token(submit_token)
         if known is not None:
             self._require_same_request(known, plan_toml, adapter, suite)

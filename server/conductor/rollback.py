@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from federation.chain.preflight import SUBMIT_TOKEN
 from federation.chain.record import Place, last_position_of, place_at
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from server.audit import AuditEvent, AuditLog
+from server.conductor.submit_token import require_submit_token
 from server.errors import RollbackError, SubmitTokenError
 from server.store import Store
 from server.store.rollbacks import RollbackRow
@@ -54,11 +54,7 @@ def request_rollback(
         SubmitTokenError: The token is malformed, or names another request.
         RollbackError: There is no place for it; the text says what to do instead.
     """
-    if SUBMIT_TOKEN.fullmatch(submit_token) is None:
-        raise SubmitTokenError(
-            "a submit token has 1 to 128 letters, digits and . _ : / + = -, and begins with a "
-            "letter or digit"
-        )
+    require_submit_token(submit_token)
     with store.transaction():
         known = store.rollbacks.by_submit_token(submit_token)
         if known is not None:
