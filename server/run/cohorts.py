@@ -324,9 +324,10 @@ class Cohorts:
         deadline = int(self._context.clock()) + self._ready_deadline_s
         invited: tuple[str, ...] = ()
         if self._hybrid:
-            sent = self._sent()
-            first = sent[0].task.invited if sent else self._invitable()
-            invited = tuple(sorted(frozenset(self._silos).intersection(first)))
+            # Silos accept no task that invites more than any before it in the round did: one that
+            # left the roster between two steps stays out though it has joined again.
+            before = [row.task.invited for row in self._sent()] or [self._invitable()]
+            invited = tuple(sorted(frozenset(self._silos).intersection(*before)))
         task = self._chain.sign_task(self._roster, deadline, invited=invited)
         if self._hybrid:
             self._context.store.tasks.put(TaskRow(task=task, attempt=attempt_number))

@@ -7,6 +7,7 @@ charge beyond the plan's.
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from server.members.peer import Peer, Role
 from server.rpc import access
 from server.rpc.rounds import RoundService
 from server.store.runs import RunState
+from server.store.tasks import TaskRow
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
 from tests.kit.server.run_checks import require_chain
@@ -131,6 +133,28 @@ def test_an_attempt_that_loses_too_many_is_followed_by_a_task_for_the_same_step(
     silo = world.silos[NAMES[0]]
     first, second = (silo.encoded[identity] for identity in attempts[1:3])
     assert not np.array_equal(first, second)
+
+
+def test_a_later_step_invites_nobody_whom_an_earlier_one_of_the_round_did_not(world):
+    """A silo left the roster in step 1 and is back in step 2, whose first attempt fails."""
+    world.silos[NAMES[2]].die_at = ("upload", 1, 2)
+    world.silos[NAMES[1]].die_at = ("upload", 1, 2)
+
+    def before_wait():
+        run_id, sent = world.driver.row.run_id, world.store.tasks
+        if world.driver.current.step == 2 and len(sent.of_round(run_id, 1)) == 1:
+            (row,) = sent.of_round(run_id, 1)
+            fewer = replace(row.task, step=1, invited=NAMES[:3])
+            sent.put(TaskRow(task=fewer, attempt=1))
+        if "attempt_aborted" in world.events():
+            for name in NAMES[1:3]:
+                if world.silos[name].dead:
+                    world.silos[name].come_back()
+
+    world.before_wait = before_wait
+    run_id = asyncio.run(world.run(sw.stepped_toml(rounds=1)))
+    invited = {row.task.step: row.task.invited for row in world.store.tasks.of_round(run_id, 1)}
+    assert invited == {0: NAMES, 1: NAMES[:3], 2: NAMES[:3]}
 
 
 def test_with_too_few_left_the_next_step_begins_with_a_task(world, monkeypatch):
