@@ -326,7 +326,8 @@ class Cohorts:
         if self._hybrid:
             # Silos accept no task that invites more than any before it in the round did: one that
             # left the roster between two steps stays out though it has joined again.
-            before = [row.task.invited for row in self._sent()] or [self._invitable()]
+            before: list[Collection[str]] = [row.task.invited for row in self._sent()]
+            before = before or [self._invitable()]
             invited = tuple(sorted(frozenset(self._silos).intersection(*before)))
         task = self._chain.sign_task(self._roster, deadline, invited=invited)
         if self._hybrid:
