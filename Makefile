@@ -83,7 +83,7 @@ proto-fresh: setup
 # The peer's pins stay out of the project's environment.
 BENCH_VENV ?= .venv-bench
 
-.PHONY: bench-secagg bench-secagg-scaling bench-dp-overhead bench-privacy-modes
+.PHONY: bench-secagg bench-secagg-scaling bench-secagg-profile bench-dp-overhead bench-privacy-modes
 
 $(BENCH_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(BENCH_VENV)
@@ -95,6 +95,9 @@ bench-secagg: $(BENCH_VENV)/.installed
 
 bench-secagg-scaling: setup
 	$(BIN)/python benchmarks/secagg_scaling.py $(BENCH_ARGS)
+
+bench-secagg-profile: setup
+	$(BIN)/python benchmarks/secagg_profile.py $(BENCH_ARGS)
 
 bench-dp-overhead: setup
 	$(BIN)/python benchmarks/dp_overhead.py $(BENCH_ARGS)
