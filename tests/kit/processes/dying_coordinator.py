@@ -71,19 +71,19 @@ def _in_phases(deaths: Deaths, rounds: list[int]) -> None:
 
 
 def _in_uploads(deaths: Deaths, rounds: list[int]) -> None:
-    folded, append = StoreJournal.folded, Upload.append
+    folded, put = StoreJournal.folded, Upload.put
 
     def fold(self: Any, silo_id: str, generation: int) -> None:
         deaths.at(f"{self._identity.round}:fold:{generation}")
         folded(self, silo_id, generation)
 
-    def chunk(self: Any, offset: int, content: bytes) -> None:
-        append(self, offset, content)
+    def chunk(self: Any, checked: Any) -> None:
+        put(self, checked)
         if self.length_bytes / 2 <= self.received_bytes < self.length_bytes:
             deaths.at(f"{rounds[0]}:half_upload")
 
     StoreJournal.folded = fold  # type: ignore[method-assign]
-    Upload.append = chunk  # type: ignore[method-assign]
+    Upload.put = chunk  # type: ignore[method-assign]
 
 
 def _in_publishing(deaths: Deaths) -> None:

@@ -2,7 +2,7 @@
 
 Silo k moves along one common pattern by a power of two of its own. The noise is so small that the
 sum, projected on the pattern, says exactly whose vectors are in it, and still every upload is
-charged. The vector has two chunks of ``dying_silo.py``, so that an upload can be cut in half.
+charged. The vector has two chunks, so that an upload can be cut in half: no part of one is kept.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from lab.loopback import LoopbackFederation
 from tests.kit.processes import constant_federation as cf
 
 SILOS = cf.SILOS
-VALUES = {silo: 2.0 ** -(k + 5) for k, silo in enumerate(SILOS)}
-WIDE = 2_500
+VALUES = {silo: 2.0 ** -(k + 8) for k, silo in enumerate(SILOS)}
+WIDE = 60_000
 NOISE = 0.001
 TOLERANCE = min(VALUES.values()) / 4
 """Noise moves the projection by less than a tenth of it."""
