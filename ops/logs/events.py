@@ -147,6 +147,8 @@ _COORDINATOR: Final = {
     "run_stopped": ("run", "reason"),
     "scratch_not_deleted": ("reason",),
     "secrets_not_scrubbed": ("reason",),
+    "selection_crashed": ("run",),
+    "selection_failed": ("run", "reason"),
     "server_certificate_renewed": ("expiry_unix_s",),
     "server_certificate_unusable": ("reason",),
     "silo_certificate_renewed": ("silo",),
