@@ -8,6 +8,7 @@ from federation.chain.task import RoundTask
 from federation.errors import PlanError
 from secagg import suite
 from server.conductor.bisection import request_bisection
+from server.conductor.status import watch_response
 from server.errors import BisectionError, WrongRoundError
 from server.run import selection
 from server.run.chain import Chain
@@ -87,6 +88,28 @@ def test_rounds_ask_whom_they_choose_and_nobody_else_works_or_pays(world):
         }
         for number, row in made.items()
     ]
+
+
+def test_a_run_that_is_watched_says_whom_each_round_asks(world):
+    seen = {}
+
+    def before_wait():
+        driver = world.driver
+        shown = watch_response(row=driver.row, driver=driver, finished=(), context=world.context)
+        if shown.current.chosen:
+            seen[shown.current.round] = (tuple(shown.current.chosen), shown.current.chosen_why)
+
+    world.before_wait = before_wait
+    run_id = asyncio.run(world.run(plan(rounds=2)))
+    made = {n: (row.silos, row.why) for n, row in choices(world, run_id).items()}
+    assert seen == made
+    over = watch_response(
+        row=world.store.runs.get(run_id),
+        driver=world.driver,
+        finished=world.driver.finished,
+        context=world.context,
+    ).finished
+    assert {one.round: (tuple(one.chosen), one.chosen_why) for one in over} == made
 
 
 def test_a_ledger_does_not_move_in_a_round_that_does_not_ask_its_silo(world):
