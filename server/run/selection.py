@@ -223,7 +223,7 @@ def public_draw(run_id: str, round_number: int, plan_sha256: bytes) -> Random:
     """The random numbers of a round's choice, which anybody can make again."""
     seed = canonical.digest(SELECTION_DOMAIN, run_id, round_number, plan_sha256)
     # Public on purpose: nothing is hidden by it, and it must come out the same again.
-    return Random(int.from_bytes(seed))  # noqa: S311
+    return Random(int.from_bytes(seed, "big"))  # noqa: S311
 
 
 class Selection:
@@ -273,6 +273,8 @@ class Selection:
         rng = public_draw(self._row.run_id, round_number, self._row.plan_sha256)
         choice = await self._asked(there, past, rng)
         if isinstance(choice, str):
+            # The audit log says why.
+            log.warning("everybody_is_asked", run=self._row.run_id, round=round_number)
             of_all = await All(Section()).choose(facts, past, at_least=self.at_least, rng=rng)
             choice = Choice(silos=of_all.silos, why=f"{of_all.why}: {choice}")
         self._note(round_number, choice)
@@ -291,7 +293,6 @@ class Selection:
                     live, past, at_least=self.at_least, rng=rng
                 )
         except TimeoutError:
-            log.warning("selection_failed", run=self._row.run_id, reason="it took too long")
             return f"{name!r} did not answer within {CHOOSE_S:g} s"
         except Exception:
             # A policy may be anybody's, and a round must not fail with it.
@@ -301,7 +302,6 @@ class Selection:
             return f"{name!r} answered with no choice"
         unsound = self._unsound(choice, live)
         if unsound:
-            log.warning("selection_failed", run=self._row.run_id, reason=unsound)
             return f"{name!r} {unsound}"
         return choice
 
