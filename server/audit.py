@@ -66,6 +66,8 @@ class AuditEvent(StrEnum):
     """An admin asked a run back to an earlier round; that round's end says that it went."""
     BISECTION_ASKED = "bisection_asked"
     """An admin asked for a round in two halves; that round's end says whose sum was gross."""
+    SILOS_CHOSEN = "silos_chosen"
+    """Whom a round asks, and why, where the plan has them chosen."""
     ROUND_FINISHED = "round_finished"
     ROUND_STALLED = "round_stalled"
     ATTEMPT_ABORTED = "attempt_aborted"

@@ -72,6 +72,7 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "privacy_mode_allowed": f"{_NOT_ALLOWED} this privacy mode",
         "no_privacy_accepted": f"{_NOT_ALLOWED} a run without noise",
         "exact_figures": f"{_NOT_ALLOWED} figures without noise",
+        "selection": f"{_NOT_ALLOWED} other silos in each round without noise",
         "evolver_dp_compat": "this evolution method does not run under this privacy mode",
         "record_units": f"{_NOT_ALLOWED} this unit of privacy",
         "noise_multiplier": f"{_NOT_ALLOWED} so little noise",

@@ -71,10 +71,11 @@ def alternatives(
     plan: Plan, *, silos: int, colluding: int, dimension: int
 ) -> tuple[Alternative, ...]:
     """The plan in each of the four modes, in the order of ``dp.config.Mode``."""
+    asked = plan.asked_of(silos)
     found = []
     for mode in Mode:
         try:
-            found.append(_alternative(plan, mode, silos, colluding, dimension))
+            found.append(_alternative(plan, mode, asked, colluding, dimension))
         except PrivacyError as error:
             found.append(Alternative(mode=mode.value, reason=str(error)))
     return tuple(found)

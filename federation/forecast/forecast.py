@@ -50,6 +50,8 @@ class Forecast:
 
     silos: int
     """n."""
+    asked: int
+    """Those of them that a round asks, whom every other figure is about; n but for a selection."""
     colluding: int
     """c, from the roster."""
     threshold: int
@@ -123,15 +125,16 @@ def forecast_plan(
     refusals: list[str] = []
     spec = plan.spec
     release = spec.release
+    asked = plan.asked_of(silos)
     # With groups the least of them is what each figure of a sum is about.
-    members = max(silos // plan.groups, 1)
+    members = max(asked // plan.groups, 1)
     t = _threshold(plan, silos, members, colluding, refusals)
     divisor = max(t, plan.secure_aggregation.n_min) - colluding
     block = _block(plan)
     sigma = _sigma(spec, divisor, refusals)
     figures_sigma = _metrics_sigma(plan, spec, block, divisor, refusals)
     _resolution(spec, dimension, refusals)
-    summed = -(-silos // plan.groups)
+    summed = -(-asked // plan.groups)
     _ring(release.max_units, release.grid, summed_sigma(sigma, summed), summed, refusals)
     _ring(1, METRICS_GRID, summed_sigma(figures_sigma, summed), summed, refusals)
     epsilon_total = epsilon_of_run(plan)
@@ -146,16 +149,17 @@ def forecast_plan(
         groups=plan.aggregation.groups,
     )
     needed = signal.silos_needed(plan.privacy.min_cosine)
-    units = signal.units_needed(plan.privacy.min_cosine, silos)
-    cosine = signal.cosine(silos)
+    units = signal.units_needed(plan.privacy.min_cosine, asked)
+    cosine = signal.cosine(asked)
     if cosine < plan.privacy.min_cosine and not plan.privacy.accept_low_cosine:
-        refusals.append(_too_noisy(plan, cosine, silos, needed, units))
+        refusals.append(_too_noisy(plan, cosine, asked, needed, units))
     up, down = _bytes(dimension, adapter_dimension or dimension, block.size, summed)
     # Every silo verifies the update from the sums of all groups.
     down += (plan.groups - 1) * _WORD_BYTES * (dimension + block.size)
     reach = summed * release.max_units * (release.grid + 1)
     return Forecast(
         silos=silos,
+        asked=asked,
         colluding=colluding,
         threshold=t,
         drops=members - divisor - colluding,
@@ -176,9 +180,9 @@ def forecast_plan(
         ring_headroom_bits=plan.secure_aggregation.ring_bits
         - 1
         - math.log2(reach + NOISE_TAIL_SIGMAS * summed_sigma(sigma, summed)),
-        groups=cost_of_groups(plan, silos=silos, colluding=colluding),
+        groups=cost_of_groups(plan, silos=asked, colluding=colluding),
         most_groups=(
-            most_groups(plan, silos=silos, colluding=colluding) if _may_group(plan) else None
+            most_groups(plan, silos=asked, colluding=colluding) if _may_group(plan) else None
         ),
         refusals=tuple(refusals),
     )
@@ -275,7 +279,8 @@ def _privacy(
 
 
 def _too_noisy(plan: Plan, cosine: float, silos: int, needed: int | None, units: int | None) -> str:
-    ways = [] if needed is None else [f"use {needed} silos"]
+    more = "use {} silos" if plan.selection.count is None else "ask {} silos (selection.count)"
+    ways = [] if needed is None else [more.format(needed)]
     if units is not None:
         ways.append(f"raise privacy.record.expected_units to {units} and explore as much more")
     ways += ["train fewer parameters", "add less noise", "or set privacy.accept_low_cosine"]

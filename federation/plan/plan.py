@@ -156,6 +156,16 @@ class Plan(Section):
         return 1 if section is None else 2 * section.byzantine + 1
 
     @property
+    def longest_ready_s(self) -> int:
+        """The latest that a round's ready deadline may be after its task, whatever is chosen."""
+        ranges = self.selection.ranges
+        return self.rounds.ready_deadline_s if ranges is None else ranges.ready_deadline_s[1]
+
+    def asked_of(self, silos: int) -> int:
+        """How many of so many silos a round asks."""
+        return silos if self.selection.count is None else min(silos, self.selection.count)
+
+    @property
     def has_figures(self) -> bool:
         """Whether success and norms are summed at all; without noise only if the plan says so."""
         return self.privacy.exact_figures or Mode(self.privacy.mode) is not Mode.NONE
@@ -195,15 +205,25 @@ class Plan(Section):
     def require_cohort(self, silos: int, colluding: int) -> None:
         """Check that a roster of this size can run the plan at all.
 
-        With groups each of them has to be able to, the least of them too.
+        Where rounds ask K of them, K have to be able to. With groups each of them has to be, the
+        least of them too.
 
         Raises:
             PlanError: If it is too small for c, for ``n_min`` or for the quorum.
         """
-        if self.groups > 1:
-            self._require_groups(silos, colluding)
-            return
-        self.require_sum(silos, colluding)
+        asked = self.asked_of(silos)
+        require = self.require_sum if self.groups == 1 else self._require_groups
+        try:
+            require(asked, colluding)
+        except PlanError as error:
+            if asked == silos:
+                raise
+            too_few = (
+                f"selection.count: a round asks {asked} of {silos} silos, who have to make its sum "
+                "alone: raise it"
+            )
+            within = (f"of {asked} silos: {problem}" for problem in error.problems)
+            raise PlanError([too_few, *within]) from error
 
     def _require_groups(self, silos: int, colluding: int) -> None:
         least = silos // self.groups

@@ -14,6 +14,9 @@
     method                   not in a mode that its personal factors would escape
     aggregation.groups       not without noise, as each round's groups are other cohorts; with a
                              method and an optimiser that a robust mean is defined for
+    selection                any policy but 'all' without noise only by a word of the plan, as its
+                             cohorts vary; K silos that can make the sums of a round
+    selection.ranges         around rounds.ready_deadline_s, and later than a ready report may come
     evolve.proximal_mu       only where silos train freely: the record-level modes ignore it;
                              and so with evolve.learning_rate_schedule
     step_answer_after_s      only where silos answer steps
@@ -64,6 +67,7 @@ def problems_between_tables(plan: Plan) -> tuple[str, ...]:
         *_evolve(plan),
         *_aggregation(plan),
         *_groups(plan),
+        *_selection(plan),
         *_figures(plan),
         *_record_table(plan),
         *_rounds(plan),
@@ -154,6 +158,55 @@ def _groups(plan: Plan) -> Iterator[str]:
             f"aggregation.groups: server_optimiser {section.server_optimiser!r} takes the noise of "
             f"one sum off its moments, and groups have another: use one of {_of(GROUP_OPTIMISERS)}"
         )
+
+
+def _selection(plan: Plan) -> Iterator[str]:
+    section, rounds = plan.selection, plan.rounds
+    if section.policy == "all":
+        return
+    noiseless = Mode(plan.privacy.mode) is Mode.NONE
+    if noiseless and not section.cohort_may_vary:
+        yield (
+            f"selection.policy: {section.policy!r} asks other silos in each round, and without "
+            "noise their sums can be subtracted until single silos show: choose a mode with noise, "
+            "or 'all'; or write cohort_may_vary = true beside it, and only sites take part whose "
+            "policies, or whoever approves the run there, say so too"
+        )
+    if section.cohort_may_vary and not noiseless:
+        yield (
+            f"selection.cohort_may_vary: in mode {plan.privacy.mode!r} cohorts vary without this "
+            "word: remove this key"
+        )
+    yield from _selected(plan)
+    if section.ranges is not None:
+        least, most = section.ranges.ready_deadline_s
+        if not least <= rounds.ready_deadline_s <= most:
+            yield (
+                f"selection.ranges.ready_deadline_s: [{least}, {most}] leaves out "
+                f"rounds.ready_deadline_s = {rounds.ready_deadline_s}, which holds where a choice "
+                "says nothing: widen it"
+            )
+        if rounds.ready_after_s >= least:
+            yield (
+                f"selection.ranges.ready_deadline_s: rounds.ready_after_s = {rounds.ready_after_s} "
+                f"leaves no time before {least}: raise the least, or lower ready_after_s"
+            )
+
+
+def _selected(plan: Plan) -> Iterator[str]:
+    """Whether K silos are enough for the sums of a round."""
+    count, groups = plan.selection.count or 0, plan.groups
+    n_min = plan.secure_aggregation.n_min
+    least = max(plan.rounds.ready_quorum(n_min), n_min)
+    if count >= groups * least:
+        return
+    each = f" in each of {groups} groups" if groups > 1 else ""
+    fewer = ", or fewer groups" if groups > 1 else ""
+    yield (
+        f"selection.count: {count} silos are asked, and a round opens with {least} ready ones"
+        f"{each} (rounds.quorum, n_min + 1 unless set): raise it to {groups * least} or more, or "
+        f"lower rounds.quorum and n_min{fewer}"
+    )
 
 
 def _of(names: Iterable[str]) -> str:

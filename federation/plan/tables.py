@@ -300,11 +300,50 @@ class RoundsSection(Section):
         return n_min + 1 if self.quorum is None else self.quorum
 
 
-class SelectionSection(Section):
-    """``[selection]``: no amplification is claimed from it, so there is little to choose."""
+class SelectionRangesSection(Section):
+    """``[selection.ranges]``: how far a choice may move its round."""
 
-    policy: Literal["all"] = "all"
-    """Everyone in the roster who is ready."""
+    ready_deadline_s: tuple[Seconds, Seconds]
+    """Least and most; a site judges the most. ``rounds.ready_deadline_s`` lies between them, and
+    holds where a choice says nothing else."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        least, most = self.ready_deadline_s
+        if least > most:
+            raise ValueError(f"ready_deadline_s = [{least}, {most}]: give the least first")
+        return self
+
+
+class SelectionSection(Section):
+    """``[selection]``: whom a round asks. No amplification is claimed from it."""
+
+    policy: Literal["all", "random", "round-robin"] = "all"
+    """``all`` asks everybody; ``random`` a uniform draw of ``count`` without replacement,
+    ``round-robin`` the ``count`` who were asked longest ago, both of those who are there
+    (``server/run/selection.py``)."""
+    count: Annotated[int, Field(ge=3, le=200)] | None = None
+    """K: silos that a round asks; not with ``all``. The round is lost where fewer of them than the
+    quorum say ready, so leave some between."""
+    cohort_may_vary: bool = False
+    """Mode ``none`` only: the plan's word that its rounds have other silos each time, which without
+    noise every site has to let happen."""
+    ranges: SelectionRangesSection | None = None
+    """How far a choice may move its round; not with ``all``."""
+
+    @model_validator(mode="after")
+    def _for_its_policy(self) -> Self:
+        if self.policy == "all":
+            if self.count is not None or self.cohort_may_vary or self.ranges is not None:
+                raise ValueError(
+                    "policy 'all' chooses nothing: remove the other keys of this table, or use "
+                    "'random' or 'round-robin'"
+                )
+        elif self.count is None:
+            raise ValueError(
+                f"policy {self.policy!r} asks so many silos a round: set count, or use 'all'"
+            )
+        return self
 
 
 class EvaluateSection(Section):

@@ -304,6 +304,13 @@ def _describe(output: Format, parsed: Plan, forecast: Forecast) -> None:
         f"secure aggregation: {forecast.threshold} must answer, {max(forecast.drops, 0)} may drop, "
         f"{forecast.colluding} may collude",
     )
+    if parsed.selection.policy != "all":
+        show_result(
+            output,
+            f"selection: a round asks {forecast.asked} of {forecast.silos} silos "
+            f"({parsed.selection.policy}); what follows is about those, and no amplification is "
+            "claimed",
+        )
     _describe_groups(output, forecast)
     show_result(
         output,
@@ -346,11 +353,11 @@ def _describe_groups(output: Format, forecast: Forecast) -> None:
             f"{mine.noise:.3g} times the noise of one sum of all",
         )
     if most is None and mine is not None:
-        show_result(output, f"groups: {forecast.silos} silos allow none of this plan")
+        show_result(output, f"groups: {forecast.asked} silos allow none of this plan")
     if most is not None and (mine is None or mine.count != most.count):
         show_result(
             output,
-            f"groups: {forecast.silos} silos allow up to {most.count}, of {most.least} at least, "
+            f"groups: {forecast.asked} silos allow up to {most.count}, of {most.least} at least, "
             f"with {most.noise:.3g} times the noise of one sum of all",
         )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from federation.text import printable
 from ops.cli.envelope import Format, Output, show_result, succeed
 from server.cli.bisect import half_line
 from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
@@ -35,7 +36,9 @@ def show(
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
-    """Show a run's rounds: cohort, survivors of each sum, suite, outcome; and the cohorts' rank.
+    """Show a run's rounds: whom each asked where that is chosen, cohort, survivors of each sum.
+
+    Beside them the suite, each outcome, and the cohorts' rank.
 
     The rank says how many independent sums all sums of the run open together: sums of different
     cohorts can be subtracted. 1 is one cohort throughout; as many as there are silos shows each
@@ -129,6 +132,8 @@ def _release(record: AdapterRecord, finished: _Finished) -> dict[str, Any]:
         "kind": record.kind,
         "outcome": outcome,
         "attempt": 0 if told is None else told.attempt,
+        "chosen": [] if told is None else list(told.chosen),
+        "chosen_why": "" if told is None else told.chosen_why,
         "cohort": [] if told is None else list(told.cohort),
         "parts": parts,
         "quarantined_survivors": (
@@ -188,6 +193,8 @@ def _described(release: Mapping[str, Any], *, steps: bool) -> Iterator[str]:
         yield f"{head}  {len(parts)} sums"
         for part in parts:
             yield f"  part {part['part']:>2}  {_silos(part['survivors'], ())}"
+    if release["chosen"]:
+        yield f"  asked {', '.join(release['chosen'])}: {printable(release['chosen_why'])}"
     for each in release["unused"]:
         yield f"  part {each['part']:>2}  {_silos(each['survivors'], ())}; opened, not applied"
 

@@ -219,6 +219,7 @@ class Panel:
             f"{place_of(run, done.round, done.step)} {done.outcome}: "
             f"{len(done.survivors)} silos in the sum, {duration_s:.1f} s, "
             f"{done.upload_bytes:,} bytes{curve}{_agreement(done)}"
+            + (f", asked {', '.join(done.chosen)}" if done.chosen else "")
             + (f", lost {', '.join(lost)}" if lost else "")
         )
 
@@ -329,6 +330,9 @@ def _current(
                 style="yellow",
             )
         )
+    if current.chosen:
+        asked = ", ".join(current.chosen)
+        parts.append(Text(f"this round asks {asked}: {printable(current.chosen_why)}"))
     if not current.waiting_for:
         parts.append(Text("waiting for no silo: the coordinator is at work"))
         return parts

@@ -6,7 +6,8 @@ adopted, each silo is charged as for any release, and the run is paused after it
 split evenly and the others fill both halves, so that halves stay large while suspects become few.
 
 It takes the place of the next round that has not begun: of a run that is driven, of the round after
-the one under way; of a paused one, of the one that it would go on with. The driver makes it
+the one under way; of a paused one, of the one that it would go on with, or where it is chosen whom
+that one asks, of the one after it. The driver makes it
 (``server/run/driver.py``).
 
 Ordered invariants:
@@ -151,7 +152,9 @@ def _require_place(row: RunRow, plan: Plan, store: Store) -> None:
     if store.rollbacks.waiting(run_id) is not None:
         raise BisectionError(f"run {run_id} goes back to an earlier round first: ask again then")
     following = place_at(len(store.records.list(run_id)), plan.sums_per_round)
-    taken = following.round if row.state is RunState.PAUSED else following.round + 1
+    # A round whose silos are chosen can ask no others.
+    free = store.choices.of_round(run_id, following.round) is None
+    taken = following.round if row.state is RunState.PAUSED and free else following.round + 1
     if taken > plan.rounds.count:
         raise BisectionError(
             f"the last round of run {run_id} has begun, so a bisection has no round to take: "

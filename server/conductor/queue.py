@@ -93,9 +93,8 @@ class RunQueue:
         plan = read_plan(plan_toml)
         if suite not in SUITES.values():
             raise RunError(f"this version knows no suite {suite}")
-        if plan.groups > 1 and suite != hybrid.SUITE:
-            why = "a run of suite v1 has one sum a release: start it with suite v2, or remove this"
-            raise PlanError([f"aggregation.groups: {why} table"])
+        if suite != hybrid.SUITE:
+            _require_within_v1(plan)
         self._require_feasible(plan, adapter)
         if suite == hybrid.SUITE:
             self._require_hybrid()
@@ -262,6 +261,23 @@ class RunQueue:
                     f"this submit token started run {known.run_id} with another {what}: use a new "
                     "token for a new run"
                 )
+
+
+def _require_within_v1(plan: Plan) -> None:
+    """Refuse what no run of suite v1 has the messages for.
+
+    Raises:
+        PlanError: With each table that needs suite v2.
+    """
+    problems = []
+    if plan.groups > 1:
+        why = "a run of suite v1 has one sum a release: start it with suite v2, or remove this"
+        problems.append(f"aggregation.groups: {why} table")
+    if plan.selection.policy != "all":
+        why = "tasks of suite v1 name nobody whom they invite: start it with suite v2, or use 'all'"
+        problems.append(f"selection.policy: {why}")
+    if problems:
+        raise PlanError(problems)
 
 
 def places_behind(store: Store) -> dict[str, str]:

@@ -105,7 +105,7 @@ def watch_response(
             head=records[-1],
             behind=places_behind(context.store).get(row.run_id, ""),
         ),
-        finished=_finished(context, row.run_id, finished),
+        finished=_finished(context, row.run_id, plan, finished),
         epsilon_spent=shown_epsilon(plan, context.store.rounds.charged(row.run_id)),
         epsilon_unit=own_unit(spec),
         epsilon_cap=spec.epsilon_cap,
@@ -120,6 +120,7 @@ def watch_response(
         response.kept_out.extend(driver.cohorts.kept_out)
     if driver is not None and row.state in ACTIVE | OVER:
         current = _round_status(driver.current)
+        _tell_choices(context, row.run_id, plan, (current,))
         if row.state in ACTIVE:
             since = since_unix_s(driver.current, row, context)
             current.phase_since_unix_s = int(since)
@@ -137,7 +138,7 @@ def watch_response(
 
 
 def _finished(
-    context: RunContext, run_id: str, finished: Sequence[RoundFigures]
+    context: RunContext, run_id: str, plan: Plan, finished: Sequence[RoundFigures]
 ) -> list[pb.RoundStatus]:
     """Steps that are over, each with the sums whose R4 closed: the coordinator has seen those."""
     told = {(each.round, each.step): _round_status(each) for each in finished}
@@ -146,7 +147,23 @@ def _finished(
         status = told.get((identity.round, identity.step))
         if status is not None and row.phases_closed == len(STEPS):
             status.opened.add(part=identity.part, attempt=identity.attempt, survivors=row.survivors)
+    _tell_choices(context, run_id, plan, tuple(told.values()))
     return list(told.values())
+
+
+def _tell_choices(
+    context: RunContext, run_id: str, plan: Plan, told: Sequence[pb.RoundStatus]
+) -> None:
+    """Say in each status whom its round asks; nothing of a rollback, which asked nobody."""
+    if plan.selection.policy == "all" or not told:
+        return
+    numbers = sorted({status.round for status in told})
+    made = {row.round: row for row in context.store.choices.of_rounds(run_id, numbers)}
+    for status in told:
+        choice = made.get(status.round)
+        if choice is not None and not status.HasField("restored_round"):
+            status.chosen[:] = choice.silos
+            status.chosen_why = choice.why
 
 
 def since_unix_s(figures: RoundFigures, row: RunRow, context: RunContext) -> float:

@@ -17,11 +17,19 @@ Ordered invariants:
    forgets the pairs, which costs an attempt for each again.
 7. In a run of suite v2 each task names whom it invites: a round's first task the whole roster, or
    in a run without noise who may still be asked (``server/run/kept_cohort.py``), and every later
-   task of the round the same. Who is not invited is sent it too, to verify it and wait. A task is
-   in the store before anybody sees it; a coordinator that restarts sends the same again.
+   task of the round the same. Who is not invited is sent it too, to verify it and wait; it is not
+   asked, waited for or heard. A task is in the store before anybody sees it; a coordinator that
+   restarts sends the same again.
+8. Where the plan has rounds chosen for (``server/run/selection.py``), a round's first task invites
+   the chosen. They are of those who are asked, are there and have not refused the run for good. A
+   bisected round is not chosen for: a suspect must be in it.
+9. No round can ask more silos than it did. If those who were chosen are no quorum, for good or at
+   the deadline, and enough others are there, its step is skipped, so that the next round chooses
+   anew; else it waits for them as any round does.
 
 Covered: deadlines, quorum, silos that refuse for good, strangers. Not covered: who sits out
-(``server/run/dropouts.py``).
+(``server/run/dropouts.py``); who refused a run for good before the coordinator restarted, who may
+be chosen once more.
 """
 
 from __future__ import annotations
@@ -46,6 +54,7 @@ from server.run.chain import Chain
 from server.run.dropouts import Dropouts
 from server.run.kept_cohort import KeptCohort
 from server.run.progress import Progress
+from server.run.selection import Selection
 from server.store.runs import RunRow
 from server.store.tasks import TaskRow
 
@@ -128,6 +137,7 @@ class Cohorts:
         self.sitting_out = self._dropouts.sitting_out(chain.next_place.round)
         """Who is asked for nothing now (``server/run/dropouts.py``)."""
         self._kept = KeptCohort(row.run_id, plan, context.store)
+        self._selection = Selection(row=row, plan=plan, context=context)
         self._hybrid = row.is_hybrid
         self._plan = plan
         self._roster = roster
@@ -138,6 +148,8 @@ class Cohorts:
         self._chain = chain
         self._progress = progress
         self._suspects: tuple[str, ...] = ()
+        self._declined: set[str] = set()
+        """Who refused for good since the coordinator took up the run: not a reason of one step."""
         self._rejected: frozenset[tuple[str, str]] = frozenset()
         """Each (accused, accuser) of this run since the coordinator took it up."""
         self.kept_out = self._kept_out()
@@ -148,9 +160,21 @@ class Cohorts:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Who is asked for work: the roster without those who sit out or are kept out."""
+        """Who is asked for work: the roster without those who sit out or are kept out.
+
+        While a task is out that names whom it invites, those of them whom it does.
+        """
+        return tuple(silo_id for silo_id in self._askable if self._is_invited(silo_id))
+
+    @property
+    def _askable(self) -> tuple[str, ...]:
         out = self.sitting_out.union(self.kept_out)
         return tuple(silo_id for silo_id in self._silos if silo_id not in out)
+
+    def _is_invited(self, silo_id: str) -> bool:
+        """Whether the task that is out, if one is, invites a silo; one of suite v1 invites all."""
+        invited = () if self.training is None else self.training.task.invited
+        return not invited or silo_id in invited
 
     @property
     def task(self) -> RoundTask | None:
@@ -160,10 +184,9 @@ class Cohorts:
 
     def is_told(self, silo_id: str) -> bool:
         """Whether a silo is shown the task that is out: whoever is asked or, by it, is not."""
-        task = None if self.training is None else self.training.task
-        if task is None:
+        if self.training is None:
             return False
-        return silo_id in self.asked or (bool(task.invited) and silo_id not in task.invited)
+        return silo_id in self.asked or not self._is_invited(silo_id)
 
     @property
     def unanswered(self) -> tuple[str, ...]:
@@ -179,6 +202,7 @@ class Cohorts:
         self._require_training(silo_id, place).report_ready(
             silo_id, adapter_sha256=adapter_sha256, families=families
         )
+        self._declined.discard(silo_id)
         self._context.changed.notify()
 
     def refuse(self, silo_id: str, *, place: Place, reason: str) -> None:
@@ -187,6 +211,8 @@ class Cohorts:
         if training.refused.get(silo_id) == reason:
             return
         training.refuse(silo_id, reason)
+        if reason not in PASSING_REASONS and reason != SURVIVORS_ALREADY_SIGNED:
+            self._declined.add(silo_id)
         self._context.audit.append(
             AuditEvent.SILO_REFUSED,
             run=training.task.run_id,
@@ -208,6 +234,8 @@ class Cohorts:
         training = self.training
         if training is None or place != (training.task.round, training.task.step):
             raise WrongRoundError(f"{place} is not in training")
+        if not self._is_invited(silo_id):
+            raise WrongRoundError(f"{silo_id} is not invited to {place}")
         return training
 
     # Gathering ------------------------------------------------------------------------------------
@@ -233,8 +261,14 @@ class Cohorts:
         }
         return alive if len(alive) >= self._quorum else None
 
+    def chosen(self, round_number: int) -> bool:
+        """Whether it is settled already whom a round asks, by a choice that is stored."""
+        return self._selection.made(round_number) is not None
+
     async def gather(self, attempt_number: int) -> Ready | None:
         """Send a task and wait; None when so many refused for good that the step is skipped.
+
+        It is skipped as well where those who were chosen are too few and others are there.
 
         Halves are waited for once, up to the deadline, and those who sit out are asked as well.
 
@@ -244,18 +278,12 @@ class Cohorts:
         everyone, again = bool(self._suspects), self._unanswered_task(attempt_number)
         while True:
             self._choose(everyone=everyone)
-            training = Training(task=again or self._new_task(attempt_number))
+            if again is None:
+                again = self._new_task(attempt_number, await self._invitable())
+            training = Training(task=again)
             again = None
             self.training = training
-            deadline = training.task.ready_deadline_unix_s
-            self._progress.enter(Phase.TRAINING, deadline, attempt_number)
-            while self._context.clock() < deadline:
-                if not self._late() and self._suffices(self._ready(training)):
-                    break
-                if self._out_of_reach(training):
-                    break
-                await self._context.changed.wait(1.0)
-            self._progress.leave()
+            await self._answers(training, attempt_number)
             ready = self._ready(training)
             if self._suffices(ready):
                 self._dropouts.missed_training(self._chain.next_place, attempt_number, self._late())
@@ -263,24 +291,54 @@ class Cohorts:
             if self._suspects:
                 return None
             # Before a round stalls or a run ends for want of silos, those who sit out are asked.
-            everyone = bool(self.sitting_out)
-            if not self._suffices(training.within_reach(self.asked)) and not everyone:
-                if SURVIVORS_ALREADY_SIGNED in training.refused.values():
-                    return None
-                reasons = ", ".join(f"{s}: {r}" for s, r in sorted(training.refused.items()))
-                ahead = CHAIN in training.refused.values()
-                raise RunError(
-                    f"{self._chain.next_place} cannot reach its quorum of {self._quorum}: {reasons}"
-                    + (AHEAD if ahead else "")
-                    + (KEPT_OUT.format(", ".join(self.kept_out)) if self.kept_out else "")
-                )
-            if self._context.clock() >= deadline:
-                self._context.audit.append(
-                    AuditEvent.ROUND_STALLED,
-                    run=training.task.run_id,
-                    round=training.task.round,
-                    step=training.task.step,
-                )
+            everyone = bool(self._may_be_called_back())
+            if not everyone and self._is_lost(training):
+                return None
+            if self._context.clock() >= training.task.ready_deadline_unix_s:
+                self._note_stalled(training.task)
+
+    async def _answers(self, training: Training, attempt_number: int) -> None:
+        """Wait for the answers to a task: until they are enough, never can be, or its deadline."""
+        deadline = training.task.ready_deadline_unix_s
+        self._progress.enter(Phase.TRAINING, deadline, attempt_number)
+        while self._context.clock() < deadline:
+            if not self._late() and self._suffices(self._ready(training)):
+                break
+            if self._out_of_reach(training):
+                break
+            await self._context.changed.wait(1.0)
+        self._progress.leave()
+
+    def _is_lost(self, training: Training) -> bool:
+        """Whether a step that has no quorum is skipped, so that its task is not sent again.
+
+        Raises:
+            RunError: no quorum can be reached in the run; says who refused and why.
+        """
+        if self._others_would_do(training):
+            why = "too few of those who were chosen, and others would do: it is skipped"
+            self._note_stalled(training.task, reason=why)
+            return True
+        if self._suffices(training.within_reach(self.asked)):
+            return False
+        if SURVIVORS_ALREADY_SIGNED in training.refused.values():
+            return True
+        reasons = ", ".join(f"{s}: {r}" for s, r in sorted(training.refused.items()))
+        ahead = CHAIN in training.refused.values()
+        raise RunError(
+            f"{self._chain.next_place} cannot reach its quorum of {self._quorum}: {reasons}"
+            + (AHEAD if ahead else "")
+            + (KEPT_OUT.format(", ".join(self.kept_out)) if self.kept_out else "")
+        )
+
+    def _note_stalled(self, task: RoundTask, **details: str) -> None:
+        self._context.audit.append(
+            AuditEvent.ROUND_STALLED,
+            run=task.run_id,
+            round=task.round,
+            step=task.step,
+            **details,
+        )
 
     def by_group(self, ready: Ready) -> dict[int, Ready]:
         """Who is ready in each group or half that is a quorum, by part, in order."""
@@ -319,25 +377,64 @@ class Cohorts:
             roster_sha256=task.roster_sha256,
         )
 
-    def _new_task(self, attempt_number: int) -> RoundTask:
+    def _new_task(self, attempt_number: int, invitable: Collection[str]) -> RoundTask:
         """A task that silos have not seen, durable before they do."""
-        deadline = int(self._context.clock()) + self._ready_deadline_s
+        chosen = self._selection.made(self._chain.next_place.round)
+        given_s = None if chosen is None else chosen.ready_deadline_s
+        deadline = int(self._context.clock()) + (given_s or self._ready_deadline_s)
         invited: tuple[str, ...] = ()
         if self._hybrid:
-            # Silos accept no task that invites more than any before it in the round did: one that
-            # left the roster between two steps stays out though it has joined again.
-            before: list[Collection[str]] = [row.task.invited for row in self._sent()]
-            before = before or [self._invitable()]
-            invited = tuple(sorted(frozenset(self._silos).intersection(*before)))
+            invited = tuple(sorted(frozenset(self._silos).intersection(invitable)))
         task = self._chain.sign_task(self._roster, deadline, invited=invited)
         if self._hybrid:
             self._context.store.tasks.put(TaskRow(task=task, attempt=attempt_number))
         return task
 
-    def _invitable(self) -> frozenset[str]:
+    async def _invitable(self) -> frozenset[str]:
+        """Whom the next task of the round may invite; a choice is durable when this returns.
+
+        Silos accept no task that invites more than any before it in the round did: one that left
+        the roster between two steps stays out though it has joined again.
+        """
+        before = [row.task.invited for row in self._sent()] if self._hybrid else []
+        if before:
+            return frozenset(before[0]).intersection(*before[1:])
+        everybody, number = self._everybody(), self._chain.next_place.round
+        if not self._selection.chooses or self._suspects:
+            return everybody
+        choice = await self._selection.make(number, self._there(), everybody)
+        return frozenset(choice.silos)
+
+    def _everybody(self) -> frozenset[str]:
         """Whom a round's first task invites; halves are drawn of those who may answer it."""
         kept, barred = self._kept.of(self._silos), self._context.liveness.barred
         return frozenset(s for s in kept if not (self._suspects and barred(s)))
+
+    def _there(self) -> frozenset[str]:
+        """Who may be chosen: whoever may be asked, is there, and has not refused for good."""
+        alive = self._context.liveness.alive
+        return frozenset(s for s in self._askable if alive(s) and s not in self._declined)
+
+    def _others_would_do(self, training: Training) -> bool:
+        """Whether those who were chosen are too few, and another choice may have enough.
+
+        Where they are too few for good, whoever has not refused counts; at the deadline whoever is
+        there, and who said that it comes later is waited for as in any round.
+        """
+        if not self.chosen(training.task.round):
+            return False
+        if not self._suffices(training.within_reach(self.asked)):
+            willing = frozenset(self._askable) - self._declined
+            return len(willing) >= self._selection.at_least
+        coming = frozenset(self._ready(training)) | {
+            silo_id for silo_id, why in training.refused.items() if why in PASSING_REASONS
+        }
+        others = frozenset(s for s in self._there() if not self._is_invited(s))
+        return not self._suffices(coming) and len(others | coming) >= self._selection.at_least
+
+    def _may_be_called_back(self) -> tuple[str, ...]:
+        """Who sits out and is invited to the task that is out."""
+        return tuple(silo_id for silo_id in self.sitting_out if self._is_invited(silo_id))
 
     def _unanswered_task(self, attempt_number: int) -> RoundTask | None:
         """The task that was out when the coordinator stopped; None if none was, or it is late."""
@@ -404,7 +501,7 @@ class Cohorts:
             return True
         alive = self._context.liveness.alive
         there = [s for s in self.asked if alive(s) or s in training.ready]
-        return bool(self.sitting_out) and not self._suffices(there)
+        return bool(self._may_be_called_back()) and not self._suffices(there)
 
     def _late(self) -> tuple[str, ...]:
         """Who is there and has not answered the task that is out."""

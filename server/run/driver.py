@@ -21,7 +21,8 @@ Ordered invariants of a release:
    its first record and the end of the request are one transaction, and the rest follows from that
    record.
 
-8. A bisection that an admin asked for takes such a round as well: two halves are summed and judged
+8. A bisection that an admin asked for takes such a round as well, of which nothing is chosen yet
+   (``server/run/selection.py``): two halves are summed and judged
    (``server/conductor/bisection.py``), its record is skipped, and the run is paused in the
    transaction that closes it.
 
@@ -467,6 +468,9 @@ class RunDriver:
         known = bisections.of_round(self.row.run_id, number)
         if known is not None or self.attempt is not None or self._lost is not None:
             return known
+        if self.cohorts.chosen(number):
+            # Its tasks can invite nobody else, and a suspect must be in the round.
+            return None
         return bisections.begin(self.row.run_id, number)
 
     def _restored_round(self) -> int | None:

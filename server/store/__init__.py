@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from server.errors import StoreError
 from server.store.aggregations import Aggregations
 from server.store.bisections import Bisections
+from server.store.choices import Choices
 from server.store.database import Database
 from server.store.dropouts import Dropouts
 from server.store.federation import Federations
@@ -59,6 +60,7 @@ class Store:
         self.records = Records(self._database)
         self.dropouts = Dropouts(self._database)
         self.bisections = Bisections(self._database)
+        self.choices = Choices(self._database)
         self.rollbacks = Rollbacks(self._database)
         self.aggregations = Aggregations(self._database)
         self.messages = Messages(self._database)

@@ -31,6 +31,7 @@ __all__ = [
     "approvals",
     "audit_heads",
     "bisections",
+    "choices",
     "debit_heads",
     "dropouts",
     "federation",
@@ -176,6 +177,16 @@ tasks: Final = Table(
     Column("step", Number, primary_key=True, autoincrement=False),
     Column("attempt", Number, nullable=False),
     Column("task", LargeBinary, nullable=False),
+)
+
+choices: Final = Table(
+    "choices",
+    METADATA,
+    Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
+    Column("round", Number, primary_key=True, autoincrement=False),
+    Column("silos", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("ready_deadline_s", Number),
 )
 
 bisections: Final = Table(

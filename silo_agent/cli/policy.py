@@ -91,17 +91,18 @@ def policy_check(
         config = SiloConfig.load(data)
         policy, asked = Policy.load(config.policy_file), plan_in(plan)
         notes, unfit = _fitted(config, policy, asked)
+        manual = policy.policy.approval == "manual"
         decision = check_plan(
             policy,
             plan=asked,
             site=site_of(config),
             unfit=unfit,
             passed=PassedTime(config.data_dir).read(),
+            cohort_may_vary=manual,
         )
         charges, caps = charges_of_run(asked), policy.privacy.caps()
         costs = shown_epsilon_of(charges, policy.privacy.delta)
         uncapped = [unit for unit in costs if unit not in capped_kinds(charges, caps)]
-        manual = policy.policy.approval == "manual"
         data_out = {
             "accepted": decision.accepted,
             "rule": decision.rule,
@@ -159,6 +160,12 @@ def policy_check(
             output, f"a rollback of it to an earlier round is {back} (methods.allow_rollback)"
         )
         show_result(output, *suite_lines(policy))
+        if asked.selection.cohort_may_vary and not policy.privacy.cohort_may_vary:
+            show_result(
+                output,
+                "each round asks other silos, without noise: refused unless the run is approved "
+                "with --cohort-may-vary",
+            )
         if asked.privacy.mode == "none":
             vary = "may vary" if policy.privacy.cohort_may_vary else "only shrinks"
             show_result(

@@ -65,6 +65,7 @@ def approve(
     with answering(output):
         from silo_agent.books.audit import AuditLog, SiloEvent
         from silo_agent.policy.approvals import Approvals
+        from silo_agent.policy.plan import SELECTION_RULE
 
         asked = _asked(data, run)
         _require_plan(asked, plan_sha256)
@@ -86,7 +87,8 @@ def approve(
             show_result(
                 output, f"the run costs at most epsilon {cost} for each {unit} ({ADJACENCY})"
             )
-        if asked.rule and asked.rule != "refused_by_operator":
+        lifted = {"refused_by_operator"} | ({SELECTION_RULE} if cohort_may_vary else set())
+        if asked.rule and asked.rule not in lifted:
             say(f"note: rule {asked.rule} of the policy refused it, and still does")
         succeed(output, {**_decided(asked, approved=True), "cohort_may_vary": cohort_may_vary})
 

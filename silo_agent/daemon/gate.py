@@ -142,6 +142,7 @@ class Gate:
             now_unix_s=int(time.time()),
             standing=self.standing(task.run_id, task.plan_sha256),
             passed=self._passed.read(),
+            cohort_may_vary=self.cohort_may_vary(task.run_id, task.plan_sha256),
         )
         notes: tuple[str, ...] = ()
         decision = judged()
@@ -242,8 +243,7 @@ class Gate:
         Raises:
             LocalStoreError: The approvals cannot be read.
         """
-        standing = self.standing(task.run_id, task.plan_sha256)
-        return check_followed(self._policy, plan=plan, site=site, standing=standing).accepted
+        return self._followed(plan, site, task.run_id, task.plan_sha256).accepted
 
     def judge_closed(self, record: AdapterRecord, plan: Plan, *, site: Site) -> Decision:
         """The verdict on a plan whose round has closed.
@@ -251,8 +251,16 @@ class Gate:
         Raises:
             LocalStoreError: The approvals cannot be read.
         """
-        standing = self.standing(record.run_id, record.plan_sha256)
-        return check_followed(self._policy, plan=plan, site=site, standing=standing)
+        return self._followed(plan, site, record.run_id, record.plan_sha256)
+
+    def _followed(self, plan: Plan, site: Site, run_id: str, plan_sha256: bytes) -> Decision:
+        return check_followed(
+            self._policy,
+            plan=plan,
+            site=site,
+            standing=self.standing(run_id, plan_sha256),
+            cohort_may_vary=self.cohort_may_vary(run_id, plan_sha256),
+        )
 
     def judge_record(self, record: AdapterRecord) -> None:
         """Go on only with a verified record that this site follows; a rollback is counted.

@@ -74,8 +74,6 @@ class DescriptorCase(PlanCase):
     task: RoundTask | None = None
     """The verified task of the round that the descriptor names, or else the newest one; None where
     this silo knows none."""
-    cohort_may_vary: bool = False
-    """Whether this site, or whoever approved the run, lets cohorts without noise vary."""
 
 
 def _suite(case: DescriptorCase) -> str | None:

@@ -10,10 +10,10 @@ What a limit means beforehand::
     min_ready_after_s                      how long the ready report is kept back; in the record
                                            modes a plan has to keep it back in any case
     min_step_answer_after_s                the same for the answer to a step
-    max_local_hours_per_round              rounds.ready_deadline_s: the time that the plan gives to
-                                           local work. So a round that this site accepts is over
-                                           before work is cut here, and the cut tells nobody
-                                           anything (``local_time.py``)
+    max_local_hours_per_round              rounds.ready_deadline_s, or the most of its range: the
+                                           time that the plan gives to local work. So a round that
+                                           this site accepts is over before work is cut here, and
+                                           the cut tells nobody anything (``local_time.py``)
     max_disk_bytes                         four adapters (the head, the one on its way in, the one
                                            before, one of the silo's own) and one masked upload, by
                                            the shape of the base that the plan names. What is used
@@ -134,7 +134,7 @@ def _time_passed(case: PlanCase) -> str | None:
 def _local_time(case: PlanCase) -> str | None:
     most_h, given_s = (
         case.policy.limits.max_local_hours_per_round,
-        case.plan.rounds.ready_deadline_s,
+        case.plan.longest_ready_s,
     )
     if most_h is not None and given_s > most_h * _SECONDS_PER_HOUR:
         return (

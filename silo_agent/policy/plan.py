@@ -30,6 +30,7 @@ from evolution.methods.registry import dp_compat_of
 from federation.chain.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
 from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from secagg import hybrid, suite
+from silo_agent.policy.approvals import Standing
 from silo_agent.policy.document import NO_PRIVACY, Policy
 from silo_agent.policy.limits import LIMIT_RULES
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
@@ -37,6 +38,7 @@ from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 __all__ = [
     "CLOCK_SKEW_S",
     "PLAN_RULES",
+    "SELECTION_RULE",
     "SUITE_REASON",
     "SUITE_RULE",
     "TASK_RULES",
@@ -221,6 +223,22 @@ def _cost(case: PlanCase, unit: UnitKind, cost: float) -> str:
     )
 
 
+def _selection(case: PlanCase) -> str | None:
+    policy = case.plan.selection.policy
+    if policy == "all" or case.plan.spec.mode is not Mode.NONE:
+        return None
+    if case.policy.privacy.cohort_may_vary or case.cohort_may_vary:
+        return None
+    if case.standing is Standing.PENDING:
+        # Whoever approves the run may say it for that run alone.
+        return None
+    return (
+        f"each round of the plan asks other silos ({policy!r}), whose sums without noise can be "
+        "subtracted: it needs cohort_may_vary = true in [privacy], or `chorale-silo approve RUN "
+        "--cohort-may-vary` for one run"
+    )
+
+
 def _survivors(case: PlanCase) -> str | None:
     n_min, least = case.plan.secure_aggregation.n_min, case.policy.cohort.min_survivors
     return f"n_min {n_min} is below cohort.min_survivors {least}" if n_min < least else None
@@ -250,7 +268,7 @@ def _schedule(case: TaskCase) -> str | None:
 
 def _task_deadline(case: TaskCase) -> str | None:
     left_s = case.task.ready_deadline_unix_s - case.now_unix_s
-    planned_s = case.plan.rounds.ready_deadline_s
+    planned_s = case.plan.longest_ready_s
     if not -CLOCK_SKEW_S < left_s <= planned_s + CLOCK_SKEW_S:
         return f"the deadline is {left_s} s away, the plan allows {planned_s} s"
     return None
@@ -278,6 +296,7 @@ def suite_problem(policy: Policy, number: int) -> str | None:
     )
 
 
+SELECTION_RULE: Final = "selection"
 SUITE_RULE: Final = "suite"
 SUITE_REASON: Final = f"{POLICY_DOES_NOT_ALLOW} this suite of secure aggregation"
 
@@ -326,6 +345,11 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
         name="exact_figures",
         public_reason=f"{POLICY_DOES_NOT_ALLOW} figures without noise",
         fires=_exact_figures,
+    ),
+    Rule(
+        name=SELECTION_RULE,
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} other silos in each round without noise",
+        fires=_selection,
     ),
     Rule(
         name="evolver_dp_compat",

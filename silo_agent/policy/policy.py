@@ -124,28 +124,47 @@ def check_plan(
     standing: Standing = Standing.OPEN,
     unfit: str = "",
     passed: Passed = NEVER_LATE,
+    cohort_may_vary: bool = False,
 ) -> Decision:
     """The verdict on a plan alone, before anything was signed.
 
     ``unfit`` says why this machine cannot hold the plan's work; it is empty where it can.
-    ``passed`` are the times of plans that work here took longer than.
+    ``passed`` are the times of plans that work here took longer than. ``cohort_may_vary`` is this
+    site's word, or its operator's about the run.
     """
     return _decide(
         PLAN_RULES,
         PlanCase(
-            policy=policy, plan=plan, site=site, standing=standing, unfit=unfit, passed=passed
+            policy=policy,
+            plan=plan,
+            site=site,
+            standing=standing,
+            unfit=unfit,
+            passed=passed,
+            cohort_may_vary=cohort_may_vary,
         ),
     )
 
 
-def check_followed(policy: Policy, *, plan: Plan, site: Site, standing: Standing) -> Decision:
+def check_followed(
+    policy: Policy, *, plan: Plan, site: Site, standing: Standing, cohort_may_vary: bool = False
+) -> Decision:
     """The verdict on a plan whose run this silo follows without working for it.
 
     Nothing is worked on, so how long work may take decides nothing: a run that began before plans
     said so is followed to its end.
     """
     rules = tuple(rule for rule in PLAN_RULES if rule.name not in TIME_RULES)
-    return _decide(rules, PlanCase(policy=policy, plan=plan, site=site, standing=standing))
+    return _decide(
+        rules,
+        PlanCase(
+            policy=policy,
+            plan=plan,
+            site=site,
+            standing=standing,
+            cohort_may_vary=cohort_may_vary,
+        ),
+    )
 
 
 def check_task(
@@ -158,6 +177,7 @@ def check_task(
     standing: Standing = Standing.OPEN,
     unfit: str = "",
     passed: Passed = NEVER_LATE,
+    cohort_may_vary: bool = False,
 ) -> Decision:
     """The verdict on a round task.
 
@@ -175,6 +195,7 @@ def check_task(
             standing=standing,
             unfit=unfit,
             passed=passed,
+            cohort_may_vary=cohort_may_vary,
         ),
     )
 

@@ -90,7 +90,7 @@ def write_for_plan(path: Path, plan: Plan, *, accept_no_privacy: bool = False) -
             "min_ready_after": plan.rounds.ready_after_s,
             "min_step_answer_after": plan.rounds.step_answer_after_s,
             "max_per_day": most_debits(plan),
-            "local_hours": plan.rounds.ready_deadline_s / 3600.0,
+            "local_hours": plan.longest_ready_s / 3600.0,
         },
     )
 

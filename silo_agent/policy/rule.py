@@ -52,6 +52,8 @@ class PlanCase:
     """Why this machine cannot hold the plan's work; empty where it can, or nobody looked."""
     passed: Passed = NEVER_LATE
     """The times of plans that work here took longer than."""
+    cohort_may_vary: bool = False
+    """Whether this site, or whoever approved the run, lets cohorts without noise vary."""
 
 
 CaseT_contra = TypeVar("CaseT_contra", bound=PlanCase, contravariant=True)

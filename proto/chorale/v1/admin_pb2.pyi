@@ -800,6 +800,8 @@ class RoundStatus(google.protobuf.message.Message):
     RESTORED_ROUND_FIELD_NUMBER: builtins.int
     HALVES_FIELD_NUMBER: builtins.int
     OPENED_FIELD_NUMBER: builtins.int
+    CHOSEN_FIELD_NUMBER: builtins.int
+    CHOSEN_WHY_FIELD_NUMBER: builtins.int
     round: builtins.int
     attempt: builtins.int
     phase: builtins.str
@@ -824,6 +826,8 @@ class RoundStatus(google.protobuf.message.Message):
     """Since when the quorum is missing though a deadline has passed; 0 if it is not."""
     restored_round: builtins.int
     """Of a rollback: the earlier round whose adapter it brought back."""
+    chosen_why: builtins.str
+    """Why these, in one public line."""
     @property
     def waiting_for(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitingFor]: ...
     @property
@@ -841,6 +845,10 @@ class RoundStatus(google.protobuf.message.Message):
     @property
     def opened(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OpenedSum]:
         """Of a step that is over: every sum that the coordinator could open in it, used or not."""
+
+    @property
+    def chosen(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Whom the round asks, where the plan has rounds chosen for; none where it asks everybody."""
 
     def __init__(
         self,
@@ -871,9 +879,11 @@ class RoundStatus(google.protobuf.message.Message):
         restored_round: builtins.int | None = ...,
         halves: collections.abc.Iterable[global___HalfSum] | None = ...,
         opened: collections.abc.Iterable[global___OpenedSum] | None = ...,
+        chosen: collections.abc.Iterable[builtins.str] | None = ...,
+        chosen_why: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "restored_round", b"restored_round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "halves", b"halves", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "opened", b"opened", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "chosen", b"chosen", "chosen_why", b"chosen_why", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "halves", b"halves", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "opened", b"opened", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_restored_round", b"_restored_round"]) -> typing.Literal["restored_round"] | None: ...
 
 global___RoundStatus = RoundStatus

@@ -89,7 +89,7 @@ MUTANTS = (
         name="dropout-quorum",
         disables="that sitting out never costs a round its quorum",
         file=COHORTS,
-        old="            everyone = bool(self.sitting_out)\n",
+        old="            everyone = bool(self._may_be_called_back())\n",
         new="            everyone = False\n",
         tests=(
             _LOST + "test_sitting_out_never_costs_the_quorum",
@@ -100,8 +100,8 @@ MUTANTS = (
         name="dropout-quorum-there",
         disables="that silence of the others calls back who sits out",
         file=COHORTS,
-        old="        return bool(self.sitting_out) and not self._suffices(there)\n",
-        new="        return bool(self.sitting_out) and not there\n",
+        old="        return bool(self._may_be_called_back()) and not self._suffices(there)\n",
+        new="        return bool(self._may_be_called_back()) and not there\n",
         tests=(_LOST + "test_who_sits_out_is_asked_as_soon_as_too_few_others_are_there",),
     ),
     Mutant(

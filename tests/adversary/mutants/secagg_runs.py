@@ -9,6 +9,9 @@ WIRE = "federation/wire.py"
 TRANSCRIPT = "federation/transcript/transcript.py"
 KEPT = "server/run/kept_cohort.py"
 COHORTS = "server/run/cohorts.py"
+SELECTION = "server/run/selection.py"
+POLICY = "silo_agent/policy/plan.py"
+PLAN_RULES = "federation/plan/rules.py"
 QUEUE = "server/conductor/queue.py"
 HEADS = "server/members/ledger_heads.py"
 ATTEMPT = "server/attempt/attempt.py"
@@ -17,6 +20,9 @@ _RECORD = "tests/federation/chain/test_record.py::"
 _SUITES = "tests/federation/transcript/test_transcript_suites.py::"
 _KEPT = "tests/server/run/test_kept_cohort.py::"
 _INVITED = "tests/server/run/test_invitations.py::"
+_CHOSEN = "tests/server/run/test_selected_rounds.py::"
+_PLANS = "tests/federation/plan/test_selection.py::"
+_MODES = "tests/silo_agent/policy/test_policy_modes.py::"
 _RUNS = "tests/server/conductor/test_suites.py::"
 _FAULT = "tests/server/run/test_silos_at_fault.py::"
 _OPENED = "tests/server/conductor/test_opened_sums.py::"
@@ -90,6 +96,60 @@ MUTANTS = (
         old="(self._suspects), self._unanswered_task(attempt_number)\n",
         new="(self._suspects), None\n",
         tests=(_INVITED + "test_a_coordinator_that_restarts_in_training_sends_the_same_task",),
+    ),
+    Mutant(
+        name="choice-made-again",
+        disables="that a round keeps the choice that was stored",
+        file=SELECTION,
+        old="        if made is not None:\n",
+        new="        if False:\n",
+        tests=(_CHOSEN + "test_a_stored_choice_outlives_another_policy_object",),
+    ),
+    Mutant(
+        name="choice-too-small",
+        disables="that a choice has as many silos as a round needs",
+        file=SELECTION,
+        old="        if len(silos) < self.at_least:\n",
+        new="        if False:\n",
+        tests=(
+            _CHOSEN
+            + "test_a_policy_that_fails_or_is_late_asks_everybody_and_the_audit_log_says_so",
+        ),
+    ),
+    Mutant(
+        name="choice-not-invited-heard",
+        disables="that who is not invited has no say",
+        file=COHORTS,
+        old="        if not self._is_invited(silo_id):\n",
+        new="        if False:\n",
+        tests=(_CHOSEN + "test_who_is_not_invited_has_no_say_and_is_not_waited_for",),
+    ),
+    Mutant(
+        name="choice-bisected",
+        disables="that a round that is chosen for is not bisected",
+        file="server/run/driver.py",
+        old="        if self.cohorts.chosen(number):\n",
+        new="        if False:\n",
+        tests=(
+            _CHOSEN
+            + "test_a_bisected_round_asks_everybody_and_none_that_is_chosen_for_is_bisected",
+        ),
+    ),
+    Mutant(
+        name="choice-without-noise-planned",
+        disables="refusal of a plan without noise that asks other silos each round",
+        file=PLAN_RULES,
+        old="    if noiseless and not section.cohort_may_vary:\n",
+        new="    if False:\n",
+        tests=(_PLANS + "test_without_noise_a_plan_needs_its_own_word",),
+    ),
+    Mutant(
+        name="choice-without-noise-at-site",
+        disables="the guardian's refusal of it without the site's own word",
+        file=POLICY,
+        old="    if case.policy.privacy.cohort_may_vary or case.cohort_may_vary:\n",
+        new="    if True:\n",
+        tests=(_MODES + "test_other_silos_in_each_round_need_the_sites_own_word_without_noise",),
     ),
     Mutant(
         name="suite-too-old",

@@ -23,6 +23,7 @@ from secagg.descriptor import Descriptor
 from secagg.messages import DebitHead, KemKeys, KeyBundle, MaskedInputHeader
 from secagg.roster import approval_statement
 from secagg.transcript import ShareKind
+from server.run.selection import SELECTION_DOMAIN
 from silo_agent.books.spent import SpentDocument
 from tests.kit.secagg.secagg_samples import make_descriptor, make_roster, signing_key
 
@@ -421,6 +422,11 @@ def of_a_federation() -> list[Statement]:
                 "roster_sha256": digest_of("roster"),
                 "silo_id": "silo-000",
             },
+        ),
+        Statement(
+            "chorale/v2/selection",
+            canonical.digest(SELECTION_DOMAIN, "run-1", 3, digest_of("plan")),
+            {"run_id": "run-1", "round": 3, "plan_sha256": digest_of("plan")},
         ),
         Statement(
             "chorale/v1/update-probe",

@@ -6,7 +6,7 @@ from tests.kit.waiting import until
 MODULE = "tests.kit.processes.dying_coordinator"
 
 
-def run_through_deaths(loopback, deaths, plan, adapter, environment=None):
+def run_through_deaths(loopback, deaths, plan, adapter, environment=None, *, silos=cf.SILOS):
     """Start a run under a coordinator that dies as told, start it again each time, to the end."""
     done = loopback.directory / "deaths"
     loopback.kill("coordinator")
@@ -16,9 +16,9 @@ def run_through_deaths(loopback, deaths, plan, adapter, environment=None):
         "CHORALE_TEST_DEATHS_DONE": str(done),
     }
     loopback.start_coordinator(module=MODULE)
-    for silo_id in cf.SILOS:
+    for silo_id in silos:
         loopback.start_silo(silo_id)
-    cf.await_heard(loopback)
+    cf.await_heard(loopback, silos)
     run_id = loopback.start_run(plan, adapter, token="restart")
     for _ in deaths:
         until(

@@ -3,6 +3,9 @@
 An instant is a phase's name: the count-th message of it is durable and not yet acknowledged (0: the
 phase was just entered). Besides:
 
+    chosen            whom the round asks is durable, and its task is not signed
+    signed            the round's task is signed, and not durable
+    sent              the task is durable, and nobody was told
     ready:<count>     the count-th silo said ready, and does not know yet that it was heard
     uncounted         R1 is closed; inviting uploads, and so counting them as charged, is next
     half_upload       half of one silo's vector is in its spool
@@ -27,6 +30,8 @@ from server.run.chain import Chain
 from server.run.cohorts import Training
 from server.run.driver import RunDriver
 from server.run.progress import Progress
+from server.run.selection import Selection
+from server.store.tasks import Tasks
 from tests.kit.processes.deaths import Deaths
 
 
@@ -40,13 +45,30 @@ def install(deaths: Deaths) -> None:
 
 
 def _in_training(deaths: Deaths) -> None:
-    report_ready = Training.report_ready
+    report_ready, note = Training.report_ready, Selection._note
+    sign_task, put = Chain.sign_task, Tasks.put
+
+    def chosen(self: Any, round_number: int, choice: Any) -> None:
+        note(self, round_number, choice)
+        deaths.at(f"{round_number}:chosen")
+
+    def signed(self: Any, *arguments: Any, **said: Any) -> Any:
+        task = sign_task(self, *arguments, **said)
+        deaths.at(f"{task.round}:signed")
+        return task
+
+    def sent(self: Any, row: Any) -> None:
+        put(self, row)
+        deaths.at(f"{row.task.round}:sent")
 
     def ready(self: Any, silo_id: str, **said: Any) -> None:
         report_ready(self, silo_id, **said)
         deaths.at(f"{self.task.round}:ready:{len(self.ready)}")
 
     Training.report_ready = ready  # type: ignore[method-assign]
+    Selection._note = chosen  # type: ignore[method-assign]
+    Chain.sign_task = signed  # type: ignore[method-assign]
+    Tasks.put = sent  # type: ignore[method-assign]
 
 
 def _in_phases(deaths: Deaths, rounds: list[int]) -> None:

@@ -39,6 +39,7 @@ def plan_toml(
     delta_clip: float | None = None,
     silo_noise: float = 0.0,
     exact_figures: bool = True,
+    selection: str = "",
 ) -> bytes:
     exact = f"exact_figures = {str(exact_figures).lower()}" if mode == "none" else ""
     record = f"""
@@ -83,6 +84,8 @@ ready_deadline_s = 60
 phase_deadline_s = 6
 quorum = {quorum}
 spare_attempts = {spare}
+{"[selection]" if selection else ""}
+{selection}
 [evaluate]
 held_out = 0
 """.encode()

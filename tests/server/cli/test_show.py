@@ -95,6 +95,21 @@ def test_each_round_names_its_survivors_and_the_rank_follows(monkeypatch):
     ]
 
 
+def test_whom_a_round_asked_is_told_with_the_reason(monkeypatch):
+    records, finished = chain([ALL[:3]], "skipped"), [done(1, survivors=ALL[:3])]
+    finished.append(done(2, "skipped", ()))
+    for each in finished:
+        each.chosen[:], each.chosen_why = ALL, "4 drawn of 6"
+    finished[1].chosen_why = "because \x1b[31m"
+    said = shown(monkeypatch, records, finished).splitlines()
+    assert said[3] == "  asked ant, bee, cat, dog: 4 drawn of 6"
+    assert said[5] == "  asked ant, bee, cat, dog: because  [31m"
+    answer = json.loads(shown(monkeypatch, records, finished, "--format", "json"))["data"]
+    assert answer["releases"][1]["chosen"] == list(ALL)
+    assert answer["releases"][1]["chosen_why"] == "4 drawn of 6"
+    assert answer["releases"][0]["chosen"] == []
+
+
 def test_a_quarantined_sum_counts_though_the_chain_has_no_part_of_it(monkeypatch):
     records = chain([ALL], "skipped")
     finished = [done(1), done(2, "quarantined", ALL[1:])]

@@ -87,6 +87,18 @@ def test_a_phase_that_waits_for_nobody_says_so():
     assert lines[2] == "waiting for no silo: the coordinator is at work"
 
 
+def test_a_round_that_asks_some_silos_names_them_and_says_why():
+    current = phase(phase="aggregate", chosen=["a", "b", "c"], chosen_why="3 drawn of\n5")
+    lines = shown(status(current=current))
+    assert lines[2] == "this round asks a, b, c: 3 drawn of 5"
+    made, out = panel(terminal=False)
+    over = done(1)
+    over.chosen[:] = ["a", "b", "c", "d"]
+    with made:
+        made.show(status("running", finished=[over]))
+    assert out.getvalue().splitlines()[0].endswith(", asked a, b, c, d")
+
+
 def test_a_stalled_round_says_since_when():
     current = phase(
         phase="training", stalled_since_unix_s=NOW - 3700, waiting_for=waiting(a=NOW - 9)

@@ -20,6 +20,7 @@ from server.site.restore import restore
 from server.store import Store
 from server.store.aggregations import AggregationOutcome
 from server.store.blobs.directory import BlobStore
+from server.store.choices import ChoiceRow
 from server.store.database import Database, _migrations
 from server.store.heads import AuditHeadRow, DebitRow, HeadRow
 from server.store.runs import RunState
@@ -89,6 +90,9 @@ def fill(store, blobs):
         named=("hospital-a", "hospital-b"),
         suspects=("hospital-a", "hospital-b"),
         at_unix_s=7,
+    )
+    store.choices.put(
+        ChoiceRow(run_id="run-1", round=1, silos=("hospital-a",), why="drawn", ready_deadline_s=9)
     )
     store.dropouts.add("run-1", "hospital-a", 1)
     store.audit_heads.put(

@@ -38,6 +38,7 @@ REVISIONS = (
     "r0009",
     "r0010",
     "r0011",
+    "r0012",
 )
 HEAD = REVISIONS[-1]
 

@@ -1,10 +1,12 @@
 """The states of runs and their queue, on SQLite and on a real PostgreSQL."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from server.errors import RunError, StoreError
+from server.store.choices import ChoiceRow
 from server.store.runs import OVER, RunState
 from tests.kit.server.store_samples import make_run
 
@@ -145,6 +147,27 @@ def test_a_bisection_waits_for_its_round_and_keeps_it(store):
     assert (table.begin("a", 4), table.of_round("a", 4), table.waiting("a")) == (None, None, None)
     waits = table.waiting("b")
     assert (waits.named, waits.suspects, waits.round) == (silos[:2], silos[:2], None)
+
+
+def test_the_choice_of_a_round_is_kept_as_it_was_made(store):
+    for name in ("a", "b"):
+        add(store, name, RunState.RUNNING)
+    table, wide = store.choices, 2**32 - 1
+    first = ChoiceRow(run_id="a", round=1, silos=("ant", "bee"), why="because – it rains")
+    last = ChoiceRow(run_id="a", round=wide, silos=("cat",), why="", ready_deadline_s=wide)
+    assert table.of_round("a", 1) is None
+    for row in (last, first, replace(first, run_id="b", silos=("dog",))):
+        table.put(row)
+    assert (table.of_round("a", 1), table.of_round("a", wide)) == (first, last)
+    assert table.of_round("b", 1).silos == ("dog",)
+    assert table.newest("a", 9) == (first, last)
+    assert table.newest("a", 1) == (last,)
+    assert table.of_rounds("a", [1, 2, wide]) == (first, last)
+    assert table.of_rounds("a", []) == table.newest("c", 9) == ()
+    # It never changes.
+    with pytest.raises(StoreError):
+        table.put(replace(first, silos=("eel",)))
+    assert table.of_round("a", 1) == first
 
 
 def test_dropouts_are_counted_in_a_row_by_run_and_silo(store):

@@ -172,6 +172,21 @@ def test_a_task_long_past_its_deadline_is_refused():
     assert judge_task(task=make_task(ready_deadline_unix_s=NOW_UNIX_S - 119)).accepted
 
 
+def test_a_deadline_may_be_anywhere_in_the_plans_range_and_limits_are_about_its_end():
+    table = (
+        '[selection]\npolicy = "random"\ncount = 4\n[selection.ranges]\n'
+        "ready_deadline_s = [60, 600]\n[secure_aggregation]"
+    )
+    plan = make_plan(("[secure_aggregation]", table))
+    for left_s, accepted in ((600, True), (720, True), (721, False)):
+        task = make_task(ready_deadline_unix_s=NOW_UNIX_S + left_s)
+        assert judge_task(plan=plan, task=task).accepted == accepted
+    for hours, rule in (("0.17", ACCEPTED), ("0.16", "local_time")):
+        limit = f"max_rounds = 5\nmax_local_hours_per_round = {hours}"
+        policy = make_policy(("max_rounds = 5", limit))
+        assert check_plan(policy, plan=plan, site=SITE).rule == rule
+
+
 def test_a_window_may_run_past_midnight():
     policy = make_policy(("07:30-08:30", "22:00-08:01"))
     assert judge_task(policy=policy).accepted
@@ -401,7 +416,7 @@ def test_every_rule_has_a_test_that_makes_it_fire():
     # Those of the record level, and of no noise, are in silo_agent/policy/test_policy_modes.py.
     record = {"evolver_dp_compat", "record_units", "sampling_rate", "steps"}
     times = {"step_answer_after", "time_passed"}
-    noiseless = {"no_privacy_accepted", "exact_figures"}
+    noiseless = {"no_privacy_accepted", "exact_figures", "selection"}
     # That of a rollback is in silo_agent/follow/test_rollback.py.
     other = {"dimension", "group", "hardware", "rollback_allowed", *OPERATOR}
     tested = {*PLAN_RULES, *TASK_RULES, *descriptor_changes(), *other, *record, *noiseless}

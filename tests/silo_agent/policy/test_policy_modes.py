@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dp.accounting.compose import epsilon_of
+from federation.chain.preflight import REASONS
 from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from federation.plan.read import read_plan
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, MetricsLayout
@@ -13,7 +14,13 @@ from silo_agent.policy import plan as policy_plan
 from silo_agent.policy.approvals import Standing
 from silo_agent.policy.document import NO_PRIVACY
 from silo_agent.policy.passed_time import Passed
-from silo_agent.policy.policy import ACCEPTED, check_descriptor, check_followed, check_plan
+from silo_agent.policy.policy import (
+    ACCEPTED,
+    check_descriptor,
+    check_followed,
+    check_plan,
+    check_task,
+)
 from tests.kit.silo_agent.policy_samples import (
     ACCEPTED_NONE,
     ALLOW_EXACT,
@@ -181,6 +188,60 @@ def test_a_run_without_noise_needs_more_than_the_modes_name(rule):
     }
     assert said[rule] in decision.detail
     assert not any(character.isdigit() for character in decision.public_reason)
+
+
+CHOSEN = (
+    "[secure_aggregation]",
+    '[selection]\npolicy = "round-robin"\ncount = 4\n[secure_aggregation]',
+)
+WORD = ("count = 4", "count = 4\ncohort_may_vary = true")
+MAY_VARY = ("max_epsilon_per_run", "cohort_may_vary = true\nmax_epsilon_per_run")
+
+
+def test_other_silos_in_each_round_need_the_sites_own_word_without_noise():
+    plan = plan_of("none", CHOSEN, WORD)
+    decision = check_plan(policy_of("none"), plan=plan, site=SITE)
+    assert decision.rule == "selection"
+    assert decision.public_reason == REASONS["selection"]
+    for said in ("cohort_may_vary = true in [privacy]", "approve RUN --cohort-may-vary"):
+        assert said in decision.detail
+    task, descriptor = make_task(), make_descriptor(plan)
+    for may_vary, rule in ((False, "selection"), (True, ACCEPTED)):
+        case = {"plan": plan, "site": SITE, "cohort_may_vary": may_vary}
+        assert check_plan(policy_of("none"), **case).rule == rule
+        case |= {"now_unix_s": NOW_UNIX_S, "task": task}
+        assert check_task(policy_of("none"), **case).rule == rule
+        case |= {"descriptor": descriptor, "silo_id": "silo-a", "layout": LAYOUT}
+        assert check_descriptor(policy_of("none"), **case).rule == rule
+        followed = check_followed(
+            policy_of("none"),
+            plan=plan,
+            site=SITE,
+            standing=Standing.OPEN,
+            cohort_may_vary=may_vary,
+        )
+        assert followed.rule == rule
+    # The file's word is for every run.
+    assert rule_on_plan(policy_of("none", MAY_VARY), plan) == ACCEPTED
+
+
+def test_who_has_to_approve_the_run_is_asked_for_that_word_first():
+    """It stands beside the approval, so without one nothing is decided yet."""
+    plan, policy = plan_of("none", CHOSEN, WORD), policy_of("none")
+    for standing, may_vary, rule in (
+        (Standing.PENDING, False, "approval_pending"),
+        (Standing.APPROVED, False, "selection"),
+        (Standing.APPROVED, True, ACCEPTED),
+    ):
+        decision = check_plan(
+            policy, plan=plan, site=SITE, standing=standing, cohort_may_vary=may_vary
+        )
+        assert decision.rule == rule
+
+
+@pytest.mark.parametrize("mode", NOISY)
+def test_with_noise_a_choice_needs_no_word(mode):
+    assert rule_on_plan(policy_of(mode), plan_of(mode, CHOSEN)) == ACCEPTED
 
 
 def test_one_task_tried_many_times_is_a_thin_round_too():
