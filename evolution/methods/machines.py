@@ -1,0 +1,73 @@
+"""What a method plays and trains with: a rollout engine and a trainer of one base model.
+
+Each holds weights of its own, so they are most of the memory that a silo needs. A process in which
+several silos take turns makes one pair and lends it to all of them.
+
+Invariants: whoever makes a pair closes it. A borrower begins each piece of work by loading its
+adapter into the engine and resetting the trainer, as ``RolloutEngine.load_adapter`` and
+``Trainer.reset`` are specified: neither keeps anything of what was there before.
+
+Covered: borrowers that take turns. Not covered: two that play or train at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from evolution.errors import EvolverSetupError
+from evolution.rollout.engine import RolloutEngine
+from evolution.rollout.engines import make_engine
+from evolution.train.trainer import Trainer
+from evolution.train.trainers import make_trainer
+
+if TYPE_CHECKING:
+    from evolution.methods.evolver import EvolverSetup
+
+__all__ = ["Machines", "make_machines"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """An engine and a trainer of one base model."""
+
+    engine: RolloutEngine
+    """What plays."""
+    trainer: Trainer
+    """What trains."""
+
+    def close(self) -> None:
+        """Release the engine; a trainer is released with its last reference."""
+        self.engine.close()
+
+
+def make_machines(setup: EvolverSetup) -> Machines:
+    """Make the pair that a setup describes; its caller closes it.
+
+    Raises:
+        EvolverSetupError: The setup names no base model or no state directory, or this machine does
+            not have what the trainer asks for.
+        RolloutError: The engine cannot be made.
+    """
+    if setup.base_dir is None or setup.state_dir is None:
+        raise EvolverSetupError("an engine and a trainer need a base model and a state directory")
+    engine = make_engine(
+        setup.base_dir,
+        alpha=setup.alpha,
+        dtype=setup.dtype,
+        threads=setup.threads,
+        spec=setup.engine,
+    )
+    try:
+        trainer = make_trainer(
+            setup.base_dir,
+            rank=setup.rank,
+            alpha=setup.alpha,
+            dtype=setup.dtype,
+            state_dir=setup.state_dir,
+            spec=setup.trainer,
+        )
+    except BaseException:
+        engine.close()
+        raise
+    return Machines(engine=engine, trainer=trainer)
