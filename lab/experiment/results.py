@@ -216,7 +216,7 @@ def _differences(before: object, run: Run) -> list[str]:
     found = []
     new = run.described()
     for key in dict.fromkeys((*new, *(key for key in old if key in _KEYS))):
-        value = new.get(key)
+        value: Any = new.get(key)
         if key == "silos":
             before_it = [{k: silo.get(k) for k in value[0]} for silo in old.get(key, [])]
             found += ["silo"] if before_it != value else []
