@@ -13,18 +13,16 @@ Covered: borrowers that take turns. Not covered: two that play or train at the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 from evolution.errors import EvolverSetupError
-from evolution.rollout.engine import RolloutEngine
+from evolution.rollout.engine import EngineSpec, RolloutEngine
 from evolution.rollout.engines import make_engine
-from evolution.train.trainer import Trainer
+from evolution.train.trainer import Trainer, TrainerSpec
 from evolution.train.trainers import make_trainer
 
-if TYPE_CHECKING:
-    from evolution.methods.evolver import EvolverSetup
-
-__all__ = ["Machines", "make_machines"]
+__all__ = ["Machines", "MachinesSetup", "make_machines"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +39,43 @@ class Machines:
         self.engine.close()
 
 
-def make_machines(setup: EvolverSetup) -> Machines:
+class MachinesSetup(Protocol):
+    """What of an ``EvolverSetup`` describes a pair; nothing else of it matters here."""
+
+    @property
+    def base_dir(self) -> Path | None:
+        """The base model."""
+
+    @property
+    def state_dir(self) -> Path | None:
+        """Where trainers in processes of their own are handed their jobs."""
+
+    @property
+    def rank(self) -> int:
+        """LoRA r."""
+
+    @property
+    def alpha(self) -> float:
+        """LoRA α."""
+
+    @property
+    def dtype(self) -> str:
+        """Of the base weights."""
+
+    @property
+    def threads(self) -> int:
+        """Of torch."""
+
+    @property
+    def engine(self) -> EngineSpec:
+        """What plays."""
+
+    @property
+    def trainer(self) -> TrainerSpec:
+        """What trains."""
+
+
+def make_machines(setup: MachinesSetup) -> Machines:
     """Make the pair that a setup describes; its caller closes it.
 
     Raises:
