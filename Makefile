@@ -112,7 +112,8 @@ bench-privacy-modes: setup
 demo-ops: setup
 	@$(BIN)/python -m deploy.ops_demo $(DEMO_ARGS)
 
-.PHONY: bench-coordinator-idle bench-rollout bench-sft-step bench-local-round bench-local-digests
+.PHONY: bench-coordinator-idle bench-rollout bench-sft-step bench-local-round bench-local-digests \
+	bench-lab-memory
 
 bench-coordinator-idle: setup
 	$(BIN)/python benchmarks/coordinator_idle.py $(BENCH_ARGS)
@@ -135,6 +136,10 @@ bench-local-round: setup
 # Equal lines on two commits, on one machine: local work is the same bit for bit.
 bench-local-digests: setup
 	$(BIN)/python benchmarks/local_round_digests.py
+
+# Twenty silos of a 135 M model beside one, and a run that is killed and goes on; 3 to 10 minutes.
+bench-lab-memory: setup
+	$(BIN)/python benchmarks/lab_memory.py $(BENCH_ARGS)
 
 .PHONY: dashboards
 # The Grafana dashboards are generated and committed; a test fails when they are stale.

@@ -33,6 +33,7 @@ from dp.noise.unit_sum import UnitSum
 from evolution.envs.catalogue import BUILT_IN, Catalogue
 from evolution.envs.tasks import Shard
 from evolution.errors import EvolveError
+from evolution.methods.machines import Machines
 from evolution.rollout.engine import EngineSpec
 from evolution.train.trainer import Schedule, TrainerSpec
 
@@ -258,6 +259,9 @@ class EvolverSetup:
     """What plays its episodes."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
     """What it trains on."""
+    machines: Machines | None = None
+    """An engine and a trainer made as above, lent: whoever lends them closes them. None makes the
+    method's own."""
     privacy: PrivacySpec | None = None
     """The plan's; None for work whose result never leaves the silo. In the record-level modes every
     work must carry the same spec, so that nobody forgets it."""

@@ -83,13 +83,12 @@ from evolution.methods.imitate import (
     require_plain_gradients,
     training_set,
 )
+from evolution.methods.machines import make_machines
 from evolution.methods.personal.choice import Choice, choose, validation_tasks
 from evolution.methods.personal.personal import PersonalAdapter, identity_of
 from evolution.methods.population import Population, open_run_buffer, population_of
 from evolution.methods.protection import protected, require_apart, require_units, wave_size
-from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
-from evolution.train.trainers import make_trainer
 from evolution.trajectory import Task, Trajectory
 from ops.tracing.spans import spanned
 
@@ -130,21 +129,8 @@ class FedSeEvolver(Evolver):
         )
         self._unfiltered = None if self._options.success_filter else Unfiltered()
         self._personal = PersonalAdapter(self._options, state_dir=setup.state_dir)
-        self._engine = make_engine(
-            setup.base_dir,
-            alpha=setup.alpha,
-            dtype=setup.dtype,
-            threads=setup.threads,
-            spec=setup.engine,
-        )
-        self._trainer = make_trainer(
-            setup.base_dir,
-            rank=setup.rank,
-            alpha=setup.alpha,
-            dtype=setup.dtype,
-            state_dir=setup.state_dir,
-            spec=setup.trainer,
-        )
+        machines = setup.machines or make_machines(setup)
+        self._engine, self._trainer = machines.engine, machines.trainer
 
     def evolve(self, work: Work) -> Evolution:
         """Run one local round."""
@@ -278,8 +264,9 @@ class FedSeEvolver(Evolver):
         )
 
     def close(self) -> None:
-        """Release the models and close the buffer."""
-        self._engine.close()
+        """Release the models that are the method's own, and close the buffer."""
+        if self._setup.machines is None:
+            self._engine.close()
         self._buffer.close()
 
     def _spec_of(self, work: Work) -> PrivacySpec | None:

@@ -1,10 +1,13 @@
 """What every server optimiser with moments shares: the state, and the order of releases.
 
 Invariants: a state is never changed once made, so a move keeps its values and the newest release
-can be taken again from the state before it; nothing is taken over from a mean that is refused.
+can be taken again from the state before it; nothing is taken over from a mean that is refused. A
+state that was taken up from elsewhere (``go_on_after``) has none before it, so its own release
+cannot be taken again.
 
-Covered: state of one round or of the run. Not covered: formulas (``federation.aggregate.adam``,
-``federation.aggregate.delta_moments``). Memory: four float64 vectors.
+Covered: state of one round or of the run; leaving a state and taking it up. Not covered: formulas
+(``federation.aggregate.adam``, ``federation.aggregate.delta_moments``). Memory: four float64
+vectors.
 """
 
 from __future__ import annotations
@@ -42,6 +45,16 @@ class MomentOptimiser(Optimiser):
     def __init__(self) -> None:
         self._before: Moments | None = None
         self._newest: Moments | None = None
+        self._has_before = True
+
+    @property
+    def newest(self) -> Moments | None:
+        """The state after the newest release; None before the first."""
+        return self._newest
+
+    def go_on_after(self, state: Moments) -> None:
+        """Take up what ``newest`` was in another optimiser of the same kind."""
+        self._before, self._newest, self._has_before = None, state, False
 
     @abstractmethod
     def _start(self) -> tuple[float, float]:
@@ -82,7 +95,7 @@ class MomentOptimiser(Optimiser):
                 raise UpdateError("the mean is not finite or too long to be squared")
         count = 1 if before is None else before.count + 1
         after = Moments(round_number, step, count, new_first, new_second)
-        self._before, self._newest = before, after
+        self._before, self._newest, self._has_before = before, after, True
         return self._read(after)
 
     def skip(self, *, round_number: int, step: int) -> None:
@@ -92,12 +105,13 @@ class MomentOptimiser(Optimiser):
             self.restart(round_number=round_number, step=step)
             return
         after = Moments(round_number, step, before.count, before.first, before.second)
-        self._before, self._newest = before, after
+        self._before, self._newest, self._has_before = before, after, True
 
     def restart(self, *, round_number: int, step: int) -> None:
         """The place moves on, and there are no moments."""
         empty = np.empty(0)
-        self._before, self._newest = None, Moments(round_number, step, 0, empty, empty)
+        state = Moments(round_number, step, 0, empty, empty)
+        self._before, self._newest, self._has_before = None, state, True
 
     def is_ready_for(self, round_number: int, step: int) -> bool:
         """Where the state begins, after the newest release, and at the newest one again."""
@@ -107,7 +121,7 @@ class MomentOptimiser(Optimiser):
         if at is None:
             return False
         if (at.round_number, at.step) == (round_number, step):
-            return True
+            return self._has_before
         if self.crosses_rounds:
             # Rounds of one sum only: the modes that sum deltas have no other.
             return (at.round_number + 1, at.step, step) == (round_number, 0, 0)

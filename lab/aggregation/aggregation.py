@@ -64,6 +64,7 @@ class _Settings:
     method: str
     layout: Layout
     silos: int
+    of: int
     clip_l2: float
     server_step: float
     gauge: bool
@@ -137,6 +138,7 @@ def _scaffold(settings: _Settings) -> LabAggregation:
     return Scaffold(
         settings.aggregator("fedavg"),
         silos=settings.silos,
+        of=settings.of,
         clip_l2=settings.clip_l2,
         control_clip_l2=settings.positive("control_clip_l2", settings.clip_l2),
     )
@@ -189,6 +191,7 @@ def make_lab_aggregation(
     gauge: bool,
     server_optimiser: str,
     options: Mapping[str, float],
+    of: int | None = None,
 ) -> LabAggregation:
     """The method of that name, without state.
 
@@ -201,6 +204,7 @@ def make_lab_aggregation(
         gauge: Whether the product is rewritten after each round.
         server_optimiser: How a mean delta is applied.
         options: The method's own; see the module.
+        of: How many silos there are, where only some take part in a round; None: no more.
 
     Raises:
         AggregationError: If a name is unknown, a number is out of range, or settings contradict
@@ -211,6 +215,7 @@ def make_lab_aggregation(
         method=method,
         layout=layout,
         silos=silos,
+        of=silos if of is None else of,
         clip_l2=clip_l2,
         server_step=server_step,
         gauge=gauge,
@@ -238,6 +243,8 @@ def _require_known(settings: _Settings) -> None:
         )
     if settings.silos < 1:
         raise AggregationError(f"a mean needs at least one silo, got {settings.silos}")
+    if settings.of < settings.silos:
+        raise AggregationError(f"{settings.silos} silos cannot take part of {settings.of}")
     for name, value in (("clip_l2", settings.clip_l2), ("server_step", settings.server_step)):
         if not (math.isfinite(value) and value > 0.0):
             raise AggregationError(f"{name} is a number above 0, got {value!r}")

@@ -33,6 +33,7 @@ __all__ = [
     "SiloUpdate",
     "require_finite",
     "require_silos",
+    "require_state",
 ]
 
 
@@ -61,10 +62,16 @@ class SiloUpdate:
     """Solved episodes; ``weighted`` reads it."""
     mean_gradient: Mapping[str, np.ndarray] | None = None
     """Mean of the uncorrected gradients along the local steps; ``scaffold`` needs it."""
+    silo: int | None = None
+    """Its place among all silos, where only some take part in a round; None: its place among the
+    round's updates. ``scaffold`` reads it."""
 
 
 class LabAggregation(ABC):
-    """One method over one adapter layout. It may keep state from round to round."""
+    """One method over one adapter layout. It may keep state from round to round.
+
+    The number of silos that it is made for is that of every round's updates.
+    """
 
     name: ClassVar[str]
     sums_per_round: ClassVar[int]
@@ -74,9 +81,24 @@ class LabAggregation(ABC):
         """Names that every silo trains in a round; rounds count from 1."""
 
     def correction(self, silo: int) -> Mapping[str, np.ndarray] | None:
-        """What a silo adds to every gradient: c − c_k of SCAFFOLD; None for every other method."""
+        """What a silo adds to every gradient: c − c_k of SCAFFOLD; None for every other method.
+
+        ``silo`` is its place among all silos.
+        """
         del silo
         return None
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What it keeps from round to round, as arrays by name; empty where it keeps nothing."""
+        return {}
+
+    def take_up(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from what ``state`` gave in another object of the same method and settings.
+
+        Raises:
+            AggregationError: It is no state of this method.
+        """
+        require_state(state, {})
 
     @abstractmethod
     def combine(
@@ -108,6 +130,20 @@ def require_finite(mean: np.ndarray) -> np.ndarray:
     if not np.isfinite(mean).all():
         raise UpdateError("the mean is not finite")
     return mean
+
+
+def require_state(state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that a state has exactly these arrays, float64 or int64, with finite values.
+
+    Raises:
+        AggregationError: It has not.
+    """
+    found = {name: array.shape for name, array in state.items()}
+    if found != dict(shapes):
+        raise AggregationError(f"the state has the arrays {found} instead of {dict(shapes)}")
+    for name, array in state.items():
+        if array.dtype not in (np.float64, np.int64) or not np.isfinite(array).all():
+            raise AggregationError(f"the state's {name!r} is not finite, or of type {array.dtype}")
 
 
 def require_silos(updates: Sequence[SiloUpdate], silos: int) -> None:

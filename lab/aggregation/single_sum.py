@@ -15,6 +15,7 @@ from federation.adapter.layout import Layout
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.optimiser import Optimiser
 from lab.aggregation.method import LabAggregation, MeanOf, SiloUpdate, require_silos
+from lab.aggregation.optimiser_state import moments_of, take_up_moments
 
 __all__ = ["SingleSum", "flat_deltas"]
 
@@ -49,6 +50,14 @@ class SingleSum(LabAggregation):
         """The aggregator's shared tensors."""
         shared = self._aggregator.shared_layout(round_number)
         return frozenset(spec.name for spec in shared.specs)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The server optimiser's moments."""
+        return moments_of(self._optimiser)
+
+    def take_up(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on with these moments."""
+        take_up_moments(self._optimiser, state)
 
     def combine(
         self,

@@ -28,6 +28,7 @@ import numpy as np
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.optimiser import Optimiser
 from lab.aggregation.method import AggregationError, LabAggregation, MeanOf, SiloUpdate
+from lab.aggregation.optimiser_state import moments_of, take_up_moments
 from lab.aggregation.single_sum import flat_deltas
 
 __all__ = ["Weighted"]
@@ -62,6 +63,14 @@ class Weighted(LabAggregation):
         """The aggregator's shared tensors."""
         shared = self._aggregator.shared_layout(round_number)
         return frozenset(spec.name for spec in shared.specs)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The server optimiser's moments."""
+        return moments_of(self._optimiser)
+
+    def take_up(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on with these moments."""
+        take_up_moments(self._optimiser, state)
 
     def combine(
         self,

@@ -69,8 +69,8 @@ def run(
       fedsa              and factors B of each silo's own
       clustered          one federation per family of 3 silos or more
 
-    End it at any time, by Ctrl-C or SIGTERM: finished runs are in results.jsonl, the others start
-    again next time.
+    End it at any time, by Ctrl-C or SIGTERM: finished runs are in results.jsonl, the others go on
+    next time after the last round that they finished.
     Settings and seeds may be added to the file later; a finished run whose values were changed is
     refused, never overwritten.
 
@@ -107,7 +107,7 @@ def run(
                 f"{len(failed)} runs failed",
                 code="runs_failed",
                 exit_code=Exit.SERVER,
-                next_step="the same command starts the failed ones again",
+                next_step="the same command goes on with the failed ones",
             )
         succeed(output, {"results": str(out)})
 

@@ -9,7 +9,8 @@ Its vector is k·C long, in a direction of two kinds::
 
 Invariants: the others' vectors are handed on as they are; the silo's is C long and counted k times
 (``RingMean.mean_of``), so everything else of the sum, its noise too, is as without an attack. Where
-the others' vectors are all zero there is nothing to work against, and its own is zero.
+the others' vectors are all zero there is nothing to work against, and its own is zero. In a round
+that it does not take part in, the sum is that of the others and nothing happens.
 
 Covered: the above. Not covered: several silos, one that stays inside the clip, false figures.
 """
@@ -21,13 +22,15 @@ from typing import Protocol
 
 import numpy as np
 
+from lab.aggregation.method import MeanOf
 from lab.experiment.seeded import SeededWords
+from lab.experiment.sums import RoundMean
 from lab.experiment.tables import AttackTable
 
 __all__ = ["AttackedMean", "CopiesMean"]
 
 
-class CopiesMean(Protocol):
+class CopiesMean(RoundMean, Protocol):
     """A mean in which silos count several times."""
 
     def mean_of(
@@ -59,6 +62,22 @@ class AttackedMean:
         given[self._place] = self._vector(given, clip_l2)
         copies[self._place] = self._attack.clips
         return self._mean.mean_of(given, clip_l2=clip_l2, what=what, copies=copies)
+
+    def among(self, places: Sequence[int]) -> MeanOf:
+        """The mean for a round with these silos; the attacker may not be among them."""
+        if self._place not in places:
+            return self._mean.among(places)
+        place = places.index(self._place)
+        return AttackedMean(self._mean, self._attack, place=place, key=self._key)
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """How many sums there were."""
+        return self._mean.counted
+
+    def go_on_after(self, counted: Sequence[int]) -> None:
+        """As ``RingMean.go_on_after``."""
+        self._mean.go_on_after(counted)
 
     def _vector(self, vectors: Sequence[np.ndarray], clip_l2: float) -> np.ndarray:
         """C long, or zero."""

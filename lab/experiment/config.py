@@ -23,22 +23,31 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from evolution.envs.tasks import Split
+from evolution.errors import EnvironmentFailureError
 from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
 from federation.errors import TomlError
 from federation.plan.toml import parse_toml
+from lab.experiment.checked import validated
+from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
+from lab.experiment.participation import needs_all
 from lab.experiment.tables import (
     AggregationTable,
     Alpha,
     AttackTable,
+    Dtype,
+    EnvironmentName,
     EvolveTable,
     GroupsTable,
     JudgeTable,
     NoiseTable,
+    PerRound,
     Rank,
+    RolloutTable,
     Rounds,
     Section,
     Seed,
@@ -46,13 +55,15 @@ from lab.experiment.tables import (
     SiloTable,
     Slug,
     Sums,
+    TrainingTable,
 )
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 
 MAX_FILE_BYTES: Final = 1 << 20
-_MAX_SHOWN: Final = 60
-ModelT = TypeVar("ModelT", bound=BaseModel)
+RUN_DTYPE: Final = "float32"
+"""Of every run that says nothing else."""
+_OPTIONAL: Final = ("groups", "attack", "per_round")
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
 
@@ -93,6 +104,18 @@ class Run(Section):
     """Whose sums; None: one sum of all."""
     attack: AttackTable | None = None
     """Who does not keep to the protocol; None: nobody."""
+    per_round: Annotated[int, Field(ge=3)] | None = None
+    """How many silos take part in a round; None: all."""
+    dtype: Dtype = "float32"
+    """Of the base weights."""
+    rollout: RolloutTable = RolloutTable()
+    """What plays."""
+    training: TrainingTable = TrainingTable()
+    """What trains."""
+    plugins: tuple[str, ...] = ()
+    """Environments of installed packages."""
+    foreign: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Environments that the file describes, those that a silo explores."""
 
     @property
     def sha256(self) -> str:
@@ -101,12 +124,26 @@ class Run(Section):
         return hashlib.sha256(b"chorale/lab-run/v1\0" + content.encode()).hexdigest()
 
     def described(self) -> dict[str, Any]:
-        """Everything that decides the result, as JSON; groups and attack only where there are any.
+        """Everything that decides the result, as JSON.
 
-        So runs that were done before there were such keep their digests.
+        What was added to the files later is in it only where it is used, so that runs which were
+        done before keep their digests: groups, an attack, ``per_round``, another ``dtype``,
+        another engine (whose draws are others), foreign environments. Where a server listens, what
+        is computed on and how it fits into memory change results by rounding at most.
         """
-        unset = {name for name in ("groups", "attack") if getattr(self, name) is None}
-        return self.model_dump(mode="json", exclude={"base"} | unset)
+        without = {"base", "rollout", "training", "plugins", "foreign"}
+        without |= {name for name in _OPTIONAL if getattr(self, name) is None}
+        if self.dtype == RUN_DTYPE:
+            without.add("dtype")
+        found = self.model_dump(mode="json", exclude=without)
+        if self.rollout.kind != "hf":
+            found["engine"] = self.rollout.kind
+        if self.foreign:
+            found["foreign"] = {
+                name: {key: value for key, value in table.items() if key != "url"}
+                for name, table in self.foreign.items()
+            }
+        return found
 
     def judged_after(self, round_number: int, *, shared: bool) -> bool:
         """Whether adapters are judged after a round: shared ones, or each silo's or cluster's."""
@@ -131,6 +168,20 @@ class Experiment(Section):
     """LoRA α; the adapter is scaled by α/r."""
     sums: Sums = "plain"
     """``masked`` runs every sum through the real secure aggregation; the bits are the same."""
+    per_round: PerRound = 0
+    """How many silos, drawn anew, take part in a round (``participation.py``); 0: all."""
+    dtype: Dtype = RUN_DTYPE
+    """Of the base weights; the adapter is always trained in float32."""
+    rollout: RolloutTable = RolloutTable()
+    """What plays the episodes."""
+    training: TrainingTable = TrainingTable()
+    """On what is trained."""
+    plugins: Annotated[tuple[EnvironmentName, ...], Field(max_length=64)] = ()
+    """Environments of installed packages."""
+    foreign: Annotated[dict[str, dict[str, Any]], Field(max_length=64)] = Field(
+        default_factory=dict
+    )
+    """Environments that the file describes, with the keys of ``silo.toml``."""
     evolve: EvolveTable = EvolveTable()
     """Local work."""
     aggregation: AggregationTable = AggregationTable()
@@ -168,6 +219,10 @@ class Experiment(Section):
         rounds = self.rounds if row.rounds is None else row.rounds
         if METHODS[row.method].topology == "none":
             rounds = 0
+        per_round = self.per_round if row.per_round is None else row.per_round
+        if problem := _wrong_part(per_round, len(self.silo), row.method):
+            raise ExperimentFileError([f"setting.{index}: per_round: {problem}"])
+        explored = {name for silo in self.silo for name in silo.environments}
         return Run(
             experiment=self.name,
             setting=row.name,
@@ -188,6 +243,12 @@ class Experiment(Section):
             silos=self.silo,
             groups=row.groups,
             attack=row.attack,
+            per_round=per_round or None,
+            dtype=self.dtype,
+            rollout=self.rollout,
+            training=self.training,
+            plugins=self.plugins,
+            foreign={name: table for name, table in self.foreign.items() if name in explored},
         )
 
 
@@ -201,11 +262,12 @@ def load_experiment(path: Path) -> Experiment:
         document = parse_toml(path.read_bytes(), max_bytes=MAX_FILE_BYTES)
     except (OSError, TomlError) as error:
         raise ExperimentFileError([f"{path}: {error}"]) from error
-    experiment = _validated(Experiment, document, prefix="")
+    experiment = validated(Experiment, document, prefix="")
     problems = list(_between_tables(experiment))
     if problems:
         raise ExperimentFileError(problems)
-    return experiment
+    rollout = _below(path.resolve().parent, experiment.rollout)
+    return experiment.model_copy(update={"rollout": rollout})
 
 
 def read_run(path: Path) -> Run:
@@ -220,6 +282,13 @@ def read_run(path: Path) -> Run:
         raise ExperimentFileError([f"{path}: {error}"]) from error
 
 
+def _below(directory: Path, rollout: RolloutTable) -> RolloutTable:
+    """The table with its paths below the file's directory."""
+    paths = {"api_key_file": rollout.api_key_file, "adapter_dir": rollout.adapter_dir}
+    given = {key: str(directory / path) for key, path in paths.items() if path is not None}
+    return rollout.model_copy(update=given)
+
+
 def _between_tables(experiment: Experiment) -> Iterator[str]:
     for table, names in (
         ("silo", [silo.name for silo in experiment.silo]),
@@ -227,6 +296,9 @@ def _between_tables(experiment: Experiment) -> Iterator[str]:
     ):
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"{table}: the name {name!r} appears twice; names are unique"
+    for key in ("url", "model", "adapter_dir") if experiment.rollout.kind == "openai" else ():
+        if not getattr(experiment.rollout, key):
+            yield f"rollout.{key}: kind 'openai' needs it: add it"
     if len(set(experiment.seeds)) != len(experiment.seeds):
         yield "seeds: a seed appears twice"
     for index, silo in enumerate(experiment.silo):
@@ -237,7 +309,11 @@ def _between_tables(experiment: Experiment) -> Iterator[str]:
             )
         if len(set(silo.environments)) != len(silo.environments):
             yield f"silo.{index}.environments: an environment appears twice"
-        yield from _environments(index, silo)
+    yield from _environments(experiment)
+    yield from _unknown_methods(experiment)
+
+
+def _unknown_methods(experiment: Experiment) -> Iterator[str]:
     for index, setting in enumerate(experiment.setting):
         if setting.method not in METHODS:
             nearest = difflib.get_close_matches(setting.method, METHODS, n=1, cutoff=0.0)[0]
@@ -247,23 +323,64 @@ def _between_tables(experiment: Experiment) -> Iterator[str]:
             )
 
 
-def _environments(index: int, silo: SiloTable) -> Iterator[str]:
-    from evolution.envs.catalogue import BUILT_IN
+def _environments(experiment: Experiment) -> Iterator[str]:
+    try:
+        known = catalogue_of(experiment)
+    except ExperimentFileError as error:
+        yield from error.problems
+        return
+    except EnvironmentFailureError as error:
+        yield f"plugins: {error}"
+        return
+    for index, silo in enumerate(experiment.silo):
+        for name in silo.environments:
+            if name not in known:
+                yield (
+                    f"silo.{index}.environments: there is no environment {name!r}; known: "
+                    f"{', '.join(known.names)}"
+                )
+                continue
+            yield from _explored(experiment, index, name)
 
-    for name in silo.environments:
-        if name not in BUILT_IN.names:
-            yield (
-                f"silo.{index}.environments: there is no environment {name!r}; known: "
-                f"{', '.join(BUILT_IN.names)}"
-            )
-            continue
-        labels = len(BUILT_IN.make(name).labels)
-        if labels % silo.shard_count:
-            parts = ", ".join(str(n) for n in range(1, labels + 1) if labels % n == 0)
-            yield (
-                f"silo.{index}.shard_count: the {labels} labels of {name!r} cannot be dealt into "
-                f"{silo.shard_count} equal parts; use one of {parts}"
-            )
+
+def _explored(experiment: Experiment, index: int, name: str) -> Iterator[str]:
+    """What one silo cannot explore of one environment as it says."""
+    silo = experiment.silo[index]
+    try:
+        labels = len(labels_of(experiment, name))
+    except EnvironmentFailureError as error:
+        yield f"silo.{index}.environments: {error}"
+        return
+    if labels % silo.shard_count:
+        parts = ", ".join(str(n) for n in range(1, labels + 1) if labels % n == 0)
+        yield (
+            f"silo.{index}.shard_count: the {labels} labels of {name!r} cannot be dealt into "
+            f"{silo.shard_count} equal parts; use one of {parts}"
+        )
+    described = foreign_of(experiment.foreign).get(name)
+    if described is None:
+        return
+    if silo.demonstrations:
+        yield (
+            f"silo.{index}.demonstrations: {name!r} has no expert to show anything: set it to 0, "
+            "or give the environment to a silo of its own"
+        )
+    if described.tasks is not None and not described.tasks.size(Split.HELD_OUT):
+        yield f'foreign."{name}".tasks.held_out: adapters are judged there: leave some tasks for it'
+
+
+def _wrong_part(per_round: int, silos: int, name: str) -> str:
+    """Why so many of the silos cannot take part in a round of a method; empty if they can."""
+    if per_round == 0:
+        return ""
+    if reason := needs_all(METHODS[name]):
+        return f"method {name!r} needs all silos, because {reason}: set per_round = 0 here"
+    if not LEAST_CLUSTER <= per_round < silos:
+        return (
+            f"a number from {LEAST_CLUSTER}, the fewest of a sum, to {silos - 1}, or 0, with which "
+            f"all {silos} silos take part; got {per_round}"
+        )
+    return ""
 
 
 def _unrunnable(run: Run) -> Iterator[str]:
@@ -300,10 +417,11 @@ def _between_silos(run: Run) -> Iterator[str]:
             f"groups.count: {2 * groups.byzantine + 1} groups outvote {groups.byzantine}, "
             f"{groups.count} do not"
         )
-    if len(run.silos) < LEAST_CLUSTER * groups.count:
+    summed = run.per_round or len(run.silos)
+    if summed < LEAST_CLUSTER * groups.count:
         yield (
-            f"groups.count: a sum needs at least {LEAST_CLUSTER} silos, so {len(run.silos)} "
-            f"silos are at most {len(run.silos) // LEAST_CLUSTER} groups"
+            f"groups.count: a sum needs at least {LEAST_CLUSTER} silos, so {summed} "
+            f"silos are at most {summed // LEAST_CLUSTER} groups"
         )
     for key, value, known in (
         ("method", run.aggregation.method, GROUP_METHODS),
@@ -316,46 +434,4 @@ def _between_silos(run: Run) -> Iterator[str]:
 def _overridden(table: OverriddenT, changes: Mapping[str, Any], prefix: str) -> OverriddenT:
     """A table with some keys replaced, checked like the table itself."""
     document = {**table.model_dump(), **changes}
-    return _validated(type(table), document, prefix=prefix)
-
-
-def _validated(model: type[ModelT], document: Mapping[str, Any], *, prefix: str) -> ModelT:
-    try:
-        # As JSON, because TOML's arrays and integers are what strict mode takes there for tuples
-        # and floats. Dates and infinities have no place in a file and fail as strings.
-        return model.model_validate_json(json.dumps(document, default=str))
-    except ValidationError as error:
-        raise ExperimentFileError(
-            [_worded(item, model, prefix) for item in error.errors(include_url=False)]
-        ) from error
-
-
-def _worded(item: Any, model: type[BaseModel], prefix: str) -> str:
-    path = tuple(str(part) for part in item["loc"])
-    where = ".".join(part for part in (prefix, *path) if part) or "file"
-    if item["type"] == "extra_forbidden":
-        valid = sorted(_table(path[:-1], model).model_fields)
-        nearest = difflib.get_close_matches(path[-1], valid, n=1, cutoff=0.0)[0]
-        return f"{where}: unknown key; the nearest valid key is {nearest!r} (of {', '.join(valid)})"
-    if item["type"] == "missing":
-        return f"{where}: this key is required: add it"
-    shown = repr(item["input"])
-    shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "…"
-    return f"{where}: {item['msg'].removeprefix('Value error, ')}, got {shown}"
-
-
-def _table(path: tuple[str, ...], model: type[BaseModel]) -> type[BaseModel]:
-    """The model that a path leads to, through tables and arrays of tables."""
-    for name in path:
-        field = model.model_fields.get(name)
-        if field is None:
-            continue  # The index of an array.
-        model = next(iter(_models(field.annotation)), model)
-    return model
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in getattr(annotation, "__args__", ()):
-        yield from _models(argument)
+    return validated(type(table), document, prefix=prefix)

@@ -18,6 +18,7 @@ from evolution.methods.expert import demonstrations
 from evolution.rollout.conversation import ChatFormat
 from evolution.trajectory import Trajectory
 from lab.experiment.config import Run
+from lab.experiment.environments import catalogue_of
 from lab.experiment.errors import DemonstrationError
 from lab.experiment.own_tasks import task_ids_of
 
@@ -57,7 +58,10 @@ def _of_silo(run: Run, index: int, chat: ChatFormat) -> list[Trajectory]:
             wanted = silo.demonstrations - len(solved)
             chosen = [ids[int(place)] for place in drawn[start : start + silo.demonstrations]]
             if wanted:
-                solved += demonstrations(name, chosen, chat=chat, seed=run.seed)[:wanted]
+                shown = demonstrations(
+                    name, chosen, chat=chat, seed=run.seed, catalogue=catalogue_of(run)
+                )
+                solved += shown[:wanted]
         if len(solved) < silo.demonstrations:
             raise DemonstrationError(
                 f"silo {silo.name!r}: the expert solved {len(solved)} of {len(drawn)} tasks of "

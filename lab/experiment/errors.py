@@ -7,6 +7,7 @@ The tree::
     ├── DirectoryInUseError    another process writes the same results
     ├── ChangedExperimentError the directory holds results of other settings
     ├── JudgeError             an adapter could not be judged on every held-out task
+    ├── StateError             what was kept of an unfinished run is damaged
     ├── DemonstrationError     the expert does not solve as many tasks as a silo should have
     └── SumError               the silos' vectors cannot be summed as asked
 """
@@ -22,6 +23,7 @@ __all__ = [
     "ExperimentError",
     "ExperimentFileError",
     "JudgeError",
+    "StateError",
     "SumError",
 ]
 
@@ -49,6 +51,10 @@ class ChangedExperimentError(ExperimentError):
 
 class JudgeError(ExperimentError):
     """An adapter could not be judged on every held-out task."""
+
+
+class StateError(ExperimentError):
+    """What was kept of an unfinished run is damaged."""
 
 
 class DemonstrationError(ExperimentError):

@@ -10,29 +10,47 @@ both from sums), with the mean taken within each circle::
     κ  = Σ_circles n·‖mean Δ‖² / Σ_k ‖Δ_k‖²        1: all agree; 1/n: orthogonal
     ζ² = (Σ_k ‖Δ_k‖² − Σ_circles n·‖mean Δ‖²) / K
 
-Covered: full participation. Not covered: dropouts, processes.
+Where only some silos take part in a round, both are about those. The others neither explore nor
+train, and keep their stores, personal adapters and control variates as they are.
+
+Covered: rounds of all silos or of some; leaving a circle between two rounds and taking it up. Not
+covered: dropouts, processes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from evolution.methods.evolver import Evolution
-from lab.aggregation.aggregation import LabAggregation, MeanOf, SiloUpdate
+from lab.aggregation.aggregation import LabAggregation, SiloUpdate
 from lab.experiment.member import Adapter, Member
+from lab.experiment.sums import RoundMean
 
-__all__ = ["Circle", "RoundFigures", "SharingCircle", "SoleCircle", "play_round"]
+__all__ = [
+    "Chosen",
+    "Circle",
+    "CircleState",
+    "RoundFigures",
+    "SharingCircle",
+    "SoleCircle",
+    "play_round",
+]
+
+Chosen = Callable[[int], Sequence[int]]
+"""Places of the members that take part in a round of that number, in ascending order."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RoundFigures:
     """What a round of all circles amounts to."""
 
+    silos: list[int] = field(default_factory=list)
+    """Who took part."""
     successes: Counter[str] = field(default_factory=Counter)
     """By family."""
     episodes: Counter[str] = field(default_factory=Counter)
@@ -75,6 +93,18 @@ class RoundFigures:
             self.shared = True
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CircleState:
+    """What the next round of a circle needs, beside its members' stores."""
+
+    adapter: Mapping[str, np.ndarray]
+    """All factors, float32."""
+    aggregation: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """``LabAggregation.state``."""
+    sums: tuple[int, ...] = ()
+    """``RoundMean.counted``."""
+
+
 class Circle(ABC):
     """Those who share one adapter."""
 
@@ -85,6 +115,27 @@ class Circle(ABC):
     @abstractmethod
     def play(self, round_number: int) -> list[Evolution]:
         """One round; afterwards ``adapter`` is the next one."""
+
+    def taking_part(self, round_number: int) -> tuple[Member, ...]:
+        """Who plays a round: everybody."""
+        del round_number
+        return self.members
+
+    def state(self) -> CircleState:
+        """What the next round needs."""
+        return CircleState(adapter=self.adapter)
+
+    def take_up(self, state: CircleState) -> None:
+        """Go on from what ``state`` gave in another circle of the same run, after so many rounds.
+
+        Raises:
+            ValueError: It is the state of another kind of circle.
+        """
+        if state.adapter.keys() != self.adapter.keys() or any(
+            state.adapter[name].shape != tensor.shape for name, tensor in self.adapter.items()
+        ):
+            raise ValueError("the adapter of the state has other tensors than the run's")
+        self.adapter = {name: np.array(tensor) for name, tensor in state.adapter.items()}
 
 
 class SoleCircle(Circle):
@@ -102,7 +153,7 @@ class SoleCircle(Circle):
 
 
 class SharingCircle(Circle):
-    """Several silos and the arithmetic between them."""
+    """Several silos and the arithmetic between them; all take part where nobody is chosen."""
 
     def __init__(
         self,
@@ -110,31 +161,52 @@ class SharingCircle(Circle):
         adapter: Adapter,
         *,
         aggregation: LabAggregation,
-        mean: MeanOf,
+        mean: RoundMean,
+        chosen: Chosen | None = None,
     ) -> None:
         super().__init__(members, adapter)
         self._aggregation = aggregation
         self._mean = mean
+        everybody = range(len(self.members))
+        self._chosen: Chosen = (lambda _: everybody) if chosen is None else chosen
 
     def play(self, round_number: int) -> list[Evolution]:
-        """Evolve each silo from the shared adapter, then combine."""
-        trainable = self._aggregation.trainable(round_number)
+        """Evolve each silo that takes part from the shared adapter, then combine."""
+        trainable, places = self._aggregation.trainable(round_number), self._chosen(round_number)
         evolutions = [
-            member.evolve(
+            self.members[place].evolve(
                 self.adapter,
                 round_number=round_number,
                 trainable=trainable,
                 correction=self._aggregation.correction(place),
             )
-            for place, member in enumerate(self.members)
+            for place in places
         ]
         self.adapter = self._aggregation.combine(
             self.adapter,
-            [_update(evolution) for evolution in evolutions],
+            [_update(evolution, at) for evolution, at in zip(evolutions, places, strict=True)],
             round_number=round_number,
-            mean=self._mean,
+            mean=self._mean.among(places),
         )
         return evolutions
+
+    def taking_part(self, round_number: int) -> tuple[Member, ...]:
+        """Who plays a round."""
+        return tuple(self.members[place] for place in self._chosen(round_number))
+
+    def state(self) -> CircleState:
+        """The adapter, the aggregation's state, and how many sums there were."""
+        return CircleState(
+            adapter=self.adapter,
+            aggregation=self._aggregation.state(),
+            sums=self._mean.counted,
+        )
+
+    def take_up(self, state: CircleState) -> None:
+        """Go on with all three."""
+        super().take_up(state)
+        self._aggregation.take_up(state.aggregation)
+        self._mean.go_on_after(state.sums)
 
 
 def play_round(circles: Sequence[Circle], round_number: int) -> RoundFigures:
@@ -142,16 +214,21 @@ def play_round(circles: Sequence[Circle], round_number: int) -> RoundFigures:
     figures = RoundFigures()
     for circle in circles:
         figures.take(circle.play(round_number))
+        took_part = circle.taking_part(round_number)
+        figures.silos += [index for member in took_part for index in member.indices]
     return figures
 
 
-def _update(evolution: Evolution) -> SiloUpdate:
+def _update(evolution: Evolution, place: int) -> SiloUpdate:
     # Without exploration nothing was solved in the round: what was imitated stands for it.
     explored = sum(evolution.episodes.values()) > 0
     selected = int(evolution.metrics.get("selected", 0))
     solved = sum(evolution.successes.values()) if explored else selected
     return SiloUpdate(
-        delta=evolution.delta, successes=solved, mean_gradient=evolution.mean_gradient
+        delta=evolution.delta,
+        successes=solved,
+        mean_gradient=evolution.mean_gradient,
+        silo=place,
     )
 
 

@@ -9,8 +9,9 @@ Invariants:
     2. Groups depend on the key and the number of the sum, on nothing else: with an attacker and
        without, the same silos are beside each other.
 
-Covered: full participation. Not covered: that a coordinator leaves out a group's sum that honest
-silos cannot have made (``server/run/aggregation.py``), and ends a release with fewer than 2f + 1.
+Covered: as many silos in each sum. Not covered: that a coordinator leaves out a group's sum that
+honest silos cannot have made (``server/run/aggregation.py``), and ends a release with fewer than
+2f + 1.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import numpy as np
 
 from federation.aggregate.groups import RobustMean
 from federation.chain.groups import groups_of
+from lab.aggregation.method import MeanOf
 from lab.experiment.masked import MaskedSum
-from lab.experiment.sums import PlainSum
+from lab.experiment.sums import PlainSum, checked_counts
 from lab.experiment.tables import GroupsTable, NoiseTable
 
 __all__ = ["GroupedSum"]
@@ -78,6 +80,22 @@ class GroupedSum:
         ]
         robust = RobustMean(means, rule=self._groups.rule, byzantine=self._groups.byzantine)
         return robust[:]
+
+    def among(self, places: Sequence[int]) -> MeanOf:
+        """As ``RingMean.among``."""
+        del places
+        return self
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """How many sums there were, of all and then of each group."""
+        return (self._sums, *(count for part in self._parts for count in part.counted))
+
+    def go_on_after(self, counted: Sequence[int]) -> None:
+        """As ``RingMean.go_on_after``."""
+        self._sums, *parts = checked_counts(counted, 1 + len(self._parts))
+        for part, count in zip(self._parts, parts, strict=True):
+            part.go_on_after((count,))
 
     def _dealt(self) -> list[list[int]]:
         """Places of the silos in each group of this sum."""

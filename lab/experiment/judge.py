@@ -1,6 +1,6 @@
 """Judging adapters on held-out tasks, task by task.
 
-One engine plays the same tasks with the same random streams for every adapter of a seed: a task's
+An engine plays the same tasks with the same random streams for every adapter of a seed: a task's
 draws depend on the seed and on its place in the split (``evolution.rollout.episodes``), so two
 methods can be compared task by task (McNemar) at equal seed. A shorter judgement is a prefix of a
 longer one.
@@ -9,26 +9,26 @@ Invariants:
     1. An outcome string has one character for each task of a label, in the order of the split.
     2. An episode that was dropped is an error: a missing task would shift all that follow.
 
-Covered: built-in environments. Not covered: intervals and tests (``lab/report``).
+Covered: the run's environments, with an engine that is lent or one of its own. Not covered:
+intervals and tests (``lab/report``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from evolution.envs.catalogue import BUILT_IN
 from evolution.envs.tasks import Split
 from evolution.rollout.conversation import ChatFormat
-from evolution.rollout.engine import EngineSpec
-from evolution.rollout.engines import make_engine
+from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from lab.experiment.config import Run
+from lab.experiment.environments import catalogue_of
 from lab.experiment.errors import JudgeError
+from lab.experiment.machines import engine_of
 
 __all__ = ["Judge", "Judged"]
 
@@ -55,11 +55,11 @@ class Judged:
 class Judge:
     """See the module; one for a run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, engine: RolloutEngine | None = None) -> None:
+        """Judge with an engine that is lent, and that others may use in between, or an own one."""
         self._run = run
-        self._engine = make_engine(
-            Path(run.base), alpha=run.alpha, dtype="float32", threads=1, spec=EngineSpec()
-        )
+        self._is_lent = engine is not None
+        self._engine = engine_of(run) if engine is None else engine
         parts = [run.seed, _STREAM]
         self._seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
 
@@ -89,11 +89,13 @@ class Judge:
         ]
 
     def close(self) -> None:
-        """Release the model."""
-        self._engine.close()
+        """Release the model, unless it is lent."""
+        if not self._is_lent:
+            self._engine.close()
 
     def _play(self, name: str, count: int, temperature: float) -> list[Judged]:
-        environment = BUILT_IN.make(name)
+        catalogue = catalogue_of(self._run)
+        environment = catalogue.make(name)
         ids = environment.task_ids(Split.HELD_OUT)[:count]
         labels = environment.labels
         environment.close()
@@ -104,6 +106,7 @@ class Judge:
             seed=self._seed,
             max_new_tokens=self._run.evolve.max_new_tokens,
             batch_size=self._run.evolve.rollout_batch,
+            make_environment=catalogue.make,
         )
         if played.dropped or len(played.trajectories) != len(ids):
             raise JudgeError(f"{played.dropped} held-out episodes of {name!r} were dropped")

@@ -56,17 +56,15 @@ class MaskedSum(RingMean):
     def __init__(self, noise: NoiseTable, *, silos: int, key: Sequence[str | int]) -> None:
         super().__init__(noise, silos=silos, key=key)
         self._cohort = _found(silos)
-        self._newest: AggregationId | None = None
 
     def _total(
         self, shares: list[RingVector], *, grid: Grid, sigma: float, what: str
     ) -> RingVector:
         """Run R0 to R4 over the silos' vectors."""
-        identity = AggregationId(run_id=_RUN_ID, round=self._sums, step=0, part=0, attempt=0)
+        identity = _identity(self._sums)
+        newest = _identity(self._sums - 1) if self._sums > 1 else None
         descriptor = self._cohort.descriptor(identity, grid=grid, sigma=sigma, what=what)
-        total = _aggregate(self._cohort, descriptor, shares, newest=self._newest)
-        self._newest = identity
-        return total
+        return _aggregate(self._cohort, descriptor, shares, newest=newest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +108,11 @@ class _Cohort:
             deadlines_unix_s=(1, 2, 3, 4, 5),
         )
         return sign_descriptor(descriptor, self.coordinator_key)
+
+
+def _identity(number: int) -> AggregationId:
+    """Of the sum of this number, counted from 1."""
+    return AggregationId(run_id=_RUN_ID, round=number, step=0, part=0, attempt=0)
 
 
 def _found(silos: int) -> _Cohort:

@@ -14,12 +14,14 @@ import numpy as np
 from evolution.methods.evolver import Evolution, EvolverSetup, EvolveSettings, Work
 from evolution.methods.fed_se import FedSeEvolver
 from evolution.methods.fed_se_options import FedSeOptions
+from evolution.methods.machines import Machines
 from evolution.methods.personal.personal import PersonalAdapter
 from evolution.rollout.conversation import ChatFormat
 from federation.adapter.encoding import adapter_sha256, encode_adapter
 from lab.experiment.config import Run
 from lab.experiment.demonstrations import seed_buffer
 from lab.experiment.errors import ExperimentError
+from lab.experiment.machines import THREADS, engine_spec, trainer_spec
 from lab.experiment.methods import METHODS
 from lab.experiment.own_tasks import FewTasks, assignments_of
 
@@ -37,11 +39,18 @@ class Member:
     """See the module."""
 
     def __init__(
-        self, run: Run, indices: Sequence[int], scratch: Path, *, chat: ChatFormat
+        self,
+        run: Run,
+        indices: Sequence[int],
+        scratch: Path,
+        *,
+        chat: ChatFormat,
+        machines: Machines | None = None,
     ) -> None:
         """Build the learner and give it its demonstrations.
 
         It stands for the silos of these indices; several are pooled. Its stores are in ``scratch``.
+        Without ``machines`` that are lent it makes an engine and a trainer of its own.
 
         Raises:
             DemonstrationError: The expert does not solve enough tasks.
@@ -57,6 +66,11 @@ class Member:
             state_dir=state_dir,
             rank=run.rank,
             alpha=run.alpha,
+            dtype=run.dtype,
+            threads=THREADS,
+            engine=engine_spec(run),
+            trainer=trainer_spec(run),
+            machines=machines,
             catalogue=FewTasks(run, self.indices),
             options=_options(run),
         )
@@ -102,7 +116,7 @@ class Member:
         return self._personal.current(adapter)
 
     def close(self) -> None:
-        """Release models and stores."""
+        """Release stores, and models that are not lent."""
         self._evolver.close()
 
 

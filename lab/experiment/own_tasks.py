@@ -7,7 +7,7 @@ file, so two silos with the same environment have different ones.
 Invariants: the pre-training and held-out splits are never touched; a pooled silo has the union of
 what the silos have.
 
-Covered: built-in environments. Not covered: environments whose own ``task_ids`` is not a range.
+Covered: the environments of the file. Not covered: who describes them (``environments.py``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from functools import partial
 
 import numpy as np
 
-from evolution.envs.catalogue import BUILT_IN, Catalogue
+from evolution.envs.catalogue import Catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment
 from lab.experiment.config import Run
+from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.tables import SiloTable
 
 __all__ = ["FewTasks", "assignments_of", "own_labels", "task_ids_of"]
@@ -30,11 +31,11 @@ _Place = tuple[str, Shard | None]
 
 
 class FewTasks(Catalogue):
-    """The built-in environments with only some of their training tasks."""
+    """The environments of a run with only some of their training tasks."""
 
     def __init__(self, run: Run, indices: Sequence[int]) -> None:
         """Collect the tasks of silos; of several silos the union."""
-        super().__init__()
+        super().__init__(plugins=run.plugins, foreign=foreign_of(run.foreign))
         found: dict[_Place, dict[int, None]] = {}
         for index in indices:
             silo = run.silos[index]
@@ -69,7 +70,7 @@ def assignments_of(run: Run, indices: Sequence[int]) -> tuple[Assignment, ...]:
 def task_ids_of(run: Run, index: int, name: str) -> Sequence[int]:
     """The training tasks of one silo in one of its environments."""
     silo = run.silos[index]
-    environment = BUILT_IN.make(name)
+    environment = catalogue_of(run).make(name)
     ids = environment.task_ids(Split.TRAIN, shard=_shard(silo))
     environment.close()
     if not silo.tasks or silo.tasks >= len(ids):
@@ -79,11 +80,12 @@ def task_ids_of(run: Run, index: int, name: str) -> Sequence[int]:
     return tuple(ids[int(place)] for place in sorted(places))
 
 
-def own_labels(silo: SiloTable, name: str) -> frozenset[str]:
+def own_labels(run: Run, index: int, name: str) -> frozenset[str]:
     """The labels of an environment that are in a silo's shard; none where it is not its own."""
+    silo = run.silos[index]
     if name not in silo.environments:
         return frozenset()
-    labels = BUILT_IN.make(name).labels
+    labels = labels_of(run, name)
     return frozenset(
         label for i, label in enumerate(labels) if i % silo.shard_count == silo.shard_index
     )

@@ -4,7 +4,8 @@
 
     results.jsonl          the rows of finished runs, one after another
     experiment.toml        the file as it was last run
-    runs/SETTING-SEED/     run.json, log.txt, and the final adapters, each silo's own too
+    runs/SETTING-SEED/     run.json, log.txt, and the final adapters, each silo's own too; while
+                           it is unfinished, its state after the newest two rounds (``state.py``)
     .lock                  held by the one process that writes
 
 Invariants:
@@ -30,6 +31,7 @@ from typing import Any, Final, Self
 
 from lab.experiment.config import Run
 from lab.experiment.errors import ChangedExperimentError, DirectoryInUseError, ExperimentError
+from lab.experiment.state import remove_states
 from ops.files import replace_file
 
 __all__ = ["Results"]
@@ -38,6 +40,8 @@ FILE: Final = "results.jsonl"
 SNAPSHOT: Final = "experiment.toml"
 MAX_BYTES: Final = 1 << 30
 _MAX_SHOWN: Final = 5
+_KEYS: Final = frozenset({*Run.model_fields, "engine"})
+"""What ``Run.described`` may have."""
 Key = tuple[str, int]
 
 
@@ -114,8 +118,13 @@ class Results:
             )
 
     def set_aside(self) -> Path | None:
-        """Rename the results, so that the experiment starts again; where they are afterwards."""
+        """Rename the results, so that the experiment starts again; where they are afterwards.
+
+        What was kept of unfinished runs is removed.
+        """
         self._done = {}
+        for directory in (self.directory / "runs").glob("*"):
+            remove_states(directory)
         if not self._path.exists():
             return None
         number = 1
@@ -205,12 +214,15 @@ def _differences(before: object, run: Run) -> list[str]:
     """Top-level keys and keys of tables that have other values."""
     old = before if isinstance(before, dict) else {}
     found = []
-    for key, value in run.model_dump(mode="json", exclude={"base"}).items():
+    new = run.described()
+    for key in dict.fromkeys((*new, *(key for key in old if key in _KEYS))):
+        value: Any = new.get(key)
         if key == "silos":
-            names = [{k: silo.get(k) for k in value[0]} for silo in old.get(key, [])]
-            found += ["silo"] if names != value else []
+            before_it = [{k: silo.get(k) for k in value[0]} for silo in old.get(key, [])]
+            found += ["silo"] if before_it != value else []
         elif isinstance(value, dict) and isinstance(old.get(key), dict):
-            found += [f"{key}.{name}" for name in value if old[key].get(name) != value[name]]
+            names = dict.fromkeys((*value, *old[key]))
+            found += [f"{key}.{name}" for name in names if old[key].get(name) != value.get(name)]
         elif old.get(key) != value:
             found.append(key)
     return found or ["a key that no longer exists"]

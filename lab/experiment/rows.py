@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from evolution.envs.catalogue import BUILT_IN
 from lab.experiment.config import Run
+from lab.experiment.environments import catalogue_of
 from lab.experiment.federation_round import RoundFigures
 from lab.experiment.judge import Judged
 from lab.experiment.own_tasks import own_labels
@@ -27,18 +27,21 @@ EVERYBODY = -1
 
 def families_of(run: Run, index: int) -> frozenset[str]:
     """The public families of a silo's environments."""
-    return frozenset(BUILT_IN.family(name) for name in run.silos[index].environments)
+    return frozenset(catalogue_of(run).family(name) for name in run.silos[index].environments)
 
 
 def round_row(run: Run, number: int, figures: RoundFigures, *, wall_s: float) -> Row:
-    """What a round, counted from 1, amounts to, with the figures of all silos.
+    """What a round, counted from 1, amounts to, with the figures of all silos of it.
 
-    ``wall_s`` is local work and aggregation, without judging.
+    ``wall_s`` is local work and aggregation, without judging. Where not all silos take part in a
+    round, ``silos`` has the places of those that did.
     """
+    took_part = {} if run.per_round is None else {"silos": figures.silos}
     return {
         "kind": "round",
         **_of(run),
         "round": number,
+        **took_part,
         "successes": dict(sorted(figures.successes.items())),
         "episodes": dict(sorted(figures.episodes.items())),
         "kappa": figures.kappa,
@@ -58,7 +61,7 @@ def eval_rows(
         for one in judged:
             own = same = None
             if silo != EVERYBODY:
-                own = one.label in own_labels(run.silos[silo], one.environment)
+                own = one.label in own_labels(run, silo, one.environment)
                 same = one.family in families
             rows.append(
                 {
@@ -89,9 +92,10 @@ def run_row(
     """
     config = run.described()
     for index, silo in enumerate(config["silos"]):
-        table = run.silos[index]
         silo["families"] = sorted(families_of(run, index))
-        silo["own_labels"] = {n: sorted(own_labels(table, n)) for n in table.environments}
+        silo["own_labels"] = {
+            name: sorted(own_labels(run, index, name)) for name in run.silos[index].environments
+        }
     return {
         "kind": "run",
         "experiment": run.experiment,

@@ -2,7 +2,9 @@
 
 Invariants:
     1. Only this process writes results (``results.py``); workers leave theirs in files.
-    2. A finished run is never run again and never lost; one that was interrupted starts again.
+    2. A finished run is never run again and never lost; one that was interrupted goes on after the
+       last round that it finished (``state.py``). What was kept for that is removed once its rows
+       are on the disk.
     3. A run that fails ends alone: the others go on, and the failure is reported at the end with
        its log.
     4. What would fail every run of a setting, such as an unknown aggregation, is found before the
@@ -30,6 +32,7 @@ from federation.errors import FederationError
 from lab.experiment.config import Run
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.results import Results
+from lab.experiment.state import remove_states
 from lab.experiment.worker import ROWS, RUN
 
 __all__ = ["Outcome", "require_aggregations", "run_all"]
@@ -83,6 +86,10 @@ def run_all(
     ``say`` takes a line of progress.
     """
     todo = [run for run in runs if (run.setting, run.seed) not in results.done]
+    for run in runs:
+        if (run.setting, run.seed) in results.done:
+            # Of a process that was ended between writing the rows and removing it.
+            remove_states(results.run_directory(run))
     grid = _Grid(todo=todo, results=results, workers=workers, say=say)
     if todo:
         say(f"{len(todo)} runs to do, {len(runs) - len(todo)} done before")
@@ -135,6 +142,7 @@ class _Grid:
             rows = [json.loads(line) for line in (directory / ROWS).read_text().splitlines()]
             self.results.append(rows)
             (directory / ROWS).unlink()
+            remove_states(directory)
             self.finished += 1
             self._work_done += _JUDGING_ROUNDS
             self.say(
@@ -143,7 +151,7 @@ class _Grid:
             )
 
     def stop(self) -> None:
-        """End all workers; what they were doing is started again next time."""
+        """End all workers; next time each goes on after its last finished round."""
         with self._lock:
             self._stopped = True
             for process in self._processes:

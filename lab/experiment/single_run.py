@@ -8,8 +8,10 @@ Invariants:
     2. Every silo starts each round from its circle's adapter, bit for bit.
     3. The rows of a run end with its ``run`` row; a run without one is not done.
 
-Covered: every method of ``methods.py``. Not covered: continuing a run in the middle; whoever was
-interrupted starts the run again (``runner.py``), never one that is done.
+    4. A run that goes on after a round whose state was kept has the same rows and adapters, bit
+       for bit, as one that was never interrupted, as long as versions and machine are the same.
+
+Covered: every method of ``methods.py``. Not covered: writing the state of a run (``state.py``).
 """
 
 from __future__ import annotations
@@ -20,19 +22,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
 from dp.noise.share import per_silo_sigma
-from evolution.envs.catalogue import BUILT_IN
+from evolution.methods.machines import Machines
 from evolution.model.lora import initial_adapter
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.layout import Layout
-from lab.aggregation.aggregation import LabAggregation, MeanOf, make_lab_aggregation
+from lab.aggregation.aggregation import LabAggregation, make_lab_aggregation
 from lab.experiment.attack import AttackedMean
 from lab.experiment.config import Run
+from lab.experiment.environments import catalogue_of
 from lab.experiment.federation_round import (
+    Chosen,
     Circle,
     RoundFigures,
     SharingCircle,
@@ -41,9 +46,11 @@ from lab.experiment.federation_round import (
 )
 from lab.experiment.groups import GroupedSum
 from lab.experiment.judge import Judge
+from lab.experiment.machines import machines_of
 from lab.experiment.masked import MaskedSum
 from lab.experiment.member import Adapter, Member, identity
 from lab.experiment.methods import METHODS, clusters
+from lab.experiment.participation import taking_part
 from lab.experiment.rows import (
     EVERYBODY,
     Row,
@@ -53,9 +60,10 @@ from lab.experiment.rows import (
     round_row,
     run_row,
 )
-from lab.experiment.sums import PlainSum
+from lab.experiment.state import Kept, RunStates
+from lab.experiment.sums import PlainSum, RoundMean
 
-__all__ = ["Progress", "RunResult", "aggregation_of", "play_run"]
+__all__ = ["Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
 
 Progress = Callable[[int, RoundFigures, float], None]
 """Called after each round with its number, its figures and its seconds."""
@@ -87,7 +95,7 @@ class RunResult:
 
 
 def aggregation_of(run: Run, adapter: Adapter, *, silos: int) -> LabAggregation:
-    """The arithmetic between so many silos; any adapter of the run gives the shapes.
+    """The arithmetic of a federation of so many silos; any adapter of the run gives the shapes.
 
     Raises:
         ValueError: The method, its optimiser or its options are wrong.
@@ -97,12 +105,13 @@ def aggregation_of(run: Run, adapter: Adapter, *, silos: int) -> LabAggregation:
     return make_lab_aggregation(
         method,
         Layout.from_tensors(dict(adapter)),
-        silos=silos,
+        silos=run.per_round or silos,
+        of=silos,
         clip_l2=run.noise.clip_l2,
         server_step=run.aggregation.server_step,
         gauge=run.aggregation.gauge,
         server_optimiser=run.aggregation.server_optimiser,
-        options={**_noise_variance(run, silos=silos), **run.aggregation.options},
+        options={**_noise_variance(run, silos=run.per_round or silos), **run.aggregation.options},
     )
 
 
@@ -115,32 +124,52 @@ def _noise_variance(run: Run, *, silos: int) -> dict[str, float]:
     return {"noise_variance": (sigma * unit) ** 2 / silos}
 
 
-def play_run(run: Run, scratch: Path, *, progress: Progress) -> RunResult:
+def play_run(
+    run: Run, scratch: Path, *, progress: Progress, states: RunStates | None = None
+) -> RunResult:
     """Run one setting at one seed.
 
     The silos' stores are in ``scratch``, an empty directory that the caller removes. Progress is
-    told of every round.
+    told of every round that is played. With ``states`` the run goes on after the newest round whose
+    state was kept, and keeps that of each further one before progress is told.
 
     Raises:
-        ExperimentError: It cannot be run as asked.
+        ExperimentError: It cannot be run as asked, or what was kept of it is damaged.
         ValueError: The aggregation is unknown, or its options are wrong.
     """
     started_s = time.perf_counter()
+    stores = scratch / "stores"
+    at = Kept()
+    if states is not None:
+        at = states.take_up(stores) or at
+    rows, episodes = list(at.rows), at.episodes
     with ExitStack() as stack:
-        judge = Judge(run)
-        stack.callback(judge.close)
-        circles = _circles(run, scratch, judge, stack)
-        rows: list[Row] = []
-        episodes = 0
+        machines = machines_of(run, scratch / "machines")
+        stack.callback(machines.close)
+        judge = Judge(run, engine=machines.engine)
+        circles = _circles(run, stores, judge, machines, stack)
+        for circle, state in zip(circles, at.circles, strict=bool(at.round)):
+            circle.take_up(state)
         if not circles:
             rows += _judge(run, 0, judge, {}, silos=_everyone(run), scope="global")
-        for number in range(1, run.rounds + 1):
+        for number in range(at.round + 1, run.rounds + 1):
             round_started_s = time.perf_counter()
             figures = play_round(circles, number)
             wall_s = time.perf_counter() - round_started_s
             episodes += figures.episodes.total()
             rows.append(round_row(run, number, figures, wall_s=wall_s))
             rows += _judge_round(run, number, judge, circles)
+            if states is not None:
+                states.keep(
+                    Kept(
+                        round=number,
+                        rows=rows,
+                        episodes=episodes,
+                        wall_s=at.wall_s + time.perf_counter() - started_s,
+                        circles=[circle.state() for circle in circles],
+                    ),
+                    stores,
+                )
             progress(number, figures, time.perf_counter() - round_started_s)
         adapters = [circle.adapter for circle in circles]
         personal = {
@@ -153,25 +182,38 @@ def play_run(run: Run, scratch: Path, *, progress: Progress) -> RunResult:
     rows.append(
         run_row(
             run,
-            wall_s=time.perf_counter() - started_s,
+            wall_s=at.wall_s + time.perf_counter() - started_s,
             episodes=episodes,
             adapter_sha256=_digest(adapters),
-            versions={
-                "python": platform.python_version(),
-                **{package: version(package) for package in _PACKAGES},
-            },
+            versions=versions_of(run),
         )
     )
     return RunResult(rows=rows, adapters=adapters, personal=personal)
 
 
-def _circles(run: Run, scratch: Path, judge: Judge, stack: ExitStack) -> list[Circle]:
+def versions_of(run: Run) -> dict[str, str]:
+    """Of what computes a run: Python, the packages, and those that its environments come from."""
+    plugins = {
+        point.dist.name: point.dist.version
+        for point in entry_points(group="chorale.environments")
+        if point.name in run.plugins and point.dist is not None
+    }
+    return {
+        "python": platform.python_version(),
+        **{package: version(package) for package in _PACKAGES},
+        **dict(sorted(plugins.items())),
+    }
+
+
+def _circles(
+    run: Run, stores: Path, judge: Judge, machines: Machines, stack: ExitStack
+) -> list[Circle]:
     method = METHODS[run.method]
     everyone = range(len(run.silos))
     first = initial_adapter(run.base, run.rank, run.alpha, run.seed)
 
     def member(indices: Sequence[int]) -> Member:
-        made = Member(run, indices, scratch, chat=judge.chat)
+        made = Member(run, indices, stores, chat=judge.chat, machines=machines)
         stack.callback(made.close)
         return made
 
@@ -190,15 +232,23 @@ def _circles(run: Run, scratch: Path, judge: Judge, stack: ExitStack) -> list[Ci
             first,
             aggregation=aggregation_of(run, first, silos=len(group)),
             mean=_mean(run, group),
+            chosen=_chosen(run),
         )
         for group in groups
     ]
 
 
-def _mean(run: Run, group: tuple[int, ...]) -> MeanOf:
-    """How the vectors of these silos become a mean."""
+def _chosen(run: Run) -> Chosen | None:
+    """Who takes part in a round, where not all do: there is one circle then."""
+    if run.per_round is None:
+        return None
+    return partial(taking_part, run.seed, silos=len(run.silos), per_round=run.per_round)
+
+
+def _mean(run: Run, group: tuple[int, ...]) -> RoundMean:
+    """How the vectors of these silos, or of those of them that take part, become a mean."""
     kind = MaskedSum if run.sums == "masked" else PlainSum
-    silos, key = len(group), (run.seed, *group)
+    silos, key = run.per_round or len(group), (run.seed, *group)
     mean: MaskedSum | PlainSum | GroupedSum = kind(run.noise, silos=silos, key=key)
     if run.groups is not None:
         mean = GroupedSum(kind, run.noise, run.groups, silos=silos, key=key)
@@ -245,7 +295,9 @@ def _judge(
     )
     names = dict.fromkeys(name for silo in run.silos for name in silo.environments)
     held_out = {
-        name: run.judge.held_out if BUILT_IN.family(name) in near else run.judge.held_out_other
+        name: run.judge.held_out
+        if catalogue_of(run).family(name) in near
+        else run.judge.held_out_other
         for name in names
     }
     version_of = identity(adapter) if adapter else "base"

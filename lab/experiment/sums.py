@@ -13,19 +13,22 @@ Invariants:
        cancel in the ring, and everything before them is this module's.
     2. A sum that could wrap is refused before anything is added (``dp.noise.share.no_wrap``).
     3. A vector with a NaN or an infinity is refused; it is never replaced.
-    4. Noise depends on the key, the number of the sum and the silo, on nothing else.
+    4. Noise depends on the key, the number of the sum and the silo's place in it, on nothing else;
+       so whoever goes on needs to know how many sums there were, and no more (``go_on_after``).
     5. A silo that breaks the clip is as many copies of one that keeps it (``attack.py``); what may
        wrap is judged with all of them.
 
 The noise comes from ``SeededWords``: it is the right distribution for research and no protection.
 
-Covered: full participation. Not covered: dropouts, the ledger, the metrics block.
+Covered: as many silos in each sum; which ones, where only some take part in a round, is the
+caller's. Not covered: dropouts, the ledger, the metrics block.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +37,33 @@ from dp.errors import PrivacyError
 from dp.noise.grid import Grid
 from dp.noise.share import add_noise, no_wrap, per_silo_sigma, summed_sigma
 from federation.aggregate.server_step import mean_of_sum
+from lab.aggregation.method import MeanOf
 from lab.experiment.errors import SumError
 from lab.experiment.seeded import SeededWords
 from lab.experiment.tables import NoiseTable
 from secagg.decode import centred_lift
 
-__all__ = ["PlainSum", "RingMean"]
+__all__ = ["PlainSum", "RingMean", "RoundMean", "checked_counts"]
 
 RingVector = npt.NDArray[np.uint32]
+
+
+class RoundMean(Protocol):
+    """The mean over silos of one federation, round after round."""
+
+    def among(self, places: Sequence[int]) -> MeanOf:
+        """The mean for a round in which the silos at these places take part, in this order."""
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """How many sums there were."""
+
+    def go_on_after(self, counted: Sequence[int]) -> None:
+        """Draw what follows what ``counted`` gave in another object.
+
+        Raises:
+            SumError: It cannot have given that.
+        """
 
 
 class RingMean(ABC):
@@ -92,6 +114,24 @@ class RingMean(ABC):
         total = self._total(shares, grid=grid, sigma=sigma, what=what)
         return mean_of_sum(centred_lift(total), scale=grid.scale, count=self._silos)
 
+    def among(self, places: Sequence[int]) -> MeanOf:
+        """The mean of sums of these silos; they are as many in every round."""
+        del places
+        return self
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """How many sums there were, for ``go_on_after`` of another object."""
+        return (self._sums,)
+
+    def go_on_after(self, counted: Sequence[int]) -> None:
+        """Draw what follows so many sums.
+
+        Raises:
+            SumError: That is no count of these sums.
+        """
+        (self._sums,) = checked_counts(counted, 1)
+
     @abstractmethod
     def _total(
         self, shares: list[RingVector], *, grid: Grid, sigma: float, what: str
@@ -113,6 +153,17 @@ class RingMean(ABC):
         for _ in range(copies):
             fitted.add_into(share)
         return share
+
+
+def checked_counts(counted: Sequence[int], length: int) -> tuple[int, ...]:
+    """So many counts.
+
+    Raises:
+        SumError: There are more or fewer, or one is below 0.
+    """
+    if len(counted) != length or any(count < 0 for count in counted):
+        raise SumError(f"{list(counted)} are not the counts of {length} kinds of sums")
+    return tuple(counted)
 
 
 class PlainSum(RingMean):

@@ -23,10 +23,12 @@ __all__ = [
     "GroupsTable",
     "JudgeTable",
     "NoiseTable",
+    "RolloutTable",
     "Section",
     "SettingTable",
     "SiloTable",
     "Sums",
+    "TrainingTable",
 ]
 
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._+-]{0,63}$")]
@@ -36,6 +38,9 @@ Rounds = Annotated[int, Field(ge=0, le=10_000)]
 Rank = Annotated[int, Field(ge=1, le=256)]
 Alpha = Annotated[float, Field(gt=0, le=4096)]
 Sums = Literal["plain", "masked"]
+PerRound = Annotated[int, Field(ge=0, le=200)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+PlainText = Annotated[str, Field(max_length=512)]
 
 
 class Section(BaseModel):
@@ -129,6 +134,47 @@ class JudgeTable(Section):
     """The same for adapters that belong to one silo or one cluster."""
 
 
+class RolloutTable(Section):
+    """``[rollout]``: what plays the episodes of a worker, as ``EngineSpec`` takes it.
+
+    Relative paths are relative to the file.
+    """
+
+    kind: Literal["hf", "openai"] = "hf"
+    """``hf`` runs the model here; ``openai`` asks a vLLM server, whose draws are others."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """``hf``: processes that share the episodes of a round."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``hf``: ``auto`` takes a GPU if there is one."""
+    url: PlainText = ""
+    """``openai``: the server, on loopback or with TLS."""
+    model: PlainText = ""
+    """``openai``: the name under which the server knows the base model."""
+    api_key_file: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """``openai``: file with the server's API key."""
+    adapter_dir: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """``openai``: where adapters are written for the server to load."""
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    """``openai``: for one answer."""
+    max_in_flight: Annotated[int, Field(ge=1, le=4096)] = 64
+    """``openai``: conversations that wait for an answer at once."""
+
+
+class TrainingTable(Section):
+    """``[training]``: on what a worker trains, as ``TrainerSpec`` takes it."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto`` takes a GPU if there is one."""
+    micro_batch_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 0
+    """Most padded tokens in one forward pass; 0 takes each batch whole."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """More than 1 starts as many workers with torchrun, one GPU each."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: ``ddp`` copies the base to each, ``fsdp`` divides it."""
+
+
 class SiloTable(Section):
     """``[[silo]]``: who takes part, with what."""
 
@@ -183,6 +229,8 @@ class SettingTable(Section):
     """Instead of the experiment's."""
     sums: Sums | None = None
     """Instead of the experiment's."""
+    per_round: PerRound | None = None
+    """Instead of the experiment's; 0: all."""
     evolve: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[evolve]`` that differ."""
     aggregation: dict[str, Any] = Field(default_factory=dict)

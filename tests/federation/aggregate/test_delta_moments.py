@@ -98,6 +98,25 @@ def test_known_noise_does_not_pass_for_signal(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_state_is_left_and_taken_up_but_its_own_release_is_not_taken_again(name):
+    means = deltas(4)
+    first, second = make_optimiser(name), make_optimiser(name)
+    assert first.newest is None
+    for number, mean in enumerate(means[:3], start=1):
+        first.move(mean, round_number=number, step=0)
+    second.go_on_after(first.newest)
+    # What was before the newest release is not known here: repeating it would begin with zeros.
+    assert first.is_ready_for(3, 0)
+    assert not second.is_ready_for(3, 0)
+    with pytest.raises(OptimiserStateError, match="replay"):
+        second.move(means[2], round_number=3, step=0)
+    moves = [o.move(means[3], round_number=4, step=0) for o in (first, second)]
+    assert moves[0][:].tobytes() == moves[1][:].tobytes()
+    again = second.move(means[3], round_number=4, step=0)
+    assert again[:].tobytes() == moves[1][:].tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_state_crosses_rounds_and_releases_come_in_order(name):
     means = deltas(5)
     optimiser = make_optimiser(name)

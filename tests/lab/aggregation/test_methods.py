@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from lab.aggregation.aggregation import AggregationError, SiloUpdate
+from federation.errors import OptimiserStateError
+from lab.aggregation.aggregation import METHODS, AggregationError, SiloUpdate
 from lab.aggregation.truncation import Factors, balanced_factors
 from tests.kit.lab.aggregation_samples import (
     LAYOUT,
@@ -273,6 +276,81 @@ def test_control_variates_remove_client_drift():
     """Averaging stops where the local optima pull to; SCAFFOLD reaches the common one."""
     assert drift("scaffold", 60) < 1e-3
     assert drift("fedavg", 60) > 1.0
+
+
+def test_with_some_silos_a_round_the_control_variate_stays_the_mean_of_all():
+    """Algorithm 1 with S < N: c moves by |S|/N of the mean, and the others' c_k stay."""
+    method = made("scaffold", of=7, options={"control_clip_l2": 0.5})
+    tensors = adapter()
+    for number, places in enumerate(((0, 2, 5, 6), (1, 2, 3, 6), (0, 1, 4, 5)), start=1):
+        before = method._controls.copy()
+        given = [
+            replace(update, silo=place)
+            for update, place in zip(updates(ALL, seed=number), places, strict=True)
+        ]
+        tensors = method.combine(tensors, given, round_number=number, mean=Mean())
+        np.testing.assert_allclose(method._control, method._controls.mean(axis=0), atol=1e-9)
+        moved = {k for k in range(7) if (method._controls[k] != before[k]).any()}
+        assert moved == set(places)
+    method.correction(6)
+    with pytest.raises(AggregationError, match="no silo 7 among 7"):
+        method.correction(7)
+    with pytest.raises(AggregationError, match="cannot take part of 3"):
+        made("scaffold", of=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in METHODS),
+        *(("fedavg", {"server_optimiser": name}) for name in ("fedavgm", "fedadam", "fedyogi")),
+        ("weighted", {"server_optimiser": "fedadagrad"}),
+    ],
+)
+def test_what_a_method_keeps_is_all_that_the_next_round_needs(name, changes):
+    first, second = made(name, **changes), made(name, **changes)
+    tensors = adapter()
+    for number in (1, 2):
+        given = updates(first.trainable(number), seed=number)
+        tensors = first.combine(tensors, given, round_number=number, mean=Mean())
+    second.take_up({key: array.copy() for key, array in first.state().items()})
+    given = updates(first.trainable(3), seed=3)
+    one, other = (m.combine(tensors, given, round_number=3, mean=Mean()) for m in (first, second))
+    assert all(one[key].tobytes() == other[key].tobytes() for key in one)
+    # A method that keeps something comes to something else without it.
+    fresh = made(name, **changes)
+    assert bool(first.state()) == (name == "scaffold" or bool(changes))
+    if name == "scaffold":
+        assert np.any(fresh.state()["controls"] != first.state()["controls"])
+    elif changes:
+        with pytest.raises(OptimiserStateError):
+            fresh.combine(tensors, given, round_number=3, mean=Mean())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"control": np.zeros(3), "controls": np.zeros((4, 3))},
+        {"control": np.zeros(LAYOUT.dimension)},
+        {
+            "control": np.full(LAYOUT.dimension, np.nan),
+            "controls": np.zeros((SILOS, LAYOUT.dimension)),
+        },
+        {
+            "control": np.zeros(LAYOUT.dimension, dtype=np.float32),
+            "controls": np.zeros((SILOS, LAYOUT.dimension)),
+        },
+    ],
+)
+def test_a_state_of_another_method_or_layout_is_refused(state):
+    with pytest.raises(AggregationError, match="state"):
+        made("scaffold").take_up(state)
+    with pytest.raises(AggregationError, match="state"):
+        made("fedask").take_up(state)
+    with pytest.raises(AggregationError, match="keeps no state"):
+        made("fedavg").take_up(state)
+    with pytest.raises(AggregationError, match="state"):
+        made("fedavg", server_optimiser="fedadam").take_up(state)
 
 
 def test_a_silo_without_a_gradient_is_named():

@@ -88,8 +88,35 @@ def test_groups_and_an_attack_are_part_of_a_run_and_change_no_digest_of_one_with
     assert len({two.sha256, two.model_copy(update={"attack": None}).sha256, one.sha256}) == 3
 
 
-def test_a_run_survives_its_file(tmp_path):
+def test_what_was_added_later_changes_no_digest_of_a_run_without_it(tmp_path):
+    """Finished runs stand for the digest that they were written down with."""
     (run,) = resolved(tmp_path, HEAD + SILOS + setting("one", "fedse"))
+    assert run.sha256 == "879983d02cc0dc5cd1612d14a5c2c746c056f8b86e6417c433bd0d5473a39238"
+    assert not {"per_round", "dtype", "rollout", "training", "plugins", "foreign"} & (
+        run.described().keys()
+    )
+    tables = '[rollout]\ndevice = "cpu"\n[training]\nmicro_batch_tokens = 9\n[evolve]'
+    text = HEAD.replace("[evolve]", f'dtype = "float32"\nper_round = 0\n{tables}') + SILOS
+    (same,) = resolved(tmp_path, text + setting("one", "fedse"))
+    assert same.sha256 == run.sha256
+    assert same.training.micro_batch_tokens == 9
+
+
+def test_some_of_the_silos_are_a_run_of_their_own_and_a_setting_says_otherwise(tmp_path):
+    text = HEAD.replace("[evolve]", "per_round = 4\n[evolve]") + NINE
+    rows = [("a", "per_round = 0"), ("b", ""), ("c", "per_round = 5")]
+    every, four, five = resolved(
+        tmp_path, text + "".join(setting(name, "fedse", extra) for name, extra in rows)
+    )
+    assert (every.per_round, four.per_round, five.per_round) == (None, 4, 5)
+    assert "per_round" not in every.described()
+    assert four.described()["per_round"] == 4
+
+
+def test_a_run_survives_its_file(tmp_path):
+    tables = 'dtype = "bfloat16"\nper_round = 3\n[rollout]\nworkers = 2\n[evolve]'
+    text = HEAD.replace("[evolve]", tables) + NINE + setting("one", "fedse")
+    (run,) = resolved(tmp_path, text)
     (tmp_path / "run.json").write_text(run.model_dump_json())
     assert read_run(tmp_path / "run.json") == run
 
@@ -153,6 +180,13 @@ def test_an_unknown_key_of_an_override_is_named_with_its_path(tmp_path):
             NINE + setting("a", "fedse", GROUPS + "aggregation = { method = 'rolora' }"),
             "groups: aggregation.method is one of fedavg, not 'rolora'",
         ),
+        (NINE + setting("a", "fedse", "per_round = 2"), "from 3, the fewest of a sum, to 8"),
+        (NINE + setting("a", "fedse", "per_round = 9"), "all 9 silos take part; got 9"),
+        (NINE + setting("a", "clustered", "per_round = 4"), "a cluster may have three silos"),
+        (NINE + setting("a", "local_static", "per_round = 4"), "its silos share nothing"),
+        (NINE + setting("a", "central_static", "per_round = 4"), "one learner, which has the data"),
+        (NINE + setting("a", "pretrained", "per_round = 4"), "no rounds: set per_round = 0 here"),
+        (NINE + setting("a", "fedse", GROUPS + "per_round = 8"), "so 8 silos are at most 2 groups"),
         (NINE + setting("a", "fedse", "groups = { rule = 'median' }"), "setting.0.groups.count"),
         (NINE + setting("a", "fedse", "attack = { clip = 3 }"), "nearest valid key is 'clips'"),
     ],

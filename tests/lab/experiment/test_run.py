@@ -13,6 +13,8 @@ from lab.experiment.federation_round import RoundFigures, SharingCircle
 from lab.experiment.methods import METHODS
 from lab.experiment.own_tasks import FewTasks, task_ids_of
 from lab.experiment.single_run import play_run
+from lab.experiment.sums import PlainSum
+from lab.experiment.tables import NoiseTable
 from lab.report.lines import EvalLine, RoundLine, RunLine, parse_line
 from tests.kit.lab.experiment_samples import HEAD, SILOS, runs, setting, silo
 from tests.kit.paths import ROOT
@@ -218,5 +220,6 @@ def test_a_silo_that_explored_and_solved_nothing_weighs_nothing():
     """Without exploration what was imitated stands for the successes; with it, it does not."""
     heard = Heard()
     members = [Fixed(4, 3), Fixed(4, 0), Fixed(0, 0)]
-    SharingCircle(members, {}, aggregation=heard, mean=None).play(1)
+    mean = PlainSum(NoiseTable(), silos=3, key=(0,))
+    SharingCircle(members, {}, aggregation=heard, mean=mean).play(1)
     assert heard.successes == [3, 0, 9]
