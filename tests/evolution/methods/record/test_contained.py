@@ -11,7 +11,7 @@ import pytest
 from evolution.envs.catalogue import Catalogue
 from evolution.errors import EvolverSetupError, NotWantedError
 from evolution.local_time import while_wanted
-from evolution.memory.buffer import SuccessBuffer
+from evolution.memory.memory import Memory
 from evolution.methods import fed_se
 from evolution.rollout.engine import EngineSpec
 from evolution.train.sft import TrajectoryLoss
@@ -41,7 +41,7 @@ def test_one_unit_that_fails_moves_the_sum_by_its_own_clip_at_most(
         meddler = sqlite3.connect(tmp_path / "silo" / "successes.sqlite")
         with meddler:
             meddler.execute(
-                "UPDATE trajectory SET payload = x'ff' WHERE task_id = ?", (int(unit.key),)
+                "UPDATE tried SET payload = x'ff' WHERE task_id = ?", (int(unit.key),)
             )
         meddler.close()
     else:
@@ -99,7 +99,7 @@ def test_a_success_that_cannot_be_stored_costs_its_own_task_alone(
     whole = make_silo(name="whole")
     whole.evolve(work(adapter, ledger)[0])
     bad, *others = {t.task.task_id for t in whole._buffer.select(round_index=0)}
-    add = SuccessBuffer.add
+    add = Memory.add
 
     def full(self, trajectories):
         rows = list(trajectories)
@@ -107,7 +107,7 @@ def test_a_success_that_cannot_be_stored_costs_its_own_task_alone(
             raise OverflowError("a token that fits no column")
         return add(self, rows)
 
-    monkeypatch.setattr(SuccessBuffer, "add", full)
+    monkeypatch.setattr(Memory, "add", full)
     silo = make_silo()
     silo.evolve(work(adapter, ledger)[0])
     assert {t.task.task_id for t in silo._buffer.select(round_index=0)} == set(others)
