@@ -34,6 +34,7 @@ record-level mode sharing a batch in bf16 (``evolution/methods/protection.py``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,11 +62,11 @@ __all__ = ["OpenAIEngine"]
 _UNAUTHORISED = frozenset({401, 403})
 _BYTES_PER_TOKEN = 256
 _BYTES_MORE = 1 << 16
-_PROBED: Final = (0.1, 10.0)
-"""Temperatures at which a server is asked for the likeliest next token: no distribution of a model
-is so sharp, or so flat, that this token is equally likely at both."""
-_APART_NATS: Final = 0.5
-"""By so much the two values differ at the least; what a bfloat16 server rounds is far below it."""
+_PROBED: Final = (0.1, 2.0)
+"""Temperatures at which a server is asked for the likeliest next token; vLLM takes none above 2."""
+_APART_NATS: Final = 0.1
+"""By so much the two values differ after one of the prompts at the least; what a bfloat16 server
+rounds is below it."""
 _NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0.0,
     "ignore_eos": True,
@@ -198,15 +199,17 @@ class OpenAIEngine(RolloutEngine):
         The likeliest token is the same at every temperature, whatever is drawn; what its value is
         tells whether the temperature has been applied.
         """
-        prompt = Prompt(key=0, token_ids=self.chat.opening("go", "go"))
+        # After one word alone no model is so certain of the next that a temperature would not show.
+        prompts = [[self._vocabulary * part // 4] for part in (1, 2, 3)]
         requests = []
-        for temperature in _PROBED:
+        for token_ids, temperature in itertools.product(prompts, _PROBED):
             sampling = Sampling(temperature=temperature, max_new_tokens=1, seed=0)
-            asked = self._request(prompt, sampling, 0)
+            asked = self._request(Prompt(key=0, token_ids=token_ids), sampling, 0)
             body = {**(asked.body or {}), "logprobs": 1, "return_tokens_as_token_ids": True}
             requests.append(replace(asked, body=body))
-        cold, hot = map(likeliest_logprob_of, self._client.ask_all(requests))
-        if cold - hot < _APART_NATS:
+        values = [likeliest_logprob_of(answer) for answer in self._client.ask_all(requests)]
+        apart = [cold - hot for cold, hot in zip(values[::2], values[1::2], strict=True)]
+        if max(apart) < _APART_NATS:
             raise EngineSetupError(
                 "the model server reports log-probabilities from before the temperature, and not "
                 "those of the distribution that it draws from: start it with "

@@ -129,6 +129,8 @@ class ModelServer:
     def complete(self, body: Any) -> tuple[int, object]:
         if body["model"] not in {"base", *self.adapters}:
             return 404, {"error": {"message": "The model does not exist."}}
+        if not 0 <= body["temperature"] <= 2:
+            return 400, {"error": {"message": "temperature must be in [0, 2]"}}
         with self._lock:
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)

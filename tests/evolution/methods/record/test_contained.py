@@ -40,9 +40,7 @@ def test_one_unit_that_fails_moves_the_sum_by_its_own_clip_at_most(
     if how == "row":
         meddler = sqlite3.connect(tmp_path / "silo" / "successes.sqlite")
         with meddler:
-            meddler.execute(
-                "UPDATE tried SET payload = x'ff' WHERE task_id = ?", (int(unit.key),)
-            )
+            meddler.execute("UPDATE tried SET payload = x'ff' WHERE task_id = ?", (int(unit.key),))
         meddler.close()
     else:
         collate = TrajectoryLoss.collate
