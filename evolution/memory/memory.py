@@ -314,12 +314,13 @@ class Memory:
             MemoryCorruptError: One of them cannot be read.
         """
         # No round lies between these two, so nothing of the agent's own is selected.
-        return [
-            self._known(payload, environment, task_id)
+        found = [
+            self._read(payload, environment, task_id, tasks_apart=False)
             for environment, task_id, _, _, payload, *_ in self._fetch(
                 SELECT, 0, -1, True
             )  # a parameter of the query
         ]
+        return [one for one in found if one is not None]
 
     def _tried(
         self, first: int, last: int, *, tasks_apart: bool = False
@@ -335,19 +336,13 @@ class Memory:
         self, payload: bytes, environment: str, task_id: int, *, tasks_apart: bool
     ) -> Trajectory | None:
         try:
-            return self._known(payload, environment, task_id)
-        except MemoryCorruptError as error:
-            # Whatever one row does to its reader is its own task's affair.
-            if not tasks_apart:
-                raise
-            _log.warning("trajectory_not_read", error=type(error.__cause__).__name__)
-            return None
-
-    def _known(self, payload: bytes, environment: str, task_id: int) -> Trajectory:
-        try:
             return decode_trajectory(payload, environment, task_id)
         except Exception as error:
-            raise MemoryCorruptError(f"{self._path}: {error}") from error
+            # Whatever one row does to its reader is its own task's affair.
+            if not tasks_apart:
+                raise MemoryCorruptError(f"{self._path}: {error}") from error
+            _log.warning("trajectory_not_read", error=type(error).__name__)
+            return None
 
     def _task(self, environment: str, task_id: int, start: str, subject: str) -> Task:
         try:

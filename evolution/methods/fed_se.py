@@ -189,8 +189,8 @@ class FedSeEvolver(Evolver):
             _log.warning(
                 "trajectories_too_long",
                 round=work.round,
-                count=int(figures["too_long"]),
-                max_sequence_tokens=work.settings.max_sequence_tokens,
+                trajectories=int(figures["too_long"]),
+                max_tokens=work.settings.max_sequence_tokens,
             )
         delta = {name: local[name] - work.adapter[name] for name in sorted(work.trainable)}
         self._personal.keep_factors(work, local)
@@ -366,7 +366,7 @@ class FedSeEvolver(Evolver):
         try:
             self._buffer.add(tries)
         except Exception as error:  # noqa: BLE001  # one try's tokens may do it: the others stay
-            _log.warning("tries_not_stored", tries=len(tries), error=type(error).__name__)
+            _log.warning("trajectory_not_stored", error=type(error).__name__)
             return False
         return True
 

@@ -316,7 +316,7 @@ def test_what_is_too_long_to_be_trained_on_is_counted_and_said_once(tiny_base, m
     assert short.metrics["too_long"] == left_out > 0
     assert short.metrics["selected"] == len(lengths)
     said = [line for line in logs if line["event"] == "trajectories_too_long"]
-    assert [(line["count"], line["max_sequence_tokens"]) for line in said] == [(left_out, limit)]
+    assert [(line["trajectories"], line["max_tokens"]) for line in said] == [(left_out, limit)]
 
 
 @pytest.mark.parametrize("fails", ["whole", "one"])
