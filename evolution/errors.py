@@ -19,6 +19,9 @@
     │   ├── TaskIdError                    the task id lies outside the environment's ranges
     │   ├── ShardError                     the tasks cannot be dealt out that way
     │   ├── EpisodeStateError              step before reset, or after the episode ended
+    │   ├── OutcomeError                   what a step returned is not of the form
+    │   ├── PrefixError                    the actions to replay leave nothing to play
+    │   ├── VariantError                   the environment takes no task that somebody wrote
     │   └── ForeignEnvironmentError        an environment that is not Chorale's own misbehaved
     │       ├── ForeignUnreachableError    it cannot be reached, hung up, or was given up a while
     │       ├── ForeignTimeoutError        it did not answer in time
@@ -36,9 +39,9 @@
     │       ├── EngineTimeoutError         no whole answer in time
     │       ├── EngineRefusalError         another HTTP status than 200
     │       └── EngineReplyError           an answer that cannot be what was asked for
-    ├── BufferStoreError                   a success buffer
-    │   ├── BufferCorruptError             the file is damaged or not ours
-    │   └── BufferContentError             a trajectory that may not be stored
+    ├── MemoryStoreError                   a silo's memory
+    │   ├── MemoryCorruptError             the file is damaged or not ours
+    │   └── MemoryContentError             a trajectory that may not be stored
     ├── BaseModelError                     the directory is no base model that is accepted
     ├── AdapterMismatchError               tensors that do not belong to this model; a ValueError
     └── LocalTimeError                     local work took longer than it may
@@ -58,9 +61,6 @@ __all__ = [
     "AdapterLoadError",
     "AdapterMismatchError",
     "BaseModelError",
-    "BufferContentError",
-    "BufferCorruptError",
-    "BufferStoreError",
     "ChatTemplateError",
     "ConversationError",
     "EngineRefusalError",
@@ -84,8 +84,13 @@ __all__ = [
     "ForeignTimeoutError",
     "ForeignUnreachableError",
     "LocalTimeError",
+    "MemoryContentError",
+    "MemoryCorruptError",
+    "MemoryStoreError",
     "NotWantedError",
+    "OutcomeError",
     "PersonalStoreError",
+    "PrefixError",
     "RolloutError",
     "RolloutWorkerError",
     "ShardError",
@@ -95,6 +100,7 @@ __all__ = [
     "TryTimeError",
     "UnknownEnvironmentError",
     "UnknownEvolverError",
+    "VariantError",
 ]
 
 
@@ -167,6 +173,18 @@ class ShardError(EnvironmentFailureError):
 
 class EpisodeStateError(EnvironmentFailureError):
     """The call does not fit the state of the episode."""
+
+
+class OutcomeError(EnvironmentFailureError):
+    """What a step returned is not of the form: a reward that is no finite number, for example."""
+
+
+class PrefixError(EnvironmentFailureError):
+    """The actions to replay before the agent's first turn leave it nothing to play."""
+
+
+class VariantError(EnvironmentFailureError):
+    """The environment takes no task that somebody wrote."""
 
 
 class ForeignEnvironmentError(EnvironmentFailureError):
@@ -244,15 +262,15 @@ class EngineReplyError(EngineServerError):
     """The answer cannot be what was asked for."""
 
 
-class BufferStoreError(EvolutionError):
-    """Base of everything the buffer can fail with."""
+class MemoryStoreError(EvolutionError):
+    """Base of everything a memory can fail with."""
 
 
-class BufferCorruptError(BufferStoreError):
+class MemoryCorruptError(MemoryStoreError):
     """The file is damaged or was not written by this version of the project."""
 
 
-class BufferContentError(BufferStoreError):
+class MemoryContentError(MemoryStoreError):
     """The trajectory may not be stored."""
 
 

@@ -1,4 +1,4 @@
-"""What an agent did: ``Task`` → ``Step`` → ``Trajectory``.
+"""What an agent did: ``Task`` → ``Step`` → ``Trajectory`` → ``Group``.
 
 Invariants:
 
@@ -6,7 +6,12 @@ Invariants:
    tokenises text again, so what is trained is what was played.
 2. ``token_ids``, ``agent_mask`` and ``logprobs`` run in parallel. A position is the agent's if and
    only if the agent sampled it; log-probabilities of all other positions are zero.
-3. The texts are for the silo's own operator. Nothing in this module ever leaves the silo.
+3. Log-probabilities are those of the behaviour policy: of the distribution that a token was really
+   drawn from, at the sampling temperature. At temperature 0 that policy is deterministic, and the
+   value is 0.
+4. A reward is a finite number of at most ``MAX_REWARD`` (``evolution/envs/outcome.py``); whoever
+   makes a step from what an environment said has checked it there.
+5. The texts are for the silo's own operator. Nothing in this module ever leaves the silo.
 
 Covered: single-agent episodes with text turns. Not covered: several agents in one episode.
 """
@@ -16,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-__all__ = ["Step", "Task", "Trajectory"]
+__all__ = ["Group", "Step", "Task", "Trajectory"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +34,12 @@ class Task:
     """Seeds everything random about the episode."""
     subject: str = ""
     """Whose data the task is made of, so that it can be deleted on request; empty if nobody's."""
+    prefix: tuple[str, ...] = ()
+    """Actions that are replayed after the reset: what the agent sees first is what follows them.
+    They are not the agent's steps, and their rewards are not its own."""
+    variant: str = ""
+    """The task as somebody wrote it, for an environment that takes such; empty for the task that
+    the id alone stands for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +55,14 @@ class Step:
     action_ids: tuple[int, ...]
     """Tokens the agent sampled, with the end token unless it was cut off."""
     action_logprobs: tuple[float, ...]
-    """Natural-log probability of each sampled token under the model (before temperature)."""
+    """Natural-log probability of each sampled token under the behaviour policy: at the sampling
+    temperature; 0 where that was 0, and in demonstrations, whose tokens nobody sampled."""
+    reward: float = 0.0
+    """What the environment gave for the action."""
+    invalid: bool = False
+    """The environment could not read the action."""
+    cut_off: bool = False
+    """The answer reached the longest allowed length before its end token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +81,15 @@ class Trajectory:
     """Identity of the adapter that played."""
     round: int
     """The round it was played in."""
+    truncated: bool = False
+    """A limit ended it (of steps, of the context, or the environment's own) and not the
+    environment's verdict. Such a try is a failure like any other, unless the environment calls it a
+    success, and stays one of its group."""
+
+    @property
+    def reward(self) -> float:
+        """The sum of its steps' rewards."""
+        return sum(step.reward for step in self.steps)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -92,10 +119,46 @@ class Trajectory:
 
     @property
     def conversation_sha256(self) -> str:
-        """Identity of what was said; with the task, the key under which duplicates collapse."""
-        digest = hashlib.sha256(b"chorale/conversation/v1\0")
+        """Identity of what was said; with the task, the key under which duplicates collapse.
+
+        What was said before the agent's first word is a part of it: prefix and variant of the task.
+        """
+        task = self.task
+        if task.prefix or task.variant:
+            digest = hashlib.sha256(b"chorale/conversation/v2\0")
+            digest.update(len(task.prefix).to_bytes(8, "little"))
+            for text in (*task.prefix, task.variant):
+                content = text.encode("utf-8", "surrogatepass")
+                digest.update(len(content).to_bytes(8, "little") + content)
+        else:
+            digest = hashlib.sha256(b"chorale/conversation/v1\0")
         for step in self.steps:
             for tokens in (step.context_ids, step.action_ids):
                 digest.update(len(tokens).to_bytes(8, "little"))
                 digest.update(b"".join(t.to_bytes(8, "little") for t in tokens))
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The tries at one task in one round, by one adapter.
+
+    A try that did not finish (``dropped``) is no member: nobody knows what it would have come to,
+    and a made-up reward would pull every other try's advantage. Statistics, means and deviations,
+    are over the tries that remain. A group of fewer than two has no advantage, because there is
+    nothing to compare a lone try with (``comparable``).
+    """
+
+    task: Task
+    """What was tried."""
+    round: int
+    """When."""
+    trajectories: tuple[Trajectory, ...]
+    """The tries that finished, identical ones as often as they were played; may be empty."""
+    dropped: int = 0
+    """How many more were begun and are not here."""
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its tries can be measured against each other."""
+        return len(self.trajectories) > 1

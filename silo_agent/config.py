@@ -150,7 +150,7 @@ class SiloConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
 
     data_dir: Path
-    """Keys, ledger, buffer, reports."""
+    """Keys, ledger, memory, reports."""
     policy_file: Path = Path("policy.toml")
     """What this site allows."""
     base_model: Path | None = None

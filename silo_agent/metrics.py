@@ -41,6 +41,7 @@ _DURATION_BUCKETS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 72
 _REWARD = "task_reward"
 _LOSS = "last_loss"
 _TOKENS = "agent_tokens"
+_TOO_LONG = "too_long"
 
 
 class SiloMetrics:
@@ -96,6 +97,10 @@ class SiloMetrics:
         )
         self.rollout_tokens = self._counter(
             "rollout_tokens", "Tokens of the agent's own turns that were trained on"
+        )
+        self.too_long_trajectories = self._counter(
+            "too_long_trajectories",
+            "Trajectories that were not trained on because they are longer than the plan allows",
         )
         self.train_loss = self._gauge("train_loss", "Loss of the last local training step")
         self.task_reward = self._gauge("task_reward", "Mean task reward of the last round")
@@ -161,8 +166,8 @@ class SiloMetrics:
     ) -> None:
         """Show one round of local work: episodes, and solved ones, per family.
 
-        ``figures`` are the method's own; ``last_loss``, ``agent_tokens`` and ``task_reward`` are
-        shown where present.
+        ``figures`` are the method's own; ``last_loss``, ``agent_tokens``, ``too_long`` and
+        ``task_reward`` are shown where present.
         """
         played = dict.fromkeys(self._families, 0)
         solved = dict.fromkeys(self._families, 0)
@@ -178,6 +183,7 @@ class SiloMetrics:
         if _LOSS in figures:
             self.train_loss.set(figures[_LOSS])
         self.rollout_tokens.inc(max(0.0, figures.get(_TOKENS, 0.0)))
+        self.too_long_trajectories.inc(max(0.0, figures.get(_TOO_LONG, 0.0)))
 
     def _known(self, family: str) -> str:
         return family if family in self._families else OTHER

@@ -6,14 +6,23 @@ Start at ``environment.py``; which environments there are says ``catalogue.py``.
 from __future__ import annotations
 
 from evolution.envs.catalogue import ENVIRONMENTS, make
-from evolution.envs.environment import Environment, Info, ScriptedEnvironment
+from evolution.envs.environment import (
+    Environment,
+    Info,
+    SaysAdmissible,
+    ScriptedEnvironment,
+    SolvesTasks,
+    TakesVariants,
+)
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import (
     EnvironmentFailureError,
     EpisodeStateError,
+    OutcomeError,
     ShardError,
     TaskIdError,
     UnknownEnvironmentError,
+    VariantError,
 )
 
 __all__ = [
@@ -22,11 +31,16 @@ __all__ = [
     "EnvironmentFailureError",
     "EpisodeStateError",
     "Info",
+    "OutcomeError",
+    "SaysAdmissible",
     "ScriptedEnvironment",
     "Shard",
     "ShardError",
+    "SolvesTasks",
     "Split",
+    "TakesVariants",
     "TaskIdError",
     "UnknownEnvironmentError",
+    "VariantError",
     "make",
 ]

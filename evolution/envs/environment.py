@@ -11,6 +11,12 @@ Invariants:
    rewards from the outside.
 5. Observations of the built-in environments use a closed vocabulary (``vocabulary``) and at most
    ``MAX_OBSERVATION_WORDS`` words.
+6. The info of a step may say ``valid``: False where the action could not be read at all, True where
+   it was read, whatever came of it. The built-in environments say it in every step; where it is
+   missing the action counts as read.
+
+What not every environment can do are protocols of their own, used only where an environment has
+them: ``SaysAdmissible``, ``SolvesTasks``, ``TakesVariants``.
 
 Covered: text environments, one episode at a time per object. Not covered: remote environment
 servers (adapters implement this same class).
@@ -20,13 +26,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from evolution.envs.outcome import outcome_of
 from evolution.envs.tasks import Shard, Split, label_index, shard_index, task_range
+from evolution.errors import EnvironmentFailureError
 
-__all__ = ["MAX_OBSERVATION_WORDS", "Environment", "Info", "ScriptedEnvironment"]
+__all__ = [
+    "MAX_OBSERVATION_WORDS",
+    "Environment",
+    "Info",
+    "SaysAdmissible",
+    "ScriptedEnvironment",
+    "SolvesTasks",
+    "TakesVariants",
+]
 
 MAX_OBSERVATION_WORDS = 64
 
@@ -89,3 +105,58 @@ class ScriptedEnvironment(Environment):
     @abstractmethod
     def random_action(self, rng: np.random.Generator) -> str:
         """Any action the environment understands in the current state."""
+
+    def solve(self, task_id: int) -> Sequence[str]:
+        """The expert's actions from the reset to the solution; none where it does not get there.
+
+        They are the same whenever they are asked for. The expert plays in this object, so an
+        episode under way is over.
+        """
+        rng = np.random.default_rng([task_id, *self.name.encode()])
+        self.reset(task_id)
+        actions: list[str] = []
+        while True:
+            try:
+                action = self.expert_action(rng)
+            except EnvironmentFailureError:
+                # The expert has no way on from here.
+                return ()
+            outcome = outcome_of(self.step(action))
+            actions.append(action)
+            if outcome.over:
+                return tuple(actions) if self.success(outcome.info) else ()
+
+
+@runtime_checkable
+class SaysAdmissible(Protocol):
+    """An environment that knows what may be done next."""
+
+    def admissible(self) -> Sequence[str]:
+        """Every action that is possible in the current state; the same state, the same order."""
+
+
+@runtime_checkable
+class SolvesTasks(Protocol):
+    """An environment with an expert of its own."""
+
+    def solve(self, task_id: int) -> Sequence[str]:
+        """The expert's actions from the reset to the solution; none where it has no solution."""
+
+
+@runtime_checkable
+class TakesVariants(Protocol):
+    """An environment whose tasks somebody may write anew; it checks itself that they are solvable.
+
+    A task that carries a variant (``Task.variant``) is begun by ``reset_variant`` instead of
+    ``reset``, for it is another task than the one that the id alone stands for.
+    """
+
+    def variants(self, task_id: int) -> Sequence[str]:
+        """The variants of a task that it would take."""
+
+    def reset_variant(self, task_id: int, variant: str) -> tuple[str, Info]:
+        """Start the episode of a variant; return its first observation.
+
+        Raises:
+            EnvironmentFailureError: It is not one that the environment takes.
+        """

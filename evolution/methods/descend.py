@@ -61,7 +61,7 @@ def descend(
     if work.privacy is None or work.privacy.reserve is None or spec.record is None:
         raise EvolverSetupError("record_local charges the ledger before it trains: no ledger")
     if not work.settings.learn:
-        return {"optimiser_steps": 0.0}
+        return {"optimiser_steps": 0.0, "too_long": float(population.too_long)}
     names = sorted(work.trainable)
     backend = trainer.gradients(names, backend=gradient_backend)
     step = DpStep(receipt=work.privacy.reserve(), dimension=backend.dimension, backend=backend)
@@ -82,5 +82,6 @@ def descend(
         "null_units": float(step.null_units),
         "optimiser_steps": float(steps),
         "population": float(len(population.units)),
+        "too_long": float(population.too_long),
         "units_with_rows": float(len(population.rows_of)),
     }

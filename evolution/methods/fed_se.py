@@ -4,7 +4,7 @@ One local round, with Θ the frozen base and φ_t the global adapter::
 
     φ ← φ_t                                                        hard reset
     D_new = { τ ~ π_{Θ,φ_t} at temperature 1 : R(τ) = 1 }           strict binary filter
-    D     = D ∪ D_new                          the silo's buffer, which begins with D_expert
+    D     = D ∪ D_new                          the silo's memory, which begins with D_expert
     φ     ← argmin_φ E_{τ∈select(D)} −Σ_agent log π_{Θ,φ}          a few epochs of AdamW
     Δ     = φ − φ_t                                                what leaves, clipped and masked
 
@@ -44,7 +44,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -77,7 +77,6 @@ from evolution.methods.explore import Stream, draw_tasks, round_seed
 from evolution.methods.fed_se_options import FedSeOptions
 from evolution.methods.held_out import judge
 from evolution.methods.imitate import (
-    Unfiltered,
     figures_of,
     imitate,
     require_plain_gradients,
@@ -86,10 +85,10 @@ from evolution.methods.imitate import (
 from evolution.methods.machines import make_machines
 from evolution.methods.personal.choice import Choice, choose, validation_tasks
 from evolution.methods.personal.personal import PersonalAdapter, identity_of
-from evolution.methods.population import Population, open_run_buffer, population_of
+from evolution.methods.population import Population, open_run_memory, population_of
 from evolution.methods.protection import protected, require_apart, require_units, wave_size
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
-from evolution.trajectory import Task, Trajectory
+from evolution.trajectory import Group, Task, Trajectory
 from ops.tracing.spans import spanned
 
 __all__ = ["FedSeEvolver"]
@@ -120,14 +119,16 @@ class FedSeEvolver(Evolver):
         except (UnknownEnvironmentError, EnvironmentPluginError, EnvironmentSetupError) as error:
             # That something is not installed, or does not start, is no data.
             raise EvolverSetupError(str(error)) from error
-        self._buffer = open_run_buffer(
+        self._buffer = open_run_memory(
             setup.state_dir,
             expert_file=setup.expert_file,
             capacity=self._options.buffer_capacity,
             capacity_per_task=self._options.buffer_capacity_per_task,
+            failure_capacity=self._options.failure_capacity,
+            failure_capacity_per_task=self._options.failure_capacity_per_task,
+            max_age_days=self._options.memory_max_age_days,
             environments=self._environments,
         )
-        self._unfiltered = None if self._options.success_filter else Unfiltered()
         self._personal = PersonalAdapter(self._options, state_dir=setup.state_dir)
         machines = setup.machines or make_machines(setup)
         self._engine, self._trainer = machines.engine, machines.trainer
@@ -145,7 +146,7 @@ class FedSeEvolver(Evolver):
         try:
             with spanned("explore"):
                 played = self._explore(work, tasks, spec, start)
-            if spec is not None and spec.mode is Mode.RECORD_LOCAL:
+            if spec is not None:
                 population = self._population(work.round, work.settings, spec)
         except Exception as error:
             if spec is None or isinstance(error, EvolveError | LocalTimeError):
@@ -157,7 +158,7 @@ class FedSeEvolver(Evolver):
         figures: dict[str, float] = {}
         mean_gradient = None
         if spec is None:
-            chosen = training_set(self._buffer, self._unfiltered, work)
+            chosen = training_set(self._buffer, work, success_filter=self._options.success_filter)
             names = self._personal.trained_names(work)
             report = imitate(self._trainer, chosen, work, trainable=names)
             figures = figures_of(report, len(chosen))
@@ -166,8 +167,17 @@ class FedSeEvolver(Evolver):
             figures = descend(
                 self._trainer, work, spec, population, gradient_backend=self._gradients
             )
-        # Under record_distributed every step is an aggregation of its own: see unit_sum.
+        else:
+            # Every step is an aggregation of its own: see unit_sum.
+            figures = {"too_long": float(population.too_long)}
         local = self._trainer.adapter()
+        if figures.get("too_long"):
+            _log.warning(
+                "trajectories_too_long",
+                round=work.round,
+                trajectories=int(figures["too_long"]),
+                max_tokens=work.settings.max_sequence_tokens,
+            )
         delta = {name: local[name] - work.adapter[name] for name in sorted(work.trainable)}
         self._personal.keep_factors(work, local)
         figures |= self._train_apart(work)
@@ -181,8 +191,7 @@ class FedSeEvolver(Evolver):
                 "delta_l2": math.sqrt(
                     sum(float(np.square(d, dtype=np.float64).sum()) for d in delta.values())
                 ),
-                "dropped": float(played.dropped),
-                "environment_steps": float(played.environment_steps),
+                **played.figures,
             },
             duration_s={
                 "explore": explored_s - started_s,
@@ -264,7 +273,7 @@ class FedSeEvolver(Evolver):
         )
 
     def close(self) -> None:
-        """Release the models that are the method's own, and close the buffer."""
+        """Release the models that are the method's own, and close the memory."""
         if self._setup.machines is None:
             self._engine.close()
         self._buffer.close()
@@ -283,7 +292,7 @@ class FedSeEvolver(Evolver):
         if not self._personal.trained_apart:
             return {}
         try:
-            chosen = training_set(self._buffer, self._unfiltered, work)
+            chosen = training_set(self._buffer, work, success_filter=self._options.success_filter)
             return self._personal.train_apart(self._trainer, chosen, work)
         except Exception:  # noqa: BLE001  # what is uploaded may not depend on it
             _log.exception("personal_adapter_not_trained", round=work.round)
@@ -311,7 +320,7 @@ class FedSeEvolver(Evolver):
         spec: PrivacySpec | None,
         start: Mapping[str, np.ndarray],
     ) -> EpisodeBatch:
-        """Play the tasks and keep what succeeded."""
+        """Play the tasks and keep every try."""
         if not tasks:
             return _NOTHING_PLAYED
         identity = work.adapter_sha256 if start is work.adapter else identity_of(start)
@@ -330,18 +339,23 @@ class FedSeEvolver(Evolver):
         )
         if any(t.adapter_sha256 != identity for t in played.trajectories):
             raise EvolveError("episodes were not played with the round's released adapter")
-        if self._unfiltered is not None:
-            self._unfiltered.hold(played.trajectories, work)
-        for trajectory in played.trajectories:
-            if trajectory.success:
-                self._keep(trajectory)
+        for group in played.groups:
+            self._keep(group)
         return played
 
-    def _keep(self, trajectory: Trajectory) -> None:
+    def _keep(self, group: Group) -> None:
+        """Store a task's tries; where that fails, those of them that can be stored."""
+        if not self._stored(group.trajectories):
+            for trajectory in group.trajectories:
+                self._stored([trajectory])
+
+    def _stored(self, tries: Sequence[Trajectory]) -> bool:
         try:
-            self._buffer.add([trajectory])
-        except Exception as error:  # noqa: BLE001  # one episode's tokens may do it: the others stay
+            self._buffer.add(tries)
+        except Exception as error:  # noqa: BLE001  # one try's tokens may do it: the others stay
             _log.warning("trajectory_not_stored", error=type(error).__name__)
+            return False
+        return True
 
     def _count(self, played: EpisodeBatch) -> tuple[dict[str, int], dict[str, int]]:
         episodes = Counter({e.family: 0 for e in self._environments.values()})

@@ -4,6 +4,10 @@
 ``buffer_capacity``        20000         Most successes kept. Refused where units are protected,
                                          because one task would push out another's.
 ``buffer_capacity_per_task`` no limit    Most successes kept of one task.
+``failure_capacity``       20000         Most other tries kept: failures, and successes that were
+                                         played before. Refused where units are protected.
+``failure_capacity_per_task`` 256        Most other tries kept of one task.
+``memory_max_age_days``    365           How long anything but a demonstration is kept.
 ``gradient_backend``       ``loop``      ``loop``, ``hooks``, ``functorch``: ``dp.steps.grads``.
 ``success_filter``         ``on``        ``off`` imitates everything that was played, solved or not:
                                          the paper's ablation. Refused where units are protected.
@@ -35,6 +39,8 @@ PersonalKind = Literal["off", "ditto", "finetune", "fedsa"]
 _KINDS: tuple[PersonalKind, ...] = ("off", "ditto", "finetune", "fedsa")
 _TRAINED_APART = ("ditto", "finetune")
 _DEFAULT_CAPACITY = 20_000
+_DEFAULT_FAILURES_PER_TASK = 256
+_DEFAULT_AGE_DAYS = 365
 _DEFAULT_LAMBDA = 0.1
 
 Options = Mapping[str, str | int | float]
@@ -48,6 +54,12 @@ class FedSeOptions:
     """None where units are protected."""
     buffer_capacity_per_task: int | None
     """None for no limit."""
+    failure_capacity: int | None
+    """None where units are protected."""
+    failure_capacity_per_task: int | None
+    """Bounds what a silo keeps also where units are protected."""
+    memory_max_age_days: int | None
+    """Since the exploring that a try came from."""
     gradient_backend: str
     """A key of ``dp.steps.grads.BACKENDS``."""
     success_filter: bool
@@ -91,6 +103,13 @@ class FedSeOptions:
             if guarded
             else _count(options, "buffer_capacity", _DEFAULT_CAPACITY),
             buffer_capacity_per_task=_count(options, "buffer_capacity_per_task", None),
+            failure_capacity=None
+            if guarded
+            else _count(options, "failure_capacity", _DEFAULT_CAPACITY),
+            failure_capacity_per_task=_count(
+                options, "failure_capacity_per_task", _DEFAULT_FAILURES_PER_TASK
+            ),
+            memory_max_age_days=_count(options, "memory_max_age_days", _DEFAULT_AGE_DAYS),
             gradient_backend=backend,
             success_filter=filtered,
             personal=kind,

@@ -1,11 +1,9 @@
 """What a round imitates, and how: training sets, and plain training as a plan's settings say.
 
-A training set is what the success buffer selects; or, for the ablation of Fed-SE's success filter
-(arXiv 2512.08870, §5.3), everything that was played, solved or not. The buffer takes successes
-only, so what has no filter is in memory and gone with the process. It follows the window of the
-plan, and every try is in it: the shortest of a task's tries would be a filter of its own.
-
-Invariant: a round that is played again replaces what was held of it.
+A training set is what the memory selects: successes; or, for the ablation of Fed-SE's success
+filter (arXiv 2512.08870, §5.3), everything that was played, solved or not. What has no filter
+follows the window of the plan, and every try is in it: the shortest of a task's tries would be a
+filter of its own.
 
 Covered: plain training with FedProx (arXiv 1812.06127, μ/2·‖φ − φ_t‖²) and SCAFFOLD's correction
 (arXiv 1910.06378). Not covered: the noisy steps of the record-level modes
@@ -15,13 +13,13 @@ are refused there instead of being left out in silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dp.config import PrivacySpec
 from evolution.errors import EvolverSetupError
-from evolution.memory.buffer import SuccessBuffer
+from evolution.memory.memory import Memory
 from evolution.methods.evolver import EvolveSettings, Work
 from evolution.methods.explore import Stream, round_seed
 from evolution.train.trainer import SftReport, SftSettings, Trainer
@@ -29,7 +27,6 @@ from evolution.trajectory import Trajectory
 from ops.tracing.spans import spanned
 
 __all__ = [
-    "Unfiltered",
     "figures_of",
     "imitate",
     "require_plain_gradients",
@@ -38,57 +35,22 @@ __all__ = [
 ]
 
 
-class Unfiltered:
-    """Everything that was played, by round."""
-
-    def __init__(self) -> None:
-        self._rounds: dict[int, list[Trajectory]] = {}
-
-    def hold(self, trajectories: Iterable[Trajectory], work: Work) -> None:
-        """Take a round's episodes and let go of what has left the window.
-
-        Episodes without a step teach nothing and are left out.
-        """
-        self._rounds[work.round] = [t for t in trajectories if t.steps]
-        if work.settings.window:
-            for gone in [r for r in self._rounds if r <= work.round - work.settings.window]:
-                del self._rounds[gone]
-
-    def select(self, *, round_index: int, window: int) -> list[Trajectory]:
-        """A round's trajectories, without duplicates, by environment, task and conversation.
-
-        ``window`` rounds count, the current one included; 0 means all of them so far.
-        """
-        first = round_index - window + 1 if window else 0
-        found = {
-            (t.task.environment, t.task.task_id, t.conversation_sha256): t
-            for number, played in sorted(self._rounds.items())
-            if first <= number <= round_index
-            for t in played
-        }
-        return [found[key] for key in sorted(found)]
-
-
-def training_set(
-    buffer: SuccessBuffer, unfiltered: Unfiltered | None, work: Work
-) -> list[Trajectory]:
+def training_set(memory: Memory, work: Work, *, success_filter: bool) -> list[Trajectory]:
     """What a round imitates: with ``use_expert`` every demonstration is part of it.
 
-    ``unfiltered`` takes the place of the buffer's successes where there is no filter.
-
     Raises:
-        BufferCorruptError: The buffer cannot be read.
+        MemoryCorruptError: The memory cannot be read.
     """
     settings = work.settings
-    if unfiltered is None:
-        return buffer.select(
+    if success_filter:
+        return memory.select(
             round_index=work.round,
             window=settings.window,
             best_per_task=settings.best_per_task,
             use_expert=settings.use_expert,
         )
-    played = unfiltered.select(round_index=work.round, window=settings.window)
-    return played + (buffer.experts() if settings.use_expert else [])
+    played = memory.played(round_index=work.round, window=settings.window)
+    return played + (memory.experts() if settings.use_expert else [])
 
 
 @spanned("train")
@@ -133,6 +95,7 @@ def figures_of(report: SftReport, selected: int) -> dict[str, float]:
         "last_loss": report.last_loss,
         "optimiser_steps": float(report.optimiser_steps),
         "selected": float(selected),
+        "too_long": float(report.too_long),
     }
 
 

@@ -1,6 +1,6 @@
-"""What a silo learns from in a run: its success buffer, and the units that are read out of it.
+"""What a silo learns from in a run: its memory, and the units that are read out of it.
 
-The buffer of a run lies in the method's private directory and is seeded with the demonstrations
+The memory of a run lies in the method's private directory and is seeded with the demonstrations
 that the operator imported for all runs. Invariants of the population:
 
 1. The population is what was *explored* in the window, solved or not. Tasks are drawn from seeds
@@ -12,7 +12,7 @@ that the operator imported for all runs. Invariants of the population:
 4. Which successes of a task are rows is decided within the task. One that cannot be read is none;
    it costs no other task a row.
 
-Covered: opening a run's buffer; units ``task`` and ``user``. Not covered: several subjects of one
+Covered: opening a run's memory; units ``task`` and ``user``. Not covered: several subjects of one
 task; importing demonstrations (``silo_agent/cli/buffer.py``).
 """
 
@@ -25,54 +25,65 @@ from typing import Final
 
 from dp.config import Unit
 from dp.steps.units import UnitId, group_by_unit
-from evolution.errors import BufferStoreError, EvolverSetupError
-from evolution.memory.buffer import SuccessBuffer
+from evolution.errors import EvolverSetupError, MemoryStoreError
+from evolution.memory.memory import Memory
 from evolution.methods.evolver import EvolveSettings
 from evolution.trajectory import Task, Trajectory
 
 __all__ = [
-    "BUFFER_FILE",
     "EXPERT_FILE",
+    "MEMORY_FILE",
     "Population",
-    "open_run_buffer",
+    "open_run_memory",
     "population_of",
     "unit_of",
 ]
 
-BUFFER_FILE: Final = "successes.sqlite"
-"""A run's buffer, in the method's private directory."""
+MEMORY_FILE: Final = "successes.sqlite"
+"""A run's memory, in the method's private directory. The name is that of earlier releases, which
+kept successes alone: a run that one of them began goes on in the same file. A file that is renamed
+would lose the journal beside it, from which a crash is recovered."""
 EXPERT_FILE: Final = "experts.sqlite"
 """What the operator imported for all runs, in the silo's data directory."""
 
 
-def open_run_buffer(
+def open_run_memory(
     state_dir: Path,
     *,
     expert_file: Path | None,
     capacity: int | None,
     capacity_per_task: int | None,
     environments: Collection[str],
-) -> SuccessBuffer:
-    """Open a run's buffer and copy the demonstrations into it; again changes nothing.
+    failure_capacity: int | None = None,
+    failure_capacity_per_task: int | None = None,
+    max_age_days: int | None = None,
+) -> Memory:
+    """Open a run's memory and copy the demonstrations into it; again changes nothing.
 
     An ``expert_file`` that does not exist holds none; demonstrations of other environments than
-    the run explores are left out. Capacities count successes; None is no limit.
+    the run explores are left out. Capacities count successes, and all other tries apart; None is no
+    limit.
 
     Raises:
-        BufferStoreError: One of the files is damaged or not ours.
+        MemoryStoreError: One of the files is damaged or not ours.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
-    buffer = SuccessBuffer(
-        state_dir / BUFFER_FILE, capacity=capacity, capacity_per_task=capacity_per_task
+    memory = Memory(
+        state_dir / MEMORY_FILE,
+        capacity=capacity,
+        capacity_per_task=capacity_per_task,
+        failure_capacity=failure_capacity,
+        failure_capacity_per_task=failure_capacity_per_task,
+        max_age_days=max_age_days,
     )
     if expert_file is not None and expert_file.exists():
         try:
-            with SuccessBuffer(expert_file) as given:
-                buffer.add_expert(t for t in given.experts() if t.task.environment in environments)
-        except BufferStoreError:
-            buffer.close()
+            with Memory(expert_file) as given:
+                memory.add_expert(t for t in given.experts() if t.task.environment in environments)
+        except MemoryStoreError:
+            memory.close()
             raise
-    return buffer
+    return memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +94,9 @@ class Population:
     """Every unit that may be sampled, in a fixed order."""
     rows_of: dict[UnitId, tuple[Trajectory, ...]]
     """Rows of the units that have some."""
+    too_long: int = 0
+    """Successes that are no rows because they are longer than what is trained on; a figure of the
+    silo's own, which nothing is computed from."""
 
     def __repr__(self) -> str:
         """Redacted: which units have rows is private."""
@@ -106,31 +120,32 @@ def unit_of(task: Task, unit: Unit) -> UnitId:
 
 
 def population_of(
-    buffer: SuccessBuffer, *, round_index: int, settings: EvolveSettings, unit: Unit
+    memory: Memory, *, round_index: int, settings: EvolveSettings, unit: Unit
 ) -> Population:
     """Every explored unit of a round's window, and the rows of those with a success.
 
     Raises:
         EvolverSetupError: The units do not fit the tasks.
-        BufferCorruptError: The buffer cannot be read.
+        MemoryCorruptError: The memory cannot be read.
     """
-    explored = buffer.explored(round_index=round_index, window=settings.window)
+    explored = memory.explored(round_index=round_index, window=settings.window)
     released = {(entry.round, entry.adapter_sha256, _key(entry.task)) for entry in explored}
-    stored: Sequence[Trajectory] = buffer.select(
+    stored: Sequence[Trajectory] = memory.select(
         round_index=round_index,
         window=settings.window,
         best_per_task=settings.best_per_task,
         tasks_apart=True,
     )
-    rows = [
+    played = [
         trajectory
         for trajectory in stored
         if (trajectory.round, trajectory.adapter_sha256, _key(trajectory.task)) in released
-        and trajectory.token_count <= settings.max_sequence_tokens
     ]
+    rows = [t for t in played if t.token_count <= settings.max_sequence_tokens]
     return Population(
         units=tuple(dict.fromkeys(unit_of(entry.task, unit) for entry in explored)),
         rows_of=group_by_unit(rows, lambda trajectory: unit_of(trajectory.task, unit)),
+        too_long=len(played) - len(rows),
     )
 
 

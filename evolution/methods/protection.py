@@ -52,11 +52,12 @@ def require_setup_apart(setup: EvolverSetup, *, backend: str) -> None:
             "units their episodes, and its batches and caches are its own. Where units are "
             'protected use [rollout] kind = "hf"'
         )
-    if "buffer_capacity" in setup.options:
-        raise EvolverSetupError(
-            "buffer_capacity lets one task push out another's successes, so no task would be a "
-            "unit of its own: set buffer_capacity_per_task"
-        )
+    for name, what in (("buffer_capacity", "successes"), ("failure_capacity", "tries")):
+        if name in setup.options:
+            raise EvolverSetupError(
+                f"{name} lets one task push out another's {what}, so no task would be a unit of "
+                f"its own: set {name}_per_task"
+            )
     if setup.dtype != _FULL_PRECISION and backend != "loop":
         raise EvolverSetupError(
             f"gradient_backend {backend!r} computes several units at once, and in {setup.dtype} a "

@@ -6,6 +6,11 @@ Prompts are whole histories; an engine recognises the part it has seen under the
 
 Which engine plays, and with what, is the silo's own choice (``EngineSpec``), never the plan's.
 
+Log-probabilities are those of the behaviour policy, of the distribution that a token was drawn
+from: softmax(logits / temperature), and nothing else changes it. No engine offers top-p, top-k or
+penalties, and one that plays on a server switches the server's own off. At temperature 0 the policy
+takes the likeliest token for certain, so what is recorded is log 1 = 0.
+
 Covered: token-in, token-out generation with log-probabilities. Not covered: streaming.
 """
 
@@ -77,7 +82,8 @@ class Generation:
     token_ids: tuple[int, ...]
     """Sampled tokens, with the end token if there was one."""
     logprobs: tuple[float, ...]
-    """Their natural-log probabilities under the model, before temperature."""
+    """Their natural-log probabilities under the behaviour policy, at the sampling temperature; 0 at
+    temperature 0."""
     ended: bool
     """False if the answer was cut off."""
 

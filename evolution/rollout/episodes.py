@@ -10,11 +10,17 @@ Episodes are played in batches; every turn of a batch is one call of the engine.
 3. So does the engine: where it fails for a batch, each of its conversations is asked for alone,
    and those that fail alone are dropped.
 4. An episode that would outgrow the model's context, or its environment's ``max_steps``, ends
-   there, unsolved. So what one try costs is bounded by numbers: turns, tokens of a turn, context.
+   there, unsolved and ``truncated``; so does one that its environment cuts off. So what one try
+   costs is bounded by numbers: turns, tokens of a turn, context.
 5. With ``try_s`` an environment that takes longer in one try ends that try alone
    (``own_time.py``); the model's time, which a batch shares, does not count.
 6. Between two turns the time for local work may end everything, and so may the end of what it is
    for (``local_time.py``).
+7. What a step returned is checked before anything is made of it (``evolution/envs/outcome.py``).
+8. A task's prefix is replayed before the first turn, in the try's own time. One that ends the
+   episode, or leaves no step of ``max_steps``, drops the try; so does a variant where the
+   environment takes none. Neither is ever left out in silence, for the try would be one at another
+   task.
 
 Covered: synchronous environments in this process. Not covered: environments slower than the model
 (the batch waits for its slowest member, with ``try_s`` no longer than that).
@@ -22,6 +28,7 @@ Covered: synchronous environments in this process. Not covered: environments slo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,12 +36,13 @@ from typing import Any
 import structlog
 
 from evolution.envs.catalogue import make
-from evolution.envs.environment import Environment
-from evolution.errors import RolloutError
+from evolution.envs.environment import Environment, TakesVariants
+from evolution.envs.outcome import Outcome, outcome_of
+from evolution.errors import PrefixError, RolloutError, VariantError
 from evolution.local_time import require_time, require_wanted
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.own_time import OwnTime
-from evolution.trajectory import Step, Task, Trajectory
+from evolution.trajectory import Group, Step, Task, Trajectory
 
 __all__ = ["EpisodeBatch", "run_episodes"]
 
@@ -51,6 +59,42 @@ class EpisodeBatch:
     """Episodes whose environment or engine failed or whose opening alone outgrows the context."""
     environment_steps: int
     """Steps taken, including those of dropped episodes."""
+    tasks: tuple[Task, ...] = ()
+    """What was to be played: an episode for each, in this order."""
+    round: int = 0
+    """The round it was played in."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The tries by task, in the order in which the tasks come first.
+
+        A task whose tries were all dropped is there, with an empty group.
+        """
+        asked = Counter(self.tasks)
+        found: dict[Task, list[Trajectory]] = {task: [] for task in asked}
+        for trajectory in self.trajectories:
+            found[trajectory.task].append(trajectory)
+        return tuple(
+            Group(
+                task=task,
+                round=self.round,
+                trajectories=tuple(tries),
+                dropped=asked[task] - len(tries),
+            )
+            for task, tries in found.items()
+        )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What was played in numbers, for the silo's own operator."""
+        steps = [step for trajectory in self.trajectories for step in trajectory.steps]
+        return {
+            "cut_off": float(sum(step.cut_off for step in steps)),
+            "dropped": float(self.dropped),
+            "environment_steps": float(self.environment_steps),
+            "invalid_actions": float(sum(step.invalid for step in steps)),
+            "truncated": float(sum(trajectory.truncated for trajectory in self.trajectories)),
+        }
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,7 +109,10 @@ class _Episode:
     """Tokens since the agent's last answer."""
     history: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    acted: int = 0
+    """Actions sent to the environment, the one that it failed at included; none of the prefix."""
     success: bool = False
+    truncated: bool = False
     over: bool = False
     failed: bool = False
 
@@ -104,7 +151,7 @@ def run_episodes(
             _play(engine, wave, sampling, own_time)
             for episode in wave:
                 pool.take_back(episode)
-                environment_steps += len(episode.steps)
+                environment_steps += episode.acted
                 dropped += episode.failed
             played += [
                 Trajectory(
@@ -114,6 +161,7 @@ def run_episodes(
                     success=episode.success,
                     adapter_sha256=engine.adapter_version,
                     round=round_index,
+                    truncated=episode.truncated,
                 )
                 for episode in wave
                 if not episode.failed
@@ -122,7 +170,11 @@ def run_episodes(
         pool.close()
         own_time.close()
     return EpisodeBatch(
-        trajectories=tuple(played), dropped=dropped, environment_steps=environment_steps
+        trajectories=tuple(played),
+        dropped=dropped,
+        environment_steps=environment_steps,
+        tasks=tuple(tasks),
+        round=round_index,
     )
 
 
@@ -173,9 +225,9 @@ def _play(
     room = engine.context_limit - sampling.max_new_tokens
     while True:
         for episode in wave:
-            if len(episode.history) + len(episode.context) > room:
-                episode.over = True
-                episode.failed = episode.failed or not episode.steps
+            if not episode.over and len(episode.history) + len(episode.context) > room:
+                episode.over = episode.truncated = True
+                episode.failed = not episode.steps
         active = [episode for episode in wave if not episode.over]
         if not active:
             return
@@ -221,11 +273,34 @@ def _start(engine: RolloutEngine, episode: _Episode, own_time: OwnTime) -> None:
     environment = _environment_of(episode)
 
     def begin() -> tuple[str, str]:
-        observation, _ = environment.reset(episode.task.task_id)
-        return observation, environment.instruction
+        return _begun(environment, episode.task), environment.instruction
 
     episode.observation, instruction = own_time.call(episode.key, begin)
     episode.context = engine.chat.opening(instruction, episode.observation)
+
+
+def _begun(environment: Environment, task: Task) -> str:
+    """Start a task's episode; returns what the agent sees first.
+
+    Raises:
+        VariantError: The environment takes no variants.
+        PrefixError: The prefix leaves nothing to play.
+        OutcomeError: A step returned what is not of the form.
+    """
+    if len(task.prefix) >= environment.max_steps:
+        raise PrefixError("the prefix takes every step that the environment allows")
+    if not task.variant:
+        observation, _ = environment.reset(task.task_id)
+    elif isinstance(environment, TakesVariants):
+        observation, _ = environment.reset_variant(task.task_id, task.variant)
+    else:
+        raise VariantError("the environment takes no task that somebody wrote")
+    for action in task.prefix:
+        outcome = outcome_of(environment.step(action))
+        if outcome.over:
+            raise PrefixError("the prefix ends the episode")
+        observation = outcome.observation
+    return observation
 
 
 def _advance(
@@ -233,6 +308,14 @@ def _advance(
 ) -> None:
     environment = _environment_of(episode)
     action = engine.chat.parse_action(answer.token_ids)
+    episode.acted += 1
+
+    def act() -> tuple[Outcome, bool]:
+        outcome = outcome_of(environment.step(action))
+        return outcome, outcome.over and bool(environment.success(outcome.info))
+
+    # What it returns is read here: a call that is left behind must not touch the episode.
+    outcome, episode.success = own_time.call(episode.key, act)
     episode.steps.append(
         Step(
             observation=episode.observation,
@@ -240,20 +323,18 @@ def _advance(
             context_ids=tuple(episode.context),
             action_ids=answer.token_ids,
             action_logprobs=answer.logprobs,
+            reward=outcome.reward,
+            invalid=not outcome.valid,
+            cut_off=not answer.ended,
         )
     )
     episode.history += [*episode.context, *answer.token_ids]
-
-    def act() -> tuple[str, bool, bool]:
-        observation, _, terminated, truncated, info = environment.step(action)
-        over = bool(terminated or truncated)
-        return observation, over, over and bool(environment.success(info))
-
-    # What it returns is read here: a call that is left behind must not touch the episode.
-    episode.observation, episode.over, episode.success = own_time.call(episode.key, act)
+    episode.observation = outcome.observation
+    episode.over, episode.truncated = outcome.over, outcome.truncated
     if not episode.over:
         # One that does not keep its own bound ends all the same, unsolved.
-        episode.over = len(episode.steps) >= environment.max_steps
+        played = len(episode.task.prefix) + len(episode.steps)
+        episode.over = episode.truncated = played >= environment.max_steps
         cut_off = [] if answer.ended else [engine.chat.turn_end_id]
         episode.context = cut_off + engine.chat.next_turn(episode.observation)
 

@@ -54,15 +54,17 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row of scores, with one uniform number each; temperature 0 is greedy.
 
-    Returns the tokens, and their natural-log probabilities before temperature.
+    Returns the tokens, and their natural-log probabilities under the distribution that they were
+    drawn from: at this temperature, and 0 for every token where it is greedy.
     """
     logits_BV = logits_BV.float()
     if temperature == 0:
         tokens = logits_BV.argmax(dim=-1)
-    else:
-        weights = torch.softmax(logits_BV / temperature, dim=-1).double().cumsum(dim=-1)
-        target = torch.from_numpy(uniform_B)[:, None].to(weights.device) * weights[:, -1:]
-        tokens = torch.searchsorted(weights, target, right=True)[:, 0]
-        tokens = tokens.clamp_max(logits_BV.shape[-1] - 1)
+        return tokens, torch.zeros_like(logits_BV[:, 0])
+    logits_BV = logits_BV / temperature
+    weights = torch.softmax(logits_BV, dim=-1).double().cumsum(dim=-1)
+    target = torch.from_numpy(uniform_B)[:, None].to(weights.device) * weights[:, -1:]
+    tokens = torch.searchsorted(weights, target, right=True)[:, 0]
+    tokens = tokens.clamp_max(logits_BV.shape[-1] - 1)
     logprobs = torch.log_softmax(logits_BV, dim=-1).gather(-1, tokens[:, None])[:, 0]
     return tokens, logprobs

@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
@@ -111,9 +112,10 @@ class LaunchedTrainer(Trainer):
             TrainingJobError: What they left is no result.
         """
         rows = rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens)
+        too_long = len(trajectories) - len(rows)
         gradients_of = None if correction is None else trainable
         if not any(row.loss_tokens for row in rows) or not settings.epochs:
-            return _nothing(self._adapter, gradients_of)
+            return replace(_nothing(self._adapter, gradients_of), too_long=too_long)
         job = Job(
             base_dir=str(self._base_dir),
             rank=self._rank,
@@ -142,7 +144,7 @@ class LaunchedTrainer(Trainer):
             )
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-        return report
+        return replace(report, too_long=too_long)
 
     def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
         """Refuse.

@@ -46,7 +46,8 @@ class Row:
 def rows_of(trajectories: Sequence[Trajectory], *, max_sequence_tokens: int) -> list[Row]:
     """Rows by length, equal lengths by content: the set alone decides the order.
 
-    Rows of more than ``max_sequence_tokens`` are left out.
+    Rows of more than ``max_sequence_tokens`` are left out; a trainer says how many
+    (``SftReport.too_long``).
     """
     by_length = sorted(
         (t for t in trajectories if t.token_count <= max_sequence_tokens),

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,19 +147,21 @@ class SftTrainer(Trainer):
             micro_batch_tokens=self._spec.micro_batch_tokens,
             keep=self._keep,
         )
+        rows = rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens)
         with (
             checkpointed(self._model, on=self._spec.gradient_checkpointing),
             autocast(self._model, self._device),
         ):
-            return loop.run(
+            report = loop.run(
                 self._model,
                 chosen,
-                rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens),
+                rows,
                 device=self._device,
                 processes=OneProcess(),
                 anchor=anchor,
                 correction=correction,
             )
+        return replace(report, too_long=len(trajectories) - len(rows))
 
     def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
         """Per-unit gradients by these factors, at whatever values they have when asked.

@@ -110,6 +110,8 @@ class SftReport:
     """Mean loss per agent token of the first epoch; 0 if there was none."""
     last_loss: float
     """The same of the last epoch."""
+    too_long: int = 0
+    """Trajectories that were left out because they are longer than ``max_sequence_tokens``."""
     mean_gradient: dict[str, np.ndarray] | None = None
     """Mean over the steps of the clipped gradient before the correction, where one was given: the
     silo's next control variate. Zeros where there was nothing to imitate."""

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from evolution.memory.buffer import SuccessBuffer
+from evolution.memory.memory import Memory
 from evolution.methods.expert import demonstrations
+from evolution.methods.population import MEMORY_FILE
 from evolution.rollout.conversation import ChatFormat
 from evolution.trajectory import Trajectory
 from lab.experiment.config import Run
@@ -29,9 +30,9 @@ _STREAM = 0x5EED
 
 
 def seed_buffer(run: Run, indices: Sequence[int], state_dir: Path, *, chat: ChatFormat) -> int:
-    """Put the demonstrations of silos into the buffer of one; returns how many there are.
+    """Put the demonstrations of silos into the memory of one; returns how many there are.
 
-    ``state_dir`` is where the method will open its buffer; it is created if absent.
+    ``state_dir`` is where the method will open its memory; it is created if absent.
 
     Raises:
         DemonstrationError: The expert does not solve enough of a silo's tasks.
@@ -40,8 +41,8 @@ def seed_buffer(run: Run, indices: Sequence[int], state_dir: Path, *, chat: Chat
     if not found:
         return 0
     state_dir.mkdir(parents=True, exist_ok=True)
-    with SuccessBuffer(state_dir / "successes.sqlite") as buffer:
-        buffer.add_expert(found)
+    with Memory(state_dir / MEMORY_FILE) as memory:
+        memory.add_expert(found)
     return len(found)
 
 

@@ -65,6 +65,7 @@ PRIVATE: Final = (
     "adapters",
     "evolve",
     "experts.sqlite",
+    "experts.sqlite-journal",
     "experts.sqlite-wal",
     "experts.sqlite-shm",
     "runs",
@@ -72,7 +73,7 @@ PRIVATE: Final = (
     "evaluation.jsonl",
     "probes.address",
 )
-"""Keys, uploads, results, adapters, buffers and reports."""
+"""Keys, uploads, results, adapters, memories and reports."""
 PROOFS: Final = (
     LEDGER_FILE,
     "state.json",

@@ -1,17 +1,18 @@
-"""``chorale-silo buffer``: demonstrations for this silo, and what its buffers hold.
+"""``chorale-silo buffer``: demonstrations for this silo, and what its memories hold.
 
 Everything here stays on this machine. The commands need the base model's tokenizer at most, never a
 GPU, and run while the daemon is stopped: they hold the ledger's lock as long as they work, so a
 daemon that runs refuses them, and one that is started meanwhile refuses to start.
 
 Demonstrations are imported once, for all runs, into ``experts.sqlite``; a run copies them into its
-own buffer when its method is loaded. Deletion reaches every buffer under the data directory.
+own memory when its method is loaded. Deletion reaches every memory under the data directory: tries
+that succeeded and tries that failed, what was explored, and demonstrations.
 
 What an explored round came to may be on disk as well, finished and not released yet
 (``silo_agent/local_work/result_file.py``). Nobody can tell whose data is in it, so deletion takes
 all of it: those rounds are worked on again.
 
-Covered: import, show, delete. Not covered: buffers of rehearsals (``chorale-silo alone --out``),
+Covered: import, show, delete. Not covered: memories of rehearsals (``chorale-silo alone --out``),
 which are in the directory that was named there; adapters, which cannot forget.
 """
 
@@ -30,14 +31,15 @@ from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_resul
 from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
-    from evolution.memory.buffer import SuccessBuffer
+    from evolution.memory.memory import Memory
     from evolution.rollout.conversation import ChatFormat
 
 __all__ = ["buffer_app"]
 
 
 buffer_app = typer.Typer(
-    help="What this silo learns from; nothing of it leaves this machine.",
+    help="This silo's memory: what its agent tried, and what it learns from. Nothing of it leaves "
+    "this machine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -56,7 +58,7 @@ def buffer_import(
     record-level privacy nothing is trained on them.
     """
     with answering(output), _typed():
-        from evolution.memory.buffer import SuccessBuffer
+        from evolution.memory.memory import Memory
         from evolution.methods.expert_file import read_expert_file
         from evolution.methods.population import EXPERT_FILE
         from silo_agent.config import SiloConfig
@@ -73,8 +75,8 @@ def buffer_import(
             )
         with _daemon_stopped(config.data_dir):
             given = read_expert_file(file, environment=environment, chat=_chat(config.base_model))
-            with SuccessBuffer(config.data_dir / EXPERT_FILE) as buffer:
-                added = buffer.add_expert(given)
+            with Memory(config.data_dir / EXPERT_FILE) as memory:
+                added = memory.add_expert(given)
         longest = max((trajectory.token_count for trajectory in given), default=0)
         show_result(
             output, f"{added} new demonstrations of {len(given)}; the longest has {longest} tokens"
@@ -85,7 +87,7 @@ def buffer_import(
 
 @buffer_app.command("show")
 def buffer_show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
-    """How many successes and demonstrations each buffer holds, per environment."""
+    """How many tries and demonstrations each memory holds, per environment."""
     with answering(output), _typed():
         from dataclasses import asdict
 
@@ -94,19 +96,20 @@ def buffer_show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None
         config = SiloConfig.load(data)
         shown = []
         with _daemon_stopped(config.data_dir):
-            for path, buffer in _buffers(config.data_dir):
+            for path, memory in _memories(config.data_dir):
                 name = str(path.relative_to(config.data_dir))
-                counts = buffer.counts()
+                counts = memory.counts()
                 shown.append({"file": name, "environments": [asdict(row) for row in counts]})
                 show_result(output, f"{name}: {'empty' if not counts else ''}")
                 for row in counts:
                     show_result(
                         output,
-                        f"  {row.environment}: {row.explored} successes and {row.expert} "
-                        f"demonstrations of {row.tasks} tasks",
+                        f"  {row.environment}: {row.explored} tries ({row.solved} solved, "
+                        f"{row.failed} failed) and {row.demonstrations} demonstrations of "
+                        f"{row.tasks} tasks",
                     )
         if not shown:
-            say("no buffer: nothing was explored or imported")
+            say("no memory: nothing was explored or imported")
         succeed(output, {"buffers": shown})
 
 
@@ -119,7 +122,7 @@ def buffer_delete(
     data: Data = DEFAULT_DATA,
     output: Output = Format.TEXT,
 ) -> None:
-    """Forget a subject or a task in every buffer, and overwrite what was there.
+    """Forget a subject or a task in every memory, and overwrite what was there.
 
     Finished work that is not released yet goes too: it is done again, and local training
     charged again. Adapters that were trained on it stay as they are.
@@ -136,11 +139,11 @@ def buffer_delete(
         config = SiloConfig.load(data)
         deleted = 0
         with _daemon_stopped(config.data_dir):
-            for _, buffer in _buffers(config.data_dir):
+            for _, memory in _memories(config.data_dir):
                 if subject is not None:
-                    deleted += buffer.delete_subject(subject)
+                    deleted += memory.delete_subject(subject)
                 elif task is not None:
-                    deleted += buffer.delete_task(Task(environment=task[0], task_id=task[1]))
+                    deleted += memory.delete_task(Task(environment=task[0], task_id=task[1]))
             results = delete_results(config.data_dir)
             personal = sorted(config.data_dir.glob("evolve/*/personal"))
         show_result(output, f"deleted {deleted} trajectories")
@@ -164,12 +167,12 @@ def buffer_delete(
 
 @contextmanager
 def _typed() -> Iterator[None]:
-    """The errors of buffers and of files of demonstrations as those of a command."""
-    from evolution.errors import BufferStoreError, ConversationError, EvolveError
+    """The errors of memories and of files of demonstrations as those of a command."""
+    from evolution.errors import ConversationError, EvolveError, MemoryStoreError
 
     try:
         yield
-    except (BufferStoreError, EvolveError, ConversationError) as error:
+    except (MemoryStoreError, EvolveError, ConversationError) as error:
         code = type(error).__name__.removesuffix("Error")
         code = "".join(f"_{c.lower()}" if c.isupper() else c for c in code).lstrip("_")
         raise CommandError(str(error), code=code, exit_code=Exit.ARGUMENTS) from error
@@ -194,7 +197,7 @@ def _daemon_stopped(data_dir: Path) -> Iterator[None]:
                 "the daemon of this silo is running",
                 code="daemon_running",
                 exit_code=Exit.SERVER,
-                hint="it has the buffers open",
+                hint="it has the memory open",
                 next_step="stop it, then try again",
             ) from error
         yield
@@ -202,14 +205,14 @@ def _daemon_stopped(data_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _buffers(data_dir: Path) -> Iterator[tuple[Path, SuccessBuffer]]:
-    from evolution.memory.buffer import SuccessBuffer
-    from evolution.methods.population import BUFFER_FILE, EXPERT_FILE
+def _memories(data_dir: Path) -> Iterator[tuple[Path, Memory]]:
+    from evolution.memory.memory import Memory
+    from evolution.methods.population import EXPERT_FILE, MEMORY_FILE
 
-    for path in (data_dir / EXPERT_FILE, *sorted(data_dir.glob(f"evolve/*/{BUFFER_FILE}"))):
+    for path in (data_dir / EXPERT_FILE, *sorted(data_dir.glob(f"evolve/*/{MEMORY_FILE}"))):
         if path.is_file():
-            with SuccessBuffer(path) as buffer:
-                yield path, buffer
+            with Memory(path) as memory:
+                yield path, memory
 
 
 def _chat(base_model: Path | None) -> ChatFormat:

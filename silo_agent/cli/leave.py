@@ -26,7 +26,7 @@ def leave(
     ] = False,
     wipe: Annotated[
         bool,
-        typer.Option("--wipe", help="Delete keys, uploads, results, adapters, buffers, reports."),
+        typer.Option("--wipe", help="Delete keys, uploads, results, adapters, memories, reports."),
     ] = False,
     wipe_ledger: Annotated[
         bool,

@@ -56,9 +56,9 @@ def _known(error: Exception) -> CommandError | None:
     from dp.errors import PrivacyError
     from evolution.errors import (
         BaseModelError,
-        BufferStoreError,
         EnvironmentFailureError,
         EvolveError,
+        MemoryStoreError,
     )
     from federation.errors import FederationError
     from secagg.errors import SecAggError
@@ -94,7 +94,7 @@ def _known(error: Exception) -> CommandError | None:
         | EvolveError
         | EnvironmentFailureError
         | BaseModelError
-        | BufferStoreError,
+        | MemoryStoreError,
     ):
         exit_code, hint, next_step = _OF_A_LEDGER.get(code, (Exit.ARGUMENTS, _ASK_DOCTOR, ""))
         return CommandError(

@@ -6,13 +6,13 @@ Invariants:
 2. Local work does not begin while the data directory holds more than ``max_disk_bytes``. It is then
    work that failed, and the silo uploads zeros with full noise, as ADR 5 has it.
 3. What is counted has sizes that follow from plans, messages and time. Not counted is what has a
-   size that follows from data: the stores of the methods, with the successes, the demonstrations
+   size that follows from data: the stores of the methods, with the tries, the demonstrations
    and the silo's own reports. Of a silo close to its limit one success more could end the work, and
    a silo that is silent, or whose zeros are seen, would tell it.
 
 Covered: the above. Not covered: time (``evolution/local_time.py``); what work that has begun adds
 to the disk; a disk that is full, which fails work whatever filled it; how much the stores hold,
-which is bounded elsewhere: each by its capacity (``evolution/memory/buffer.py``), their number by
+which is bounded elsewhere: each by its capacity (``evolution/memory/memory.py``), their number by
 ``max_kept_runs`` (``silo_agent/books/kept_runs.py``).
 """
 

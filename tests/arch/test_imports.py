@@ -34,7 +34,7 @@ LIGHT = (
     "import federation.adapter.initial, federation.adapter.export",
     "import server.daemon, server.cli.main, server.cli.coordinator",
     "import silo_agent.daemon.daemon, silo_agent.cli.main, evolution.methods.constant",
-    "import evolution.model.identity, evolution.memory.buffer",
+    "import evolution.model.identity, evolution.memory.memory",
     "import lab.cli.main, lab.demo.command",
 )
 

@@ -34,6 +34,7 @@ NAMES = {
     "chorale_silo_nonfinite_deltas": "counter",
     "chorale_silo_rollout_tokens": "counter",
     "chorale_silo_task_reward": "gauge",
+    "chorale_silo_too_long_trajectories": "counter",
     "chorale_silo_success_ratio": "gauge",
     "chorale_silo_train_loss": "gauge",
     "chorale_silo_dp_epsilon_spent": "gauge",
@@ -104,13 +105,14 @@ def test_a_round_of_local_work_is_shown(metrics: SiloMetrics):
     metrics.observe_evolution(
         episodes={"craft": 100, "private-name": 50},
         successes={"craft": 25},
-        figures={"last_loss": 0.5, "agent_tokens": 640.0},
+        figures={"last_loss": 0.5, "agent_tokens": 640.0, "too_long": 3.0},
     )
     assert value(metrics, "chorale_silo_success_ratio", environment="craft") == 0.25
     assert value(metrics, "chorale_silo_success_ratio", environment="other") == 0.0
     assert value(metrics, "chorale_silo_success_ratio", environment="private-name") is None
     assert value(metrics, "chorale_silo_train_loss") == 0.5
     assert value(metrics, "chorale_silo_rollout_tokens_total") == 640.0
+    assert value(metrics, "chorale_silo_too_long_trajectories_total") == 3.0
     assert value(metrics, "chorale_silo_task_reward") == pytest.approx(25 / 150)
 
 

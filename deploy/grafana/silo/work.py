@@ -20,7 +20,10 @@ _OF: Final = SILO.of
 
 def learning_row() -> Row:
     """What the silo learns."""
-    return Row(title="Learning at this site", panels=(_success(), _reward(), _loss(), _tokens()))
+    return Row(
+        title="Learning at this site",
+        panels=(_success(), _reward(), _loss(), _tokens(), _too_long()),
+    )
 
 
 def rounds_row() -> Row:
@@ -102,7 +105,27 @@ def _tokens() -> Panel:
         queries=(Query(expr=f"rate({tokens}[$__rate_interval])", legend="tokens"),),
         unit="si:tok/s",
         minimum=0,
-        width=24,
+        width=18,
+        height=6,
+    )
+
+
+def _too_long() -> Panel:
+    return Panel(
+        kind=Kind.LINES,
+        title="Too long to be trained on",
+        shows=(
+            "Trajectories left out since the daemon started, because they are longer than the "
+            "plan's `max_sequence_tokens`."
+        ),
+        remedy="Many of them: ask for a plan with a larger `max_sequence_tokens`.",
+        queries=(
+            Query(expr=_OF("chorale_silo_too_long_trajectories_total"), legend="trajectories"),
+        ),
+        unit="none",
+        minimum=0,
+        steps=True,
+        width=6,
         height=6,
     )
 

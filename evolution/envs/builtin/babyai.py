@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -133,11 +134,16 @@ class BabyAI(ScriptedEnvironment):
         truncated = not ended and self._step >= self.max_steps
         self._over = ended or truncated
         text = self._observe() if known else f"not possible . {self._observe()}"
-        return text, float(reward), bool(ended), truncated, self._info()
+        info = {**self._info(), "valid": known}
+        return text, float(reward), bool(ended), truncated, info
 
     def success(self, info: Info) -> bool:
         """Whether BabyAI counts the mission as done."""
         return bool(info["solved"])
+
+    def admissible(self) -> Sequence[str]:
+        """Every move: those that change nothing are moves as well."""
+        return _ACTIONS
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """What ``BabyAIBot`` would do.

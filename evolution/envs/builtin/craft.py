@@ -16,6 +16,7 @@ recipes in context, tags ("any plank"), tools that survive their use.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -56,6 +57,7 @@ _TRADES = (
     ("thread", "cloth", "rope", "flag"),
 )
 _GOALS = tuple(trade[depth] for depth in range(4) for trade in _TRADES)
+_ITEMS = frozenset({*RECIPES, *_RAW})
 _MAX_GET = 9
 _SOURCES = 5
 _NEVER = "not possible ."
@@ -115,17 +117,29 @@ class Craft(ScriptedEnvironment):
         """
         if self._over:
             raise EpisodeStateError("the episode is over; reset first")
-        done_it = self._apply(action)
+        match = _ACTION.fullmatch(" ".join(action.split()))
+        valid = match is not None and _names(match) in _ITEMS
+        done_it = match is not None and self._apply(match)
         self._step += 1
         solved = self._held.get(self._goal, 0) > 0
         truncated = not solved and self._step >= self.max_steps
         self._over = solved or truncated
         note = "done ." if solved else "" if done_it else _NEVER
-        return self._observe(note), float(solved), solved, truncated, self._info()
+        info = {**self._info(), "valid": valid}
+        return self._observe(note), float(solved), solved, truncated, info
 
     def success(self, info: Info) -> bool:
         """Whether the goal item was made."""
         return bool(info["goal_held"])
+
+    def admissible(self) -> Sequence[str]:
+        """What can be taken and what can be made."""
+        taken = [
+            f"get {count} {item}"
+            for item, here in self._here.items()
+            for count in range(1, min(here, _MAX_GET - self._held.get(item, 0)) + 1)
+        ]
+        return [*taken, *(f"craft {item}" for item, needs in RECIPES.items() if self._can(needs))]
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """The next action of a player who knows the recipes."""
@@ -146,10 +160,7 @@ class Craft(ScriptedEnvironment):
         item = str(rng.choice(sources))
         return f"get {rng.integers(1, min(self._here[item], 4) + 1)} {item}"
 
-    def _apply(self, action: str) -> bool:
-        match = _ACTION.fullmatch(" ".join(action.split()))
-        if match is None:
-            return False
+    def _apply(self, match: re.Match[str]) -> bool:
         count, raw, made = match.groups()
         if made is not None:
             recipe = RECIPES.get(made)
@@ -177,6 +188,11 @@ class Craft(ScriptedEnvironment):
 
     def _info(self) -> Info:
         return {"goal_held": self._held.get(self._goal, 0) > 0, "step": self._step}
+
+
+def _names(match: re.Match[str]) -> str:
+    """The item that an action is about; an action about something else cannot be read."""
+    return str(match[2] or match[3])
 
 
 def _add_raw(item: str, count: int, needs: dict[str, int]) -> None:

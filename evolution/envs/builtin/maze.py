@@ -13,6 +13,7 @@ Covered: a new maze per task. Not covered: mazes the agent remembers across epis
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -91,7 +92,8 @@ class Maze(ScriptedEnvironment):
             raise EpisodeStateError("the episode is over; reset first")
         self._step += 1
         verb, _, way = " ".join(action.split()).partition(" ")
-        moved = verb == "move" and way in _MOVES and self._leads(way)
+        valid = verb == "move" and way in _MOVES
+        moved = valid and self._leads(way)
         if moved:
             self._at = _beside(self._at, way)
             self._last = way
@@ -99,11 +101,15 @@ class Maze(ScriptedEnvironment):
         truncated = not solved and self._step >= self.max_steps
         self._over = solved or truncated
         text = self._observe() if moved else f"not possible . {self._observe()}"
-        return text, float(solved), solved, truncated, self._info()
+        return text, float(solved), solved, truncated, {**self._info(), "valid": valid}
 
     def success(self, info: Info) -> bool:
         """Whether the goal was reached."""
         return bool(info["moves_to_goal"] == 0)
+
+    def admissible(self) -> Sequence[str]:
+        """The moves that no wall stops."""
+        return [f"move {way}" for way in _MOVES if self._leads(way)]
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """A move that brings the goal nearer."""
@@ -117,7 +123,7 @@ class Maze(ScriptedEnvironment):
 
     def random_action(self, rng: np.random.Generator) -> str:
         """A move that no wall stops."""
-        return f"move {rng.choice([way for way in _MOVES if self._leads(way)])}"
+        return str(rng.choice(self.admissible()))
 
     def _leads(self, way: str) -> bool:
         return (self._at, _beside(self._at, way)) in self._open

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import string
 from collections import Counter
+from collections.abc import Sequence
 from importlib import resources
 
 import numpy as np
@@ -105,11 +106,15 @@ class Wordle(ScriptedEnvironment):
         truncated = not solved and self._step >= self.max_steps
         self._over = solved or truncated
         text = self._observe() if known_word else f"not the word . {self._observe()}"
-        return text, float(solved), solved, truncated, self._info()
+        return text, float(solved), solved, truncated, {**self._info(), "valid": known_word}
 
     def success(self, info: Info) -> bool:
         """Whether the word was found."""
         return bool(info["found"])
+
+    def admissible(self) -> Sequence[str]:
+        """The words of the dictionary."""
+        return [" ".join(word) for word in words()]
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """A word that fits everything on the board."""

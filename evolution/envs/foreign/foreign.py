@@ -5,11 +5,13 @@ said, unchecked. This class bounds and checks it, counts steps, adds rewards up 
 Invariants:
 
 1. Nothing unchecked leaves ``reset`` and ``step``: text is bounded, rewards are finite, flags are
-   bools; anything else is a ``ForeignEnvironmentError`` and ends the episode.
+   bools, ``info["valid"]`` included; anything else is a ``ForeignEnvironmentError`` and ends the
+   episode.
 2. After an error the episode is over, and what it held is released. The next ``reset`` starts anew.
 3. An episode is over after ``max_steps`` steps, whatever the environment says.
 4. With a table of action words, a word that is not in it costs a step, is answered here, and never
-   reaches the environment. The word is not echoed.
+   reaches the environment. The word is not echoed, and the step is an invalid one. Beside that an
+   environment may say itself which actions it could not read (``valid`` in the info; ``gym`` only).
 5. An environment that three times in a row could not be reached or did not answer is left alone for
    a minute: its episodes fail at once, so that a round does not wait for each of them. Not where
    units are protected (``Catalogue.apart``).
@@ -199,7 +201,13 @@ class ForeignEnvironment(Environment, Generic[SpecT]):
         terminated = bool_of(turn.terminated, "terminated")
         ended = bool_of(turn.truncated, "truncated") or terminated
         self._return += reward
-        info: Info = {"reward": reward, "return": self._return, "success": False}
+        said = turn.info.get("valid", True) if isinstance(turn.info, dict) else True
+        info: Info = {
+            "reward": reward,
+            "return": self._return,
+            "success": False,
+            "valid": not turn.ours and bool_of(said, "valid"),
+        }
         key = self._spec.success.info
         if key is not None and ended:
             # An episode that was cut off here need not have the key; one that ended there must.

@@ -13,18 +13,17 @@ Covered: types, sizes, numbers. Not covered: chat markers, which depend on the t
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
 import numpy as np
 
-from evolution.errors import ForeignReplyError
+from evolution.envs.outcome import reward_of as checked_reward
+from evolution.errors import ForeignReplyError, OutcomeError
 
 __all__ = [
     "MAX_OBSERVATION_CHARS",
-    "MAX_REWARD",
     "bool_of",
     "field_of",
     "json_of",
@@ -34,7 +33,6 @@ __all__ = [
 ]
 
 MAX_OBSERVATION_CHARS = 4_000
-MAX_REWARD = 1e9
 _MAX_ITEMS = 256
 
 
@@ -96,15 +94,10 @@ def reward_of(value: object) -> float:
     Raises:
         ForeignReplyError: It is no number, not finite, or absurdly large.
     """
-    if not isinstance(value, Real):
-        raise ForeignReplyError("a reward is not a number")
     try:
-        reward = float(value)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise ForeignReplyError("a reward is not a finite number") from error
-    if not math.isfinite(reward) or abs(reward) > MAX_REWARD:
-        raise ForeignReplyError("a reward is not a finite number")
-    return reward
+        return checked_reward(value)
+    except OutcomeError as error:
+        raise ForeignReplyError(str(error)) from error
 
 
 def bool_of(value: object, what: str) -> bool:

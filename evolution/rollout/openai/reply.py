@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from evolution.errors import EngineReplyError
 from evolution.rollout.engine import Generation
 
-__all__ = ["ServedModel", "generation_of", "models_of"]
+__all__ = ["ServedModel", "generation_of", "likeliest_logprob_of", "models_of"]
 
 _MAX_MODELS = 4_096
 _MAX_TEXT = 4_096
@@ -93,6 +93,21 @@ def generation_of(
     if not ended and len(tokens) != max_new_tokens:
         raise EngineReplyError("the answer stops without an end token")
     return Generation(token_ids=tuple(tokens), logprobs=tuple(map(_logprob, values)), ended=ended)
+
+
+def likeliest_logprob_of(content: bytes) -> float:
+    """The log-probability of the likeliest token, in an answer of one token with alternatives.
+
+    Raises:
+        EngineReplyError: It is no such answer.
+    """
+    choices = _field(_json(content), "choices", list)
+    if len(choices) != 1:
+        raise EngineReplyError(f"one answer was asked for, {len(choices)} came")
+    shown = _field(_field(choices[0], "logprobs", dict), "top_logprobs", list)
+    if len(shown) != 1 or not isinstance(shown[0], dict) or not shown[0]:
+        raise EngineReplyError("one token with its alternatives was asked for")
+    return max(map(_logprob, shown[0].values()))
 
 
 def _model(card: object) -> ServedModel:

@@ -10,9 +10,11 @@ from evolution.envs import (
     ENVIRONMENTS,
     EnvironmentFailureError,
     EpisodeStateError,
+    SaysAdmissible,
     ScriptedEnvironment,
     Shard,
     ShardError,
+    SolvesTasks,
     Split,
     TaskIdError,
     make,
@@ -33,8 +35,11 @@ def environment(request: pytest.FixtureRequest) -> Iterator[ScriptedEnvironment]
     made.close()
 
 
-def play(environment, task_id, rng, *, expert_share=0.0):
-    """All observations and actions of an episode, and its last step's info."""
+def play(environment, task_id, rng, *, expert_share=0.0, valid=None):
+    """All observations and actions of an episode, and its last step's info.
+
+    With a list for ``valid`` also what each step said of its action.
+    """
     observation, info = environment.reset(task_id)
     observations, actions, ended = [observation], [], False
     while not ended:
@@ -49,7 +54,9 @@ def play(environment, task_id, rng, *, expert_share=0.0):
         actions.append(action)
         observations.append(observation)
         ended = terminated or truncated
-    return observations, actions, info
+        if valid is not None:
+            valid.append(info["valid"])
+    return (observations, actions, info) if valid is None else (observations, actions, info, valid)
 
 
 def test_names_itself(environment):
@@ -133,6 +140,77 @@ def test_nonsense_is_answered_not_echoed(environment):
         assert observation.startswith("not ")
         assert set(observation.split()) <= environment.vocabulary
         assert not environment.success(info)
+
+
+def test_what_cannot_be_read_is_an_invalid_action(environment):
+    for task_id in environment.task_ids(Split.TRAIN)[:4]:
+        environment.reset(task_id)
+        for action in NONSENSE[: environment.max_steps]:
+            assert environment.step(action)[4]["valid"] is False
+
+
+def test_no_action_of_the_expert_is_invalid(environment):
+    rng = np.random.default_rng(0)
+    for share in (1.0, 0.0):
+        for task in environment.task_ids(Split.TRAIN)[:40]:
+            valid = play(environment, task, rng, expert_share=share, valid=[])[3]
+            assert all(said is True for said in valid)
+
+
+def test_an_action_that_is_only_impossible_is_not_invalid(environment):
+    """Read, and answered that it cannot be done here."""
+    impossible = {
+        "craft": ("craft forge", "get 9 wheat"),
+        "maze": ("move up", "move left", "move down", "move right"),
+        "shop": ("buy", "next", "back", "open 4", "pick red"),
+    }
+    seen = set()
+    for task_id in environment.task_ids(Split.TRAIN)[:8]:
+        for action in impossible.get(environment.name, ()):
+            environment.reset(task_id)
+            observation, *_, info = environment.step(action)
+            assert info["valid"] is True
+            seen.add(observation.startswith("not possible"))
+    assert (True in seen) == (environment.name in impossible)
+
+
+def test_every_admissible_action_is_possible_and_read(environment):
+    if not isinstance(environment, SaysAdmissible):
+        assert environment.name == "shop", "anything may be searched for"
+        return
+    rng = np.random.default_rng(3)
+    offered = set()
+    for task_id in environment.task_ids(Split.TRAIN)[:12]:
+        environment.reset(task_id)
+        ended = False
+        while not ended:
+            actions = environment.admissible()
+            assert len(set(actions)) == len(actions) > 0
+            assert list(actions) == list(environment.admissible())
+            offered.update(actions)
+            action = actions[int(rng.integers(len(actions)))]
+            observation, _, terminated, truncated, info = environment.step(action)
+            ended = terminated or truncated
+            assert info["valid"] is True
+            assert not observation.startswith("not ")
+    assert len(offered) >= 4
+
+
+def test_the_experts_solution_of_a_task_solves_it(environment):
+    assert isinstance(environment, SolvesTasks)
+    other = make(environment.name)
+    solved = 0
+    for task_id in environment.task_ids(Split.HELD_OUT)[:20]:
+        actions = environment.solve(task_id)
+        assert list(environment.solve(task_id)) == list(actions)
+        other.reset(task_id)
+        for place, action in enumerate(actions, start=1):
+            *_, terminated, truncated, info = other.step(action)
+            assert (terminated or truncated) == (place == len(actions))
+        if actions:
+            solved += other.success(info)
+    other.close()
+    assert solved >= 18
 
 
 def test_expert_solves_tasks(environment):

@@ -9,13 +9,13 @@ import pytest
 from evolution.envs.catalogue import BUILT_IN, make
 from evolution.envs.tasks import Split
 from evolution.errors import (
-    BufferCorruptError,
     EnvironmentFailureError,
     ExpertError,
     ExpertFileError,
+    MemoryCorruptError,
     UnknownEnvironmentError,
 )
-from evolution.memory.buffer import SuccessBuffer
+from evolution.memory.memory import Memory
 from evolution.methods.evolver import EvolveSettings, Work
 from evolution.methods.expert import EXPERT_ROUND, demonstrations
 from evolution.methods.expert_file import read_expert_file
@@ -280,7 +280,7 @@ def test_where_nothing_succeeds_the_expert_set_is_what_is_learned_from(
     ids = make("craft").task_ids(Split.TRAIN)[:6]
     shown = demonstrations("craft", ids, chat=chat, seed=0)
     other = demonstrations("maze", make("maze").task_ids(Split.TRAIN)[:2], chat=chat, seed=0)
-    with SuccessBuffer(tmp_path / "experts.sqlite") as given:
+    with Memory(tmp_path / "experts.sqlite") as given:
         given.add_expert(shown + other)
     silo = make_silo(expert_file=tmp_path / "experts.sqlite")
     seeded = silo.evolve(work(adapter))
@@ -301,5 +301,5 @@ def test_where_nothing_succeeds_the_expert_set_is_what_is_learned_from(
 
 def test_damaged_demonstrations_stop_the_method_before_it_begins(make_silo, tmp_path):
     (tmp_path / "experts.sqlite").write_bytes(b"not a database at all, but long enough" * 40)
-    with pytest.raises(BufferCorruptError):
+    with pytest.raises(MemoryCorruptError):
         make_silo(expert_file=tmp_path / "experts.sqlite")

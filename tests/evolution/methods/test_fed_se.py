@@ -5,13 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from evolution.envs import catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError
+from evolution.memory.memory import Memory
+from evolution.methods import fed_se
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.methods.explore import draw_tasks
+from evolution.methods.imitate import training_set
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import initial_adapter
 from evolution.train.sft import SftTrainer, TrajectoryLoss
@@ -275,3 +279,89 @@ def test_training_lowers_the_loss_and_depends_on_the_set_alone(tiny_base):
         episodes, dataclasses.replace(plan, max_sequence_tokens=12), trainable=every
     )
     assert short.agent_tokens == 8 * 3 * sum(len(t.steps) == 1 for t in episodes)
+    assert short.too_long == sum(len(t.steps) > 1 for t in episodes) > 0
+    assert report.too_long == 0
+
+
+def test_every_try_is_kept_and_the_silo_is_told_what_came_of_them(tiny_base, make_silo):
+    silo = make_silo()
+    one = work(first(tiny_base))
+    evolution = silo.evolve(one)
+    groups = silo._buffer.groups(round_index=0)
+    tries = [t for group in groups for t in group.trajectories]
+    assert len(tries) == len(silo._buffer) == 24
+    assert {len(group.trajectories) for group in groups} == {2}
+    assert not any(group.dropped for group in groups)
+    assert sum(t.success for t in tries) == evolution.successes["early"] < 24
+    steps = [step for t in tries for step in t.steps]
+    figures = evolution.metrics
+    assert figures["truncated"] == sum(t.truncated for t in tries) > 0
+    assert figures["cut_off"] == sum(s.cut_off for s in steps) > 0
+    assert figures["environment_steps"] == len(steps)
+    assert (figures["invalid_actions"], figures["dropped"]) == (0.0, 0.0)
+    # The same round again, and the same silo begun anew: nothing is there twice.
+    silo.evolve(one)
+    assert silo._buffer.groups(round_index=0) == groups
+
+
+def test_what_is_too_long_to_be_trained_on_is_counted_and_said_once(tiny_base, make_silo):
+    silo, adapter = make_silo(), first(tiny_base)
+    whole = silo.evolve(work(adapter))
+    lengths = [t.token_count for t in silo._buffer.select(round_index=0, best_per_task=True)]
+    assert whole.metrics["too_long"] == 0.0
+    limit = min(lengths)
+    left_out = sum(length > limit for length in lengths)
+    with capture_logs() as logs:
+        short = silo.evolve(work(adapter, max_sequence_tokens=limit))
+    assert short.metrics["too_long"] == left_out > 0
+    assert short.metrics["selected"] == len(lengths)
+    said = [line for line in logs if line["event"] == "trajectories_too_long"]
+    assert [(line["trajectories"], line["max_tokens"]) for line in said] == [(left_out, limit)]
+
+
+@pytest.mark.parametrize("fails", ["whole", "one"])
+def test_a_try_that_cannot_be_stored_costs_no_other_success_its_place(
+    tiny_base, make_silo, monkeypatch, fails
+):
+    honest = make_silo("honest").evolve(work(first(tiny_base)))
+    add, refused = Memory.add, []
+
+    def picky(self, trajectories):
+        tries = list(trajectories)
+        bad = [t for t in tries if not t.success]
+        if bad and (fails == "whole" or len(tries) > 1 or not refused):
+            refused.extend(bad)
+            raise OverflowError("a token that fits no column")
+        return add(self, tries)
+
+    monkeypatch.setattr(Memory, "add", picky)
+    silo = make_silo("picky")
+    evolution = silo.evolve(work(first(tiny_base)))
+    assert refused
+    # No failure was stored, or hardly one, and imitation does not notice.
+    assert same(evolution.delta, honest.delta)
+    assert not is_zero(honest.delta)
+
+
+def test_without_the_filter_what_was_played_is_imitated_as_it_was_from_memory(
+    tiny_base, make_silo, monkeypatch
+):
+    """What is read from disk is what the process held: every round's tries, once each."""
+    silo, adapter = make_silo(options={"success_filter": "off"}), first(tiny_base)
+    held = {}
+    honest = fed_se.run_episodes
+
+    def noted(*args, **options):
+        batch = honest(*args, **options)
+        for t in batch.trajectories:
+            held[t.task.environment, t.task.task_id, t.conversation_sha256] = t
+        return batch
+
+    monkeypatch.setattr(fed_se, "run_episodes", noted)
+    for index in range(3):
+        one = work(adapter, index, window=0, use_expert=False)
+        evolution = silo.evolve(one)
+        found = training_set(silo._buffer, one, success_filter=False)
+        assert [t.token_ids for t in found] == [held[key].token_ids for key in sorted(held)]
+        assert found == [held[key] for key in sorted(held)]
+        adapter = {k: v + evolution.delta[k] for k, v in adapter.items()}

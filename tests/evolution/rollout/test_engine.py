@@ -42,20 +42,29 @@ def play(engine: HfEngine, temperature: float, batch_size: int) -> EpisodeBatch:
     )
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_recorded_log_probabilities_match_teacher_forcing(engine, tiny_base, adapter, temperature):
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_recorded_log_probabilities_are_those_of_what_was_drawn_from(
+    engine, tiny_base, adapter, temperature
+):
+    """Against a softmax of the model's own scores at that temperature, one episode at a time."""
     played = play(engine, temperature, batch_size=10)
     model = attach_lora(load_base(tiny_base), rank=RANK, alpha=ALPHA)
     write_adapter(model, adapter)
     for trajectory in played.trajectories:
         ids = torch.tensor([trajectory.token_ids])
         logits = model(input_ids=ids).logits[0, :-1]
-        expected = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
+        probabilities = torch.softmax(logits.double() / temperature, -1)
+        expected = probabilities.gather(-1, ids[0, 1:, None])[:, 0].log()
         mask = torch.tensor(trajectory.agent_mask)[1:]
         recorded = torch.tensor(trajectory.logprobs)[1:]
         assert int(mask.sum()) > 0
         assert (expected - recorded)[mask].abs().max() < 1e-4
         assert (recorded[~mask] == 0).all()
+
+
+def test_at_temperature_0_the_policy_is_certain_of_what_it_does(engine):
+    played = play(engine, 0.0, batch_size=10)
+    assert {p for t in played.trajectories for p in t.logprobs} == {0.0}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -90,7 +99,7 @@ def test_a_new_adapter_forgets_the_cache_and_the_base_comes_back(engine, adapter
     adapted = engine.generate(prompt, sampling)
     engine.load_adapter("", {})
     bare = engine.generate(prompt, sampling)
-    assert bare[0].logprobs != adapted[0].logprobs
+    assert bare[0].token_ids != adapted[0].token_ids
     engine.load_adapter("v2", adapter)
     assert engine.generate(prompt, sampling) == adapted
     assert engine.adapter_version == "v2"
@@ -184,6 +193,20 @@ def test_draws_follow_the_distribution():
     assert shares[1] == 0
     assert (shares - probabilities).abs().max() < 0.015  # four standard deviations
     assert torch.allclose(logprobs, probabilities[tokens].log())
+
+
+@pytest.mark.parametrize("temperature", [0.25, 0.7, 3.0])
+def test_draws_and_their_values_follow_the_temperature(temperature):
+    """The share of draws of a token is what its recorded log-probability says."""
+    count = 20_000
+    logits = torch.tensor([1.0, -1.0, 0.5, 0.0])
+    uniform = uniforms(3, np.zeros(count, dtype=np.int64), np.arange(count))
+    tokens, logprobs = draw(logits.expand(count, 4), temperature, uniform)
+    shares = torch.bincount(tokens, minlength=4) / count
+    for token in tokens.unique():
+        (value,) = logprobs[tokens == token].unique()
+        assert abs(shares[token] - value.exp()) < 0.015  # four standard deviations
+        assert torch.isclose(value, (logits / temperature).log_softmax(-1)[token])
 
 
 def test_uniforms_differ_by_seed_key_and_position():

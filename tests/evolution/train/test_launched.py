@@ -80,8 +80,12 @@ def require_equal(base, tmp_path, adapter, **spec):
     only_b = frozenset(name for name in adapter if "lora_B" in name)
     trainer = made(base, state_dir, processes=2, **spec)
     assert isinstance(trainer, LaunchedTrainer)
-    here, expected = trained(made(base, state_dir), adapter, names=only_b)
-    there, report = trained(trainer, adapter, names=only_b)
+    longest = max(row.token_count for row in ROWS)
+    limit = {"max_sequence_tokens": longest - 1}
+    here, expected = trained(made(base, state_dir), adapter, names=only_b, **limit)
+    there, report = trained(trainer, adapter, names=only_b, **limit)
+    too_long = sum(row.token_count == longest for row in ROWS)
+    assert report.too_long == expected.too_long == too_long < len(ROWS)
     assert apart(here, adapter) > 1e-3
     assert apart(here, there) < ROUNDING
     assert apart(expected.mean_gradient, report.mean_gradient) < ROUNDING
@@ -325,6 +329,7 @@ def test_no_worker_starts_for_nothing(tiny_base, tmp_path, adapter, monkeypatch)
     after, report = trained(trainer, adapter, max_sequence_tokens=1)
     assert apart(after, adapter) == 0.0
     assert report.optimiser_steps == 0
+    assert report.too_long == len(ROWS)
     assert not any(value.any() for value in report.mean_gradient.values())
     assert report.mean_gradient.keys() == adapter.keys()
 

@@ -188,6 +188,7 @@ def test_only_the_trainable_factors_are_reported_and_all_of_them_are_needed(tiny
 def test_with_nothing_to_imitate_the_gradient_is_zero(tiny_base, adapter):
     after, report = trained(tiny_base, adapter, max_sequence_tokens=1, correction=adapter)
     assert report.optimiser_steps == 0
+    assert report.too_long == len(EPISODES)
     assert norm(report.mean_gradient) == 0.0
     assert apart(after, adapter) == 0.0
 

@@ -58,6 +58,12 @@ def served(engine):
     return sorted(model.name for model in models if model.name != "base")
 
 
+def scores_of(model, ids, temperature=1.0):
+    """Log-probabilities of every next token, by the model in this process."""
+    with torch.inference_mode():
+        return torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0] / temperature, -1)
+
+
 def test_the_server_is_healthy_and_its_limits_are_ours(engine):
     engine._client.require_healthy()
     assert engine.context_limit == 1024
@@ -67,7 +73,7 @@ def test_the_server_is_healthy_and_its_limits_are_ours(engine):
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_greedy_episodes_on_the_base_are_those_of_the_engine_in_this_process(engine, base, name):
     """Where they differ, both engines must have been within rounding of choosing the other."""
-    here = HfEngine(base, alpha=ALPHA)
+    here, model = HfEngine(base, alpha=ALPHA), load_base(base)
     tasks = tasks_of(name)
     theirs, their_speed = play(engine, tasks, 0.0)
     ours, our_speed = play(here, tasks, 0.0)
@@ -75,24 +81,27 @@ def test_greedy_episodes_on_the_base_are_those_of_the_engine_in_this_process(eng
     for a, b in zip(ours.trajectories, theirs.trajectories, strict=True):
         if a.token_ids == b.token_ids:
             same += 1
-            worst = max(worst, np.abs(np.subtract(a.logprobs, b.logprobs)).max())
             assert a.success == b.success
         else:
             ties += 1
             first = next(
                 i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y
             )
-            assert abs(a.logprobs[first] - b.logprobs[first]) < NEAR_TIE
+            scores = scores_of(model, a.token_ids[:first])[-1]
+            tie = float(scores[a.token_ids[first]] - scores[b.token_ids[first]])
+            worst = max(worst, abs(tie))
+        # Nothing was drawn, so the policy was certain of what it did.
+        assert set(b.logprobs) == {0.0}
     print(
-        f"\nfigure: {name}: {same}/{len(tasks)} greedy episodes equal, {ties} ties, largest "
-        f"difference {worst:.1e} nats; steps/s server {their_speed:.0f}, in process {our_speed:.0f}"
+        f"\nfigure: {name}: {same}/{len(tasks)} greedy episodes equal, {ties} ties, the widest of "
+        f"{worst:.1e} nats; steps/s server {their_speed:.0f}, in process {our_speed:.0f}"
     )
-    assert worst < NATS
+    assert worst < NEAR_TIE
     assert same + ties == len(tasks) == PER_ENVIRONMENT
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_log_probabilities_are_those_of_teacher_forcing(engine, base, adapted, temperature):
     adapter = adapter_of(base, 1)
     engine.load_adapter("forced", adapter if adapted else {})
@@ -105,9 +114,8 @@ def test_log_probabilities_are_those_of_teacher_forcing(engine, base, adapted, t
     worst, tokens = 0.0, 0
     for trajectory in played.trajectories:
         ids = torch.tensor([trajectory.token_ids])
-        with torch.inference_mode():
-            logits = model(input_ids=ids).logits[0, :-1]
-        expected = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
+        scores = scores_of(model, trajectory.token_ids, temperature)[:-1]
+        expected = scores.gather(-1, ids[0, 1:, None])[:, 0]
         mask = torch.tensor(trajectory.agent_mask)[1:]
         recorded = torch.tensor(trajectory.logprobs)[1:]
         worst = max(worst, float((expected - recorded)[mask].abs().max()))
@@ -139,9 +147,6 @@ def test_rounds_swap_adapters_under_new_names_and_the_old_ones_go(engine, base):
         found = engine.generate(prompts, sampling)
         here.load_adapter("x", adapter)
         expected = here.generate(prompts, sampling)
-        for a, b in zip(expected, found, strict=True):
-            if a.token_ids == b.token_ids:
-                assert np.allclose(a.logprobs, b.logprobs, atol=NATS)
         assert sum(a.token_ids == b.token_ids for a, b in zip(expected, found, strict=True)) >= 7
         answers.append(found)
     print(f"\nfigure: adapter swap {statistics.median(load_ms):.0f} ms (median of {load_ms})")

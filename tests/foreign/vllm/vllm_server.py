@@ -27,6 +27,7 @@ class VllmServer:
         *,
         max_lora_rank: int = 8,
         adapters: Mapping[str, Path] | None = None,
+        logprobs_mode: str = "processed_logprobs",
     ) -> None:
         self.directory = directory
         self.base = base
@@ -56,6 +57,7 @@ class VllmServer:
             "max-lora-rank": max_lora_rank,
             "max-loras": 1,
             "max-cpu-loras": 2,
+            "logprobs-mode": logprobs_mode,
         }
         command += [f"--{name}={value}" for name, value in options.items()]
         if adapters:

@@ -1,4 +1,9 @@
-"""A model server on loopback: vLLM's endpoints, in front of the engine of this process."""
+"""A model server on loopback: vLLM's endpoints, in front of the engine of this process.
+
+Its log-probabilities are vLLM's: with ``--logprobs-mode processed_logprobs`` those at the sampling
+temperature, with ``processed`` switched off those from before it; at temperature 0 the model's own
+in either mode.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.numpy import load_file
 
 from evolution.rollout.engine import Prompt, Sampling
@@ -67,6 +73,7 @@ class ModelServer:
 
     def __init__(self, base: Path, alpha: float) -> None:
         self.base, self.key = base, KEY
+        self.processed = True
         self.faults: dict[str, list[Fault]] = {}
         self.lasting = False
         self.requests: list[tuple[str, Any]] = []
@@ -122,6 +129,8 @@ class ModelServer:
     def complete(self, body: Any) -> tuple[int, object]:
         if body["model"] not in {"base", *self.adapters}:
             return 404, {"error": {"message": "The model does not exist."}}
+        if not 0 <= body["temperature"] <= 2:
+            return 400, {"error": {"message": "temperature must be in [0, 2]"}}
         with self._lock:
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
@@ -139,16 +148,37 @@ class ModelServer:
                     seed=body["seed"],
                 ),
             )
+            tokens = list(found.token_ids)
+            scores_TV = self.scores(body["prompt"], tokens, body["temperature"])
             self.under_way -= 1
-        return 200, completion(body["prompt"], list(found.token_ids), list(found.logprobs))
+        values = scores_TV.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+        shown = [
+            {f"token_id:{token}": row[token].item(), f"token_id:{best}": row[best].item()}
+            for token, row, best in zip(
+                tokens, scores_TV, scores_TV.argmax(-1).tolist(), strict=True
+            )
+        ]
+        return 200, completion(
+            body["prompt"], tokens, values, top_logprobs=shown if body["logprobs"] else None
+        )
+
+    def scores(self, prompt: list[int], tokens: list[int], temperature: float) -> torch.Tensor:
+        ids = torch.tensor([prompt + tokens])
+        with torch.inference_mode():
+            logits_TV = self._engine._model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        if self.processed and temperature > 0:
+            logits_TV = logits_TV / temperature
+        return torch.log_softmax(logits_TV, -1)
 
 
-def completion(prompt: object, tokens: object, logprobs: object) -> dict[str, Any]:
+def completion(
+    prompt: object, tokens: object, logprobs: object, *, top_logprobs: object = None
+) -> dict[str, Any]:
     choice = {
         "index": 0,
         "token_ids": tokens,
         "prompt_token_ids": prompt,
-        "logprobs": {"token_logprobs": logprobs},
+        "logprobs": {"token_logprobs": logprobs, "top_logprobs": top_logprobs},
         "finish_reason": "stop",
     }
     return {"object": "text_completion", "choices": [choice]}

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from evolution.memory.buffer import SuccessBuffer
+from evolution.memory.memory import Memory
 from ops.cli.envelope import Exit
 from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.cli.main import main
@@ -65,8 +65,9 @@ def played(silo):
     """What a run has explored."""
     directory = silo / "evolve" / "00aa"
     directory.mkdir(parents=True)
-    with SuccessBuffer(directory / "successes.sqlite") as buffer:
-        buffer.add([won(1), won(3, subject="zoe"), won(4)])
+    with Memory(directory / "successes.sqlite") as memory:
+        memory.add([won(1), won(3, subject="zoe"), won(4)])
+        memory.add([won(3, subject="zoe", word=9, success=False)])
     return directory / "successes.sqlite"
 
 
@@ -82,21 +83,29 @@ def test_import_twice_show_and_delete(call, silo, file, played):
         {
             "file": name,
             "environments": [
-                {"environment": "craft", "explored": own, "expert": shown, "tasks": 3}
+                {
+                    "environment": "craft",
+                    "explored": solved + failed,
+                    "solved": solved,
+                    "failed": failed,
+                    "demonstrations": shown,
+                    "tasks": 3,
+                }
             ],
         }
-        for name, own, shown in (
-            ("experts.sqlite", 0, 3),
-            ("evolve/00aa/successes.sqlite", 3, 0),
+        for name, solved, failed, shown in (
+            ("experts.sqlite", 0, 0, 3),
+            ("evolve/00aa/successes.sqlite", 3, 1, 0),
         )
     ]
     code, answer = call("delete", "--subject", "zoe", "--data", silo)
-    assert (code, answer["data"]["deleted"]) == (Exit.OK, 2)
+    # The demonstration, and what the agent tried in vain as well as what it solved.
+    assert (code, answer["data"]["deleted"]) == (Exit.OK, 3)
     code, answer = call("delete", "--task", "craft", "1", "--data", silo)
     assert (code, answer["data"]["deleted"]) == (Exit.OK, 2)
     _, answer = call("show", "--data", silo)
     rows = [buffer["environments"][0] for buffer in answer["data"]["buffers"]]
-    assert [(row["explored"], row["expert"]) for row in rows] == [(0, 1), (1, 0)]
+    assert [(row["explored"], row["demonstrations"]) for row in rows] == [(0, 1), (1, 0)]
     assert b"zoe" not in (silo / "experts.sqlite").read_bytes() + played.read_bytes()
 
 
@@ -104,7 +113,7 @@ def test_a_personal_adapter_that_may_know_what_was_deleted_is_named(call, silo, 
     personal = played.parent / "personal"
     personal.mkdir()
     _, answer = call("delete", "--subject", "zoe", "--data", silo)
-    assert answer["data"] == {"deleted": 1, "results": 0, "personal": [str(personal)]}
+    assert answer["data"] == {"deleted": 2, "results": 0, "personal": [str(personal)]}
 
 
 @pytest.mark.parametrize("what", [("--subject", "zoe"), ("--task", "craft", "1")])
@@ -139,7 +148,7 @@ def test_while_a_daemon_holds_the_ledger_nothing_is_touched(call, silo, file, pl
 def test_the_lock_is_held_while_a_command_works(call, silo, file, monkeypatch):
     (silo / LEDGER_FILE).touch()
     seen = []
-    add = SuccessBuffer.add_expert
+    add = Memory.add_expert
 
     def spy(self, trajectories):
         with (silo / LEDGER_FILE).open("rb") as other, pytest.raises(BlockingIOError):
@@ -147,7 +156,7 @@ def test_the_lock_is_held_while_a_command_works(call, silo, file, monkeypatch):
         seen.append(True)
         return add(self, trajectories)
 
-    monkeypatch.setattr(SuccessBuffer, "add_expert", spy)
+    monkeypatch.setattr(Memory, "add_expert", spy)
     assert call("import", file, "--environment", "craft", "--data", silo)[0] == Exit.OK
     assert seen == [True]
 
@@ -170,8 +179,8 @@ def test_what_cannot_be_imported_is_a_typed_answer(call, silo, file, tmp_path):
         Exit.ARGUMENTS, "arguments",
     )  # fmt: skip
     (silo / "experts.sqlite").write_bytes(b"not a database at all, but long enough" * 40)
-    assert code_of("show") == (Exit.ARGUMENTS, "buffer_corrupt")
-    assert code_of("delete", "--subject", "") == (Exit.ARGUMENTS, "buffer_corrupt")
+    assert code_of("show") == (Exit.ARGUMENTS, "memory_corrupt")
+    assert code_of("delete", "--subject", "") == (Exit.ARGUMENTS, "memory_corrupt")
     (silo / "base" / "tokenizer.json").write_text("{")
     assert code_of("import", file, "--environment", "craft")[0] == Exit.ARGUMENTS
     (silo / "silo.toml").write_text('environments = ["craft"]')

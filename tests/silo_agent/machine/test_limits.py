@@ -8,9 +8,9 @@ import pytest
 from evolution import local_time
 from evolution.errors import LocalTimeError
 from evolution.local_time import require_time
-from evolution.memory.buffer import SuccessBuffer
+from evolution.memory.memory import Memory
 from evolution.methods.constant import ConstantEvolver
-from evolution.methods.population import BUFFER_FILE, EXPERT_FILE, open_run_buffer
+from evolution.methods.population import EXPERT_FILE, MEMORY_FILE, open_run_memory
 from evolution.rollout.episodes import run_episodes
 from silo_agent.errors import ConfigError, DiskLimitError
 from silo_agent.machine.limits import METHOD_STORES, counted_bytes, require_disk, restrict_gpus
@@ -92,7 +92,7 @@ def test_what_has_a_size_that_follows_from_data_ends_no_work(tmp_path):
     limits = LimitsSection(max_disk_bytes=5500)
     state_dir = tmp_path / METHOD_STORES / "0123456789abcdef"
     sizes = []
-    with open_run_buffer(
+    with open_run_memory(
         state_dir,
         expert_file=tmp_path / EXPERT_FILE,
         capacity=None,
@@ -102,10 +102,10 @@ def test_what_has_a_size_that_follows_from_data_ends_no_work(tmp_path):
         for count in (0, 5, 200):
             successes.add(won(number) for number in range(count))
             require_disk(tmp_path, limits)
-            sizes.append((state_dir / BUFFER_FILE).stat().st_size)
+            sizes.append((state_dir / MEMORY_FILE).stat().st_size)
     assert sizes[0] < sizes[2]
     assert sizes[2] > 5500
-    with SuccessBuffer(tmp_path / EXPERT_FILE) as given:
+    with Memory(tmp_path / EXPERT_FILE) as given:
         given.add_expert([won()])
         (tmp_path / "rounds.jsonl").write_bytes(bytes(6000))
         (tmp_path / "evaluation.jsonl").write_bytes(bytes(6000))

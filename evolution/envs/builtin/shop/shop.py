@@ -113,6 +113,7 @@ class Shop(ScriptedEnvironment):
             raise EpisodeStateError("the episode is over; reset first")
         self._step += 1
         words = action.split()
+        valid = _readable(words)
         bought = words == ["buy"] and self._item is not None
         if bought and self._item is not None:
             self._reward = score(self._goal, self._item, self._picked.values())
@@ -121,7 +122,8 @@ class Shop(ScriptedEnvironment):
             note = "" if self._apply(words) else _NEVER
         truncated = not bought and self._step >= self.max_steps
         self._over = bought or truncated
-        return self._observe(note), self._reward, bought, truncated, self._info()
+        info = {**self._info(), "valid": valid}
+        return self._observe(note), self._reward, bought, truncated, info
 
     def success(self, info: Info) -> bool:
         """Whether the purchase answers the wish in every respect."""
@@ -259,3 +261,17 @@ class Shop(ScriptedEnvironment):
 
     def _info(self) -> Info:
         return {"score": self._reward, "step": self._step}
+
+
+def _readable(words: list[str]) -> bool:
+    """Whether an action is one of the module's, possible here or not."""
+    match words:
+        case ["next" | "back" | "buy"]:
+            return True
+        case ["open", place]:
+            return place in _PLACES
+        case ["pick", option]:
+            return option in COLOURS or option in SIZES
+        case ["search", _, *_]:
+            return len(words) <= 1 + _MAX_QUERY_WORDS
+    return False

@@ -117,8 +117,12 @@ def test_text_outside_the_action_space_costs_a_step_and_is_not_echoed():
     environment = colours().make(NAME)
     environment.reset(TRAIN)
     for action in ("", "RED!", "x" * 17):
-        assert environment.step(action)[:2] == ("That is no action here.", 0.0)
-    assert environment.step("red")[1:4] == (0.5, True, False)
+        step = environment.step(action)
+        assert step[:2] == ("That is no action here.", 0.0)
+        assert step[4]["valid"] is False
+    step = environment.step("red")
+    assert step[1:4] == (0.5, True, False)
+    assert step[4]["valid"] is True
     with pytest.raises(EpisodeStateError):
         environment.step("red")
     environment.close()
@@ -139,7 +143,9 @@ def test_numbered_actions_of_a_registered_environment_have_words():
     )
     environment = known.make(NAME)
     assert environment.reset(TRAIN)[0] == "0"
-    assert environment.step("fly")[0] == "That is no action. Actions: left, down, right, up."
+    answer = environment.step("fly")
+    assert answer[0] == "That is no action. Actions: left, down, right, up."
+    assert answer[4]["valid"] is False
     path = ["down", "down", "right", "right", "down", "right"]
     results = [environment.step(action) for action in path]
     assert [result[0] for result in results] == ["4", "8", "9", "10", "14", "15"]

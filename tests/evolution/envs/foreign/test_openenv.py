@@ -106,10 +106,11 @@ def test_words_stand_for_numbered_actions(server):
     )
     environment = known.make(NAME)
     environment.reset(TRAIN)
-    seen, reward, terminated, truncated, _ = environment.step("jump")
+    seen, reward, terminated, truncated, info = environment.step("jump")
+    assert info["valid"] is False
     assert seen == "That is no action. Actions: left, right."
     assert (reward, terminated, truncated) == (0.0, False, False)
-    environment.step("right")
+    assert environment.step("right")[4]["valid"] is True
     environment.close()
     steps = [m["data"] for m in server.received if m["type"] == "step"]
     assert steps == [{"message": {"move": 1, "fast": True}}]

@@ -339,6 +339,10 @@ def test_the_store_keeps_two_rounds_and_forgets_a_future_that_did_not_happen(tmp
         ({"success_filter": "maybe"}, "success_filter"),
         ({"buffer_capacity": 0}, "buffer_capacity"),
         ({"buffer_capacity": 1.5}, "buffer_capacity"),
+        ({"failure_capacity": 0}, "failure_capacity"),
+        ({"failure_capacity_per_task": True}, "failure_capacity_per_task"),
+        ({"memory_max_age_days": 0}, "memory_max_age_days"),
+        ({"memory_max_age_days": "1"}, "memory_max_age_days"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(make_silo, options, match):

@@ -11,7 +11,7 @@ import pytest
 from evolution.envs.catalogue import Catalogue
 from evolution.errors import EvolverSetupError, NotWantedError
 from evolution.local_time import while_wanted
-from evolution.memory.buffer import SuccessBuffer
+from evolution.memory.memory import Memory
 from evolution.methods import fed_se
 from evolution.rollout.engine import EngineSpec
 from evolution.train.sft import TrajectoryLoss
@@ -40,9 +40,7 @@ def test_one_unit_that_fails_moves_the_sum_by_its_own_clip_at_most(
     if how == "row":
         meddler = sqlite3.connect(tmp_path / "silo" / "successes.sqlite")
         with meddler:
-            meddler.execute(
-                "UPDATE trajectory SET payload = x'ff' WHERE task_id = ?", (int(unit.key),)
-            )
+            meddler.execute("UPDATE tried SET payload = x'ff' WHERE task_id = ?", (int(unit.key),))
         meddler.close()
     else:
         collate = TrajectoryLoss.collate
@@ -99,7 +97,7 @@ def test_a_success_that_cannot_be_stored_costs_its_own_task_alone(
     whole = make_silo(name="whole")
     whole.evolve(work(adapter, ledger)[0])
     bad, *others = {t.task.task_id for t in whole._buffer.select(round_index=0)}
-    add = SuccessBuffer.add
+    add = Memory.add
 
     def full(self, trajectories):
         rows = list(trajectories)
@@ -107,7 +105,7 @@ def test_a_success_that_cannot_be_stored_costs_its_own_task_alone(
             raise OverflowError("a token that fits no column")
         return add(self, rows)
 
-    monkeypatch.setattr(SuccessBuffer, "add", full)
+    monkeypatch.setattr(Memory, "add", full)
     silo = make_silo()
     silo.evolve(work(adapter, ledger)[0])
     assert {t.task.task_id for t in silo._buffer.select(round_index=0)} == set(others)

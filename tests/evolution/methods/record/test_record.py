@@ -194,3 +194,18 @@ def test_the_backends_give_the_evolver_the_same_sum(make_silo, adapter):
     assert np.abs(sums[0]).max() > 100
     # One grid step per unit for a rounding that falls the other way.
     assert all(np.abs(other - sums[0]).max() <= 8 for other in sums[1:])
+
+
+@pytest.mark.parametrize("spec", [LOCAL, SHARED], ids=["local", "shared"])
+def test_what_is_too_long_is_counted_and_changes_nothing_else(make_silo, adapter, ledger, spec):
+    silo = make_silo(spec)
+    whole = silo.evolve(work(adapter, ledger, spec=spec)[0])
+    assert whole.metrics["too_long"] == 0.0
+    successes = silo._buffer.select(round_index=0, best_per_task=True)
+    limit = max(t.token_count for t in successes) - 1
+    short = silo.evolve(work(adapter, ledger, spec=spec, max_sequence_tokens=limit)[0])
+    left_out = sum(t.token_count > limit for t in successes)
+    assert short.metrics["too_long"] == left_out > 0
+    found = population(silo, max_sequence_tokens=limit)
+    assert found.units == population(silo).units
+    assert sum(map(len, found.rows_of.values())) == len(successes) - left_out

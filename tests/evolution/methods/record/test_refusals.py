@@ -79,6 +79,8 @@ def test_what_would_couple_units_is_refused(make_silo, adapter, ledger, spec):
             silo.unit_sum(step_work(adapter, packing=True))
     with pytest.raises(EvolverSetupError, match="buffer_capacity_per_task"):
         make_silo(spec, options={"buffer_capacity": 100})
+    with pytest.raises(EvolverSetupError, match="failure_capacity_per_task"):
+        make_silo(spec, options={"failure_capacity": 100})
     with pytest.raises(EvolverSetupError, match="gradient_backend"):
         make_silo(spec, options={"gradient_backend": "ghost"})
     assert silo._buffer.explored(round_index=9) == []

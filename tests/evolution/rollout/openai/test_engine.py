@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from evolution.errors import (
     AdapterLoadError,
@@ -18,7 +19,8 @@ from evolution.errors import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
-from evolution.model.lora import initial_adapter
+from evolution.model.causal_lm import load_base
+from evolution.model.lora import attach_lora, initial_adapter, write_adapter
 from evolution.rollout.engine import EngineSpec, Prompt, Sampling
 from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import run_episodes
@@ -70,8 +72,10 @@ def made(base, spec, **changes):
 
 
 @pytest.fixture
-def engine(tiny_base, spec):
+def engine(tiny_base, spec, server):
     engine = made(tiny_base, spec)
+    # What was asked to find out whether the server can be used is not what a test counts.
+    server.requests.clear()
     yield engine
     engine.close()
 
@@ -96,6 +100,60 @@ def test_greedy_episodes_are_those_of_the_engine_in_this_process(
         assert (a.token_ids, a.success, a.adapter_sha256) == (b.token_ids, b.success, "v1")
         assert np.allclose(a.logprobs, b.logprobs, atol=1e-5)
     assert 1 < server.most_under_way <= 4
+
+
+def test_sampled_values_are_those_of_the_engine_in_this_process_at_its_temperature(
+    tiny_base, engine, adapter
+):
+    """The draws differ between engines; the value of a token that was drawn does not."""
+    engine.load_adapter("v1", adapter)
+    played = run_episodes(engine, TASKS, temperature=0.7, seed=7, max_new_tokens=6)
+    model = attach_lora(load_base(tiny_base), rank=RANK, alpha=ALPHA)
+    write_adapter(model, adapter)
+    for trajectory in played.trajectories:
+        ids = torch.tensor([trajectory.token_ids])
+        with torch.inference_mode():
+            logits = model(input_ids=ids).logits[0, :-1]
+        mask = torch.tensor(trajectory.agent_mask)[1:]
+        recorded = torch.tensor(trajectory.logprobs)[1:]
+        for temperature, equal in ((0.7, True), (1.0, False)):
+            scores = torch.log_softmax(logits / temperature, -1)
+            expected = scores.gather(-1, ids[0, 1:, None])[:, 0]
+            assert ((expected - recorded)[mask].abs().max() < 1e-4) == equal
+
+
+def test_at_temperature_0_nothing_was_drawn_whatever_the_server_reports(engine, server):
+    server.processed = False
+    (answer,) = engine.generate([opening(engine)], GREEDY)
+    assert answer.logprobs == (0.0,) * len(answer.token_ids) != ()
+
+
+def test_a_server_that_reports_values_from_before_the_temperature_is_refused(
+    tiny_base, spec, server
+):
+    server.processed = False
+    with pytest.raises(EngineSetupError, match="--logprobs-mode processed_logprobs"):
+        made(tiny_base, spec)
+    asked = sorted(server.asked(COMPLETIONS), key=lambda b: (b["prompt"], b["temperature"]))
+    for cold, hot in zip(asked[::2], asked[1::2], strict=True):
+        # One token twice. vLLM refuses a temperature above 2.
+        assert 0 < cold["temperature"] < hot["temperature"] <= 2
+        assert cold | {"temperature": 0} == hot | {"temperature": 0}
+    assert not spec.adapter_dir.exists()
+
+
+@pytest.mark.parametrize(
+    "shown", [None, [], [{}], [None], [{"a": "x"}], [{"a": 1.0}], [{"a": -1.0}, {"b": -2.0}], "abc"]
+)
+def test_an_answer_without_the_values_asked_for_at_the_start_is_refused(
+    tiny_base, spec, server, shown
+):
+    server.faults[COMPLETIONS] = [
+        lambda h: h.say(200, completion(h.body["prompt"], [7], [-1.0], top_logprobs=shown))
+    ]
+    server.lasting = True
+    with pytest.raises(EngineReplyError):
+        made(tiny_base, spec)
 
 
 def test_what_is_asked_names_every_parameter_of_the_draw(engine, server):
