@@ -77,6 +77,11 @@ def blob(loopback, sha256):
     return loopback.data_dir / "adapters" / sha256[:2] / sha256
 
 
+def sum_of(record):
+    (part,) = record["parts"]
+    return part["sum_sha256"]
+
+
 def adopted(loopback, silo_id, round_number):
     """The silo's head, once it has followed the chain to a round."""
 
@@ -121,7 +126,7 @@ def test_two_kernels_stay_on_one_chain_that_an_auditor_can_check(tmp_path):
         # The coordinator's kernel repeats what it published; the other one gives other bits.
         differing = []
         for before, record in itertools.pairwise(records):
-            files = (blob(loopback, before["adapter_sha256"]), blob(loopback, record["sum_sha256"]))
+            files = (blob(loopback, before["adapter_sha256"]), blob(loopback, sum_of(record)))
             step = (plan, *files, record["round"])
             assert recomputed(COORDINATORS_KERNEL, *step) == record["adapter_sha256"]
             if recomputed(OTHER_KERNEL, *step) != record["adapter_sha256"]:
@@ -158,7 +163,7 @@ def audit(loopback, run_id, directory):
     wrong_sum.write_bytes(content)
     refused(directory, "transcript_sum", str(file), "--root-key", root_key, "--sum", str(wrong_sum))
     document = json.loads(file.read_text())
-    document["record"]["survivors"].pop()
+    document["record"]["parts"][0]["survivors"].pop()
     file.write_text(json.dumps(document))
     refused(directory, "transcript_record", str(file), "--root-key", root_key)
 

@@ -21,14 +21,16 @@ def test_what_silos_had_ready_for_a_paused_run_is_still_ready_after_another_run(
             return next(run["state"] for run in found if run["run_id"] == run_id)
 
         # All four must be ready, and the fourth is not there yet: three have done their work.
-        plan, adapter = cf.write_run(loopback, cf.plan_toml().replace("quorum = 3", "quorum = 4"))
+        # With noise: the run between has three of them, and without it the fourth would stay out.
+        noisy = cf.plan_toml(mode="silo", noise=0.05)
+        plan, adapter = cf.write_run(loopback, noisy.replace("quorum = 3", "quorum = 4"))
         paused = loopback.start_run(plan, adapter, token="paused")
         for status in loopback.watch(paused):
             silent = [silo["silo_id"] for silo in status["current"]["waiting_for"]]
             if silent == [cf.SILOS[3]]:
                 break
         chorale("run", "pause", paused)
-        plan, adapter = cf.write_run(loopback, cf.plan_toml())
+        plan, adapter = cf.write_run(loopback, noisy)
         last, _ = cf.watch_to_end(loopback, loopback.start_run(plan, adapter, token="between"))
         assert last["run"]["state"] == "finished"
         chorale("run", "resume", paused)
