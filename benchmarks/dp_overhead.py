@@ -60,7 +60,9 @@ from dp.steps.sgd import DpStep
 from dp.steps.units import UnitId
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import attach_lora, lora_parameters
-from evolution.train.sft import TrajectoryLoss
+from evolution.part import Part
+from evolution.train.rows import Row
+from evolution.train.sft import RowTerms
 from evolution.trajectory import Step, Task, Trajectory
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
@@ -70,12 +72,12 @@ CLIP, NOISE = 1.0, 1.0
 TOKENS_PER_STEP = 4096
 CORE_UNITS = 16
 LENGTHS = (64, 256, 1024)
-LOSS = TrajectoryLoss()
+LOSS = RowTerms(Part.own("nll"))
 
 TakeStep = Callable[[], None]
 
 
-def sequence(index: int, length: int) -> Trajectory:
+def sequence(index: int, length: int) -> Row:
     """A made-up episode: two parts of context, one of the agent's tokens, several turns."""
     rng = np.random.default_rng([index, length])
     turns = max(1, length // 32)
@@ -93,13 +95,15 @@ def sequence(index: int, length: int) -> Trajectory:
                 action_logprobs=(0.0,) * answer,
             )
         )
-    return Trajectory(
-        task=Task(environment="made-up", task_id=index),
-        steps=tuple(steps),
-        final_observation="",
-        success=True,
-        adapter_sha256="",
-        round=0,
+    return Row.of(
+        Trajectory(
+            task=Task(environment="made-up", task_id=index),
+            steps=tuple(steps),
+            final_observation="",
+            success=True,
+            adapter_sha256="",
+            round=0,
+        )
     )
 
 
@@ -114,13 +118,13 @@ def adapted() -> tuple[Any, dict[str, torch.nn.Parameter]]:
     return model, parameters
 
 
-def plain(rows: Sequence[Trajectory]) -> TakeStep:
+def plain(rows: Sequence[Row]) -> TakeStep:
     model, parameters = adapted()
     model.eval()
     optimiser = torch.optim.Adam(parameters.values(), lr=1e-4)
 
     def take() -> None:
-        sums, counts = LOSS.nll(model, *LOSS.collate(rows))
+        sums, counts = LOSS.sums(model, *LOSS.collate(rows))
         optimiser.zero_grad()
         (sums.sum() / counts.sum()).backward()
         optimiser.step()
@@ -128,7 +132,7 @@ def plain(rows: Sequence[Trajectory]) -> TakeStep:
     return take
 
 
-def ours(backend: str, rows: Sequence[Trajectory], receipt: TrainingReceipt) -> TakeStep:
+def ours(backend: str, rows: Sequence[Row], receipt: TrainingReceipt) -> TakeStep:
     model, parameters = adapted()
     gradients = BACKENDS[backend](
         model=model.eval(),
@@ -136,9 +140,7 @@ def ours(backend: str, rows: Sequence[Trajectory], receipt: TrainingReceipt) -> 
         loss=LOSS,
         probe=(sequence(0, 8), sequence(1, 12)),
     )
-    step: DpStep[Trajectory] = DpStep(
-        receipt=receipt, dimension=gradients.dimension, backend=gradients
-    )
+    step: DpStep[Row] = DpStep(receipt=receipt, dimension=gradients.dimension, backend=gradients)
     units = tuple(UnitId("made-up", str(index)) for index in range(len(rows)))
     rows_of = {unit: (row,) for unit, row in zip(units, rows, strict=True)}
     optimiser = torch.optim.Adam(parameters.values(), lr=1e-4)
@@ -175,7 +177,7 @@ class Output:
     logits: torch.Tensor
 
 
-def theirs(mode: str, rows: Sequence[Trajectory]) -> TakeStep:
+def theirs(mode: str, rows: Sequence[Row]) -> TakeStep:
     model, parameters = adapted()
     data = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.arange(len(rows))), batch_size=len(rows)
@@ -194,7 +196,7 @@ def theirs(mode: str, rows: Sequence[Trajectory]) -> TakeStep:
     def take() -> None:
         # Expanded weights must be cleared before the forward, the others may be.
         optimiser.zero_grad()
-        sums, counts = LOSS.nll(
+        sums, counts = LOSS.sums(
             lambda input_ids, **_: Output(logits=wrapped(input_ids)), *LOSS.collate(rows)
         )
         per_row = sums / counts
@@ -207,7 +209,7 @@ def theirs(mode: str, rows: Sequence[Trajectory]) -> TakeStep:
     return take
 
 
-def opacus_arms(rows: Sequence[Trajectory]) -> tuple[dict[str, TakeStep], dict[str, str]]:
+def opacus_arms(rows: Sequence[Row]) -> tuple[dict[str, TakeStep], dict[str, str]]:
     """The modes that run this model, and why the others do not."""
     arms: dict[str, TakeStep] = {}
     refused: dict[str, str] = {}

@@ -77,7 +77,6 @@ class Bench:
         count = self.options.silos
         return [
             make_evolver(
-                "fed-se",
                 EvolverSetup(
                     assignments=(
                         Assignment(

@@ -42,8 +42,10 @@ from evolution.envs.tasks import Split
 from evolution.methods.expert import demonstrations
 from evolution.model.causal_lm import load_tokenizer
 from evolution.model.lora import initial_adapter
+from evolution.part import Part
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
+from evolution.train.rows import Row
 from evolution.train.sft import SftTrainer
 from evolution.train.trainer import SftSettings, TrainerSpec
 from evolution.trajectory import Task, Trajectory
@@ -137,13 +139,13 @@ def play_round(
     rows = [*expert, *(t for t in played.trajectories if t.success)]
     trainer.reset(adapter)
     trainer.train(
-        rows,
+        [Row.of(one) for one in rows],
+        Part.own("nll"),
         SftSettings(
             epochs=1,
             batch_size=8,
             learning_rate=1e-4,
             grad_clip_l2=1.0,
-            max_sequence_tokens=4096,
             seed=number,
         ),
         trainable=frozenset(adapter),

@@ -65,7 +65,7 @@ from evolution.methods.evolver import (
     StepWork,
     Work,
 )
-from evolution.methods.fed_se import FedSeEvolver
+from evolution.methods.recipe import RecipeEvolver
 from evolution.model.lora import initial_adapter
 from federation.adapter.layout import Layout
 from federation.aggregate.server_step import mean_of_sum, step
@@ -193,7 +193,7 @@ def record_rounds(spec: PrivacySpec, scratch: Path) -> Iterator[Round]:
     )
     with (
         Ledger.open(scratch / "ledger", delta=spec.delta, caps={"task": 1e9}) as ledger,
-        closing(FedSeEvolver(setup)) as silo,
+        closing(RecipeEvolver(setup)) as silo,
     ):
         for number in range(1, ROUNDS + 1):
             with patch.object(os, "urandom", fixed_keys(f"{spec.mode} {number}")):
@@ -202,7 +202,7 @@ def record_rounds(spec: PrivacySpec, scratch: Path) -> Iterator[Round]:
 
 
 def record_round(
-    silo: FedSeEvolver, spec: PrivacySpec, adapter: Tensors, *, ledger: Ledger, number: int
+    silo: RecipeEvolver, spec: PrivacySpec, adapter: Tensors, *, ledger: Ledger, number: int
 ) -> tuple[Round, Tensors]:
     """Explore, train and encode; the adapter is what the next round starts from."""
     reserve = partial(

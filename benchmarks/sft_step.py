@@ -48,6 +48,8 @@ from evolution.model.lora import (
     read_adapter,
     write_adapter,
 )
+from evolution.part import Part
+from evolution.train.rows import Row
 from evolution.train.sft import SftTrainer
 from evolution.train.trainer import SftSettings, TrainerSpec
 from evolution.trajectory import Step, Task, Trajectory
@@ -161,13 +163,13 @@ def ours(
         trainer.reset(adapter)
         started = time.process_time()
         trainer.train(
-            episodes,
+            [Row.of(one) for one in episodes],
+            Part.own("nll"),
             SftSettings(
                 epochs=EPOCHS,
                 batch_size=BATCH,
                 learning_rate=LEARNING_RATE,
                 grad_clip_l2=CLIP,
-                max_sequence_tokens=4096,
                 seed=SEED,
             ),
             trainable=frozenset(adapter),

@@ -9,6 +9,8 @@
     │   ├── ExpertError                    there is no expert for this environment
     │   ├── ExpertFileError                demonstrations in a file are not of the form; says where
     │   ├── NotWantedError                 nobody wants the work any more; no failure
+    │   ├── PartError                      a recipe's part did what its kind may not do
+    │   ├── RowError                       a training row whose numbers do not fit each other
     │   ├── PersonalStoreError             a personal adapter cannot be read or written
     │   ├── TrainingJobError               a job's files are missing, or not what they should be
     │   └── TrainingWorkerError            training processes ended without a result
@@ -89,10 +91,12 @@ __all__ = [
     "MemoryStoreError",
     "NotWantedError",
     "OutcomeError",
+    "PartError",
     "PersonalStoreError",
     "PrefixError",
     "RolloutError",
     "RolloutWorkerError",
+    "RowError",
     "ShardError",
     "TaskIdError",
     "TrainingJobError",
@@ -130,6 +134,14 @@ class ExpertFileError(EvolveError):
 
 class NotWantedError(EvolveError):
     """The run that the work is for is over, or the silo is being stopped."""
+
+
+class PartError(EvolveError):
+    """A part of a recipe did what its kind may not do: more tries, other tasks, foreign rows."""
+
+
+class RowError(EvolveError):
+    """A training row's arrays do not fit each other, or a number is not finite."""
 
 
 class PersonalStoreError(EvolveError):

@@ -2,6 +2,7 @@
 
     FederationError
     ├── PlanError       a run plan that cannot be honoured; ``problems`` lists all of them
+    ├── UnknownPartError  a method or a part of one that is not there, or whose card is none
     ├── LayoutError     tensors or vectors that do not fit the agreed layout
     ├── AdapterError    published adapter bytes that are not a well-formed adapter
     ├── ModelShapeError a base model's config.json whose adapter's shapes are not known from it
@@ -43,6 +44,10 @@ class PlanError(FederationError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("the plan is refused: " + "; ".join(self.problems))
+
+
+class UnknownPartError(FederationError):
+    """A method or a part is not there, or its card is none; says what is known or to install."""
 
 
 class LayoutError(FederationError):

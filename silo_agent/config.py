@@ -12,7 +12,7 @@
 
     plugins = ["chess"]                  # environments of installed packages
 
-    [fed-se]                             # options of one evolution method
+    [evolve]                             # options of whatever recipe: evolution/methods/options.py
     buffer_capacity = 20000
 
     [rollout]                            # what plays the episodes: ``evolution/rollout/engine.py``
@@ -77,6 +77,7 @@ from evolution.rollout.engine import EngineSpec
 from evolution.train.trainer import TrainerSpec
 from federation.errors import TomlError
 from federation.plan.families import CONSTANT, family_of_name
+from federation.plan.recipe import Recipe
 from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
@@ -97,7 +98,8 @@ __all__ = [
 ]
 
 CONFIG_FILE = "silo.toml"
-FED_SE = "fed-se"
+_OLD_EVOLVE = "fed-se"
+"""What the table of recipes' options was called when there was one recipe."""
 ENVIRONMENT_PREFIX = "CHORALE_SILO_"
 NO_BASE_MODEL = bytes(32)
 """Digest of a silo without a base model, for methods that need none."""
@@ -183,8 +185,8 @@ class SiloConfig(BaseSettings):
     """Where in the held-out tasks the evaluation starts."""
     constant: dict[str, str | int | float] = {}
     """Options of the ``constant`` method."""
-    fed_se: dict[str, str | int | float] = {}
-    """Options of the ``fed-se`` method."""
+    evolve: dict[str, str | int | float] = {}
+    """Options of recipes."""
 
     @classmethod
     def load(cls, data_dir: Path) -> SiloConfig:
@@ -196,9 +198,10 @@ class SiloConfig(BaseSettings):
         path = data_dir / CONFIG_FILE
         document = _document(path)
         document.setdefault("data_dir", str(data_dir))
-        if FED_SE in document:
-            # The method's own name, which no Python field can have.
-            document["fed_se"] = document.pop(FED_SE)
+        if _OLD_EVOLVE in document:
+            if "evolve" in document:
+                raise ConfigError(f"{path}: [evolve] and [{_OLD_EVOLVE}] are one table: join them")
+            document["evolve"] = document.pop(_OLD_EVOLVE)
         _require_known_environment()
         try:
             return cls(**document)
@@ -333,9 +336,11 @@ class SiloConfig(BaseSettings):
                 names.add(CONSTANT)
         return tuple(sorted(names))
 
-    def options(self, method: str) -> Options:
-        """The options of an evolution method; empty for one without a table."""
-        return {"constant": self.constant, FED_SE: self.fed_se}.get(method, {})
+    def options(self, recipe: Recipe) -> Options:
+        """The options of a plan's method; empty for one without a table."""
+        if recipe.parts:
+            return self.evolve
+        return self.constant if recipe.method.name == "constant" else {}
 
 
 def write_starter(data_dir: Path, *, base_model: str | None = None) -> bool:

@@ -1,11 +1,12 @@
 """The gradient of each unit on its own: what DP-SGD clips.
 
-A unit u is a set of rows (training sequences). With all its own agent tokens in one mean,
+A unit u is a set of rows (training sequences). With all its own tokens that count in one mean,
 
-    ℓ_u = Σ_{rows of u} Σ_{agent tokens} −log π  /  number of agent tokens of u,
+    ℓ_u = Σ_{rows of u} Σ_{tokens of the row} term  /  number of such tokens of u,
 
-``unit_gradients`` yields −∇ℓ_u for every unit: a direction of descent, float32, flat in the order
-of the given parameters. A unit without an agent token yields zeros.
+or with their sum divided by a public constant, ``divisor``, ``unit_gradients`` yields −∇ℓ_u for
+every unit: a direction of descent, float32, flat in the order of the given parameters. A unit
+without such a token yields zeros.
 
 Invariants:
 
@@ -77,10 +78,10 @@ class RowLoss(Protocol[RowT_contra]):
     def collate(self, rows: Sequence[RowT_contra]) -> tuple[torch.Tensor, ...]:
         """Tensors with one entry per row in their first dimension, padded to the longest row."""
 
-    def nll(
+    def sums(
         self, model: Callable[..., Any], *batch: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Σ −log π over the agent tokens of each row, and their numbers."""
+        """The sum of each row's terms, and how many tokens they are about."""
 
 
 class GradientBackend(ABC, Generic[RowT]):
@@ -93,11 +94,13 @@ class GradientBackend(ABC, Generic[RowT]):
         parameters: Mapping[str, torch.nn.Parameter],
         loss: RowLoss[RowT],
         probe: Sequence[RowT],
+        divisor: float | None = None,
     ) -> None:
         """Check that rows stand apart, on a probe of two public rows of different lengths.
 
         The backend holds on to the model, which is in evaluation mode. The parameters are float32,
-        in the order of the flat vector, and each requires a gradient.
+        in the order of the flat vector, and each requires a gradient. A unit's terms are divided by
+        their number, or by ``divisor``, a public number.
 
         Raises:
             CouplingError: If one row's gradient depends on another row.
@@ -117,6 +120,9 @@ class GradientBackend(ABC, Generic[RowT]):
             start += parameter.numel()
         self.dimension: int = start
         self._loss = loss
+        if divisor is not None and not 0.0 < divisor < float("inf"):
+            raise SpecError(f"a unit's terms are divided by a positive number, not {divisor!r}")
+        self._divisor = divisor
         _require_no_batch_state(model)
         self._require_apart(probe)
 
@@ -128,14 +134,14 @@ class GradientBackend(ABC, Generic[RowT]):
     def unit_gradients(self, units: Sequence[Sequence[RowT]]) -> Iterator[Vector]:
         """Yield −∇ℓ_u for every unit, in the order given; each array is the caller's to keep."""
 
-    def _nll(
+    def _sums(
         self, model: Callable[..., Any], batch: Sequence[torch.Tensor], rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        sums_B, counts_B = self._loss.nll(model, *batch)
+        sums_B, counts_B = self._loss.sums(model, *batch)
         if sums_B.shape != (rows,) or counts_B.shape != (rows,):
             raise CouplingError(_LOSS_SHAPES)
         if counts_B.dtype.is_floating_point:
-            raise CouplingError("the count of a row's agent tokens is an integer")
+            raise CouplingError("the count of a row's tokens is an integer")
         return sums_B, counts_B
 
     def _require_apart(self, probe: Sequence[RowT]) -> None:
@@ -156,12 +162,16 @@ class GradientBackend(ABC, Generic[RowT]):
             ):
                 raise CouplingError("a row's gradient changes with the rows beside it")
         (own,) = self.unit_gradients([[first]])
-        expected = -gradient / max(1, count)
+        expected = -gradient / self._by(max(1, count))
         if not float((torch.from_numpy(own) - expected).norm()) <= allowed * float(expected.norm()):
             raise SpecError("this backend misses a part of the gradient: use the loop backend")
 
+    def _by(self, tokens: int) -> float:
+        """What a unit of so many tokens is divided by."""
+        return tokens if self._divisor is None else self._divisor
+
     def _probe_row(self, rows: Sequence[RowT], index: int) -> tuple[torch.Tensor, float, int]:
-        sums_B, counts_B = self._nll(self._model, self._loss.collate(rows), len(rows))
+        sums_B, counts_B = self._sums(self._model, self._loss.collate(rows), len(rows))
         gradients = torch.autograd.grad(sums_B[index], self._parameters, allow_unused=True)
         flat = torch.zeros(self.dimension)
         for gradient, part in zip(gradients, self._slices, strict=True):
@@ -186,14 +196,14 @@ class LoopBackend(GradientBackend[RowT]):
                     most = max(1, min(16, _CHUNK_TOKENS // max(1, length)))
                     while batch := list(itertools.islice(equal, most)):
                         tensors = self._loss.collate(batch)
-                        sums_B, counts_B = self._nll(self._model, tensors, len(batch))
+                        sums_B, counts_B = self._sums(self._model, tensors, len(batch))
                         torch.autograd.backward(-sums_B.sum(), inputs=self._parameters)
                         tokens += int(counts_B.sum())
             finally:
                 for parameter in self._parameters:
                     parameter.grad = None
             if tokens:
-                flat /= tokens
+                flat /= self._by(tokens)
             yield flat.numpy()
 
 
@@ -224,7 +234,7 @@ class _ChunkedBackend(GradientBackend[RowT]):
     def _finished(self, total: Vector | None, tokens: int) -> Vector:
         if total is None or not tokens:
             return np.zeros(self.dimension, dtype=np.float32)
-        return np.divide(total, np.float32(tokens))
+        return np.divide(total, np.float32(self._by(tokens)))
 
     def _chunks(self, units: Sequence[Sequence[RowT]]) -> Iterator[list[tuple[int, RowT]]]:
         most_rows = max(1, _CHUNK_COORDINATES // self.dimension)
@@ -252,6 +262,7 @@ class HooksBackend(_ChunkedBackend[RowT]):
         parameters: Mapping[str, torch.nn.Parameter],
         loss: RowLoss[RowT],
         probe: Sequence[RowT],
+        divisor: float | None = None,
     ) -> None:
         """Find the layers; see ``GradientBackend`` for the arguments.
 
@@ -271,7 +282,9 @@ class HooksBackend(_ChunkedBackend[RowT]):
                     raise SpecError(
                         f"{name} is not the weight of one linear layer: use the loop backend"
                     )
-        super().__init__(model=model, parameters=parameters, loss=loss, probe=probe)
+        super().__init__(
+            model=model, parameters=parameters, loss=loss, probe=probe, divisor=divisor
+        )
 
     def _row_gradients(self, rows: Sequence[RowT]) -> tuple[torch.Tensor, list[int]]:
         matrix = torch.zeros(len(rows), self.dimension)
@@ -309,7 +322,7 @@ class HooksBackend(_ChunkedBackend[RowT]):
             # Frozen weights: backward reaches every output and forms no sum over the batch.
             for parameter in trained:
                 parameter.requires_grad = False
-            sums_B, counts_B = self._nll(self._model, self._loss.collate(rows), len(rows))
+            sums_B, counts_B = self._sums(self._model, self._loss.collate(rows), len(rows))
         finally:
             for handle in handles:
                 handle.remove()
@@ -330,6 +343,7 @@ class FunctorchBackend(_ChunkedBackend[RowT]):
         parameters: Mapping[str, torch.nn.Parameter],
         loss: RowLoss[RowT],
         probe: Sequence[RowT],
+        divisor: float | None = None,
     ) -> None:
         """Find the parameters' names in the model; see ``GradientBackend`` for the arguments.
 
@@ -348,7 +362,9 @@ class FunctorchBackend(_ChunkedBackend[RowT]):
                 )
         names = {key: found[0] for key, found in paths.items()}
         self._names = [names[id(parameter)] for parameter in parameters.values()]
-        super().__init__(model=model, parameters=parameters, loss=loss, probe=probe)
+        super().__init__(
+            model=model, parameters=parameters, loss=loss, probe=probe, divisor=divisor
+        )
 
     def _row_gradients(self, rows: Sequence[RowT]) -> tuple[torch.Tensor, list[int]]:
         batch = self._loss.collate(rows)
@@ -359,7 +375,7 @@ class FunctorchBackend(_ChunkedBackend[RowT]):
             def model(**inputs: Any) -> Any:
                 return functional_call(self._model, values, (), inputs)
 
-            sums_B, counts_B = self._nll(model, [tensor[None] for tensor in row], 1)
+            sums_B, counts_B = self._sums(model, [tensor[None] for tensor in row], 1)
             return -sums_B[0], counts_B[0]
 
         values = {

@@ -8,7 +8,7 @@ Options: ``value`` (a number, or ``nan`` for a delta that is not finite), ``fami
 and ``successes`` (counts reported each round and each evaluation), and ``units`` (the population of
 ``record_distributed``; every unit's gradient is the pattern).
 
-dp_compat: all modes, because nothing depends on data. ``record_local`` is charged like any other
+Modes: all, because nothing depends on data. ``record_local`` is charged like any other
 training, and the pattern is what it would have learned; in ``record_distributed`` a step samples,
 clips and sums the units as the real methods do.
 
@@ -18,7 +18,6 @@ Covered: any layout. Not covered: learning.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from dp.steps.sgd import unit_sum
 from dp.steps.units import UnitId
 from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import (
-    DP_MODES,
     Evaluation,
     EvaluationRow,
     Evolution,
@@ -66,8 +64,7 @@ class _PatternGradients:
 class ConstantEvolver(Evolver):
     """See the module."""
 
-    name: ClassVar[str] = "constant"
-    dp_compat: ClassVar[frozenset[str]] = DP_MODES
+    name = "constant"
 
     def __init__(self, setup: EvolverSetup) -> None:
         unknown = set(setup.options) - _OPTIONS

@@ -8,6 +8,10 @@ Covered: one round. Not covered: ``record_distributed``, where each step is an a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from dp.config import PrivacySpec
@@ -18,15 +22,34 @@ from evolution.local_time import require_time, require_wanted
 from evolution.methods.evolver import Work
 from evolution.methods.population import Population
 from evolution.methods.protection import require_steps
+from evolution.part import Part
+from evolution.train.rows import Row
 from evolution.train.trainer import Trainer
 from ops.tracing.spans import spanned
 
-__all__ = ["descend", "require_descent"]
+if TYPE_CHECKING:
+    from dp.steps.grads import GradientBackend
+
+__all__ = ["Descent", "descend", "require_descent"]
 
 
-def require_descent(
-    trainer: Trainer, work: Work, spec: PrivacySpec, *, gradient_backend: str
-) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Descent:
+    """What unit gradients are made of, the same for every step."""
+
+    objective: Part
+    """The recipe's."""
+    backend: str
+    """A key of ``dp.steps.grads.BACKENDS``."""
+    divisor: float | None = None
+    """What a unit's terms are divided by; None for its own tokens."""
+
+    def gradients(self, trainer: Trainer, names: Sequence[str]) -> GradientBackend[Row]:
+        """Per-unit gradients of a trainer's adapter by these factors."""
+        return trainer.gradients(names, self.objective, backend=self.backend, divisor=self.divisor)
+
+
+def require_descent(trainer: Trainer, work: Work, spec: PrivacySpec, descent: Descent) -> None:
     """Find out before anything is played or charged what would fail every step.
 
     The trainer is reset to the global adapter.
@@ -37,7 +60,7 @@ def require_descent(
     names = sorted(work.trainable)
     require_steps(spec, sum(work.adapter[name].size for name in names))
     try:
-        trainer.gradients(names, backend=gradient_backend)
+        descent.gradients(trainer, names)
     except PrivacyError as error:
         raise EvolverSetupError(f"this model has no gradient per unit: {error}") from error
 
@@ -48,8 +71,7 @@ def descend(
     work: Work,
     spec: PrivacySpec,
     population: Population,
-    *,
-    gradient_backend: str,
+    descent: Descent,
 ) -> dict[str, float]:
     """Take the steps from a trainer that is reset to the global adapter.
 
@@ -63,7 +85,7 @@ def descend(
     if not work.settings.learn:
         return {"optimiser_steps": 0.0, "too_long": float(population.too_long)}
     names = sorted(work.trainable)
-    backend = trainer.gradients(names, backend=gradient_backend)
+    backend = descent.gradients(trainer, names)
     step = DpStep(receipt=work.privacy.reserve(), dimension=backend.dimension, backend=backend)
     steps = spec.record.steps_per_round
 

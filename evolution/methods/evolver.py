@@ -23,7 +23,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +35,8 @@ from evolution.errors import EvolveError
 from evolution.methods.machines import Machines
 from evolution.rollout.engine import EngineSpec
 from evolution.train.trainer import Schedule, TrainerSpec
+from federation.plan.methods import Normaliser
+from federation.plan.recipe import FED_SE, PartsSection, Recipe, recipe_of
 
 __all__ = [
     "Assignment",
@@ -49,8 +50,6 @@ __all__ = [
     "StepWork",
     "Work",
 ]
-
-DP_MODES = frozenset({"none", "silo", "record_local", "record_distributed"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +87,12 @@ class EvolveSettings:
     limit. A try that takes longer is dropped, and no other is."""
     packing: bool = False
     """Several units in one training sequence; no method here does that, so only False runs."""
-    task_sampling: str = "uniform"
-    """How tasks are drawn; every other way would tell what was learned from which task."""
+    local_epochs: int = 1
+    """How often a round plays, gives credit and trains."""
+    normaliser: Normaliser = Normaliser.BATCH_TOKENS
+    """The method's: by what a batch's terms are divided where no unit is protected."""
+    nominal_tokens: int | None = None
+    """Of the normaliser ``constant``."""
     explore: bool = True
     """False is the control that plays nothing new."""
     learn: bool = True
@@ -265,6 +268,10 @@ class EvolverSetup:
     privacy: PrivacySpec | None = None
     """The plan's; None for work whose result never leaves the silo. In the record-level modes every
     work must carry the same spec, so that nobody forgets it."""
+    recipe: Recipe = field(default_factory=lambda: recipe_of(FED_SE, PartsSection()))
+    """The plan's method and its parts."""
+    local_parts: bool = False
+    """Whether the plan lets a silo choose a gate of its own."""
     options: Mapping[str, str | int | float] = field(default_factory=dict)
     """The method's own; each method names those it knows and refuses others."""
 
@@ -272,11 +279,8 @@ class EvolverSetup:
 class Evolver(ABC):
     """One self-evolution method, for the life of a daemon."""
 
-    name: ClassVar[str]
-    """Its key in the registry."""
-    dp_compat: ClassVar[frozenset[str]]
-    """The privacy modes it may run under, out of ``DP_MODES``; the silo refuses the others. What
-    ``registry.dp_compat_of`` says without torch."""
+    name: str
+    """Of its card."""
 
     @abstractmethod
     def evolve(self, work: Work) -> Evolution:

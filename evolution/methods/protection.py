@@ -11,7 +11,9 @@ modes a method may run under (``dp_compat``), and the plan's own bounds (``feder
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from dp.config import RECORD_MODES, PrivacySpec
 from dp.errors import PrivacyError
@@ -24,6 +26,8 @@ from evolution.trajectory import Task
 __all__ = [
     "protected",
     "require_apart",
+    "require_drawn",
+    "require_plain_gradients",
     "require_setup_apart",
     "require_steps",
     "require_units",
@@ -75,6 +79,53 @@ def require_apart(settings: EvolveSettings) -> None:
         raise EvolverSetupError(
             "packing puts several units into one sequence, where attention mixes them: a unit's "
             "gradient would depend on other units"
+        )
+
+
+def require_plain_gradients(
+    spec: PrivacySpec | None,
+    settings: EvolveSettings,
+    correction: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """Refuse what the noisy steps have no room for; ``spec`` protects units, if any are protected.
+
+    Raises:
+        EvolverSetupError: Units are protected, and their gradients would be changed.
+    """
+    if spec is None:
+        return
+    if settings.proximal_mu:
+        raise EvolverSetupError(
+            "proximal_mu changes gradients, and record-level steps release clipped sums of units' "
+            "gradients alone: set it to 0"
+        )
+    if settings.learning_rate_schedule != "constant":
+        raise EvolverSetupError(
+            "record-level steps have one size, the learning rate: set learning_rate_schedule to "
+            "'constant'"
+        )
+    if settings.local_epochs != 1:
+        raise EvolverSetupError(
+            "under record-level privacy the released adapter alone plays: set local_epochs to 1"
+        )
+    if correction is not None:
+        raise EvolverSetupError(
+            "SCAFFOLD needs a mean of gradients that record-level privacy does not release"
+        )
+
+
+def require_drawn(tasks: Sequence[Task], *, count: int) -> None:
+    """Refuse a sampler's draw that has other units than were accounted for.
+
+    Raises:
+        EvolverSetupError: A task is there twice, or there are more than planned.
+    """
+    if len({(task.environment, task.task_id) for task in tasks}) < len(tasks):
+        raise EvolverSetupError("the sampler drew a task twice, where each is a unit of its own")
+    if len(tasks) > count:
+        raise EvolverSetupError(
+            f"{len(tasks)} tasks were drawn and {count} were planned: one task more than planned "
+            "would be one unit more than was accounted for"
         )
 
 

@@ -1,54 +1,33 @@
-"""The self-evolution methods by name. No torch until a method that needs it is made.
+"""Making a plan's method. No torch until a method that needs it is made.
 
-A literal table: a plan names a method, never code.
+A card says where a method's code is (``federation.plan.methods``): a plan names a method, never
+code.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import MappingProxyType
 
 from evolution.errors import UnknownEvolverError
-from evolution.methods.evolver import DP_MODES, Evolver, EvolverSetup
+from evolution.methods.evolver import Evolver, EvolverSetup
 
-__all__ = ["EVOLVERS", "dp_compat_of", "make_evolver"]
-
-EVOLVERS: MappingProxyType[str, str] = MappingProxyType(
-    {
-        "constant": "evolution.methods.constant:ConstantEvolver",
-        "fed-se": "evolution.methods.fed_se:FedSeEvolver",
-    }
-)
-
-# Beside the classes, because reading theirs would import torch; a test keeps the two equal.
-_DP_COMPAT: MappingProxyType[str, frozenset[str]] = MappingProxyType(
-    {"constant": DP_MODES, "fed-se": DP_MODES}
-)
+__all__ = ["make_evolver"]
 
 
-def dp_compat_of(method: str) -> frozenset[str]:
-    """The members of ``DP_MODES`` a method may run under, without importing it.
+def make_evolver(setup: EvolverSetup) -> Evolver:
+    """Make the method of a set-up's recipe.
 
     Raises:
-        UnknownEvolverError: The name is not registered.
-    """
-    if method not in _DP_COMPAT:
-        raise UnknownEvolverError(f"no evolver {method!r}; known: {', '.join(EVOLVERS)}")
-    return _DP_COMPAT[method]
-
-
-def make_evolver(name: str, setup: EvolverSetup) -> Evolver:
-    """Make a method of ``EVOLVERS``.
-
-    Raises:
-        UnknownEvolverError: The name is not registered.
+        UnknownEvolverError: Its code is not there, or is no method.
         EvolverSetupError: The method cannot run with this setup.
     """
-    target = EVOLVERS.get(name)
-    if target is None:
-        raise UnknownEvolverError(f"no evolver {name!r}; known: {', '.join(EVOLVERS)}")
+    target = setup.recipe.method.code
     module, _, attribute = target.partition(":")
-    evolver = getattr(importlib.import_module(module), attribute)(setup)
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnknownEvolverError(f"{target} cannot be loaded: {error}") from error
+    evolver = kind(setup)
     if not isinstance(evolver, Evolver):
         raise UnknownEvolverError(f"{target} is not an evolver")
     return evolver

@@ -2,8 +2,8 @@
 
 Episodes are played in batches; every turn of a batch is one call of the engine. Invariants:
 
-1. An episode's random draws depend on the seed and on its place in ``tasks``, never on the batch
-   size, so the same call with another batch size plays the same episodes (up to rounding).
+1. An episode's random draws depend on the seed and on its key, never on the batch size, so the
+   same call with another batch size plays the same episodes (up to rounding).
 2. An environment is foreign: whatever it raises, from its making to its verdict, ends *its*
    episode, which is dropped and counted. The other episodes go on, and no later one is played in
    an environment that failed. What its closing raises is logged and changes nothing.
@@ -44,7 +44,7 @@ from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.own_time import OwnTime
 from evolution.trajectory import Group, Step, Task, Trajectory
 
-__all__ = ["EpisodeBatch", "run_episodes"]
+__all__ = ["EpisodeBatch", "figures_of", "run_episodes"]
 
 _log = structlog.get_logger(__name__)
 
@@ -53,8 +53,8 @@ _log = structlog.get_logger(__name__)
 class EpisodeBatch:
     """What ``run_episodes`` played."""
 
-    trajectories: tuple[Trajectory, ...]
-    """Finished episodes, in the order of their tasks."""
+    tries: tuple[Trajectory | None, ...]
+    """What became of each task, in order; None where its episode was dropped."""
     dropped: int
     """Episodes whose environment or engine failed or whose opening alone outgrows the context."""
     environment_steps: int
@@ -63,6 +63,11 @@ class EpisodeBatch:
     """What was to be played: an episode for each, in this order."""
     round: int = 0
     """The round it was played in."""
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Finished episodes, in the order of their tasks."""
+        return tuple(one for one in self.tries if one is not None)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -87,14 +92,21 @@ class EpisodeBatch:
     @property
     def figures(self) -> dict[str, float]:
         """What was played in numbers, for the silo's own operator."""
-        steps = [step for trajectory in self.trajectories for step in trajectory.steps]
         return {
-            "cut_off": float(sum(step.cut_off for step in steps)),
+            **figures_of(self.trajectories),
             "dropped": float(self.dropped),
             "environment_steps": float(self.environment_steps),
-            "invalid_actions": float(sum(step.invalid for step in steps)),
-            "truncated": float(sum(trajectory.truncated for trajectory in self.trajectories)),
         }
+
+
+def figures_of(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """How many answers were cut off, actions could not be read, and tries ended by a limit."""
+    steps = [step for trajectory in trajectories for step in trajectory.steps]
+    return {
+        "cut_off": float(sum(step.cut_off for step in steps)),
+        "invalid_actions": float(sum(step.invalid for step in steps)),
+        "truncated": float(sum(trajectory.truncated for trajectory in trajectories)),
+    }
 
 
 @dataclass(kw_only=True, slots=True)
@@ -123,6 +135,7 @@ def run_episodes(
     *,
     temperature: float,
     seed: int,
+    keys: Sequence[int] | None = None,
     max_new_tokens: int = 16,
     batch_size: int = 64,
     round_index: int = 0,
@@ -131,20 +144,26 @@ def run_episodes(
 ) -> EpisodeBatch:
     """Play one episode per task, ``batch_size`` at once, with whatever adapter the engine holds.
 
-    A task that appears twice is played twice; temperature 0 is greedy. The seed decides every draw,
-    and the round is recorded in the trajectories. ``try_s`` is the most seconds that one episode's
+    A task that appears twice is played twice; temperature 0 is greedy. The seed and the episode's
+    key, by default its place in ``tasks``, decide every draw; keys are distinct. The round is
+    recorded in the trajectories. ``try_s`` is the most seconds that one episode's
     environment may take in all; without it there is no limit.
     """
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     own_time = OwnTime(try_s)
     pool = _Pool(make_environment, own_time)
-    played: list[Trajectory] = []
+    played: list[Trajectory | None] = []
+    keys = range(len(tasks)) if keys is None else keys
     dropped = environment_steps = 0
     try:
         for start in range(0, len(tasks), batch_size):
             wave = [
                 _Episode(key=key, task=task)
-                for key, task in enumerate(tasks[start : start + batch_size], start)
+                for key, task in zip(
+                    keys[start : start + batch_size],
+                    tasks[start : start + batch_size],
+                    strict=True,
+                )
             ]
             for episode in wave:
                 _guarded(episode, pool.lend, episode)
@@ -154,7 +173,9 @@ def run_episodes(
                 environment_steps += episode.acted
                 dropped += episode.failed
             played += [
-                Trajectory(
+                None
+                if episode.failed
+                else Trajectory(
                     task=episode.task,
                     steps=tuple(episode.steps),
                     final_observation=episode.observation,
@@ -164,13 +185,12 @@ def run_episodes(
                     truncated=episode.truncated,
                 )
                 for episode in wave
-                if not episode.failed
             ]
     finally:
         pool.close()
         own_time.close()
     return EpisodeBatch(
-        trajectories=tuple(played),
+        tries=tuple(played),
         dropped=dropped,
         environment_steps=environment_steps,
         tasks=tuple(tasks),

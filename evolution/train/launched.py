@@ -30,19 +30,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy as np
 
 from evolution.errors import EvolverSetupError, TrainingWorkerError
 from evolution.local_time import require_time, require_wanted
-from evolution.train.launched_job import Job, read_failure, read_result, write_job
-from evolution.train.rows import rows_of
+from evolution.part import Part
+from evolution.train.launched_job import (
+    Job,
+    read_failure,
+    read_logprobs,
+    read_result,
+    write_job,
+)
+from evolution.train.rows import Row, in_order
 from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
-from evolution.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from dp.steps.grads import GradientBackend
@@ -52,6 +57,10 @@ __all__ = ["LaunchedTrainer"]
 _TAIL_LINES: Final = 30
 _TAIL_BYTES: Final = 4096
 _STOP_S: Final = 10.0
+_NO_SETTINGS: Final = SftSettings(
+    epochs=1, batch_size=1, learning_rate=0.0, grad_clip_l2=1.0, seed=0
+)
+"""Of a job that trains nothing."""
 _LOOK_S: Final = 0.5
 """How often the site's time limit is looked at while workers train."""
 
@@ -97,26 +106,57 @@ class LaunchedTrainer(Trainer):
 
     def train(
         self,
-        trajectories: Sequence[Trajectory],
+        rows: Sequence[Row],
+        objective: Part,
         settings: SftSettings,
         *,
         trainable: frozenset[str],
         anchor: Mapping[str, np.ndarray] | None = None,
         correction: Mapping[str, np.ndarray] | None = None,
     ) -> SftReport:
-        """Imitate trajectories; see ``Trainer.train``.
+        """Minimise the objective; see ``Trainer.train``.
 
         Raises:
             TrainingWorkerError: Workers ended without a result.
             LocalTimeError: The site's time for it is over.
             TrainingJobError: What they left is no result.
         """
-        rows = rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens)
-        too_long = len(trajectories) - len(rows)
+        rows = in_order(rows)
         gradients_of = None if correction is None else trainable
         if not any(row.loss_tokens for row in rows) or not settings.epochs:
-            return replace(_nothing(self._adapter, gradients_of), too_long=too_long)
-        job = Job(
+            return _nothing(self._adapter, gradients_of)
+        job = self._job(settings, objective=objective.as_json(), trainable=trainable)
+        with self._done(job, rows, anchor=anchor, correction=correction) as directory:
+            self._adapter, report = read_result(
+                directory, adapter=self._adapter, gradients_of=gradients_of
+            )
+        return report
+
+    def logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Log-probability of every token of each row; see ``Trainer.logprobs``.
+
+        Raises:
+            TrainingWorkerError: Workers ended without a result.
+            TrainingJobError: What they left is no result.
+        """
+        if not rows:
+            return []
+        # Workers deal sorted rows, so that each has lengths alike.
+        ordered = sorted(range(len(rows)), key=lambda i: (len(rows[i]), rows[i].name, i))
+        dealt = [rows[i] for i in ordered]
+        with self._done(self._job(_NO_SETTINGS), dealt) as directory:
+            values = read_logprobs(directory, dealt, processes=self._spec.processes)
+        found = dict(zip(ordered, values, strict=True))
+        return [found[i] for i in range(len(rows))]
+
+    def _job(
+        self,
+        settings: SftSettings,
+        *,
+        objective: Mapping[str, Any] | None = None,
+        trainable: frozenset[str] = frozenset(),
+    ) -> Job:
+        return Job(
             base_dir=str(self._base_dir),
             rank=self._rank,
             alpha=self._alpha,
@@ -125,9 +165,21 @@ class LaunchedTrainer(Trainer):
             micro_batch_tokens=self._spec.micro_batch_tokens,
             gradient_checkpointing=self._spec.gradient_checkpointing,
             sharding=self._spec.sharding,
-            trainable=tuple(sorted(trainable)),
+            trainable=tuple(sorted(trainable or self._adapter)),
             settings=settings,
+            objective=objective,
         )
+
+    @contextlib.contextmanager
+    def _done(
+        self,
+        job: Job,
+        rows: Sequence[Row],
+        *,
+        anchor: Mapping[str, np.ndarray] | None = None,
+        correction: Mapping[str, np.ndarray] | None = None,
+    ) -> Iterator[Path]:
+        """The directory of a job that workers have done; it is gone afterwards."""
         directory = Path(tempfile.mkdtemp(prefix="job-", dir=self._jobs))
         try:
             write_job(
@@ -139,20 +191,24 @@ class LaunchedTrainer(Trainer):
                 correction=correction,
             )
             _launch(directory, processes=self._spec.processes)
-            self._adapter, report = read_result(
-                directory, adapter=self._adapter, gradients_of=gradients_of
-            )
+            yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-        return replace(report, too_long=too_long)
 
-    def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
+    def gradients(
+        self,
+        names: Sequence[str],
+        objective: Part,
+        *,
+        backend: str,
+        divisor: float | None = None,
+    ) -> GradientBackend[Row]:
         """Refuse.
 
         Raises:
             EvolverSetupError: Always.
         """
-        _refuse(names, backend)
+        _refuse(names, objective, backend, divisor)
 
     def descend(
         self,

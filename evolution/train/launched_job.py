@@ -3,13 +3,15 @@
 ::
 
     settings.json              the plan's settings, the base model, how to train
-    rows.safetensors           token ids, agent mask and length of each row; no text
+    rows.safetensors           tokens, mask, weights, log-probabilities and length of each row; no
+                               text
     adapter.safetensors        all factors as the job starts
     anchor.safetensors         where asked for
     correction.safetensors     where asked for
     result.safetensors         all factors as the job ends
     mean_gradient.safetensors  where a correction was given
     report.json                counts and losses
+    logprobs-N.safetensors     of worker N's rows, where the job asks for nothing else
     failure-N.txt              why worker N ended, if it did
 
 Invariants:
@@ -31,17 +33,21 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from evolution.errors import TrainingJobError
+from dp.steps.units import UnitId
+from evolution.errors import RowError, TrainingJobError
 from evolution.train.rows import Row
 from evolution.train.trainer import SftReport, SftSettings
+from federation.plan.methods import Normaliser
 
 __all__ = [
     "Job",
     "read_failure",
     "read_job",
+    "read_logprobs",
     "read_result",
     "write_failure",
     "write_job",
+    "write_logprobs",
     "write_result",
 ]
 
@@ -74,6 +80,8 @@ class Job:
     """Names of the factors to train, sorted."""
     settings: SftSettings
     """The plan's."""
+    objective: Mapping[str, Any] | None
+    """``Part.as_json``; None asks for log-probabilities and trains nothing."""
 
 
 def write_job(
@@ -90,14 +98,21 @@ def write_job(
     There is at least one row, and rows are sorted by length. For anchor and correction see
     ``Trainer.train``.
     """
-    save_file(
-        {
-            "token_ids": np.concatenate([row.token_ids for row in rows]),
-            "agent": np.concatenate([row.agent for row in rows]),
-            "lengths": np.array([len(row) for row in rows], dtype=np.int64),
-        },
-        directory / "rows.safetensors",
-    )
+    units = sorted({row.unit for row in rows if row.unit is not None})
+    packed = {
+        "token_ids": np.concatenate([row.token_ids for row in rows]),
+        "mask": np.concatenate([row.mask for row in rows]),
+        "weights": np.concatenate([row.weights for row in rows]),
+        "logprobs": np.concatenate([row.logprobs for row in rows]),
+        "lengths": np.array([len(row) for row in rows], dtype=np.int64),
+        # Whose a row is, as a number: workers need not know more.
+        "units": np.array(
+            [-1 if row.unit is None else units.index(row.unit) for row in rows], dtype=np.int64
+        ),
+    }
+    for name in sorted(set(rows[0].known).intersection(*(row.known for row in rows))):
+        packed[f"known.{name}"] = np.concatenate([row.known[name] for row in rows])
+    save_file(packed, directory / "rows.safetensors")
     _save(directory, "adapter", adapter)
     for name, tensors in (("anchor", anchor), ("correction", correction)):
         if tensors is not None:
@@ -115,12 +130,14 @@ def read_job(
     """
     try:
         found: dict[str, Any] = json.loads((directory / "settings.json").read_text())
-        trainable, settings = tuple(found.pop("trainable")), SftSettings(**found.pop("settings"))
+        plain = found.pop("settings")
+        settings = SftSettings(**{**plain, "normaliser": Normaliser(plain["normaliser"])})
+        trainable = tuple(found.pop("trainable"))
         job = Job(**found, trainable=trainable, settings=settings)
         rows = _unpack(load_file(directory / "rows.safetensors"))
         adapter = load_file(directory / "adapter.safetensors")
         return job, rows, adapter, _load(directory, "anchor"), _load(directory, "correction")
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, RowError) as error:
         raise TrainingJobError(f"the job cannot be read: {type(error).__name__}") from error
 
 
@@ -136,6 +153,31 @@ def write_result(directory: Path, adapter: Tensors, report: SftReport) -> None:
         "last_loss": report.last_loss,
     }
     (directory / "report.json").write_text(json.dumps(figures))
+
+
+def write_logprobs(directory: Path, process: int, found: Sequence[np.ndarray]) -> None:
+    """Write the log-probabilities of one worker's rows."""
+    _save(directory, f"logprobs-{process}", {str(i): value for i, value in enumerate(found)})
+
+
+def read_logprobs(directory: Path, rows: Sequence[Row], *, processes: int) -> list[np.ndarray]:
+    """Read what all workers wrote: worker N has every ``processes``-th row from N on.
+
+    Raises:
+        TrainingJobError: The files are not the result of this job.
+    """
+    found: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(rows)
+    try:
+        for process in range(processes):
+            mine = range(process, len(rows), processes)
+            values = load_file(directory / f"logprobs-{process}.safetensors") if mine else {}
+            expected = {str(i): rows[place].logprobs for i, place in enumerate(mine)}
+            _require_like(values, expected)
+            for i, place in enumerate(mine):
+                found[place] = values[str(i)]
+    except (OSError, ValueError, SafetensorError) as error:
+        raise TrainingJobError(f"the result cannot be read: {error}") from error
+    return found
 
 
 def read_result(
@@ -194,11 +236,29 @@ def _load(directory: Path, name: str) -> Tensors | None:
 
 
 def _unpack(packed: Tensors) -> list[Row]:
-    ids, agent, lengths = packed["token_ids"], packed["agent"], packed["lengths"]
-    if not len(ids) == len(agent) == lengths.sum() or (lengths < 1).any():
+    lengths, units = packed["lengths"], packed["units"]
+    if (lengths < 1).any() or lengths.shape != units.shape:
         raise ValueError("rows do not add up")
-    ends = np.cumsum(lengths)[:-1]
-    return [Row(*parts) for parts in zip(np.split(ids, ends), np.split(agent, ends), strict=True)]
+    ends = np.cumsum(lengths)
+    parts = {}
+    for name, values in packed.items():
+        if name not in {"lengths", "units"}:
+            if len(values) != ends[-1]:
+                raise ValueError("rows do not add up")
+            parts[name] = np.split(values, ends[:-1])
+    known = [name for name in parts if name.startswith("known.")]
+    return [
+        Row(
+            token_ids=parts["token_ids"][i],
+            mask=parts["mask"][i],
+            weights=parts["weights"][i],
+            logprobs=parts["logprobs"][i],
+            name=f"{i:09d}",
+            unit=None if units[i] < 0 else UnitId("", str(units[i])),
+            known={name.removeprefix("known."): parts[name][i] for name in known},
+        )
+        for i in range(len(lengths))
+    ]
 
 
 def _require_like(found: Tensors, expected: Tensors) -> None:

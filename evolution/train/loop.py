@@ -2,11 +2,16 @@
 
 With D the whole batch of a step and m its micro-batches over all processes, the gradient is ::
 
-    ∇L = Σ_m Σ_{agent tokens of m} −∇ log π  /  number of agent tokens of D
+    ∇L = Σ_m Σ_{rows r of m} s_r · Σ_{mask of r} ∇ term  /  N(D)
 
-Every micro-batch is divided by the count of the whole batch before its backward pass, so the sum of
-the parts is the token-weighted mean, however the batch was divided: equal up to rounding, and the
-bits of one pass where it was not divided.
+    normaliser       s_r                          N(D)
+    batch_tokens     1                            tokens of D's masks
+    unit_tokens      1 / tokens of r's unit       Σ_{r of D} s_r · tokens of r
+    constant         1                            a public number, the same for every batch
+
+Every micro-batch is divided by the number of the whole batch before its backward pass, so the sum
+of the parts is the same however the batch was divided: equal up to rounding, and the bits of one
+pass where it was not divided.
 
 Invariants: what follows the sum (proximal term, clip, correction, AdamW) sees the whole gradient,
 and on every process the same; the order of batches depends on the seed alone.
@@ -16,19 +21,23 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from dp.steps.units import UnitId
 from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time, require_wanted
-from evolution.train.loss import as_batch, row_sums
+from evolution.train.loss import FIRST, Batch, as_batch, batch_total, logprobs_of
+from evolution.train.objective import Batchwise, Objective
 from evolution.train.rows import Row, cut, deal
 from evolution.train.trainer import SftReport, SftSettings, share_of_step
+from federation.plan.methods import Normaliser
 
 __all__ = ["Loop", "OneProcess", "Processes", "checkpointed"]
 
@@ -84,13 +93,16 @@ class Loop:
     micro_batch_tokens: int = 0
     """See ``TrainerSpec``."""
     keep: bool = False
-    """The model computes only the logits it is asked for (``sft_loss.keeps_agent_logits``)."""
+    """The model computes only the logits it is asked for (``loss.keeps_agent_logits``)."""
+    needs: frozenset[str] = frozenset()
+    """What the objective's card asks for."""
 
     def run(
         self,
         model: Callable[..., Any],
         chosen: Mapping[str, torch.nn.Parameter],
         rows: Sequence[Row],
+        objective: Objective | Batchwise,
         *,
         device: torch.device,
         processes: Processes,
@@ -101,16 +113,24 @@ class Loop:
 
         The rows are the same on every process, and the chosen factors are whole on each, float32.
         For anchor and correction see ``Trainer.train``.
+
+        Raises:
+            EvolverSetupError: The objective needs a whole batch in one pass, and batches are
+                divided.
         """
+        if isinstance(objective, Batchwise) and (self.micro_batch_tokens or processes.count > 1):
+            raise EvolverSetupError(
+                "this objective looks at a whole mini-batch: set training.micro_batch_tokens to 0 "
+                "and training.processes to 1"
+            )
         plan, parameters = self.settings, list(chosen.values())
         optimiser = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=0.0)
         start = self._anchor(chosen, anchor)
         shift = None if correction is None else _like(chosen, correction)
         sums = None if correction is None else [torch.zeros_like(p) for p in parameters]
-        batches = [
-            _Dealt(batch, processes, most_tokens=self.micro_batch_tokens)
-            for batch in cut(rows, plan.batch_size)
-        ]
+        scale_of = _scales(rows, plan.normaliser)
+        batches = [_Dealt(batch, self, processes, scale_of) for batch in cut(rows, plan.batch_size)]
+        self._look_back(model, chosen, batches, device, anchor)
         rng = np.random.default_rng(plan.seed)
         steps, all_tokens = 0, 0
         all_steps = plan.epochs * len(batches)
@@ -121,7 +141,7 @@ class Loop:
                 require_wanted()
                 require_time()
                 optimiser.zero_grad()
-                loss_sum += self._backward(model, batches[index], device, processes)
+                loss_sum += self._backward(model, batches[index], objective, device, processes)
                 processes.settle(parameters)
                 if start is not None:
                     _pull(parameters, start, plan.proximal_mu)
@@ -150,23 +170,93 @@ class Loop:
             },
         )
 
+    def logprobs(
+        self,
+        model: Callable[..., Any],
+        rows: Sequence[Row],
+        *,
+        device: torch.device,
+        processes: Processes,
+    ) -> list[np.ndarray]:
+        """Log-probabilities of this process's share of the rows: of every ``count``-th, in order.
+
+        float32, one for each token of a row, zero outside its mask.
+        """
+        mine = deal(rows, processes=processes.count, most_tokens=self.micro_batch_tokens)
+        found: list[np.ndarray] = []
+        for part in mine[processes.rank]:
+            values_BT = self._logprobs(model, as_batch(part), device)
+            for row, values in zip(part, values_BT.cpu().numpy(), strict=False):
+                whole = np.zeros(len(row), dtype=np.float32)
+                whole[1:] = values[: len(row) - 1]
+                found.append(whole)
+        return found
+
+    @torch.no_grad()
+    def _logprobs(
+        self, model: Callable[..., Any], batch: Batch, device: torch.device
+    ) -> torch.Tensor:
+        require_wanted()
+        require_time()
+        return logprobs_of(model, batch.to(device), keep=self.keep)
+
+    def _look_back(
+        self,
+        model: Callable[..., Any],
+        chosen: Mapping[str, torch.nn.Parameter],
+        batches: Sequence[_Dealt],
+        device: torch.device,
+        anchor: Tensors | None,
+    ) -> None:
+        """Note what the objective needs of the factors before the first step and of the anchor.
+
+        A row's first pass gives ``first`` by itself; later passes are told what it was.
+        """
+        wanted = set(self.needs)
+        if self.settings.epochs == 1:
+            wanted.discard(FIRST)
+        before = sorted(wanted & {"old", FIRST})
+        if before:
+            self._note(model, batches, device, before)
+        if "reference" in wanted:
+            with _as_if(chosen, anchor):
+                self._note(model, batches, device, ["reference"])
+
+    def _note(
+        self,
+        model: Callable[..., Any],
+        batches: Sequence[_Dealt],
+        device: torch.device,
+        names: Sequence[str],
+    ) -> None:
+        for one in (one for batch in batches for one in batch.passes):
+            lacking = [name for name in names if name not in one.batch.known]
+            if lacking:
+                values_BT = self._logprobs(model, one.batch, device).cpu()
+                padded_BT = torch.nn.functional.pad(values_BT, (1, 0))
+                one.batch.known.update(dict.fromkeys(lacking, padded_BT))
+
     def _backward(
         self,
         model: Callable[..., Any],
         batch: _Dealt,
+        objective: Objective | Batchwise,
         device: torch.device,
         processes: Processes,
     ) -> torch.Tensor:
         """Add this process's part of the gradient; return its part of the loss."""
         loss = torch.zeros((), dtype=torch.float64, device=device)
         last = len(batch.passes) - 1
-        for turn, (ids_BT, agent_BT, real) in enumerate(batch.passes):
+        for turn, one in enumerate(batch.passes):
             with processes.alone() if turn < last else contextlib.nullcontext():
-                sums_B = row_sums(model, ids_BT.to(device), agent_BT.to(device), keep=self.keep)
-                total = sums_B.sum() if real else sums_B.sum() * 0.0
-                part = total / (batch.tokens / processes.averages)
+                scales_B = None if one.scales is None else one.scales.to(device)
+                found = batch_total(
+                    model, one.batch.to(device), objective, keep=self.keep, scales_B=scales_B
+                )
+                found = found if one.real else found * 0.0
+                part = found / (batch.divisor / processes.averages)
                 part.backward()  # type: ignore[no-untyped-call]  # untyped in torch
-            loss += total.detach()
+            loss += found.detach()
         return loss
 
     def _anchor(
@@ -179,13 +269,75 @@ class Loop:
         return [parameter.detach().clone() for parameter in chosen.values()]
 
 
+class _Pass(NamedTuple):
+    """One forward pass."""
+
+    batch: Batch
+    """Padded rows, made up where this process has none left."""
+    scales: torch.Tensor | None
+    """s_r of each row; None is 1."""
+    real: bool
+    """Whether the rows are."""
+
+
 class _Dealt:
     """This process's part of a batch, padded once for all epochs."""
 
-    def __init__(self, rows: Sequence[Row], processes: Processes, *, most_tokens: int) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        loop: Loop,
+        processes: Processes,
+        scale_of: Mapping[UnitId | None, float] | None,
+    ) -> None:
         self.tokens = sum(row.loss_tokens for row in rows)
-        mine = deal(rows, processes=processes.count, most_tokens=most_tokens)[processes.rank]
-        self.passes = [(*as_batch(part), bool(part)) for part in mine]
+        self.divisor: float = self.tokens
+        if loop.settings.normaliser is Normaliser.CONSTANT:
+            self.divisor = loop.settings.constant
+        elif scale_of is not None:
+            self.divisor = sum(scale_of[row.unit] * row.loss_tokens for row in rows)
+        dealt = deal(rows, processes=processes.count, most_tokens=loop.micro_batch_tokens)
+        self.passes = [
+            _Pass(
+                as_batch(part),
+                None
+                if scale_of is None
+                else torch.tensor([scale_of[row.unit] for row in part] or [0.0]),
+                bool(part),
+            )
+            for part in dealt[processes.rank]
+        ]
+
+
+def _scales(rows: Sequence[Row], normaliser: Normaliser) -> dict[UnitId | None, float] | None:
+    """1 over the tokens of each unit, where units' means are averaged."""
+    if normaliser is not Normaliser.UNIT_TOKENS:
+        return None
+    tokens: Counter[UnitId | None] = Counter()
+    for row in rows:
+        tokens[row.unit] += row.loss_tokens
+    return {unit: 1.0 / max(1, count) for unit, count in tokens.items()}
+
+
+@contextlib.contextmanager
+def _as_if(chosen: Mapping[str, torch.nn.Parameter], anchor: Tensors | None) -> Iterator[None]:
+    """Let the chosen factors be the anchor's while this lasts; without one they stay."""
+    if anchor is None:
+        yield
+        return
+    kept = {name: parameter.detach().clone() for name, parameter in chosen.items()}
+    values = dict(zip(chosen, _like(chosen, anchor), strict=True))
+    try:
+        _write(chosen, values)
+        yield
+    finally:
+        _write(chosen, kept)
+
+
+@torch.no_grad()
+def _write(chosen: Mapping[str, torch.nn.Parameter], values: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in chosen.items():
+        parameter.copy_(values[name])
 
 
 @contextlib.contextmanager

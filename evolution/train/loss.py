@@ -1,10 +1,11 @@
-"""The loss of a forward pass: −Σ log π over agent tokens, logits computed only where one follows.
+"""The loss of a forward pass: an objective's terms over a padded batch, row by row.
 
 A row of T tokens with a third of them the agent's needs a third of the logits; at a vocabulary of
 152,000 these are most of a training step's memory. transformers' causal LMs take a boolean
 ``logits_to_keep`` of shape B×T and return the kept positions one after another, N×V. Whether a
 model does is seen on public rows before it is relied on (``keeps_agent_logits``); for one that does
-not, all logits are computed and the loss is the same.
+not, all logits are computed and the loss is the same. An objective then sees all T − 1 predicted
+tokens of a row, else those of the mask alone; what it returns outside the mask counts as nothing.
 
 Covered: decoder-only models. Not covered: fused linear and cross-entropy kernels.
 """
@@ -12,56 +13,160 @@ Covered: decoder-only models. Not covered: fused linear and cross-entropy kernel
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
+from evolution.train.objective import Batchwise, Objective, RowTensors, TokenOut
 from evolution.train.rows import Row
 
-__all__ = ["PROBE", "as_batch", "keeps_agent_logits", "pad", "row_sums"]
+__all__ = [
+    "PROBE",
+    "PROBE_ROWS",
+    "Batch",
+    "as_batch",
+    "batch_total",
+    "keeps_agent_logits",
+    "logprobs_of",
+    "row_sums",
+]
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+FIRST: Final = "first"
+"""Is filled in by the pass itself where no earlier one has; see ``batch_total``."""
 
 
-def pad(rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> Batch:
-    """Token ids and agent mask of at least one row, padded on the right.
+class Batch(NamedTuple):
+    """Rows padded on the right; each B×T."""
 
-    Integers B×T and booleans B×T.
+    ids: torch.Tensor
+    """Integers."""
+    mask: torch.Tensor
+    """Booleans; False in the padding."""
+    weights: torch.Tensor
+    """float32."""
+    logprobs: torch.Tensor
+    """float32, of the behaviour policy."""
+    known: dict[str, torch.Tensor]
+    """float32, by name."""
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same on a device."""
+        return Batch(
+            self.ids.to(device),
+            self.mask.to(device),
+            self.weights.to(device),
+            self.logprobs.to(device),
+            {name: tensor.to(device) for name, tensor in self.known.items()},
+        )
+
+
+def as_batch(rows: Sequence[Row]) -> Batch:
+    """The rows of one pass as one padded batch.
+
+    No rows give a made-up one, whose loss the caller multiplies by 0.
     """
-    width = max(len(ids) for ids, _ in rows)
-    ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
-    agent_BT = torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, (ids, agent) in enumerate(rows):
-        ids_BT[index, : len(ids)] = torch.as_tensor(ids)
-        agent_BT[index, : len(ids)] = torch.as_tensor(agent)
-    return ids_BT, agent_BT
+    rows = rows or (PROBE_ROWS[0],)
+    width = max(map(len, rows))
+    known = set(rows[0].known).intersection(*(row.known for row in rows))
+    return Batch(
+        _padded([row.token_ids for row in rows], width, torch.long),
+        _padded([row.mask for row in rows], width, torch.bool),
+        _padded([row.weights for row in rows], width, torch.float32),
+        _padded([row.logprobs for row in rows], width, torch.float32),
+        {
+            name: _padded([row.known[name] for row in rows], width, torch.float32)
+            for name in sorted(known)
+        },
+    )
 
 
 def row_sums(
-    model: Callable[..., Any], ids_BT: torch.Tensor, agent_BT: torch.Tensor, *, keep: bool
+    model: Callable[..., Any], batch: Batch, objective: Objective, *, keep: bool
 ) -> torch.Tensor:
-    """Σ −log π over each row's agent tokens, float32 of length B.
+    """Σ of the objective's terms over each row's mask, float32 of length B.
 
-    ``agent_BT`` is True where the agent sampled the token. With ``keep``, logits are computed only
-    where there is a loss; see ``keeps_agent_logits``.
+    With ``keep``, logits are computed only where there is a loss; see ``keeps_agent_logits``.
     """
-    target_BT, loss_BT = ids_BT[:, 1:], agent_BT[:, 1:]
+    outs, rows, logprob = _look(model, batch, keep=keep)
+    terms = [objective.terms(out, row) for out, row in zip(outs, rows, strict=True)]
+    loss_BT = batch.mask[:, 1:]
+    if keep:
+        flat_N = torch.cat(terms)
+        return logprob.new_zeros(loss_BT.shape).masked_scatter(loss_BT, flat_N).sum(dim=1)
+    return torch.where(loss_BT, torch.stack(terms), 0.0).sum(dim=1)
+
+
+def batch_total(
+    model: Callable[..., Any],
+    batch: Batch,
+    objective: Objective | Batchwise,
+    *,
+    keep: bool,
+    scales_B: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The sum over all rows, each times its scale if there are any.
+
+    Raises:
+        EvolverSetupError: The objective needs what the batch does not know.
+    """
+    if isinstance(objective, Batchwise):
+        outs, rows, _ = _look(model, batch, keep=keep)
+        return objective.batch_terms(outs, rows).sum()
+    sums_B = row_sums(model, batch, objective, keep=keep)
+    return (sums_B if scales_B is None else sums_B * scales_B).sum()
+
+
+def logprobs_of(model: Callable[..., Any], batch: Batch, *, keep: bool) -> torch.Tensor:
+    """The log-probability of each predicted token of the mask, B×(T − 1); zero elsewhere."""
+    _, _, logprob = _look(model, batch, keep=keep)
+    loss_BT = batch.mask[:, 1:]
+    if keep:
+        return logprob.new_zeros(loss_BT.shape).masked_scatter(loss_BT, logprob)
+    return torch.where(loss_BT, logprob, 0.0)
+
+
+def _look(
+    model: Callable[..., Any], batch: Batch, *, keep: bool
+) -> tuple[list[TokenOut], list[RowTensors], torch.Tensor]:
+    """What the model says of each row, what is known of it, and all log-probabilities."""
+    target_BT, loss_BT = batch.ids[:, 1:], batch.mask[:, 1:]
+    known = {name: tensor[:, 1:] for name, tensor in batch.known.items()}
+    weights_BT, behaviour_BT = batch.weights[:, 1:], batch.logprobs[:, 1:]
     if not keep:
-        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
-        nll_BT = torch.nn.functional.cross_entropy(
+        logits_BTV = model(input_ids=batch.ids, use_cache=False).logits[:, :-1]
+        logprob_BT = -torch.nn.functional.cross_entropy(
             logits_BTV.float().transpose(1, 2),
             target_BT.masked_fill(~loss_BT, -100),
             reduction="none",
             ignore_index=-100,
         )
-        return nll_BT.sum(dim=1)
+        outs = [
+            TokenOut(logprob_BT[i], logits_BTV[i], {name: known[name][i] for name in known})
+            for i in range(len(target_BT))
+        ]
+        rows = [
+            RowTensors(loss_BT[i], weights_BT[i], behaviour_BT[i]) for i in range(len(target_BT))
+        ]
+        return outs, rows, logprob_BT
     logits_NV = model(
-        input_ids=ids_BT, use_cache=False, logits_to_keep=_before(agent_BT)
+        input_ids=batch.ids, use_cache=False, logits_to_keep=_before(batch.mask)
     ).logits.flatten(0, -2)
-    nll_N = torch.nn.functional.cross_entropy(
+    logprob_N = -torch.nn.functional.cross_entropy(
         logits_NV.float(), target_BT[loss_BT], reduction="none"
     )
-    return nll_N.new_zeros(loss_BT.shape).masked_scatter(loss_BT, nll_N).sum(dim=1)
+    counts = loss_BT.sum(dim=1).tolist()
+    outs = [
+        TokenOut(own, logits, {name: known[name][i][loss_BT[i]] for name in known})
+        for i, (own, logits) in enumerate(
+            zip(torch.split(logprob_N, counts), torch.split(logits_NV, counts), strict=True)
+        )
+    ]
+    rows = [
+        RowTensors(loss_BT[i][loss_BT[i]], weights_BT[i][loss_BT[i]], behaviour_BT[i][loss_BT[i]])
+        for i in range(len(target_BT))
+    ]
+    return outs, rows, logprob_N
 
 
 @torch.no_grad()
@@ -70,13 +175,13 @@ def keeps_agent_logits(model: Callable[..., Any], device: torch.device | str) ->
 
     False where it ignores the question, refuses it, or answers it otherwise.
     """
-    ids_BT, agent_BT = (t.to(device) for t in PROBE)
-    keep_BT = _before(agent_BT)
+    probe = PROBE.to(device)
+    keep_BT = _before(probe.mask)
     try:
-        kept = model(input_ids=ids_BT, use_cache=False, logits_to_keep=keep_BT).logits
+        kept = model(input_ids=probe.ids, use_cache=False, logits_to_keep=keep_BT).logits
     except (TypeError, ValueError, IndexError, RuntimeError):
         return False
-    full_NV = model(input_ids=ids_BT, use_cache=False).logits[keep_BT]
+    full_NV = model(input_ids=probe.ids, use_cache=False).logits[keep_BT]
     if kept.numel() != full_NV.numel() or kept.shape[-1] != full_NV.shape[-1]:
         return False
     # 16-bit weights may round a product of another shape differently; another position is far off.
@@ -85,27 +190,37 @@ def keeps_agent_logits(model: Callable[..., Any], device: torch.device | str) ->
     return gap <= 0.02 * scale
 
 
-def _before(agent_BT: torch.Tensor) -> torch.Tensor:
-    """True at each position whose next token is the agent's: there the loss looks."""
-    keep_BT = torch.zeros_like(agent_BT)
-    keep_BT[:, :-1] = agent_BT[:, 1:]
+def _before(mask_BT: torch.Tensor) -> torch.Tensor:
+    """True at each position whose next token is in the mask: there the loss looks."""
+    keep_BT = torch.zeros_like(mask_BT)
+    keep_BT[:, :-1] = mask_BT[:, 1:]
     return keep_BT
 
 
-def _public(answer_tokens: int) -> tuple[list[int], list[bool]]:
+def _padded(rows: Sequence[np.ndarray], width: int, dtype: torch.dtype) -> torch.Tensor:
+    padded = torch.zeros(len(rows), width, dtype=dtype)
+    for index, values in enumerate(rows):
+        padded[index, : len(values)] = torch.as_tensor(values)
+    return padded
+
+
+def _public(answer_tokens: int) -> Row:
     ids = [0, 1, *(index % 3 for index in range(answer_tokens))]
-    return ids, [False, False] + [True] * answer_tokens
+    mask = [False, False] + [True] * answer_tokens
+    return Row(
+        token_ids=np.array(ids, dtype=np.int64),
+        mask=np.array(mask, dtype=np.bool_),
+        weights=np.ones(len(ids), dtype=np.float32),
+        logprobs=np.zeros(len(ids), dtype=np.float32),
+        name=f"public {answer_tokens}",
+        known={
+            name: np.full(len(ids), -1.0, dtype=np.float32)
+            for name in ("first", "old", "reference")
+        },
+    )
 
 
-PROBE: Batch = pad([_public(3), _public(7)])
+PROBE_ROWS: Final = (_public(3), _public(7))
 """Two made-up rows of low token ids, which every vocabulary has."""
-
-
-def as_batch(rows: Sequence[Row]) -> Batch:
-    """The rows of one pass as one padded batch.
-
-    No rows give a made-up one, whose loss the caller multiplies by 0.
-    """
-    if not rows:
-        return pad([_public(3)])
-    return pad([(row.token_ids, row.agent) for row in rows])  # type: ignore[misc]
+PROBE: Final = as_batch(PROBE_ROWS)
+"""The same as a batch."""

@@ -1,5 +1,8 @@
 """Training rows, and how a step's batch is divided into forward passes and over processes.
 
+A row is one training sequence: tokens, which of them an objective is about, one weight for each of
+these, and what the behaviour policy said of them.
+
 Invariants:
 
 1. A batch is cut from the rows sorted by length, so that little is padded. No row is split and no
@@ -7,31 +10,101 @@ Invariants:
 2. Dividing a batch loses and repeats nothing: its micro-batches over all processes are the batch.
 3. All processes make the same number of passes in a step, as collectives need; a process without a
    row left gets an empty micro-batch.
+4. A row's arrays are of one length, and its weights and log-probabilities are finite.
 
 Covered: bounding padded tokens per pass. Not covered: splitting one long row over processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from dp.steps.units import UnitId
+from evolution.errors import RowError
 from evolution.trajectory import Trajectory
 
-__all__ = ["Row", "cut", "deal", "micro_batches", "rows_of"]
+__all__ = ["Row", "cut", "deal", "in_order", "micro_batches"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Row:
-    """One trajectory's tokens."""
+    """One training sequence of T tokens.
+
+    Raises:
+        RowError: Its arrays do not fit each other, or a number is not finite.
+    """
 
     token_ids: npt.NDArray[np.int64]
     """All of them, in order."""
-    agent: npt.NDArray[np.bool_]
-    """True where the agent sampled the token."""
+    mask: npt.NDArray[np.bool_]
+    """True at the tokens that the objective is about."""
+    weights: npt.NDArray[np.float32]
+    """One for each token; what is outside the mask has no effect."""
+    logprobs: npt.NDArray[np.float32]
+    """Of the behaviour policy; zero where it sampled nothing."""
+    name: str = ""
+    """Orders rows of equal length."""
+    unit: UnitId | None = None
+    """Whose it is, for a mean of units' means."""
+    known: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Log-probabilities of each token that an objective needs and that were computed before, by
+    their name in ``evolution/train/objective.py``; the trainer computes what is not here."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no row, whoever made it."""
+        arrays = (self.mask, self.weights, self.logprobs, *self.known.values())
+        if self.token_ids.ndim != 1 or any(a.shape != self.token_ids.shape for a in arrays):
+            raise RowError("a row's tokens, mask, weights and log-probabilities are of one length")
+        if not (np.isfinite(self.weights).all() and np.isfinite(self.logprobs).all()):
+            raise RowError("a row's weights and log-probabilities are finite numbers")
+
+    @classmethod
+    def of(
+        cls,
+        trajectory: Trajectory,
+        *,
+        weight: float | Sequence[float] = 1.0,
+        mask: Sequence[bool] | None = None,
+        scaffold: Iterable[tuple[int, int]] = (),
+    ) -> Self:
+        """The row of a try, whose unit is its task.
+
+        ``weight`` is one for all tokens, or one for each token. The mask is by default the tokens
+        that the agent sampled. Spans of ``scaffold``, [start, end) in tokens, are left out of the
+        row: text that helped in playing and shall not be leant on.
+
+        Raises:
+            RowError: Something does not fit the trajectory's tokens.
+        """
+        ids = np.array(trajectory.token_ids, dtype=np.int64)
+        keep = np.ones(ids.shape, dtype=np.bool_)
+        for start, end in scaffold:
+            if not 0 <= start <= end <= len(ids):
+                raise RowError(f"there is no scaffold from {start} to {end} in {len(ids)} tokens")
+            keep[start:end] = False
+        weights = np.asarray(weight, dtype=np.float32)
+        weights = np.full(ids.shape, weights) if weights.ndim == 0 else weights
+        about = np.array(trajectory.agent_mask if mask is None else mask, dtype=np.bool_)
+        behaviour = np.array(trajectory.logprobs, dtype=np.float32)
+        if any(a.shape != ids.shape for a in (weights, about, behaviour)):
+            raise RowError("a row's tokens, mask, weights and log-probabilities are of one length")
+        return cls(
+            token_ids=ids[keep],
+            mask=about[keep],
+            weights=weights[keep],
+            logprobs=behaviour[keep],
+            name=trajectory.conversation_sha256,
+            unit=UnitId(trajectory.task.environment, str(trajectory.task.task_id)),
+        )
+
+    def knowing(self, known: Mapping[str, npt.NDArray[np.float32]]) -> Row:
+        """The same row with what is known of it."""
+        return replace(self, known=dict(known))
 
     def __len__(self) -> int:
         """How many tokens."""
@@ -39,24 +112,34 @@ class Row:
 
     @property
     def loss_tokens(self) -> int:
-        """Agent tokens that something stands before: those with a loss."""
-        return int(self.agent[1:].sum())
+        """Tokens of the mask that something stands before: those with a loss."""
+        return int(self.mask[1:].sum())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another row is the same bit for bit."""
+        if not isinstance(other, Row):
+            return NotImplemented
+        if (self.name, self.unit, set(self.known)) != (other.name, other.unit, set(other.known)):
+            return False
+        pairs = [
+            (self.token_ids, other.token_ids),
+            (self.mask, other.mask),
+            (self.weights, other.weights),
+            (self.logprobs, other.logprobs),
+            *((value, other.known[name]) for name, value in self.known.items()),
+        ]
+        return all(one.tobytes() == two.tobytes() for one, two in pairs)
+
+    __hash__ = None  # type: ignore[assignment]  # its arrays can change
+
+    def __repr__(self) -> str:
+        """Redacted: tokens are private."""
+        return f"Row({len(self)} tokens, {self.loss_tokens} with a loss)"
 
 
-def rows_of(trajectories: Sequence[Trajectory], *, max_sequence_tokens: int) -> list[Row]:
-    """Rows by length, equal lengths by content: the set alone decides the order.
-
-    Rows of more than ``max_sequence_tokens`` are left out; a trainer says how many
-    (``SftReport.too_long``).
-    """
-    by_length = sorted(
-        (t for t in trajectories if t.token_count <= max_sequence_tokens),
-        key=lambda t: (t.token_count, t.conversation_sha256),
-    )
-    return [
-        Row(np.array(t.token_ids, dtype=np.int64), np.array(t.agent_mask, dtype=np.bool_))
-        for t in by_length
-    ]
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """Rows by length, equal lengths by name: the set alone decides the order."""
+    return sorted(rows, key=lambda row: (len(row), row.name))
 
 
 def cut(rows: Sequence[Row], batch_size: int) -> list[Sequence[Row]]:

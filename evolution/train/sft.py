@@ -1,26 +1,25 @@
-"""Imitating successes: supervised training of the adapter on agent tokens only.
+"""Training an adapter in this process: any objective over rows.
 
-Objective (Fed-SE, arXiv 2512.08870, §3; a lower bound of the expected binary reward by Jensen)::
+A recipe's objective gives terms token by token (``evolution/train/objective.py``). Imitation is the
+simplest, minus the log-probability of what the agent sampled (Fed-SE, arXiv 2512.08870, §3; a lower
+bound of the expected binary reward by Jensen).
 
-    L(φ) = − Σ_{τ∈batch} Σ_{j: agent} log π_{Θ,φ}(x_j | x_{<j})  /  number of agent tokens in batch
-
-Per trajectory the sum and the count are computed first (``TrajectoryLoss``) and combined
-afterwards: a privacy unit is then a set of trajectories whose loss stands alone.
-
-With record-level privacy (``SftTrainer.descend``) the objective of a unit is its own mean, its
-gradient is clipped and noised (``dp.steps.sgd``), and Adam (Kingma and Ba, arXiv 1412.6980) runs on
-the noisy gradients, with fresh state per round. Epochs, batch size and gradient clip play no part
-there: steps, sampling rate and C come from the plan's privacy settings. Those gradients are
-computed on the CPU, where micro-batches and checkpointing play no part either.
+Per row the sum and the count are computed first (``RowTerms``) and combined afterwards: a privacy
+unit is then a set of rows whose loss stands alone. With record-level privacy
+(``SftTrainer.descend``) the objective of a unit is its own mean, its gradient is clipped and noised
+(``dp.steps.sgd``), and Adam (Kingma and Ba, arXiv 1412.6980) runs on the noisy gradients, with
+fresh state per round. Epochs, batch size and gradient clip play no part there: steps, sampling rate
+and C come from the plan's privacy settings. Those gradients are computed on the CPU, where
+micro-batches and checkpointing play no part either.
 
 Invariants:
 
-1. Observation tokens carry no loss and get no gradient through the labels.
+1. Tokens outside a row's mask carry no loss and get no gradient through the labels.
 2. Only the factors named ``trainable`` change; the base weights never do.
 3. The order of batches depends on the seed alone.
 
-Batches are cut from the trajectories sorted by length, so that little is padded, and then shuffled.
-Padding stands to the right of everything real, and causal attention never looks right.
+Batches are cut from the rows sorted by length, so that little is padded, and then shuffled. Padding
+stands to the right of everything real, and causal attention never looks right.
 
 Covered: one process, on the CPU or on one GPU. Not covered: several processes (``launched.py``).
 """
@@ -28,8 +27,7 @@ Covered: one process, on the CPU or on one GPU. Not covered: several processes (
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,16 +39,17 @@ from dp.steps.grads import BACKENDS, GradientBackend
 from evolution.errors import EvolverSetupError
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import attach_lora, lora_parameters, read_adapter, write_adapter
+from evolution.part import Part
 from evolution.train.loop import Loop, OneProcess, checkpointed
-from evolution.train.loss import keeps_agent_logits, pad
-from evolution.train.rows import rows_of
+from evolution.train.loss import PROBE_ROWS, Batch, as_batch, keeps_agent_logits, row_sums
+from evolution.train.objective import Batchwise, Objective, RowTensors, TokenOut
+from evolution.train.rows import Row, in_order
 from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
-from evolution.trajectory import Step, Task, Trajectory
 
 __all__ = [
+    "RowTerms",
     "SftReport",
     "SftTrainer",
-    "TrajectoryLoss",
     "adapted_base",
     "autocast",
     "choose",
@@ -59,34 +58,70 @@ __all__ = [
 ]
 
 _DEFAULT_SPEC: Final = TrainerSpec()
+_NO_SETTINGS: Final = SftSettings(
+    epochs=1, batch_size=1, learning_rate=0.0, grad_clip_l2=1.0, seed=0
+)
+"""Of a pass that trains nothing."""
+_Asked = tuple[tuple[str, ...], Part, str, float | None]
 _log = structlog.get_logger(__name__)
 
 
-class TrajectoryLoss:
-    """Negative log-likelihood of the agent's tokens, a trajectory a row (``dp.steps.grads``)."""
+class RowTerms:
+    """An objective's terms, a row at a time (``dp.steps.grads.RowLoss``).
 
-    def length(self, row: Trajectory) -> int:
-        """Tokens of a trajectory."""
-        return row.token_count
+    Each row meets an instance of its own, so that none can leave anything for another.
+    """
 
-    def collate(self, rows: Sequence[Trajectory]) -> tuple[torch.Tensor, ...]:
-        """Token ids and agent mask, padded on the right: integers B×T and booleans B×T."""
-        return pad([(row.token_ids, row.agent_mask) for row in rows])
+    def __init__(self, objective: Part) -> None:
+        """Take the objective.
 
-    def nll(
+        Raises:
+            EvolverSetupError: It looks at whole batches, or cannot be loaded.
+        """
+        self._made = objective.load()
+        if issubclass(self._made, Batchwise):
+            raise EvolverSetupError(f"{objective} looks at whole batches: no row stands alone")
+        self._objective = objective
+
+    def length(self, row: Row) -> int:
+        """Tokens of a row."""
+        return len(row)
+
+    def collate(self, rows: Sequence[Row]) -> tuple[torch.Tensor, ...]:
+        """The rows, padded on the right: tokens, mask, weights, log-probabilities, and what is
+        known, by name.
+
+        Each B×T.
+        """  # noqa: D205  # one sentence
+        batch = as_batch(rows)
+        lacking = sorted(self._made.needs - set(batch.known))
+        if lacking:
+            raise EvolverSetupError(f"{self._objective} needs {lacking[0]!r}, which no row knows")
+        return (*batch[:4], *(batch.known[name] for name in sorted(self._made.needs)))
+
+    def sums(
         self, model: Callable[..., Any], *batch: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums of −log π over each row's agent tokens, and their numbers.
+        """Sums of the terms over each row's mask, and the masks' numbers of tokens.
 
         The batch is what ``collate`` returned.
         """
-        ids_BT, agent_BT = batch
-        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
-        target_BT = ids_BT[:, 1:].masked_fill(~agent_BT[:, 1:], -100)
-        nll_BT = torch.nn.functional.cross_entropy(
-            logits_BTV.float().transpose(1, 2), target_BT, reduction="none", ignore_index=-100
-        )
-        return nll_BT.sum(dim=1), agent_BT[:, 1:].sum(dim=1)
+        ids_BT, mask_BT, weights_BT, logprobs_BT, *rest = batch
+        known = dict(zip(sorted(self._made.needs), rest, strict=True))
+        padded = Batch(ids_BT, mask_BT, weights_BT, logprobs_BT, known)
+        sums_B = row_sums(model, padded, _Fresh(self._objective), keep=False)
+        return sums_B, padded.mask[:, 1:].sum(dim=1)
+
+
+class _Fresh:
+    """An instance of the objective for each call: for each row."""
+
+    def __init__(self, objective: Part) -> None:
+        self._objective = objective
+
+    def terms(self, out: TokenOut, row: RowTensors) -> torch.Tensor:
+        made: Objective = self._objective.make()
+        return made.terms(out, row)
 
 
 class SftTrainer(Trainer):
@@ -111,8 +146,7 @@ class SftTrainer(Trainer):
         self._device = resolve_device(spec.device)
         self._model = adapted_base(base_dir, rank=rank, alpha=alpha, dtype=dtype).to(self._device)
         self._keep: bool | None = None
-        self._loss = TrajectoryLoss()
-        self._backend: tuple[tuple[str, ...], str, GradientBackend[Trajectory]] | None = None
+        self._backend: tuple[_Asked, GradientBackend[Row]] | None = None
 
     def reset(self, adapter: Mapping[str, np.ndarray]) -> None:
         """Become the global adapter, bit for bit."""
@@ -124,64 +158,87 @@ class SftTrainer(Trainer):
 
     def train(
         self,
-        trajectories: Sequence[Trajectory],
+        rows: Sequence[Row],
+        objective: Part,
         settings: SftSettings,
         *,
         trainable: frozenset[str],
         anchor: Mapping[str, np.ndarray] | None = None,
         correction: Mapping[str, np.ndarray] | None = None,
     ) -> SftReport:
-        """Imitate trajectories; see ``Trainer.train``.
+        """Minimise the objective; see ``Trainer.train``.
 
         Raises:
-            EvolverSetupError: The model does not allow what the spec asks for.
+            EvolverSetupError: The model, or the objective, does not allow what the spec asks for.
             ValueError: ``anchor`` or ``correction`` does not fit the trainable factors.
         """
         chosen = self._choose(trainable)
-        if self._keep is None:
-            self._keep = saves_memory(self._spec, self._device) and keeps_agent_logits(
-                self._model, self._device
-            )
-        loop = Loop(
-            settings=settings,
-            micro_batch_tokens=self._spec.micro_batch_tokens,
-            keep=self._keep,
-        )
-        rows = rows_of(trajectories, max_sequence_tokens=settings.max_sequence_tokens)
-        with (
-            checkpointed(self._model, on=self._spec.gradient_checkpointing),
-            autocast(self._model, self._device),
-        ):
-            report = loop.run(
+        with self._ready():
+            return self._loop(settings, objective.card.needs).run(
                 self._model,
                 chosen,
-                rows,
+                in_order(rows),
+                objective.make(),
                 device=self._device,
                 processes=OneProcess(),
                 anchor=anchor,
                 correction=correction,
             )
-        return replace(report, too_long=len(trajectories) - len(rows))
 
-    def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
+    def logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Log-probability of every token of each row; see ``Trainer.logprobs``."""
+        with self._ready():
+            return self._loop(_NO_SETTINGS, frozenset()).logprobs(
+                self._model, rows, device=self._device, processes=OneProcess()
+            )
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[None]:
+        with (
+            checkpointed(self._model, on=self._spec.gradient_checkpointing),
+            autocast(self._model, self._device),
+        ):
+            yield
+
+    def _loop(self, settings: SftSettings, needs: frozenset[str]) -> Loop:
+        if self._keep is None:
+            self._keep = saves_memory(self._spec, self._device) and keeps_agent_logits(
+                self._model, self._device
+            )
+        return Loop(
+            settings=settings,
+            micro_batch_tokens=self._spec.micro_batch_tokens,
+            keep=self._keep,
+            needs=needs,
+        )
+
+    def gradients(
+        self,
+        names: Sequence[str],
+        objective: Part,
+        *,
+        backend: str,
+        divisor: float | None = None,
+    ) -> GradientBackend[Row]:
         """Per-unit gradients by these factors, at whatever values they have when asked.
 
         Raises:
             CouplingError: The model ties the rows of a batch together.
-            EvolverSetupError: The silo asked for a GPU.
+            EvolverSetupError: The silo asked for a GPU, or the objective looks at whole batches.
         """
         self._to_cpu()
-        key = (tuple(names), backend)
-        if self._backend is not None and self._backend[:2] == key:
-            return self._backend[2]
+        key = (tuple(names), objective, backend, divisor)
+        if self._backend is not None and self._backend[0] == key:
+            return self._backend[1]
         chosen = self._choose(frozenset(names))
         made = BACKENDS[backend](
             model=self._model,
             parameters={name: chosen[name] for name in names},
-            loss=self._loss,
-            probe=_PROBE,
+            loss=RowTerms(objective),
+            probe=PROBE_ROWS,
+            divisor=divisor,
         )
-        self._backend = (*key, made)
+        self._backend = (key, made)
         return made
 
     def descend(
@@ -237,7 +294,7 @@ def resolve_device(wanted: str) -> torch.device:
 
 
 def saves_memory(spec: TrainerSpec, device: torch.device) -> bool:
-    """Whether logits without a loss are left out (``sft_loss``).
+    """Whether logits without a loss are left out (``loss.py``).
 
     A product of another shape rounds differently, so a silo that trains on the CPU and asks for no
     memory to be saved keeps the plain arithmetic.
@@ -275,25 +332,3 @@ def autocast(model: Any, device: torch.device) -> contextlib.AbstractContextMana
     if device.type != "cuda" or not half:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
-
-
-def _public_row(answer_tokens: int) -> Trajectory:
-    """A made-up episode of low token ids, which every vocabulary has."""
-    step = Step(
-        observation="",
-        action="",
-        context_ids=(0, 1),
-        action_ids=tuple(index % 3 for index in range(answer_tokens)),
-        action_logprobs=(0.0,) * answer_tokens,
-    )
-    return Trajectory(
-        task=Task(environment="", task_id=0),
-        steps=(step,),
-        final_observation="",
-        success=True,
-        adapter_sha256="",
-        round=0,
-    )
-
-
-_PROBE = (_public_row(3), _public_row(7))

@@ -4,8 +4,9 @@
 is the silo's own: on what it trains, and how that fits into memory. None of it changes what is
 computed beyond rounding: batch, rank, clip and steps are the plan's.
 
-Invariants: ``train`` is a function of the adapter, the set of trajectories and its arguments; it
-changes the factors named ``trainable`` and nothing else.
+Invariants: ``train`` is a function of the adapter, the set of rows and its arguments; it changes
+the factors named ``trainable`` and nothing else. An objective is made anew for each training, and
+where units are protected for each row.
 
 Covered: AdamW without weight decay, with FedProx's term and SCAFFOLD's correction; step sizes that
 are constant or follow a cosine within a round. Not covered: a schedule over rounds.
@@ -21,7 +22,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from evolution.trajectory import Trajectory
+from evolution.part import Part
+from evolution.train.rows import Row
+from federation.plan.methods import Normaliser
 
 if TYPE_CHECKING:
     from dp.steps.grads import GradientBackend
@@ -39,19 +42,21 @@ class SftSettings:
     epochs: int
     """Passes."""
     batch_size: int
-    """Trajectories per step, all processes together."""
+    """Rows per step, all processes together."""
     learning_rate: float
     """Step size at the start."""
     grad_clip_l2: float
     """Gradients are scaled down to this norm."""
-    max_sequence_tokens: int
-    """Longer trajectories are left out."""
     seed: int
     """Decides the order of batches."""
     schedule: Schedule = "constant"
     """What becomes of the step size (``share_of_step``)."""
     proximal_mu: float = 0.0
     """FedProx's μ (arXiv 1812.06127, eq. 2); 0 leaves the term out."""
+    normaliser: Normaliser = Normaliser.BATCH_TOKENS
+    """By what a batch's terms are divided (``evolution/train/loop.py``)."""
+    constant: float = 1.0
+    """Of the normaliser ``constant``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +115,6 @@ class SftReport:
     """Mean loss per agent token of the first epoch; 0 if there was none."""
     last_loss: float
     """The same of the last epoch."""
-    too_long: int = 0
-    """Trajectories that were left out because they are longer than ``max_sequence_tokens``."""
     mean_gradient: dict[str, np.ndarray] | None = None
     """Mean over the steps of the clipped gradient before the correction, where one was given: the
     silo's next control variate. Zeros where there was nothing to imitate."""
@@ -131,14 +134,15 @@ class Trainer(ABC):
     @abstractmethod
     def train(
         self,
-        trajectories: Sequence[Trajectory],
+        rows: Sequence[Row],
+        objective: Part,
         settings: SftSettings,
         *,
         trainable: frozenset[str],
         anchor: Mapping[str, np.ndarray] | None = None,
         correction: Mapping[str, np.ndarray] | None = None,
     ) -> SftReport:
-        """Imitate trajectories with AdamW (arXiv 1711.05101, without weight decay).
+        """Minimise an objective over rows with AdamW (arXiv 1711.05101, without weight decay).
 
         Each step is ``g ← clip(∇(loss + μ/2·‖φ − anchor‖²)); φ ← AdamW(φ, g + correction)``: the
         first term is FedProx's objective (arXiv 1812.06127, eq. 2), the last line SCAFFOLD's
@@ -146,18 +150,33 @@ class Trainer(ABC):
         correction: a clipped gradient is what the silo's control variate is a mean of, so the
         correction removes exactly that.
 
-        Without trajectories nothing changes. ``anchor`` has at least the trainable factors and is
+        Without rows nothing changes. ``anchor`` has at least the trainable factors and is
         by default the adapter as it is before the first step; ``correction`` is c − c_k for at
         least the trainable factors.
         """
 
     @abstractmethod
-    def gradients(self, names: Sequence[str], *, backend: str) -> GradientBackend[Trajectory]:
+    def logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Log-probability of every token of each row under the present factors.
+
+        float32, as long as the row; zero outside its mask and for its first token.
+        """
+
+    @abstractmethod
+    def gradients(
+        self,
+        names: Sequence[str],
+        objective: Part,
+        *,
+        backend: str,
+        divisor: float | None = None,
+    ) -> GradientBackend[Row]:
         """Per-unit gradients by these factors, at whatever values they have when asked.
 
         The names are in the order of the flat vector; ``backend`` is a key of
-        ``dp.steps.grads.BACKENDS``. What is returned is good until another backend, or ``train``,
-        chooses other factors.
+        ``dp.steps.grads.BACKENDS``. A unit's terms are divided by its own tokens, or by
+        ``divisor``. What is returned is good until another backend, or ``train``, chooses other
+        factors.
         """
 
     @abstractmethod

@@ -30,7 +30,14 @@ from torch.distributed.fsdp import fully_shard
 
 from evolution.errors import EvolverSetupError
 from evolution.model.lora import lora_parameters, read_adapter, write_adapter
-from evolution.train.launched_job import Job, read_job, write_failure, write_result
+from evolution.part import Part
+from evolution.train.launched_job import (
+    Job,
+    read_job,
+    write_failure,
+    write_logprobs,
+    write_result,
+)
 from evolution.train.loop import Loop, Processes, checkpointed
 from evolution.train.loss import keeps_agent_logits
 from evolution.train.sft import adapted_base, autocast, choose, saves_memory
@@ -105,20 +112,32 @@ def main(argv: Sequence[str]) -> int:
         gradient_checkpointing=job.gradient_checkpointing,
     )
     keep = saves_memory(spec, device) and keeps_agent_logits(inner, "cpu")
-    loop = Loop(settings=job.settings, micro_batch_tokens=job.micro_batch_tokens, keep=keep)
+    objective = None if job.objective is None else Part.from_json(job.objective)
+    loop = Loop(
+        settings=job.settings,
+        micro_batch_tokens=job.micro_batch_tokens,
+        keep=keep,
+        needs=frozenset() if objective is None else objective.card.needs,
+    )
     with checkpointed(inner, on=job.gradient_checkpointing), autocast(inner, device):
         model = _divided(inner, device) if job.sharding == "fsdp" else accelerator.prepare(inner)
-        report = loop.run(
-            model,
-            chosen,
-            rows,
-            device=device,
-            processes=_Workers(accelerator, model, averaged=job.sharding == "ddp"),
-            anchor=anchor,
-            correction=correction,
-        )
-    if accelerator.is_main_process:
-        write_result(directory, read_adapter(inner), report)
+        workers = _Workers(accelerator, model, averaged=job.sharding == "ddp")
+        if objective is None:
+            found = loop.logprobs(model, rows, device=device, processes=workers)
+            write_logprobs(directory, accelerator.process_index, found)
+        else:
+            report = loop.run(
+                model,
+                chosen,
+                rows,
+                objective.make(),
+                device=device,
+                processes=workers,
+                anchor=anchor,
+                correction=correction,
+            )
+            if accelerator.is_main_process:
+                write_result(directory, read_adapter(inner), report)
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return 0

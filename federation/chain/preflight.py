@@ -68,6 +68,7 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "environments_allowed": f"{_NOT_ALLOWED} an environment of the plan",
         "environments_served": "this silo has none of the plan's environments",
         "evolver_allowed": f"{_NOT_ALLOWED} this evolution method",
+        "part_packages": f"{_NOT_ALLOWED} a package of the plan's parts",
         "aggregation_allowed": f"{_NOT_ALLOWED} this aggregation method",
         "privacy_mode_allowed": f"{_NOT_ALLOWED} this privacy mode",
         "no_privacy_accepted": f"{_NOT_ALLOWED} a run without noise",

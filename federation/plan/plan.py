@@ -30,6 +30,8 @@ from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.registry import make_aggregator, make_optimiser
 from federation.errors import PlanError
+from federation.plan.recipe import Recipe, recipe_of
+from federation.plan.section import Section, Slug
 from federation.plan.tables import (
     AggregationSection,
     EvaluateSection,
@@ -37,10 +39,8 @@ from federation.plan.tables import (
     ModelSection,
     PrivacySection,
     RoundsSection,
-    Section,
     SecureAggregationSection,
     SelectionSection,
-    Slug,
 )
 from secagg.errors import ParameterError
 from secagg.parameters import threshold
@@ -91,10 +91,20 @@ class Plan(Section):
             record=None if privacy.record is None else RecordSpec(**privacy.record.model_dump()),
         )
 
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The method and its parts.
+
+        Raises:
+            UnknownPartError: A package was removed meanwhile; never of a plan that was just read.
+        """
+        return recipe_of(self.evolve.method, self.evolve.parts)
+
     def __copy__(self) -> Self:
-        """A copy that computes its own ``spec``: ``model_copy`` may give it other tables."""
+        """A copy that computes its own ``spec`` and ``recipe``: it may be given other tables."""
         copied = super().__copy__()
-        copied.__dict__.pop("spec", None)
+        for computed in ("spec", "recipe"):
+            copied.__dict__.pop(computed, None)
         return copied
 
     @property
@@ -123,7 +133,7 @@ class Plan(Section):
     @property
     def needs_tasks(self) -> bool:
         """Whether silos work on tasks of their own; ``constant`` contributes a fixed vector."""
-        return self.evolve.method != "constant"
+        return self.recipe.method.needs_model
 
     @property
     def tasks_per_round(self) -> int:

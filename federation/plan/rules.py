@@ -14,6 +14,8 @@
     method                   not in a mode that its personal factors would escape
     aggregation.groups       not without noise, as each round's groups are other cohorts; with a
                              method and an optimiser that a robust mean is defined for
+    evolve.parts             only in modes that their cards allow
+    evolve.local_epochs      one where the released adapter alone may play
     selection                any policy but 'all' without noise only by a word of the plan, as its
                              cohorts vary; K silos that can make the sums of a round
     selection.ranges         around rounds.ready_deadline_s, and later than a ready report may come
@@ -28,8 +30,7 @@ started says none, and its chain must still be read.
 Every problem is one line that starts with its key path and says what to do.
 
 Covered: the above. Not covered: single tables (``federation.plan.tables``), what depends on a
-roster or on the adapter's size (``federation.forecast.forecast``), evolvers that cannot run in a
-mode (the silo's guardian).
+roster or on the adapter's size (``federation.forecast.forecast``).
 """
 
 from __future__ import annotations
@@ -102,6 +103,12 @@ def problems_of_spec(plan: Plan) -> tuple[str, ...]:
 
 def _evolve(plan: Plan) -> Iterator[str]:
     mode = Mode(plan.privacy.mode)
+    yield from plan.recipe.refusals(mode, plan.privacy.unit)
+    if mode in RECORD_MODES and plan.evolve.local_epochs > 1:
+        yield (
+            f"evolve.local_epochs: in mode {mode.value!r} the released adapter alone may play, and "
+            "after the first of them another would: set it to 1"
+        )
     if mode in RECORD_MODES and plan.evolve.proximal_mu > 0.0:
         yield (
             f"evolve.proximal_mu: in mode {mode.value!r} every step is a noisy sum of clipped unit "

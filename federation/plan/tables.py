@@ -9,35 +9,21 @@ Not covered: reading the document and wording its errors (``federation.plan.read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dp.config import MAX_GRID_STEPS, Unit
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS
 from federation.aggregate.registry import require_method, require_optimiser
+from federation.errors import UnknownPartError
+from federation.plan.methods import Normaliser
+from federation.plan.recipe import PartsSection, recipe_of
+from federation.plan.section import Section, Slug
 
-Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 24 * 3600)]
-
-_BY_RESULTS: Final = (
-    "it chooses tasks by what earlier episodes brought, so that whether a unit is trained on would "
-    "depend on other units' data; it is not available"
-)
-REFUSED_SAMPLING: Final[Mapping[str, str]] = MappingProxyType(
-    dict.fromkeys(("bandit", "regret", "replay"), _BY_RESULTS)
-)
-"""Ways to choose tasks that cannot run, with the reason."""
-
-
-class Section(BaseModel):
-    """One table: frozen, strict, closed."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -62,8 +48,18 @@ class ModelSection(Section):
 class EvolveSection(Section):
     """``[evolve]``: the local work of one round. Nothing here depends on private data."""
 
-    method: Literal["constant", "fed-se"]
-    """``constant`` contributes a fixed vector and needs no model; ``fed-se`` is filtered SFT."""
+    method: Slug
+    """A name of ``federation.plan.methods``: ``constant`` contributes a fixed vector and needs no
+    model; ``fed-se`` imitates what succeeded."""
+    parts: PartsSection = PartsSection()
+    """Other parts in the place of the method's own."""
+    local_parts: bool = False
+    """Whether a silo may choose a gate of its own."""
+    local_epochs: Annotated[int, Field(ge=1, le=100)] = 1
+    """How often a round plays, gives credit and trains; each time after the first with the adapter
+    as it was trained. 1 in the record-level modes, where the released adapter alone plays."""
+    nominal_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Of a method whose normaliser is ``constant``: tokens that a try is taken to have."""
     episodes_per_round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Episodes each silo explores, tries included; also the public bound of its metrics."""
     epochs: Annotated[int, Field(ge=1, le=100)] = 2
@@ -99,19 +95,10 @@ class EvolveSection(Section):
     """Train on the shortest success of each task only; False trains on all of them."""
     proximal_mu: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """μ of FedProx (arXiv 1812.06127): the local loss plus μ/2·‖φ − φ_t‖²; 0 leaves it out."""
-    task_sampling: str = "uniform"
-    """How tasks are drawn: by the public seed alone."""
+    task_sampling: Literal["uniform"] = "uniform"
+    """Of plans before there were parts; ``parts.sampler`` says how tasks are drawn."""
     packing: bool = False
     """Several trajectories in one training sequence: not available."""
-
-    @field_validator("task_sampling")
-    @classmethod
-    def _public_sampling(cls, value: str) -> str:
-        if value in REFUSED_SAMPLING:
-            raise ValueError(f"{value!r} is refused: {REFUSED_SAMPLING[value]}; use 'uniform'")
-        if value != "uniform":
-            raise ValueError(f"unknown way to draw tasks {value!r}; use 'uniform'")
-        return value
 
     @field_validator("packing")
     @classmethod
@@ -132,11 +119,22 @@ class EvolveSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> EvolveSection:
-        if self.method == "fed-se":
+        try:
+            recipe = recipe_of(self.method, self.parts)
+        except UnknownPartError as error:
+            raise ValueError(str(error)) from error
+        constant = recipe.method.normaliser is Normaliser.CONSTANT
+        if constant != (self.nominal_tokens is not None):
+            raise ValueError(
+                f"method {self.method!r} divides by a public constant: set nominal_tokens"
+                if constant
+                else f"nominal_tokens would change nothing with method {self.method!r}: remove it"
+            )
+        if recipe.parts:
             if not self.environments:
-                raise ValueError("method 'fed-se' explores: name at least one environment")
+                raise ValueError(f"method {self.method!r} explores: name at least one environment")
             if self.episodes_per_round < 1:
-                raise ValueError("method 'fed-se' explores: set episodes_per_round")
+                raise ValueError(f"method {self.method!r} explores: set episodes_per_round")
             if self.episodes_per_round % self.tries_per_task:
                 raise ValueError(
                     f"episodes_per_round ({self.episodes_per_round}) must be a multiple of "

@@ -64,6 +64,7 @@ MAX_FILE_BYTES: Final = 1 << 20
 RUN_DTYPE: Final = "float32"
 """Of every run that says nothing else."""
 _OPTIONAL: Final = ("groups", "attack", "per_round")
+_OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "nominal_tokens")
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
 
@@ -127,15 +128,20 @@ class Run(Section):
         """Everything that decides the result, as JSON.
 
         What was added to the files later is in it only where it is used, so that runs which were
-        done before keep their digests: groups, an attack, ``per_round``, another ``dtype``,
-        another engine (whose draws are others), foreign environments. Where a server listens, what
-        is computed on and how it fits into memory change results by rounding at most.
+        done before keep their digests: groups, an attack, ``per_round``, another recipe or other
+        parts of it, another ``dtype``, another engine (whose draws are others), foreign
+        environments. Where a server listens, what is computed on and how it fits into memory
+        change results by rounding at most.
         """
         without = {"base", "rollout", "training", "plugins", "foreign"}
         without |= {name for name in _OPTIONAL if getattr(self, name) is None}
         if self.dtype == RUN_DTYPE:
             without.add("dtype")
         found = self.model_dump(mode="json", exclude=without)
+        plain = EvolveTable().model_dump(mode="json")
+        for name in _OF_RECIPES:
+            if found["evolve"][name] == plain[name]:
+                del found["evolve"][name]
         if self.rollout.kind != "hf":
             found["engine"] = self.rollout.kind
         if self.foreign:

@@ -1,4 +1,4 @@
-"""One learner of a run: a silo, or all of them pooled, around the product's own Fed-SE method.
+"""One learner of a run: a silo, or all of them pooled, around the product's own recipe driver.
 
 Covered: building it from the experiment's values, one round of it, its personal adapter. Not
 covered: what becomes of its delta (``federation_round.py``).
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from evolution.methods.evolver import Evolution, EvolverSetup, EvolveSettings, Work
-from evolution.methods.fed_se import FedSeEvolver
-from evolution.methods.fed_se_options import FedSeOptions
 from evolution.methods.machines import Machines
+from evolution.methods.options import RecipeOptions
 from evolution.methods.personal.personal import PersonalAdapter
+from evolution.methods.recipe import RecipeEvolver
 from evolution.rollout.conversation import ChatFormat
 from federation.adapter.encoding import adapter_sha256, encode_adapter
 from lab.experiment.config import Run
@@ -72,10 +72,11 @@ class Member:
             trainer=trainer_spec(run),
             machines=machines,
             catalogue=FewTasks(run, self.indices),
+            recipe=run.evolve.made,
             options=_options(run),
         )
-        self._evolver = FedSeEvolver(setup)
-        self._personal = PersonalAdapter(FedSeOptions.of(setup), state_dir=state_dir)
+        self._evolver = RecipeEvolver(setup)
+        self._personal = PersonalAdapter(RecipeOptions.of(setup), state_dir=state_dir)
 
     def evolve(
         self,
@@ -140,14 +141,15 @@ def _settings(run: Run, *, pooled: int) -> EvolveSettings:
         explore=method.explores,
         use_expert=evolve.use_expert or not method.explores,
         proximal_mu=evolve.proximal_mu,
+        local_epochs=evolve.local_epochs,
+        normaliser=evolve.made.method.normaliser,
+        nominal_tokens=evolve.nominal_tokens,
         seed=run.seed,
     )
 
 
 def _options(run: Run) -> dict[str, str | int | float]:
     options: dict[str, str | int | float] = {}
-    if not run.evolve.success_filter:
-        options["success_filter"] = "off"
     kind = METHODS[run.method].personal
     if kind == "fedsa":
         options["personal"] = kind

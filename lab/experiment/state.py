@@ -21,7 +21,7 @@ Invariants:
     5. Nothing in it can run code: JSON, safetensors, and bytes of files that go where they were.
 
 Covered: crashes at any point, damaged files. Not covered: two processes with one directory
-(``results.py`` holds a lock); runs whose training sets are in memory alone (``can_go_on``).
+(``results.py`` holds a lock).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from lab.experiment.rows import Row
 from lab.experiment.tables import Section
 from ops.files import is_partial, private_directory, replace_file
 
-__all__ = ["Kept", "RunStates", "can_go_on", "remove_states"]
+__all__ = ["Kept", "RunStates", "remove_states"]
 
 _DIRECTORY: Final = "state"
 _BLOBS: Final = "blobs"
@@ -286,15 +286,6 @@ class RunStates:
             for path in directory.iterdir():
                 if is_partial(path) or (directory == self._blobs and path.name not in needed):
                     path.unlink()
-
-
-def can_go_on(run: Run) -> bool:
-    """Whether everything that a run learns from is in its stores.
-
-    What has no success filter is held in memory (``evolution/methods/imitate.py``); a window of one
-    round needs nothing of it afterwards.
-    """
-    return run.evolve.success_filter or run.evolve.window == 1
 
 
 def remove_states(directory: Path) -> None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dp.config import MAX_GRID_STEPS
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS, GroupRule
+from federation.errors import UnknownPartError
+from federation.plan.recipe import FED_SE, PartChoice, PartsSection, Recipe, recipe_of
+from federation.plan.section import Slug as PartName
 
 __all__ = [
     "AggregationTable",
@@ -88,6 +91,38 @@ class EvolveTable(Section):
     """How ``fedse_personal`` trains each silo's own adapter; finetune is Ditto with λ = 0."""
     personal_lambda: Annotated[float, Field(ge=0, le=1e6)] = 0.1
     """λ of Ditto (arXiv 2012.04221)."""
+    recipe: PartName = FED_SE
+    """What every silo does in a round: a method of ``federation.plan.methods`` that has parts."""
+    parts: PartsSection = PartsSection()
+    """Other parts in the place of the recipe's own, as in a plan."""
+    local_epochs: Annotated[int, Field(ge=1, le=100)] = 1
+    """How often a round plays, gives credit and trains."""
+    nominal_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Of a recipe that divides by a public constant: tokens that a try is taken to have."""
+
+    @model_validator(mode="after")
+    def _one_recipe(self) -> EvolveTable:
+        try:
+            made = self.made
+        except UnknownPartError as error:
+            raise ValueError(str(error)) from error
+        if not made.parts:
+            raise ValueError(f"{self.recipe!r} is no recipe, and has nothing to explore or learn")
+        if not self.success_filter and self.parts.credit is not None:
+            raise ValueError("success_filter = false is the credit 'all-tries': name one of them")
+        return self
+
+    @property
+    def made(self) -> Recipe:
+        """The recipe with its parts; without the success filter every try is imitated.
+
+        Raises:
+            UnknownPartError: It is not there, or a part does not fit.
+        """
+        parts = self.parts
+        if not self.success_filter:
+            parts = parts.model_copy(update={"credit": PartChoice(name="all-tries")})
+        return recipe_of(self.recipe, parts)
 
 
 class AggregationTable(Section):

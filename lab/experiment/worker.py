@@ -20,7 +20,7 @@ import structlog
 from lab.experiment.config import read_run
 from lab.experiment.federation_round import RoundFigures
 from lab.experiment.single_run import play_run, versions_of
-from lab.experiment.state import RunStates, can_go_on
+from lab.experiment.state import RunStates
 
 __all__ = ["ROWS", "RUN", "main"]
 
@@ -37,11 +37,7 @@ def main(directory: Path) -> None:
     run = read_run(directory / RUN)
     # Standard output is for progress, and ``runner.py`` reads it.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    states = None
-    if can_go_on(run):
-        states = RunStates(directory=directory, run=run, versions=versions_of(run), say=_log)
-    else:
-        _log("no state is kept: without a success filter, past rounds are in memory alone")
+    states = RunStates(directory=directory, run=run, versions=versions_of(run), say=_log)
     with tempfile.TemporaryDirectory(prefix="chorale-lab-") as scratch:
         result = play_run(run, Path(scratch), progress=_tell, states=states)
     result.write_adapters(directory)

@@ -45,7 +45,9 @@ from scipy.linalg import solve_triangular
 
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import attach_lora, write_adapter
-from evolution.train.sft import SftTrainer, TrajectoryLoss
+from evolution.part import Part
+from evolution.train.rows import Row
+from evolution.train.sft import RowTerms, SftTrainer
 from lab.membership.canaries import Canaries
 
 __all__ = ["Gradients", "Losses", "ridge", "step_log_ratio"]
@@ -62,7 +64,7 @@ class Losses:
 
     def __init__(self, base_dir: str | Path, *, rank: int, alpha: float) -> None:
         self._model = attach_lora(load_base(base_dir), rank=rank, alpha=alpha).eval()
-        self._loss = TrajectoryLoss()
+        self._loss = RowTerms(Part.own("nll"))
 
     @torch.no_grad()
     def of(self, canaries: Canaries, adapter: Adapter) -> Floats:
@@ -70,8 +72,8 @@ class Losses:
         write_adapter(self._model, adapter)
         parts = []
         for start in range(0, len(canaries.rows), _BATCH):
-            rows = canaries.rows[start : start + _BATCH]
-            sums_B, counts_B = self._loss.nll(self._model, *self._loss.collate(rows))
+            rows = [Row.of(one) for one in canaries.rows[start : start + _BATCH]]
+            sums_B, counts_B = self._loss.sums(self._model, *self._loss.collate(rows))
             parts.append((sums_B / counts_B).double().numpy())
         return np.concatenate(parts)
 
@@ -84,13 +86,13 @@ class Gradients:
     ) -> None:
         """Take over a trainer; gradients are by the named factors, flat in their order."""
         self._trainer = trainer
-        self._backend = trainer.gradients(names, backend=backend)
+        self._backend = trainer.gradients(names, Part.own("nll"), backend=backend)
         self._clip_l2 = clip_l2
 
     def of(self, canaries: Canaries, adapter: Adapter) -> Vectors:
         """A row per canary, member or not."""
         self._trainer.reset(adapter)
-        units = [[row] for row in canaries.rows]
+        units = [[Row.of(one)] for one in canaries.rows]
         rows_NP = np.empty((len(units), self._backend.dimension), dtype=np.float32)
         for index, gradient in enumerate(self._backend.unit_gradients(units)):
             norm = float(np.linalg.norm(gradient))

@@ -26,6 +26,8 @@ from dp.ledger.ledger import Ledger
 from dp.steps.sgd import DpStep
 from dp.steps.units import group_by_unit
 from evolution.model.lora import initial_adapter, split_name
+from evolution.part import Part
+from evolution.train.rows import Row
 from evolution.train.sft import SftTrainer
 from evolution.train.trainer import SftSettings
 from lab.membership.canaries import Canaries, unit_of
@@ -116,13 +118,13 @@ def train_plainly(settings: Settings, canaries: Canaries) -> Trained:
     """Imitate the members as a silo without privacy does."""
     trainer = trainer_of(settings)
     trainer.train(
-        canaries.members,
+        [Row.of(member) for member in canaries.members],
+        Part.own("nll"),
         SftSettings(
             epochs=settings.epochs,
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
             grad_clip_l2=1.0,
-            max_sequence_tokens=512,
             seed=settings.seed,
         ),
         trainable=frozenset(settings.trainable()),
@@ -174,7 +176,8 @@ def train_privately(
     trainer = trainer_of(settings)
     adapter = trainer.adapter()
     names = settings.trainable()
-    rows_of = group_by_unit(canaries.members, unit_of)
+    members = group_by_unit(canaries.members, unit_of)
+    rows_of = {unit: tuple(map(Row.of, own)) for unit, own in members.items()}
     record = spec.record
     if record is None:
         raise ValueError("a training with noisy steps takes record settings")
@@ -186,7 +189,7 @@ def train_privately(
         step = DpStep(
             receipt=receipt,
             dimension=sum(adapter[name].size for name in names),
-            backend=trainer.gradients(names, backend=BACKEND),
+            backend=trainer.gradients(names, Part.own("nll"), backend=BACKEND),
         )
 
         def watched() -> npt.NDArray[np.float32]:

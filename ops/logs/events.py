@@ -185,6 +185,8 @@ _SILO: Final = {
     "episode_dropped": ("environment", "error"),
     "evolve_failed": ("contributes",),
     "explore_failed": ("round", "contributes"),
+    "credit_failed": ("error",),
+    "play_failed": ("error",),
     "gradients_failed": ("contributes",),
     "hardware": ("plan", "machine", "chose"),
     "heads_not_forgotten": ("detail",),

@@ -39,7 +39,7 @@ import structlog
 from pydantic import Field
 
 from federation.plan.plan import Plan
-from federation.plan.tables import Section
+from federation.plan.section import Section
 from federation.text import printable
 from secagg import bounds, canonical
 from server.audit import AuditEvent

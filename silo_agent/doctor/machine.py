@@ -37,6 +37,7 @@ from federation.adapter.encoding import encode_adapter
 from federation.adapter.memory import DTYPE_BYTES, rollout_memory, training_memory
 from federation.adapter.shapes import MAX_CONFIG_BYTES, ModelShape, shape_from_config
 from federation.errors import ModelShapeError
+from federation.plan.recipe import FED_SE, PartChoice, PartsSection, Recipe, recipe_of
 from ops.doctor.checkup import Verdict, failed, ok, warning
 from ops.files import prove_writable
 from silo_agent.config import SiloConfig
@@ -163,17 +164,21 @@ def dry_round(config: SiloConfig) -> DryRound:
     Raises:
         EvolverSetupError: The method cannot run with this configuration, or learned nothing.
     """
-    method = "constant" if config.base_model is None else "fed-se"
-    options = dict(config.options(method))
-    if method == "fed-se":
-        for name in [name for name in options if name.startswith("personal")]:
-            del options[name]
-        options["success_filter"] = "off"
+    parts = PartsSection(credit=PartChoice(name="all-tries"))
+    recipe = (
+        recipe_of("constant", PartsSection())
+        if config.base_model is None
+        else recipe_of(FED_SE, parts)
+    )
+    options = {
+        name: value
+        for name, value in config.options(recipe).items()
+        if not name.startswith("personal") and name != "gate"
+    }
     started_s = time.monotonic()
     adapter = _initial(config)
     with tempfile.TemporaryDirectory(prefix="chorale-dry-round-") as directory:
         evolver = make_evolver(
-            method,
             EvolverSetup(
                 assignments=config.assignments(),
                 base_dir=config.base_model,
@@ -186,8 +191,9 @@ def dry_round(config: SiloConfig) -> DryRound:
                 engine=config.rollout,
                 trainer=config.training,
                 privacy=None,
+                recipe=recipe,
                 options=options,
-            ),
+            )
         )
         try:
             evolution = evolver.evolve(
@@ -207,9 +213,9 @@ def dry_round(config: SiloConfig) -> DryRound:
             )
         finally:
             evolver.close()
-    _require_learned(method, evolution.delta, sum(evolution.episodes.values()))
+    _require_learned(recipe, evolution.delta, sum(evolution.episodes.values()))
     return DryRound(
-        method=method,
+        method=recipe.method.name,
         dimension=sum(tensor.size for tensor in adapter.values()),
         episodes=sum(evolution.episodes.values()),
         duration_s=time.monotonic() - started_s,
@@ -252,10 +258,10 @@ def _initial(config: SiloConfig) -> dict[str, np.ndarray]:
     }
 
 
-def _require_learned(method: str, delta: Mapping[str, np.ndarray], episodes: int) -> None:
+def _require_learned(recipe: Recipe, delta: Mapping[str, np.ndarray], episodes: int) -> None:
     if not all(np.isfinite(tensor).all() for tensor in delta.values()):
         raise EvolverSetupError("the trained adapter is not finite")
-    if method == "constant":
+    if not recipe.parts:
         return
     if episodes == 0:
         raise EvolverSetupError("no episode was finished: the environments dropped all of them")

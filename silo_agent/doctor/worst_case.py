@@ -43,9 +43,11 @@ from evolution.envs.environment import Environment, Info
 from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import EvolveSettings
 from evolution.methods.protection import wave_size
+from evolution.part import Part
 from evolution.rollout.conversation import MAX_OBSERVATION_CHARS
 from evolution.rollout.engines import make_engine
 from evolution.rollout.episodes import run_episodes
+from evolution.train.rows import Row
 from evolution.train.trainers import make_trainer
 from evolution.trajectory import Step, Task, Trajectory
 from federation.adapter.layout import Layout
@@ -130,8 +132,10 @@ def rows_of_step(plan: Plan, record: RecordSpec) -> int:
     A task has one for each of its tries in each round that is kept, or one in all where only its
     shortest success counts; a user may have every task.
     """
-    of_task = 1 if plan.evolve.best_per_task else plan.evolve.tries_per_task * plan.kept_rounds
-    of_all = plan.population_cap * (1 if plan.evolve.best_per_task else plan.evolve.tries_per_task)
+    credit = plan.recipe.parts["credit"].card.name
+    one_each = plan.evolve.best_per_task and credit == "shortest-success"
+    of_task = 1 if one_each else plan.evolve.tries_per_task * plan.kept_rounds
+    of_all = plan.population_cap * (1 if one_each else plan.evolve.tries_per_task)
     return of_all if plan.privacy.unit == "user" else min(of_all, record.max_units * of_task)
 
 
@@ -223,7 +227,8 @@ def _step_s(
     context: int,
 ) -> float:
     """Seconds of one step: the gradient of the longest row, measured, times the rows; noise."""
-    spec, method = plan.spec, plan.evolve.method
+    spec, chosen = plan.spec, plan.recipe.parts["objective"]
+    objective = Part(card=chosen.card, options=chosen.options)
     names = [
         one.name for one in plan.aggregator(Layout.from_tensors(adapter)).shared_layout(1).specs
     ]
@@ -238,9 +243,11 @@ def _step_s(
         )
         trainer.reset(adapter)
         backend = trainer.gradients(
-            names, backend=str(config.options(method).get("gradient_backend", "loop"))
+            names,
+            objective,
+            backend=str(config.options(plan.recipe).get("gradient_backend", "loop")),
         )
-        row = _longest_row(min(plan.evolve.max_sequence_tokens, context))
+        row = _longest_row(min(plan.evolve.max_sequence_tokens, context), objective.card.needs)
         grid = Grid(clip_l2=spec.clip_l2, steps=spec.grid, dimension=backend.dimension)
         total = UnitSum(grid, max_units=2)
         began_s = row_s = 0.0
@@ -256,8 +263,13 @@ def _step_s(
     return rows * row_s + time.monotonic() - began_s
 
 
-def _longest_row(tokens: int) -> Trajectory:
-    """A success of so many tokens, half of them the agent's."""
+def _longest_row(tokens: int, needs: frozenset[str]) -> Row:
+    """A row of so many tokens, half of them the agent's."""
+    row = Row.of(_longest_success(tokens))
+    return row.knowing(dict.fromkeys(needs, row.logprobs))
+
+
+def _longest_success(tokens: int) -> Trajectory:
     own = max(1, tokens // 2)
     return Trajectory(
         task=Task(environment=_NAME, task_id=0),

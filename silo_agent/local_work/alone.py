@@ -65,10 +65,7 @@ def evolve_alone(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     store = LocalStore(out_dir)
-    evolver = make_evolver(
-        plan.evolve.method,
-        evolver_setup(config, plan, state_dir=out_dir / "evolve", privacy=None),
-    )
+    evolver = make_evolver(evolver_setup(config, plan, state_dir=out_dir / "evolve", privacy=None))
     tensors = dict(decode_adapter(adapter, max_bytes=_MAX_ADAPTER_BYTES))
     aggregator = plan.aggregator(Layout.from_tensors(tensors))
     content = adapter

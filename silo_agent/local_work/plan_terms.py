@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _TRAINED_APART: Final = frozenset({"ditto", "finetune"})
-"""Personal adapters beside the global one; ``fed_se_options`` knows them too and imports torch."""
+"""Personal adapters beside the global one; ``evolution/methods/options.py`` knows them too."""
 
 
 def evolver_setup(
@@ -78,16 +78,18 @@ def evolver_setup(
         engine=config.rollout,
         trainer=config.training,
         privacy=privacy,
+        recipe=plan.recipe,
+        local_parts=plan.evolve.local_parts,
         options=_options_of(config, plan),
     )
 
 
 def _options_of(config: SiloConfig, plan: Plan) -> Mapping[str, str | int | float]:
     """The silo's options of the method, with what the plan's aggregation leaves no choice about."""
-    options = config.options(plan.evolve.method)
+    options = config.options(plan.recipe)
     if _keeps_b(plan):
         return {**options, "personal": "fedsa"}
-    if plan.evolve.method == "fed-se" and options.get("personal") == "fedsa":
+    if plan.recipe.parts and options.get("personal") == "fedsa":
         raise EvolverSetupError(
             "personal 'fedsa' keeps the factors B in the silo, and this plan's aggregation "
             f"{plan.aggregation.method!r} shares them: remove the option, or use 'ditto' or "
@@ -98,7 +100,7 @@ def _options_of(config: SiloConfig, plan: Plan) -> Mapping[str, str | int | floa
 
 def _keeps_b(plan: Plan) -> bool:
     """Whether every silo keeps factors B of its own, without which A alone learns nothing."""
-    return (plan.evolve.method, plan.aggregation.method) == ("fed-se", "fedsa")
+    return bool(plan.recipe.parts) and plan.aggregation.method == "fedsa"
 
 
 def shared_layout_of(plan: Plan, tensors: Mapping[str, np.ndarray], round_number: int) -> Layout:
@@ -147,7 +149,7 @@ def evaluations_of(
     asked = evaluation_of(
         config, plan, round_number=round_number, adapter=adapter, adapter_sha256=adapter_sha256
     )
-    apart = plan.evolve.method == "fed-se" and (
+    apart = bool(plan.recipe.parts) and (
         _options_of(config, plan).get("personal") in _TRAINED_APART
     )
     return (asked, replace(asked, personal=True)) if apart and round_number > 0 else (asked,)
@@ -170,7 +172,9 @@ def settings_of(plan: Plan) -> EvolveSettings:
         try_s=plan.try_s,
         explore=evolve.explore,
         packing=evolve.packing,
-        task_sampling=evolve.task_sampling,
+        local_epochs=evolve.local_epochs,
+        normaliser=plan.recipe.method.normaliser,
+        nominal_tokens=evolve.nominal_tokens,
         learn=evolve.learn,
         use_expert=evolve.use_expert,
         best_per_task=evolve.best_per_task,

@@ -591,7 +591,7 @@ class LocalWork:
             state_dir=self._kept_runs.directory(run_id),
             privacy=plan.spec,
         )
-        evolver = make_evolver(plan.evolve.method, self.fitting.setup(plan, setup))
+        evolver = make_evolver(self.fitting.setup(plan, setup))
         self._evolver = (run_id, evolver)
         return evolver
 

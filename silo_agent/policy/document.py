@@ -38,6 +38,7 @@ from silo_agent.errors import PolicyFileError
 __all__ = ["NO_PRIVACY", "SUITES", "Hours", "Policy"]
 
 SuiteName = Literal["v1", "v2"]
+PackageName = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=128)]
 SUITES: Final[Mapping[SuiteName, int]] = {"v1": suite.SUITE, "v2": hybrid.SUITE}
 """What a descriptor says for each name."""
 DigestName = Literal["sha256", "blake3"]
@@ -88,6 +89,8 @@ class MethodsSection(_Section):
     """Evolution methods that may run here."""
     aggregation: tuple[str, ...] = ()
     """Aggregation methods that may be taken part in."""
+    packages: tuple[PackageName, ...] = ()
+    """Installed packages whose parts and methods a plan may name, by distribution."""
     allow_rollback: bool = False
     """Whether a run may go back to the adapter of an earlier round of its own."""
 
@@ -121,6 +124,9 @@ class PrivacySection(_Section):
     every silo of the sum says so; approving a run can say it for that run alone."""
     units: tuple[Unit, ...] = ()
     """Units that a record-level mode may protect."""
+    record_parts: Mapping[PackageName, Sha256Hex] = {}
+    """Packages whose parts may run in a record-level mode, with the digest of each as somebody here
+    has read it: what keeps units apart is then that package's code as well."""
     max_epsilon_per_run: Number | Literal["unlimited"] = 0.0
     """Largest ε of one run with all its spare attempts, at this file's δ, for the unit that its
     mode protects."""

@@ -24,9 +24,9 @@ from typing import Final
 
 from dp.accounting.charge import UnitKind
 from dp.accounting.compose import capped_kinds, epsilon_of
-from dp.config import Mode, PrivacySpec
-from evolution.errors import UnknownEvolverError
-from evolution.methods.registry import dp_compat_of
+from dp.config import RECORD_MODES, Mode, PrivacySpec
+from evolution.errors import EvolverSetupError
+from evolution.package import package_sha256
 from federation.chain.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
 from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from secagg import hybrid, suite
@@ -142,14 +142,29 @@ def _exact_figures(case: PlanCase) -> str | None:
     return None
 
 
+def _part_packages(case: PlanCase) -> str | None:
+    for package in case.plan.recipe.packages:
+        if package not in case.policy.methods.packages:
+            return f"the plan has parts of {package!r}, and methods.packages lacks it"
+    return None
+
+
 def _evolver_dp_compat(case: PlanCase) -> str | None:
-    method, mode = case.plan.evolve.method, case.plan.privacy.mode
-    try:
-        modes = dp_compat_of(method)
-    except UnknownEvolverError as error:
-        return str(error)
-    if mode not in modes:
-        return f"method {method!r} runs under {', '.join(sorted(modes))}, not under {mode!r}"
+    plan, pinned = case.plan, case.policy.privacy.record_parts
+    mode = Mode(plan.privacy.mode)
+    refused = plan.recipe.refusals(mode, plan.privacy.unit)
+    if refused:
+        return refused[0]
+    for package in plan.recipe.packages if mode in RECORD_MODES else ():
+        try:
+            found = package_sha256(package)
+        except EvolverSetupError as error:
+            return str(error)
+        if pinned.get(package) != found:
+            return (
+                f"mode {mode.value!r} leaves it to {package!r} as well to keep units apart: read "
+                f'what is installed, then write {package} = "{found}" under [privacy.record_parts]'
+            )
     return None
 
 
@@ -325,6 +340,11 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
         name="evolver_allowed",
         public_reason=f"{POLICY_DOES_NOT_ALLOW} this evolution method",
         fires=_evolver_allowed,
+    ),
+    Rule(
+        name="part_packages",
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} a package of the plan's parts",
+        fires=_part_packages,
     ),
     Rule(
         name="aggregation_allowed",

@@ -69,6 +69,7 @@ def write_for_plan(path: Path, plan: Plan, *, accept_no_privacy: bool = False) -
             "environments": list(plan.evolve.environments),
             "evolvers": [plan.evolve.method],
             "aggregation": [plan.aggregation.method],
+            "packages": list(plan.recipe.packages),
             "modes": [privacy.mode],
             "accept_no_privacy": accept_no_privacy and Mode(privacy.mode) is Mode.NONE,
             "exact_figures": privacy.exact_figures,
@@ -168,6 +169,7 @@ _NOTHING: Mapping[str, object] = {
     "environments": [],
     "evolvers": [],
     "aggregation": [],
+    "packages": [],
     "modes": [],
     "accept_no_privacy": False,
     "exact_figures": False,
@@ -214,6 +216,8 @@ allowed = {environments}
 [methods]
 evolvers = {evolvers}
 aggregation = {aggregation}
+# Installed packages whose parts and methods a plan may name: their code runs with this daemon.
+packages = {packages}
 # Whether the coordinator's admin may take a run back to the adapter of an earlier round of it. It
 # charges nothing by itself, and it has this silo train again from an adapter that it trained from
 # before. A silo that does not allow it stays where it is and takes no further part in that run.
@@ -241,6 +245,9 @@ allow_exact_figures = {exact_figures}
 cohort_may_vary = false
 # What one unit may be in the record modes: "task", "user".
 units = {units}
+# Packages whose parts may run in the record modes, each with the digest of what somebody here has
+# read, for example {{ chorale-rloo = "…" }}: what keeps units apart is then their code as well.
+record_parts = {{}}
 # Largest epsilon of one run, spare attempts included, for the unit that its mode protects and at
 # the delta below; or "unlimited".
 max_epsilon_per_run = {max_epsilon_per_run}

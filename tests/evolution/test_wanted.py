@@ -11,7 +11,7 @@ from evolution.rollout.episodes import run_episodes
 from evolution.train.sft import SftTrainer
 from evolution.train.trainer import TrainerSpec
 from tests.kit.evolution.frail import TASKS, Engine, Frail
-from tests.kit.evolution.sft import ALPHA, EPISODES, PLAN, RANK
+from tests.kit.evolution.sft import ALPHA, NLL, PLAN, RANK, ROWS
 
 
 def for_so_many(steps):
@@ -60,4 +60,4 @@ def test_training_ends_between_two_batches(tiny_base):
     adapter = initial_adapter(tiny_base, RANK, ALPHA, 0)
     trainer.reset(adapter)
     with while_wanted(for_so_many(1)), pytest.raises(NotWantedError):
-        trainer.train(EPISODES, PLAN, trainable=frozenset(adapter))
+        trainer.train(ROWS, NLL, PLAN, trainable=frozenset(adapter))

@@ -8,9 +8,19 @@ import pytest
 from evolution.envs.tasks import Shard
 from evolution.methods.evolver import Assignment
 from evolution.model.identity import base_sha256
+from federation.plan.methods import MethodCard
+from federation.plan.recipe import PartChoice, PartsSection, Recipe, recipe_of
 from silo_agent.config import NO_BASE_MODEL, SiloConfig, write_starter
 from silo_agent.errors import ConfigError
 from silo_agent.machine.machine import site_of
+
+CONSTANT, FED_SE = (recipe_of(name, PartsSection()) for name in ("constant", "fed-se"))
+ALL_TRIES = recipe_of("fed-se", PartsSection(credit=PartChoice(name="all-tries")))
+ANOTHER = Recipe(
+    method=MethodCard(name="another", says="its own code", code="a.b:C", needs_model=False),
+    package="another",
+    parts={},
+)
 
 
 def load(directory: Path, text: str) -> SiloConfig:
@@ -41,7 +51,7 @@ def test_a_full_file_is_read(tmp_path: Path):
         [constant]
         value = nan
         family = "tests"
-        [fed-se]
+        [evolve]
         buffer_capacity = 100
         """,
     )
@@ -54,9 +64,10 @@ def test_a_full_file_is_read(tmp_path: Path):
         Assignment(environment="craft", shard=Shard(index=1, count=4)),
     )
     assert config.families() == ("craft", "maze", "tests")
-    assert config.options("fed-se") == {"buffer_capacity": 100}
-    assert math.isnan(config.options("constant")["value"])
-    assert config.options("another") == {}
+    assert config.options(FED_SE) == {"buffer_capacity": 100}
+    assert config.options(ALL_TRIES) == {"buffer_capacity": 100}
+    assert math.isnan(config.options(CONSTANT)["value"])
+    assert config.options(ANOTHER) == {}
     assert (config.threads, config.seed, config.held_out_offset) == (2, 7, 208)
     assert not config.evaluate
 
@@ -131,10 +142,17 @@ def test_a_wrong_override_is_an_error(
 
 def test_a_table_of_options_can_be_overridden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CHORALE_SILO_CONSTANT", '{"value": 4.0}')
-    monkeypatch.setenv("CHORALE_SILO_FED_SE", '{"buffer_capacity": 5}')
-    config = load(tmp_path, "[constant]\nvalue = 2.0\n[fed-se]\nbuffer_capacity = 9")
-    assert config.options("constant") == {"value": 4.0}
-    assert config.options("fed-se") == {"buffer_capacity": 5}
+    monkeypatch.setenv("CHORALE_SILO_EVOLVE", '{"buffer_capacity": 5}')
+    config = load(tmp_path, "[constant]\nvalue = 2.0\n[evolve]\nbuffer_capacity = 9")
+    assert config.options(CONSTANT) == {"value": 4.0}
+    assert config.options(FED_SE) == {"buffer_capacity": 5}
+
+
+def test_the_table_of_recipes_is_read_under_its_old_name_too(tmp_path: Path):
+    config = load(tmp_path, "[fed-se]\nbuffer_capacity = 9")
+    assert config.options(FED_SE) == {"buffer_capacity": 9}
+    with pytest.raises(ConfigError, match="one table: join them"):
+        load(tmp_path, "[fed-se]\nbuffer_capacity = 9\n[evolve]\nbuffer_capacity = 9")
 
 
 def test_a_base_model_without_weights_is_found_out_when_its_digest_is_asked_for(tmp_path: Path):

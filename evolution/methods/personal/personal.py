@@ -44,12 +44,12 @@ import numpy as np
 
 from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import Work
-from evolution.methods.explore import Stream, round_seed
-from evolution.methods.fed_se_options import FedSeOptions
-from evolution.methods.imitate import sft_settings
+from evolution.methods.options import RecipeOptions
 from evolution.methods.personal.store import PersonalStore
+from evolution.methods.streams import Stream, round_seed, train_settings
+from evolution.part import Part
+from evolution.train.rows import Row
 from evolution.train.trainer import Trainer
-from evolution.trajectory import Trajectory
 from federation.adapter.encoding import adapter_sha256, encode_adapter
 from federation.adapter.layout import factor
 
@@ -66,7 +66,7 @@ def identity_of(tensors: Tensors) -> str:
 class PersonalAdapter:
     """See the module."""
 
-    def __init__(self, options: FedSeOptions, *, state_dir: Path) -> None:
+    def __init__(self, options: RecipeOptions, *, state_dir: Path) -> None:
         """Use the silo's files of the options' kind.
 
         They are in ``state_dir``, the method's private directory for the run.
@@ -122,7 +122,7 @@ class PersonalAdapter:
             self._store.write(work.round, own)
 
     def train_apart(
-        self, trainer: Trainer, trajectories: Sequence[Trajectory], work: Work
+        self, trainer: Trainer, rows: Sequence[Row], objective: Part, work: Work
     ) -> dict[str, float]:
         """Train Ditto's v_k, or fine-tune what was received, and keep it.
 
@@ -136,9 +136,10 @@ class PersonalAdapter:
         own = self._store.before(work.round) if self._kind == "ditto" else None
         trainer.reset(work.adapter if own is None else own)
         report = trainer.train(
-            trajectories,
+            rows,
+            objective,
             replace(
-                sft_settings(work.settings, seed=round_seed(work, Stream.PERSONAL)),
+                train_settings(work.settings, seed=round_seed(work, Stream.PERSONAL)),
                 epochs=self._options.personal_epochs or work.settings.epochs,
                 proximal_mu=self._options.personal_lambda,
             ),

@@ -16,6 +16,7 @@ UNIT_SUM = "dp/noise/unit_sum.py"
 GRADS = "dp/steps/grads.py"
 RESULT = "silo_agent/local_work/result.py"
 SFT = "evolution/train/sft.py"
+RECIPE = "evolution/methods/recipe.py"
 
 _LOCAL = "tests/adversary/audit/test_audits_record_local.py::"
 _SHARED = "tests/adversary/audit/test_audits_shared.py::"
@@ -259,10 +260,9 @@ MUTANTS = (
         name="batch-mean-loss",
         disables="a loss of its own for each row: the mean over the batch",
         file=SFT,
-        old="        return nll_BT.sum(dim=1), agent_BT[:, 1:].sum(dim=1)\n",
-        new="        rows = len(nll_BT)\n"
-        "        mean = nll_BT.sum() / rows\n"
-        "        return mean.expand(rows), agent_BT[:, 1:].sum(dim=1)\n",
+        old="        return sums_B, padded.mask[:, 1:].sum(dim=1)\n",
+        new="        mean = sums_B.mean().expand(len(sums_B))\n"
+        "        return mean, padded.mask[:, 1:].sum(dim=1)\n",
         tests=(
             "tests/evolution/methods/record/test_record.py::test_users_are_units_over_all_their_tasks",
         ),
@@ -309,17 +309,17 @@ MUTANTS = (
     Mutant(
         name="failed-exploration-ends-the-training",
         disables="the noisy steps of a round whose exploration failed",
-        file="evolution/methods/fed_se.py",
-        old="if spec is None or isinstance(error, EvolveError | LocalTimeError):\n",
-        new="if spec is None or isinstance(error, Exception):\n",
+        file=RECIPE,
+        old="            if isinstance(error, EvolveError | LocalTimeError):\n",
+        new="            if isinstance(error, Exception):\n",
         tests=(_CONTAINED + "test_where_exploring_fails_as_a_whole_the_charged_steps_are_noise",),
     ),
     Mutant(
         name="late-exploration-becomes-noise",
         disables="the silence of a round that took too long: it goes on without any unit",
-        file="evolution/methods/fed_se.py",
-        old="if spec is None or isinstance(error, EvolveError | LocalTimeError):\n",
-        new="if spec is None or isinstance(error, EvolveError):\n",
+        file=RECIPE,
+        old="            if isinstance(error, EvolveError | LocalTimeError):\n",
+        new="            if isinstance(error, EvolveError):\n",
         tests=(_UNIT_TIME + "test_a_limit_on_the_whole_would_take_all_units_away_at_once",),
     ),
     Mutant(

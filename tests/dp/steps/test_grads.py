@@ -109,8 +109,8 @@ def test_a_16_bit_base_still_gives_float32():
     model.head.to(torch.bfloat16)
 
     class Mixed(tiny.RowSums):
-        def nll(self, made, *batch):
-            return super().nll(made, *batch)
+        def sums(self, made, *batch):
+            return super().sums(made, *batch)
 
     model.head.register_forward_pre_hook(lambda _m, inputs: (inputs[0].bfloat16(),))
     model.head.register_forward_hook(lambda _m, _i, output: output.float())
@@ -130,7 +130,7 @@ def test_hooks_agree_with_opacus():
     loss = tiny.RowSums()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        sums, counts = loss.nll(wrapped, *loss.collate(rows))
+        sums, counts = loss.sums(wrapped, *loss.collate(rows))
         sums.sum().backward()
     theirs = torch.cat(
         [p.grad_sample.reshape(len(rows), -1) for p in tiny.trained(model).values()], dim=1

@@ -22,36 +22,36 @@ def make(name, model, loss=None):
 class BatchMean(tiny.RowSums):
     """What ``model(labels=…)`` returns: one mean over all tokens of the batch."""
 
-    def nll(self, model, *batch):
-        sums, counts = super().nll(model, *batch)
+    def sums(self, model, *batch):
+        sums, counts = super().sums(model, *batch)
         return sums.sum() / counts.sum(), counts.sum()
 
 
 class SpreadMean(tiny.RowSums):
     """The batch mean again, cut into rows so that its shape looks right."""
 
-    def nll(self, model, *batch):
-        sums, counts = super().nll(model, *batch)
+    def sums(self, model, *batch):
+        sums, counts = super().sums(model, *batch)
         return sums / counts.sum() * counts.float().mean(), counts
 
 
 class SharedCount(tiny.RowSums):
-    def nll(self, model, *batch):
-        sums, counts = super().nll(model, *batch)
+    def sums(self, model, *batch):
+        sums, counts = super().sums(model, *batch)
         return sums, counts.sum().expand(len(counts))
 
 
 class FloatCount(tiny.RowSums):
-    def nll(self, model, *batch):
-        sums, counts = super().nll(model, *batch)
+    def sums(self, model, *batch):
+        sums, counts = super().sums(model, *batch)
         return sums, counts.float()
 
 
 class Baseline(tiny.RowSums):
     """Weights a row by how it compares with the mean of the batch, as group baselines do."""
 
-    def nll(self, model, *batch):
-        sums, counts = super().nll(model, *batch)
+    def sums(self, model, *batch):
+        sums, counts = super().sums(model, *batch)
         return sums * (1 + sums.detach() - sums.detach().mean()), counts
 
 
@@ -75,7 +75,7 @@ def test_the_gradient_of_a_batch_mean_depends_on_the_other_rows():
     def first_row_part(second):
         model.zero_grad()
         rows = [tiny.PROBE[0], second]
-        sums, counts = tiny.RowSums().nll(model, *loss.collate(rows))
+        sums, counts = tiny.RowSums().sums(model, *loss.collate(rows))
         return torch.autograd.grad(sums[0] / counts.sum(), parameters)[0].norm()
 
     ids, mask = tiny.PROBE[1]
@@ -121,9 +121,9 @@ def test_the_shapes_are_checked_on_every_batch(name):
     class Later(tiny.RowSums):
         calls = 0
 
-        def nll(self, model, *batch):
+        def sums(self, model, *batch):
             self.calls += 1
-            sums, counts = super().nll(model, *batch)
+            sums, counts = super().sums(model, *batch)
             return (sums, counts) if self.calls <= 5 else (sums.sum(), counts)
 
     made = make(name, tiny.model(), Later())

@@ -11,7 +11,6 @@ from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import TooManyUnitsError
 from evolution.errors import EvolveError, EvolverSetupError, UnknownEvolverError
 from evolution.methods.evolver import (
-    DP_MODES,
     Evaluation,
     Evolver,
     EvolverSetup,
@@ -20,7 +19,11 @@ from evolution.methods.evolver import (
     StepWork,
     Work,
 )
-from evolution.methods.registry import EVOLVERS, dp_compat_of, make_evolver
+from evolution.methods.registry import make_evolver
+from evolution.part import Part
+from federation.errors import UnknownPartError
+from federation.plan.methods import METHODS, PARTS, MethodCard
+from federation.plan.recipe import PartsSection, Recipe, recipe_of
 
 SHARED = PrivacySpec(
     mode=Mode.RECORD_DISTRIBUTED,
@@ -33,6 +36,9 @@ SHARED = PrivacySpec(
     metrics_noise_multiplier=1.0,
     record=RecordSpec(sampling_rate=1.0, expected_units=4, steps_per_round=2),
 )
+
+
+CONSTANT = recipe_of("constant", PartsSection())
 
 
 def work(adapter, trainable=None, privacy=None) -> Work:
@@ -48,7 +54,7 @@ def work(adapter, trainable=None, privacy=None) -> Work:
 
 
 def constant(**options) -> Evolver:
-    return make_evolver("constant", EvolverSetup(options=options))
+    return make_evolver(EvolverSetup(recipe=CONSTANT, options=options))
 
 
 ADAPTER = {
@@ -97,21 +103,27 @@ def test_wrong_options_are_refused(options):
 
 
 def test_unknown_methods_are_refused():
-    with pytest.raises(UnknownEvolverError, match="constant"):
-        make_evolver("grpo", EvolverSetup())
+    with pytest.raises(UnknownPartError, match="constant"):
+        recipe_of("grpo", PartsSection())
 
 
-def test_every_registered_method_declares_known_privacy_units():
-    from evolution.methods.constant import ConstantEvolver
-    from evolution.methods.fed_se import FedSeEvolver
+@pytest.mark.parametrize("code", ["evolution.methods.nowhere:It", "json:It", "builtins:str"])
+def test_a_card_whose_code_is_no_method_is_refused(code):
+    card = MethodCard(name="other", says="no method", code=code, needs_model=False)
+    setup = EvolverSetup(recipe=Recipe(method=card, package="", parts={}))
+    with pytest.raises(UnknownEvolverError, match=code):
+        make_evolver(setup)
 
-    declared = {kind.name: kind.dp_compat for kind in (ConstantEvolver, FedSeEvolver)}
-    assert declared.keys() == EVOLVERS.keys()
-    assert all(units and units <= DP_MODES for units in declared.values())
+
+def test_every_method_runs_under_every_mode_and_its_parts_say_what_their_cards_say():
+    assert METHODS.keys() == {"constant", "fed-se"}
+    for name in METHODS:
+        recipe = recipe_of(name, PartsSection())
+        assert not any(recipe.refusals(mode, unit) for mode in Mode for unit in ("task", "user"))
     # What the table says without torch is what the classes say.
-    assert {name: dp_compat_of(name) for name in EVOLVERS} == declared
-    with pytest.raises(UnknownEvolverError, match="constant"):
-        dp_compat_of("grpo")
+    for name, card in PARTS.items():
+        made = Part.own(name).load()
+        assert (made.couples, made.reads, made.needs) == (card.couples, card.reads, card.needs)
 
 
 def step_work(spec=SHARED):
@@ -161,7 +173,6 @@ def test_a_local_training_is_charged_once():
 def test_a_method_without_unit_gradients_says_so():
     class Other(Evolver):
         name = "other"
-        dp_compat = frozenset({"none"})
         evolve = evaluate = close = None
 
     with pytest.raises(EvolveError, match="per-unit"):
@@ -173,7 +184,9 @@ def test_the_constant_evolver_needs_no_torch():
         "import sys\n"
         "from evolution.methods.registry import make_evolver\n"
         "from evolution.methods.evolver import EvolverSetup\n"
-        "make_evolver('constant', EvolverSetup(options={'value': 1.0}))\n"
+        "from federation.plan.recipe import PartsSection, recipe_of\n"
+        "recipe = recipe_of('constant', PartsSection())\n"
+        "make_evolver(EvolverSetup(recipe=recipe, options={'value': 1.0}))\n"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'peft', 'gymnasium')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

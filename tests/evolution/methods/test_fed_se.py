@@ -12,18 +12,21 @@ from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError
 from evolution.memory.memory import Memory
-from evolution.methods import fed_se
+from evolution.methods import recipe
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
-from evolution.methods.explore import draw_tasks
-from evolution.methods.imitate import training_set
+from evolution.methods.returned import short_enough
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import initial_adapter
-from evolution.train.sft import SftTrainer, TrajectoryLoss
+from evolution.part import Part
+from evolution.train.rows import Row
+from evolution.train.sft import RowTerms, SftTrainer
 from evolution.train.trainer import SftSettings
 from evolution.trajectory import Step, Task, Trajectory
+from federation.plan.recipe import FED_SE, PartChoice, PartsSection, recipe_of
 from tests.kit.evolution.silos import silos
 
-LOSS = TrajectoryLoss()
+NLL = Part.own("nll")
+LOSS = RowTerms(NLL)
 RANK, ALPHA = 4, 8.0
 SETTINGS = EvolveSettings(
     episodes=24, tries_per_task=2, max_new_tokens=3, window=2, batch_size=4, learning_rate=1e-2
@@ -173,12 +176,11 @@ def test_failures_teach_nothing(tiny_base, make_silo, monkeypatch):
     assert evolution.successes == {"early": 0}
 
 
-def test_a_silo_explores_only_its_shard_and_train_tasks(tiny_base):
+def test_a_silo_explores_only_its_shard_and_train_tasks(tiny_base, make_silo):
+    silo = make_silo(assignments=(Assignment(environment="early", shard=Shard(index=1, count=2)),))
+
     def drawn(round_index=0, seed=0):
-        assignments = [Assignment(environment="early", shard=Shard(index=1, count=2))]
-        return draw_tasks(
-            work(first(tiny_base), round_index, seed=seed), assignments, {"early": Early()}
-        )
+        return silo._draw(work(first(tiny_base), round_index, seed=seed), None)
 
     tasks = drawn()
     assert len(tasks) == 24
@@ -227,10 +229,11 @@ def episode(seed: int, turns: int) -> Trajectory:
 def test_observation_tokens_carry_no_loss_and_no_gradient(tiny_base):
     model = load_base(tiny_base)
     batch = [episode(1, 1), episode(2, 3)]
+    rows = [Row.of(one) for one in batch]
     captured = []
     model.lm_head.register_forward_hook(lambda _m, _i, out: captured.append(out))
     model.requires_grad_(requires_grad=True)
-    sums, counts = LOSS.nll(model, *LOSS.collate(batch))
+    sums, counts = LOSS.sums(model, *LOSS.collate(rows))
     captured[0].retain_grad()
     sums.sum().backward()
     gradient = captured[0].grad.abs().sum(-1)
@@ -247,9 +250,10 @@ def test_unit_losses_stand_alone(tiny_base):
     """Padding and neighbours do not change a trajectory's loss."""
     model = load_base(tiny_base)
     batch = [episode(1, 1), episode(2, 3), episode(3, 2)]
+    rows = [Row.of(one) for one in batch]
     with torch.no_grad():
-        together, _ = LOSS.nll(model, *LOSS.collate(batch))
-        apart = torch.cat([LOSS.nll(model, *LOSS.collate([t]))[0] for t in batch])
+        together, _ = LOSS.sums(model, *LOSS.collate(rows))
+        apart = torch.cat([LOSS.sums(model, *LOSS.collate([row]))[0] for row in rows])
         ids = torch.tensor([batch[1].token_ids])
         logits = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
         nll = -logits.gather(-1, ids[0, 1:, None])[:, 0]
@@ -263,33 +267,29 @@ def test_training_lowers_the_loss_and_depends_on_the_set_alone(tiny_base):
     trainer = SftTrainer(tiny_base, rank=RANK, alpha=ALPHA, dtype="float32")
     episodes = [episode(seed, 1 + seed % 3) for seed in range(10)]
     every = frozenset(adapter)
-    plan = SftSettings(
-        epochs=8, batch_size=4, learning_rate=1e-2, grad_clip_l2=1.0, max_sequence_tokens=64, seed=3
-    )
+    rows = [Row.of(one) for one in episodes]
+    plan = SftSettings(epochs=8, batch_size=4, learning_rate=1e-2, grad_clip_l2=1.0, seed=3)
     trainer.reset(adapter)
-    report = trainer.train(episodes, plan, trainable=every)
+    report = trainer.train(rows, NLL, plan, trainable=every)
     assert report.last_loss < 0.8 * report.first_loss
     assert report.optimiser_steps == 8 * 3
     once = trainer.adapter()
     trainer.reset(adapter)
-    trainer.train(episodes[::-1], plan, trainable=every)
+    trainer.train(rows[::-1], NLL, plan, trainable=every)
     assert same(once, trainer.adapter())
     trainer.reset(adapter)
-    short = trainer.train(
-        episodes, dataclasses.replace(plan, max_sequence_tokens=12), trainable=every
-    )
+    kept = short_enough(rows, dataclasses.replace(SETTINGS, max_sequence_tokens=12), None)
+    short = trainer.train(kept, NLL, plan, trainable=every)
     assert short.agent_tokens == 8 * 3 * sum(len(t.steps) == 1 for t in episodes)
-    assert short.too_long == sum(len(t.steps) > 1 for t in episodes) > 0
-    assert report.too_long == 0
 
 
 def test_every_try_is_kept_and_the_silo_is_told_what_came_of_them(tiny_base, make_silo):
     silo = make_silo()
     one = work(first(tiny_base))
     evolution = silo.evolve(one)
-    groups = silo._buffer.groups(round_index=0)
+    groups = silo._memory.groups(round_index=0)
     tries = [t for group in groups for t in group.trajectories]
-    assert len(tries) == len(silo._buffer) == 24
+    assert len(tries) == len(silo._memory) == 24
     assert {len(group.trajectories) for group in groups} == {2}
     assert not any(group.dropped for group in groups)
     assert sum(t.success for t in tries) == evolution.successes["early"] < 24
@@ -301,13 +301,13 @@ def test_every_try_is_kept_and_the_silo_is_told_what_came_of_them(tiny_base, mak
     assert (figures["invalid_actions"], figures["dropped"]) == (0.0, 0.0)
     # The same round again, and the same silo begun anew: nothing is there twice.
     silo.evolve(one)
-    assert silo._buffer.groups(round_index=0) == groups
+    assert silo._memory.groups(round_index=0) == groups
 
 
 def test_what_is_too_long_to_be_trained_on_is_counted_and_said_once(tiny_base, make_silo):
     silo, adapter = make_silo(), first(tiny_base)
     whole = silo.evolve(work(adapter))
-    lengths = [t.token_count for t in silo._buffer.select(round_index=0, best_per_task=True)]
+    lengths = [t.token_count for t in silo._memory.select(round_index=0, best_per_task=True)]
     assert whole.metrics["too_long"] == 0.0
     limit = min(lengths)
     left_out = sum(length > limit for length in lengths)
@@ -347,9 +347,10 @@ def test_without_the_filter_what_was_played_is_imitated_as_it_was_from_memory(
     tiny_base, make_silo, monkeypatch
 ):
     """What is read from disk is what the process held: every round's tries, once each."""
-    silo, adapter = make_silo(options={"success_filter": "off"}), first(tiny_base)
+    every = recipe_of(FED_SE, PartsSection(credit=PartChoice(name="all-tries")))
+    silo, adapter = make_silo(recipe=every), first(tiny_base)
     held = {}
-    honest = fed_se.run_episodes
+    honest = recipe.run_episodes
 
     def noted(*args, **options):
         batch = honest(*args, **options)
@@ -357,11 +358,10 @@ def test_without_the_filter_what_was_played_is_imitated_as_it_was_from_memory(
             held[t.task.environment, t.task.task_id, t.conversation_sha256] = t
         return batch
 
-    monkeypatch.setattr(fed_se, "run_episodes", noted)
+    monkeypatch.setattr(recipe, "run_episodes", noted)
     for index in range(3):
         one = work(adapter, index, window=0, use_expert=False)
         evolution = silo.evolve(one)
-        found = training_set(silo._buffer, one, success_filter=False)
-        assert [t.token_ids for t in found] == [held[key].token_ids for key in sorted(held)]
-        assert found == [held[key] for key in sorted(held)]
+        found = silo._credit(one, recipe._NOTHING_PLAYED, epoch=0)
+        assert found == [Row.of(held[key]) for key in sorted(held)]
         adapter = {k: v + evolution.delta[k] for k, v in adapter.items()}

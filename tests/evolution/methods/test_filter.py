@@ -12,6 +12,7 @@ from evolution.envs.tasks import Split
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.model.lora import initial_adapter
 from evolution.trajectory import Step, Task, Trajectory
+from federation.plan.recipe import FED_SE, PartChoice, PartsSection, recipe_of
 from tests.kit.evolution.silos import silos
 
 RANK, ALPHA = 4, 8.0
@@ -79,8 +80,13 @@ def environments(monkeypatch):
 def make_silo(tiny_base, tmp_path):
     with silos(tiny_base, tmp_path, "rare", rank=RANK, alpha=ALPHA) as make:
 
-        def make_one(name="silo", environment="rare", **options):
-            return make(name, assignments=(Assignment(environment=environment),), options=options)
+        def make_one(name="silo", environment="rare", credit="shortest-success"):
+            parts = PartsSection(credit=PartChoice(name=credit))
+            return make(
+                name,
+                assignments=(Assignment(environment=environment),),
+                recipe=recipe_of(FED_SE, parts),
+            )
 
         yield make_one
 
@@ -129,7 +135,7 @@ def after(silo, adapter, rounds, **settings):
 def test_the_filter_keeps_what_the_environment_calls_solved_and_nothing_else(make_silo, adapter):
     silo = make_silo()
     evolution = silo.evolve(work(adapter, best_per_task=False))
-    kept = silo._buffer.select(round_index=0)
+    kept = silo._memory.select(round_index=0)
     assert 0 < len(kept) <= evolution.successes["rare"] < evolution.episodes["rare"] == 32
     # The verdict, though the reward of a failure is the higher one.
     assert all(t.steps[-1].action[:1] in tuple("cdi") for t in kept)
@@ -139,22 +145,22 @@ def test_the_filter_keeps_what_the_environment_calls_solved_and_nothing_else(mak
 def test_a_round_that_is_repeated_leaves_no_trace(make_silo, adapter):
     silo = make_silo()
     first = silo.evolve(work(adapter))
-    kept = silo._buffer.select(round_index=0)
+    kept = silo._memory.select(round_index=0)
     again = silo.evolve(work(adapter))
-    assert silo._buffer.select(round_index=0) == kept
+    assert silo._memory.select(round_index=0) == kept
     assert all(first.delta[k].tobytes() == again.delta[k].tobytes() for k in adapter)
     assert any(d.any() for d in first.delta.values())
 
 
 def test_without_the_filter_everything_played_in_the_window_is_imitated(make_silo, adapter):
-    silo = make_silo(success_filter="off")
+    silo = make_silo(credit="all-tries")
     first = silo.evolve(work(adapter, window=2, use_expert=False))
     distinct = first.metrics["selected"]
     assert first.successes["rare"] < distinct <= 32
     # Whatever is imitated, the filter would still find the successes alone.
-    kept = silo._buffer.select(round_index=0)
+    kept = silo._memory.select(round_index=0)
     assert 0 < len(kept) <= first.successes["rare"]
-    assert len(silo._buffer) == 32
+    assert len(silo._memory) == 32
     again = silo.evolve(work(adapter, window=2, use_expert=False))
     assert again.metrics["selected"] == distinct
     assert all(first.delta[k].tobytes() == again.delta[k].tobytes() for k in adapter)
@@ -164,10 +170,10 @@ def test_without_the_filter_everything_played_in_the_window_is_imitated(make_sil
     assert third.metrics["selected"] <= 32
     # What was played is on disk: a silo that begins anew imitates the same.
     silo.close()
-    silo = make_silo(success_filter="off")
+    silo = make_silo(credit="all-tries")
     anew = silo.evolve(work(adapter, 2, window=3, use_expert=False))
     assert second.metrics["selected"] < anew.metrics["selected"] <= 96
-    silo._buffer.add_expert([demonstration()])
+    silo._memory.add_expert([demonstration()])
     assert silo.evolve(work(adapter, 2, window=1)).metrics["selected"] == (
         third.metrics["selected"] + 1
     )
@@ -191,7 +197,7 @@ def test_where_most_fails_imitating_everything_teaches_little(make_silo, adapter
     """The ablation without the filter: 66.1 against 40.5 in the paper's Table 2."""
     with_filter = make_silo("with")
     before = solved(with_filter, adapter)
-    without = make_silo("without", success_filter="off")
+    without = make_silo("without", credit="all-tries")
     assert before < 0.3
     assert solved(with_filter, after(with_filter, adapter, range(4))) > before + 0.4
     assert solved(without, after(without, adapter, range(4))) < before + 0.2

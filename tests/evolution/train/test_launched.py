@@ -37,13 +37,15 @@ from evolution.train import launched, launched_job
 from evolution.train import worker as train_worker
 from evolution.train.launched import LaunchedTrainer
 from evolution.train.launched_job import Job, read_job, read_result, write_job
-from evolution.train.rows import rows_of
+from evolution.train.rows import Row, in_order
 from evolution.train.trainer import SftReport, TrainerSpec
 from evolution.train.trainers import make_trainer
-from tests.kit.evolution.sft import ALPHA, EPISODES, PLAN, RANK, ROUNDING, apart
+from evolution.trajectory import Step, Task, Trajectory
+from federation.plan.methods import Normaliser
+from tests.kit.evolution.sft import ALPHA, EPISODES, NLL, PLAN, RANK, ROUNDING, apart
 
 # The last of the batches of five holds one row: a process has none of it.
-ROWS = EPISODES[:11]
+ROWS = [Row.of(one) for one in EPISODES[:11]]
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +66,14 @@ def made(base, state_dir, **spec):
     )
 
 
-def trained(trainer, adapter, *, names=None, **changes):
+def trained(trainer, adapter, *, names=None, rows=ROWS, **changes):
     rng = np.random.default_rng(2)
     shift = {k: rng.normal(0, 0.01, v.shape).astype("f4") for k, v in adapter.items()}
     anchor = {k: v + np.float32(0.01) for k, v in adapter.items()}
     trainer.reset(adapter)
     plan = replace(PLAN, **{"proximal_mu": 0.5, "schedule": "cosine", **changes})
     names = frozenset(adapter) if names is None else names
-    report = trainer.train(ROWS, plan, trainable=names, anchor=anchor, correction=shift)
+    report = trainer.train(rows, NLL, plan, trainable=names, anchor=anchor, correction=shift)
     return trainer.adapter(), report
 
 
@@ -80,12 +82,8 @@ def require_equal(base, tmp_path, adapter, **spec):
     only_b = frozenset(name for name in adapter if "lora_B" in name)
     trainer = made(base, state_dir, processes=2, **spec)
     assert isinstance(trainer, LaunchedTrainer)
-    longest = max(row.token_count for row in ROWS)
-    limit = {"max_sequence_tokens": longest - 1}
-    here, expected = trained(made(base, state_dir), adapter, names=only_b, **limit)
-    there, report = trained(trainer, adapter, names=only_b, **limit)
-    too_long = sum(row.token_count == longest for row in ROWS)
-    assert report.too_long == expected.too_long == too_long < len(ROWS)
+    here, expected = trained(made(base, state_dir), adapter, names=only_b)
+    there, report = trained(trainer, adapter, names=only_b)
     assert apart(here, adapter) > 1e-3
     assert apart(here, there) < ROUNDING
     assert apart(expected.mean_gradient, report.mean_gradient) < ROUNDING
@@ -205,13 +203,13 @@ def test_a_failing_worker_is_told_without_data_and_changes_nothing(tiny_base, tm
     with pytest.raises(
         TrainingWorkerError, match=r"process \d: AdapterMismatchError: .* shape"
     ) as failure:
-        trainer.train(ROWS, PLAN, trainable=frozenset(wrong))
+        trainer.train(ROWS, NLL, PLAN, trainable=frozenset(wrong))
     assert apart(trainer.adapter(), wrong) == 0.0
     assert list((tmp_path / "training").iterdir()) == []
     text = str(failure.value)
     assert "evolution.train.worker FAILED" in text
     assert len(text) < 5000
-    tokens = ", ".join(map(str, ROWS[0].token_ids[:3]))
+    tokens = ", ".join(map(str, EPISODES[0].token_ids[:3]))
     assert tokens not in text
 
 
@@ -232,27 +230,23 @@ def test_what_is_written_for_workers_is_private_and_holds_no_text(
     trainer = made(tiny_base, tmp_path, processes=2)
     trainer.reset(adapter)
     secret = "patient"
-    row = ROWS[0]
-    step = type(row.steps[0])
-    marked = [
-        type(row)(
-            task=type(row.task)(environment=secret, task_id=1, subject=secret),
-            steps=(
-                step(
-                    observation=secret,
-                    action=secret,
-                    context_ids=(7, 8),
-                    action_ids=(9,),
-                    action_logprobs=(-1.0,),
-                ),
+    marked = Trajectory(
+        task=Task(environment=secret, task_id=1, subject=secret),
+        steps=(
+            Step(
+                observation=secret,
+                action=secret,
+                context_ids=(7, 8),
+                action_ids=(9,),
+                action_logprobs=(-1.0,),
             ),
-            final_observation=secret,
-            success=True,
-            adapter_sha256="",
-            round=0,
-        )
-    ]
-    trainer.train(marked, PLAN, trainable=frozenset(adapter))
+        ),
+        final_observation=secret,
+        success=True,
+        adapter_sha256="",
+        round=0,
+    )
+    trainer.train([Row.of(marked)], NLL, PLAN, trainable=frozenset(adapter))
     assert seen["modes"] == [0o700, 0o700]
     assert secret.encode() not in seen["bytes"]
     assert seen["arrays"]["token_ids"].tolist() == [7, 8, 9]
@@ -270,7 +264,7 @@ def test_a_result_of_another_shape_or_half_a_file_is_refused(
         trainer = made(tiny_base, tmp_path, processes=2)
         trainer.reset(adapter)
         with pytest.raises(TrainingJobError):
-            trainer.train(ROWS, PLAN, trainable=frozenset(adapter))
+            trainer.train(ROWS, NLL, PLAN, trainable=frozenset(adapter))
         assert apart(trainer.adapter(), adapter) == 0.0
 
     def half(directory):
@@ -286,7 +280,8 @@ def test_a_result_of_another_shape_or_half_a_file_is_refused(
 
 
 def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapter):
-    rows = rows_of(ROWS, max_sequence_tokens=64)
+    rows = in_order(Row.of(one, weight=-0.5) for one in EPISODES[:10])
+    rows = [row.knowing({"old": row.logprobs - 1, "reference": row.logprobs}) for row in rows]
     job = Job(
         base_dir="base",
         rank=RANK,
@@ -297,7 +292,8 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
         gradient_checkpointing=True,
         sharding="fsdp",
         trainable=tuple(sorted(adapter)),
-        settings=replace(PLAN, schedule="cosine", proximal_mu=0.5),
+        settings=replace(PLAN, schedule="cosine", proximal_mu=0.5, normaliser=Normaliser.CONSTANT),
+        objective=NLL.as_json(),
     )
     write_job(tmp_path, job, rows, adapter=adapter, anchor=None, correction=adapter)
     found, found_rows, start, anchor, correction = read_job(tmp_path)
@@ -306,7 +302,8 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
     assert apart(start, adapter) == apart(correction, adapter) == 0.0
     for one, two in zip(rows, found_rows, strict=True):
         assert (one.token_ids == two.token_ids).all()
-        assert (one.agent == two.agent).all()
+        # What it is called and whose it is are numbers there.
+        assert replace(two, name=one.name, unit=one.unit) == one
     settings = json.loads((tmp_path / "settings.json").read_text())
     for wrong in ({"more": 1}, {"settings": {"more": 1}}, {"settings": 3}):
         (tmp_path / "settings.json").write_text(json.dumps({**settings, **wrong}))
@@ -326,10 +323,10 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
 def test_no_worker_starts_for_nothing(tiny_base, tmp_path, adapter, monkeypatch):
     monkeypatch.setattr(launched, "_launch", lambda *_a, **_k: pytest.fail("a worker was started"))
     trainer = made(tiny_base, tmp_path, processes=2)
-    after, report = trained(trainer, adapter, max_sequence_tokens=1)
+    silent = [replace(row, mask=np.zeros_like(row.mask)) for row in ROWS]
+    after, report = trained(trainer, adapter, rows=silent)
     assert apart(after, adapter) == 0.0
     assert report.optimiser_steps == 0
-    assert report.too_long == len(ROWS)
     assert not any(value.any() for value in report.mean_gradient.values())
     assert report.mean_gradient.keys() == adapter.keys()
 
@@ -337,7 +334,7 @@ def test_no_worker_starts_for_nothing(tiny_base, tmp_path, adapter, monkeypatch)
 def test_record_level_gradients_are_refused_with_what_to_do(tiny_base, tmp_path, adapter):
     trainer = made(tiny_base, tmp_path, processes=2)
     with pytest.raises(EvolverSetupError, match="processes to 1"):
-        trainer.gradients(sorted(adapter), backend="loop")
+        trainer.gradients(sorted(adapter), NLL, backend="loop")
     with pytest.raises(EvolverSetupError, match="processes to 1"):
         trainer.descend(sorted(adapter), lambda: np.zeros(1), steps=1, learning_rate=0.1)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evolution.train.rows import Row, cut, deal, micro_batches, rows_of
+from evolution.train.rows import Row, cut, deal, in_order, micro_batches
 from evolution.train.trainer import TrainerSpec
 from evolution.trajectory import Step, Task, Trajectory
 
@@ -19,7 +19,12 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=20).map(sorted)
 def row(length: int, agent: int = 1) -> Row:
     mask = np.zeros(length, dtype=np.bool_)
     mask[length - min(agent, length) :] = True
-    return Row(np.arange(length), mask)
+    return of(np.arange(length), mask)
+
+
+def of(token_ids: np.ndarray, mask: np.ndarray) -> Row:
+    ones = np.ones(len(token_ids), dtype=np.float32)
+    return Row(token_ids=token_ids, mask=mask, weights=ones, logprobs=0 * ones)
 
 
 def episode(*, action: int, context: int = 3, task_id: int = 0) -> Trajectory:
@@ -64,18 +69,22 @@ def test_processes_share_a_batch_in_equally_many_passes(sizes, processes, most):
     assert sorted(found) == sorted(map(id, rows))
 
 
-def test_rows_are_sorted_by_length_whatever_the_order_and_long_ones_are_left_out():
-    episodes = [episode(action=2 + size, task_id=size) for size in (4, 1, 9, 1)]
-    rows = rows_of(episodes, max_sequence_tokens=10)
-    assert [len(r) for r in rows] == [6, 6, 9]
-    assert [r.loss_tokens for r in rows] == [3, 3, 6]
-    again = rows_of(episodes[::-1], max_sequence_tokens=10)
-    assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in rows]
+def test_rows_are_sorted_by_length_whatever_the_order():
+    # Two of one length, told apart by what was said.
+    episodes = [
+        episode(action=2 + size, context=3 + shift)
+        for size, shift in ((4, 0), (1, 1), (9, 0), (2, 0))
+    ]
+    rows = in_order(map(Row.of, episodes))
+    assert [len(r) for r in rows] == [7, 7, 9, 14]
+    assert sorted(r.loss_tokens for r in rows[:2]) == [3, 4]
+    assert [r.loss_tokens for r in rows[2:]] == [6, 11]
+    assert in_order(map(Row.of, episodes[::-1])) == rows
 
 
 def test_a_batch_without_a_token_to_learn_is_no_step():
     """A first token has nothing before it, so the model never predicts it."""
-    rows = [Row(np.array([1]), np.array([True])), row(5, agent=0), row(6, agent=2)]
+    rows = [of(np.array([1]), np.array([True])), row(5, agent=0), row(6, agent=2)]
     assert [len(batch) for batch in cut(rows, 2)] == [1]
     assert cut(rows[:2], 2) == []
     assert [len(batch) for batch in cut(rows, 3)] == [3]

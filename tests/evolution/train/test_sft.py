@@ -12,10 +12,11 @@ from evolution.errors import EvolverSetupError
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import initial_adapter, lora_parameters
 from evolution.train.loop import checkpointed
-from evolution.train.loss import keeps_agent_logits, pad, row_sums
+from evolution.train.loss import as_batch, keeps_agent_logits, row_sums
+from evolution.train.rows import Row
 from evolution.train.sft import (
+    RowTerms,
     SftTrainer,
-    TrajectoryLoss,
     adapted_base,
     autocast,
     resolve_device,
@@ -23,7 +24,7 @@ from evolution.train.sft import (
 )
 from evolution.train.trainer import TrainerSpec, share_of_step
 from evolution.train.trainers import make_trainer
-from tests.kit.evolution.sft import ALPHA, EPISODES, PLAN, RANK, ROUNDING, apart
+from tests.kit.evolution.sft import ALPHA, EPISODES, NLL, PLAN, RANK, ROUNDING, ROWS, apart
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +35,19 @@ def adapter(tiny_base) -> dict[str, np.ndarray]:
     return {k: (v + rng.normal(0, 0.02, v.shape)).astype("f4") for k, v in first.items()}
 
 
-def trained(base, adapter, *, spec=None, names=None, anchor=None, correction=None, **changes):
+def trained(
+    base, adapter, *, rows=ROWS, spec=None, names=None, anchor=None, correction=None, **changes
+):
     trainer = SftTrainer(base, rank=RANK, alpha=ALPHA, dtype="float32", spec=spec or TrainerSpec())
     trainer.reset(adapter)
     names = frozenset(adapter) if names is None else names
     report = trainer.train(
-        EPISODES, replace(PLAN, **changes), trainable=names, anchor=anchor, correction=correction
+        rows,
+        NLL,
+        replace(PLAN, **changes),
+        trainable=names,
+        anchor=anchor,
+        correction=correction,
     )
     return trainer.adapter(), report
 
@@ -186,9 +194,8 @@ def test_only_the_trainable_factors_are_reported_and_all_of_them_are_needed(tiny
 
 
 def test_with_nothing_to_imitate_the_gradient_is_zero(tiny_base, adapter):
-    after, report = trained(tiny_base, adapter, max_sequence_tokens=1, correction=adapter)
+    after, report = trained(tiny_base, adapter, rows=[], correction=adapter)
     assert report.optimiser_steps == 0
-    assert report.too_long == len(EPISODES)
     assert norm(report.mean_gradient) == 0.0
     assert apart(after, adapter) == 0.0
 
@@ -197,7 +204,7 @@ def test_with_nothing_to_imitate_the_gradient_is_zero(tiny_base, adapter):
 def test_a_base_of_any_type_trains_factors_of_float32(tiny_base, adapter, dtype):
     trainer = SftTrainer(tiny_base, rank=RANK, alpha=ALPHA, dtype=dtype)
     trainer.reset(adapter)
-    report = trainer.train(EPISODES, replace(PLAN, epochs=8), trainable=frozenset(adapter))
+    report = trainer.train(ROWS, NLL, replace(PLAN, epochs=8), trainable=frozenset(adapter))
     assert report.last_loss < 0.95 * report.first_loss
     model = trainer._model
     assert {p.dtype for p in lora_parameters(model).values()} == {torch.float32}
@@ -210,12 +217,12 @@ def test_kept_logits_are_those_before_agent_tokens_and_the_loss_is_the_same(tiny
     assert keeps_agent_logits(model, "cpu")
     widths = []
     model.lm_head.register_forward_hook(lambda _m, _i, out: widths.append(out.shape[:-1].numel()))
-    ids_BT, agent_BT = TrajectoryLoss().collate(EPISODES[:6])
+    batch, loss = as_batch(ROWS[:6]), RowTerms(NLL)
     with torch.no_grad():
-        full = row_sums(model, ids_BT, agent_BT, keep=False)
-        kept = row_sums(model, ids_BT, agent_BT, keep=True)
-        expected, counts = TrajectoryLoss().nll(model, ids_BT, agent_BT)
-    assert widths == [agent_BT.numel(), int(counts.sum()), agent_BT.numel()]
+        full = row_sums(model, batch, NLL.make(), keep=False)
+        kept = row_sums(model, batch, NLL.make(), keep=True)
+        expected, counts = loss.sums(model, *loss.collate(ROWS[:6]))
+    assert widths == [batch.mask.numel(), int(counts.sum()), batch.mask.numel()]
     assert torch.equal(full, expected)
     assert torch.allclose(full, kept, atol=1e-4)
 
@@ -244,10 +251,16 @@ def test_a_model_that_ignores_or_refuses_the_question_is_found_out(tiny_base):
         assert not keeps_agent_logits(other, "cpu"), other.__name__
 
 
-def test_padding_takes_the_longest_row(tiny_base):
-    ids_BT, agent_BT = pad([([5], [True]), ([6, 7, 8], [False, True, False])])
-    assert ids_BT.tolist() == [[5, 0, 0], [6, 7, 8]]
-    assert agent_BT.tolist() == [[True, False, False], [False, True, False]]
+def test_padding_takes_the_longest_row():
+    def of(*ids, mask):
+        weights = np.array(ids, dtype=np.float32) / 2
+        return Row(token_ids=np.array(ids), mask=np.array(mask), weights=weights, logprobs=-weights)
+
+    batch = as_batch([of(5, mask=[True]), of(6, 7, 8, mask=[False, True, False])])
+    assert batch.ids.tolist() == [[5, 0, 0], [6, 7, 8]]
+    assert batch.mask.tolist() == [[True, False, False], [False, True, False]]
+    assert batch.weights.tolist() == [[2.5, 0, 0], [3, 3.5, 4]]
+    assert batch.logprobs.tolist() == [[-2.5, 0, 0], [-3, -3.5, -4]]
 
 
 def test_checkpointing_recomputes_each_layer_and_leaves_no_trace(tiny_base, adapter):
@@ -257,11 +270,11 @@ def test_checkpointing_recomputes_each_layer_and_leaves_no_trace(tiny_base, adap
     # Recomputing stops at the last tensor that is needed, which is inside the MLP.
     inner = model.get_base_model().model.layers[1].self_attn
     inner.register_forward_hook(lambda *_: calls.append(1))
-    ids_BT, agent_BT = TrajectoryLoss().collate(EPISODES[:2])
+    batch = as_batch(ROWS[:2])
     for on, expected in ((True, 2), (False, 1)):
         calls.clear()
         with checkpointed(model, on=on):
-            row_sums(model, ids_BT, agent_BT, keep=False).sum().backward()
+            row_sums(model, batch, NLL.make(), keep=False).sum().backward()
         assert len(calls) == expected
     assert all("forward" not in vars(m) for m in model.modules())
     with (
@@ -279,10 +292,10 @@ def test_record_level_gradients_do_not_know_of_memory_options(tiny_base, adapter
     for spec in (TrainerSpec(), options):
         trainer = SftTrainer(tiny_base, rank=RANK, alpha=ALPHA, dtype="float32", spec=spec)
         trainer.reset(adapter)
-        trainer.train(EPISODES[:4], PLAN, trainable=frozenset(adapter))
+        trainer.train(ROWS[:4], NLL, PLAN, trainable=frozenset(adapter))
         trainer.reset(adapter)
-        backend = trainer.gradients(names, backend="loop")
-        found.append(np.stack(list(backend.unit_gradients([[e] for e in EPISODES[:3]]))))
+        backend = trainer.gradients(names, NLL, backend="loop")
+        found.append(np.stack(list(backend.unit_gradients([[row] for row in ROWS[:3]]))))
     assert found[0].tobytes() == found[1].tobytes()
 
 
@@ -291,11 +304,11 @@ def test_record_level_gradients_leave_a_gpu_alone_or_refuse_it(tiny_base, adapte
     trainer = SftTrainer(tiny_base, rank=RANK, alpha=ALPHA, dtype="float32")
     trainer.reset(adapter)
     trainer._device = torch.device("cuda")
-    assert trainer.gradients(sorted(adapter), backend="loop").dimension > 0
+    assert trainer.gradients(sorted(adapter), NLL, backend="loop").dimension > 0
     assert trainer._device.type == "cpu"
     trainer._device, trainer._spec = torch.device("cuda"), TrainerSpec(device="cuda")
     with pytest.raises(EvolverSetupError, match="cpu or auto"):
-        trainer.gradients(sorted(adapter), backend="loop")
+        trainer.gradients(sorted(adapter), NLL, backend="loop")
     with pytest.raises(EvolverSetupError, match="cpu or auto"):
         trainer.descend(sorted(adapter), lambda: np.zeros(1), steps=1, learning_rate=0.1)
 

@@ -11,7 +11,6 @@ from federation.errors import PlanError
 from federation.plan.charges import charges_of_run
 from federation.plan.read import read_plan
 from federation.plan.rules import problems_of_time
-from federation.plan.tables import REFUSED_SAMPLING
 from tests.kit.paths import ROOT
 
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -234,13 +233,14 @@ def test_packing_is_refused_with_the_reason(base):
     assert "mix units" in problem
 
 
-@pytest.mark.parametrize("name", [*REFUSED_SAMPLING, "greedy"])
-def test_tasks_are_drawn_by_the_seed_alone(name):
+@pytest.mark.parametrize("name", ["bandit", "regret", "replay", "greedy"])
+def test_the_key_that_once_said_how_tasks_are_drawn_says_uniform_alone(name):
+    """Other samplers are parts; which of them run is in test_recipe.py."""
     anchor = "tries_per_task = 4"
     read_plan(edited(LOCAL, (anchor, f'{anchor}\ntask_sampling = "uniform"')))
     (problem,) = problems(LOCAL, (anchor, f'{anchor}\ntask_sampling = "{name}"'))
     assert problem.startswith("evolve.task_sampling:")
-    assert ("other units' data" in problem) == (name in {"bandit", "regret", "replay"})
+    assert "'uniform'" in problem
 
 
 def test_noise_too_small_to_protect_costs_without_end_and_without_a_failure():

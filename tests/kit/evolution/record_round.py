@@ -14,7 +14,6 @@ from evolution.methods.evolver import (
     StepWork,
     Work,
 )
-from evolution.methods.population import population_of
 
 RANK, ALPHA, STEPS = 2, 4.0, 3
 SETTINGS = EvolveSettings(
@@ -122,9 +121,6 @@ def summed(total):
 
 
 def population(silo, round_index=0, unit="task", **settings):
-    return population_of(
-        silo._buffer,
-        round_index=round_index,
-        settings=dataclasses.replace(SETTINGS, **settings),
-        unit=unit,
-    )
+    """The units of a silo's round and their rows, as a step would take them."""
+    asked = step_work({}, round_index=round_index, **settings)
+    return silo._population(asked, dataclasses.replace(SHARED, unit=unit))

@@ -1,16 +1,17 @@
-"""Episodes, a plan and a tolerance for training steps."""
+"""Rows, an objective, a plan and a tolerance for training steps."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from evolution.part import Part
+from evolution.train.rows import Row
 from evolution.train.trainer import SftSettings
 from evolution.trajectory import Step, Task, Trajectory
 
 RANK, ALPHA = 4, 8.0
-PLAN = SftSettings(
-    epochs=2, batch_size=5, learning_rate=3e-3, grad_clip_l2=1.0, max_sequence_tokens=64, seed=5
-)
+NLL = Part.own("nll")
+PLAN = SftSettings(epochs=2, batch_size=5, learning_rate=3e-3, grad_clip_l2=1.0, seed=5)
 ROUNDING = 1e-5
 """Entries move by about 0.02 in these runs; measured differences are near 1e-7."""
 
@@ -41,6 +42,7 @@ def episode(seed: int) -> Trajectory:
 
 
 EPISODES = [episode(seed) for seed in range(17)]
+ROWS = [Row.of(one) for one in EPISODES]
 
 
 def apart(one, two) -> float:

@@ -1,4 +1,4 @@
-"""Silos that learn with Fed-SE on the tiny base model, and end with the test."""
+"""Silos that learn by a recipe, by default Fed-SE, on the tiny base model; end with the test."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from evolution.methods.evolver import Assignment, EvolverSetup
-from evolution.methods.fed_se import FedSeEvolver
+from evolution.methods.recipe import RecipeEvolver
 
 
 @contextmanager
 def silos(
     base: Path, directory: Path, environment: str, *, rank: int, alpha: float
-) -> Iterator[Callable[..., FedSeEvolver]]:
+) -> Iterator[Callable[..., RecipeEvolver]]:
     """What makes a silo by its name and by what is other than usual in its `EvolverSetup`."""
     with ExitStack() as closing:
 
-        def make(name: str = "silo", **changes: Any) -> FedSeEvolver:
+        def make(name: str = "silo", **changes: Any) -> RecipeEvolver:
             setup: dict[str, Any] = {
                 "assignments": (Assignment(environment=environment),),
                 "base_dir": base,
@@ -24,7 +24,7 @@ def silos(
                 "rank": rank,
                 "alpha": alpha,
             }
-            silo = FedSeEvolver(EvolverSetup(**setup | changes))
+            silo = RecipeEvolver(EvolverSetup(**setup | changes))
             closing.callback(silo.close)
             return silo
 

@@ -22,7 +22,7 @@ from lab.experiment.member import Member
 from lab.experiment.results import Results
 from lab.experiment.runner import run_all
 from lab.experiment.single_run import play_run, versions_of
-from lab.experiment.state import Kept, RunStates, can_go_on, remove_states
+from lab.experiment.state import Kept, RunStates, remove_states
 from lab.experiment.sums import PlainSum
 from lab.experiment.tables import GroupsTable, NoiseTable
 from tests.kit.lab.experiment_samples import HEAD, SILOS, base, runs, setting, silo, write
@@ -343,16 +343,6 @@ def test_sums_that_go_on_draw_the_noise_that_would_have_followed(kind):
         assert third(given, clip_l2=2.0, what="delta").tobytes() == means[2].tobytes()
         with pytest.raises(SumError, match="are not the counts"):
             third.go_on_after((1, 2))
-
-
-def test_a_run_whose_past_is_in_memory_alone_is_not_kept(tmp_path):
-    rows = [
-        setting("a", "fedse"),
-        setting("b", "fedse", "evolve = { success_filter = false }"),
-        setting("c", "fedse", "evolve = { success_filter = false, window = 2 }"),
-    ]
-    found = runs(tmp_path, SMALL + SILOS + "".join(rows))
-    assert [can_go_on(run) for run in found] == [True, True, False]
 
 
 @pytest.mark.long

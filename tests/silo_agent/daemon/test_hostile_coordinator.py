@@ -136,7 +136,7 @@ def test_a_run_id_cannot_leave_the_data_directory(tmp_path, monkeypatch):
     work = local_work(tmp_path, store, None)
     seen = {}
     monkeypatch.setattr(
-        "silo_agent.local_work.work.make_evolver", lambda _m, setup: seen.update(s=setup)
+        "silo_agent.local_work.work.make_evolver", lambda setup: seen.update(s=setup)
     )
     work._method(make_plan(), run_id)
     inside = (tmp_path / "data").resolve()

@@ -49,8 +49,8 @@ def plan_of():
 def silo(tmp_path, monkeypatch):
     options = {"value": 0.125, "family": "craft", "episodes": 64, "successes": 16}
 
-    def make(name, setup):
-        assert name == "fed-se"
+    def make(setup):
+        assert setup.recipe.method.name == "fed-se"
         return Personal(EvolverSetup(options=options))
 
     monkeypatch.setattr("silo_agent.local_work.work.make_evolver", make)
@@ -61,7 +61,7 @@ def silo(tmp_path, monkeypatch):
         one = WorkingSilo(tmp_path / personal)
         made.append(one)
         file = tmp_path / personal / "silo.toml"
-        file.write_text(f'environments = ["craft"]\n[fed-se]\npersonal = "{personal}"\n')
+        file.write_text(f'environments = ["craft"]\n[evolve]\npersonal = "{personal}"\n')
         one.work._config = one.work._judge._config = SiloConfig.load(tmp_path / personal)
         return one
 

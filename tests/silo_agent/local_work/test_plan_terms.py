@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evolution.errors import EvolverSetupError
-from evolution.methods import fed_se_options
+from evolution.methods import options as recipe_options
 from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.local_work.plan_terms import (
@@ -22,7 +22,7 @@ FEDSA = ('method = "fedavg"', 'method = "fedsa"')
 
 
 def terms(tmp_path, options="", *changes):
-    (tmp_path / "silo.toml").write_text(f'environments = ["craft"]\n[fed-se]\n{options}')
+    (tmp_path / "silo.toml").write_text(f'environments = ["craft"]\n[evolve]\n{options}')
     config = SiloConfig.load(tmp_path)
     plan = read_plan(edited(PLAN, *changes).encode())
     setup = evolver_setup(config, plan, state_dir=tmp_path / "run", privacy=None)
@@ -56,7 +56,7 @@ def test_factors_that_a_plan_shares_cannot_be_the_silos_own(tmp_path, method):
 
 
 def test_the_kinds_that_are_judged_apart_are_those_that_are_trained_apart():
-    assert frozenset(fed_se_options._TRAINED_APART) == _TRAINED_APART
+    assert frozenset(recipe_options._TRAINED_APART) == _TRAINED_APART
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_kinds_that_are_judged_apart_are_those_that_are_trained_apart():
 def test_a_personal_adapter_is_judged_beside_the_global_one(
     tmp_path, options, round_number, changes, personal
 ):
-    (tmp_path / "silo.toml").write_text(f'environments = ["craft"]\n[fed-se]\n{options}')
+    (tmp_path / "silo.toml").write_text(f'environments = ["craft"]\n[evolve]\n{options}')
     asked = evaluations_of(
         SiloConfig.load(tmp_path),
         read_plan(edited(PLAN, *changes).encode()),

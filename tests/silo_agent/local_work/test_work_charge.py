@@ -250,10 +250,10 @@ def test_a_round_that_is_over_before_exploring_begins_is_not_charged(silo, monke
     """Others may have refused the plan: while this silo sets its method up, the run has ended."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(name, setup):
+    def slow(setup):
         begun.set()
         assert go_on.wait(10)
-        return make_evolver(name, setup)
+        return make_evolver(setup)
 
     monkeypatch.setattr("silo_agent.local_work.work.make_evolver", slow)
     one = silo()
@@ -293,10 +293,10 @@ def test_a_task_that_comes_while_work_is_called_off_is_not_lost(silo, monkeypatc
 def test_work_that_was_called_off_holds_up_no_other(silo, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(name, setup):
+    def slow(setup):
         begun.set()
         assert go_on.wait(10)
-        return make_evolver(name, setup)
+        return make_evolver(setup)
 
     monkeypatch.setattr("silo_agent.local_work.work.make_evolver", slow)
     padded = PLAN.rounds.model_copy(update={"ready_after_s": 600, "ready_deadline_s": 900})
@@ -313,10 +313,10 @@ def test_a_method_that_was_closed_for_another_run_is_made_anew(silo, monkeypatch
     """What is closed explores nothing: its zeros would count, or be charged, for ever."""
     made, broken = [], []
 
-    def make(name, setup):
+    def make(setup):
         if broken:
             raise EvolverSetupError("not with this plan")
-        made.append(make_evolver(name, setup))
+        made.append(make_evolver(setup))
         return made[-1]
 
     monkeypatch.setattr("silo_agent.local_work.work.make_evolver", make)

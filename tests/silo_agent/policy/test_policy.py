@@ -414,7 +414,7 @@ def test_a_base_of_unknown_shape_is_not_judged_by_its_disk():
 
 def test_every_rule_has_a_test_that_makes_it_fire():
     # Those of the record level, and of no noise, are in silo_agent/policy/test_policy_modes.py.
-    record = {"evolver_dp_compat", "record_units", "sampling_rate", "steps"}
+    record = {"evolver_dp_compat", "part_packages", "record_units", "sampling_rate", "steps"}
     times = {"step_answer_after", "time_passed"}
     noiseless = {"no_privacy_accepted", "exact_figures", "selection"}
     # That of a rollback is in silo_agent/follow/test_rollback.py.

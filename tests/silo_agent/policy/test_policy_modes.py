@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from dp.accounting.compose import epsilon_of
+from dp.config import RECORD_MODES
 from federation.chain.preflight import REASONS
 from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from federation.plan.read import read_plan
+from federation.plan.recipe import PartChoice, PartsSection
 from secagg.descriptor import NOISE_DISCRETE_GAUSSIAN, NOISE_NONE, MetricsLayout
-from silo_agent.policy import plan as policy_plan
 from silo_agent.policy.approvals import Standing
 from silo_agent.policy.document import NO_PRIVACY
 from silo_agent.policy.passed_time import Passed
@@ -391,12 +392,19 @@ def test_a_kind_inside_the_protected_one_is_capped_only_where_it_is_named():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_method_that_does_not_run_under_the_mode_is_refused_with_those_it_does(mode, monkeypatch):
-    others = frozenset(MODES) - {mode}
-    monkeypatch.setattr(policy_plan, "dp_compat_of", lambda _method: others)
-    decision = check_plan(policy_of(mode), plan=plan_of(mode), site=SITE)
+def test_a_recipe_that_does_not_run_under_the_mode_is_refused_with_part_and_reason(mode):
+    """Reading the plan refuses it before; whoever has one all the same is refused here."""
+    plan = plan_of(mode)
+    parts = PartsSection(gate=PartChoice(name="not-worse"))
+    gated = plan.model_copy(update={"evolve": plan.evolve.model_copy(update={"parts": parts})})
+    decision = check_plan(policy_of(mode), plan=gated, site=SITE)
+    if mode not in RECORD_MODES:
+        assert decision.rule == ACCEPTED
+        return
     assert decision.rule == "evolver_dp_compat"
-    assert all(other in decision.detail for other in MODES)
+    assert "evolve.parts.gate: gate 'not-worse' couples 'all'" in decision.detail
+    assert mode in decision.detail
+    assert "not-worse" not in decision.public_reason
     assert "fed-se" not in decision.public_reason
 
 

@@ -90,8 +90,8 @@ def _in_upload(deaths: Deaths) -> None:
 def _in_work(deaths: Deaths) -> None:
     make, rounds = work.make_evolver, [0]
 
-    def making(*arguments: Any) -> Any:
-        evolver = make(*arguments)
+    def making(setup: Any) -> Any:
+        evolver = make(setup)
         evolve = evolver.evolve
 
         def evolving(asked: Any) -> Any:

@@ -246,7 +246,7 @@ def test_fedsa_needs_a_plan_that_uploads_a_alone(make_silo, adapter):
     )
     with pytest.raises(EvolverSetupError, match="SCAFFOLD"):
         silo.evolve(corrected)
-    assert silo._buffer.explored(round_index=9) == []
+    assert silo._memory.explored(round_index=9) == []
 
 
 def test_the_personal_adapter_is_what_is_judged_when_asked_for(make_silo, adapter, monkeypatch):
@@ -293,7 +293,7 @@ def test_a_silo_chooses_what_does_best_on_tasks_nobody_learned_from(
 def test_validation_tasks_are_the_silos_own_and_were_never_seen(make_silo):
     silo = make_silo(**DITTO)
     train = Coin().task_ids(Split.TRAIN, shard=Shard(index=1, count=2))
-    silo._buffer.explore(
+    silo._memory.explore(
         [Task(environment="coin", task_id=train[-2])],
         round_index=0,
         adapter_sha256="a",
@@ -301,7 +301,7 @@ def test_validation_tasks_are_the_silos_own_and_were_never_seen(make_silo):
     drawn = validation_tasks(
         silo._setup.assignments,
         silo._environments,
-        known=silo._buffer.known_tasks(),
+        known=silo._memory.known_tasks(),
         count=3,
     )
     assert [t.task_id for t in drawn] == [train[-1], train[-3], train[-4]]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evolution.errors import EvolverSetupError
-from evolution.methods import descend, fed_se
+from evolution.methods import descend, recipe
 from evolution.methods.expert import EXPERT_ROUND
 from evolution.trajectory import Step, Task, Trajectory
 from tests.kit.evolution.record_round import LOCAL, SHARED, population, step_work, summed, work
@@ -92,18 +92,18 @@ def test_demonstrations_are_in_no_population(make_silo, adapter, ledger, spec):
     silo.evolve(work(adapter, ledger, spec=spec)[0])
     before = population(silo, window=0)
     explored = before.units[0]
-    silo._buffer.add_expert([demonstration(1), demonstration(int(explored.key))])
+    silo._memory.add_expert([demonstration(1), demonstration(int(explored.key))])
     after = population(silo, window=0, use_expert=True)
     assert after.units == before.units
     assert after.rows_of == before.rows_of
-    assert len(silo._buffer.experts()) == 2
+    assert len(silo._memory.experts()) == 2
 
 
 def test_demonstrations_do_not_move_a_step(make_silo, adapter):
     sums = []
     for name, given in (("without", []), ("with", [demonstration(n) for n in range(20)])):
         silo = make_silo(SURE, name=name)
-        silo._buffer.add_expert(given)
+        silo._memory.add_expert(given)
         silo.evolve(work(adapter, spec=SURE, use_expert=True)[0])
         sums.append(summed(silo.unit_sum(step_work(adapter, spec=SURE, use_expert=True))))
     assert sums[0].any()
@@ -113,7 +113,7 @@ def test_demonstrations_do_not_move_a_step(make_silo, adapter):
 @pytest.mark.parametrize("spec", [LOCAL, SHARED])
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"personal": "fedsa"}, "beyond what is charged"), ({"success_filter": "off"}, "ablation")],
+    [({"personal": "fedsa"}, "beyond what is charged"), ({"success_filter": "off"}, "all-tries")],
 )
 def test_options_that_would_escape_the_charge_are_refused(make_silo, spec, options, match):
     with pytest.raises(EvolverSetupError, match=match):
@@ -124,7 +124,7 @@ def test_options_that_would_escape_the_charge_are_refused(make_silo, spec, optio
 def test_gradients_that_are_not_plain_are_refused_before_exploring(
     make_silo, adapter, ledger, monkeypatch, spec
 ):
-    monkeypatch.setattr(fed_se, "run_episodes", pytest.fail)
+    monkeypatch.setattr(recipe, "run_episodes", pytest.fail)
     silo = make_silo(spec)
     asked, reserved = work(adapter, ledger, spec=spec, proximal_mu=0.1)
     with pytest.raises(EvolverSetupError, match="proximal_mu"):
@@ -140,4 +140,4 @@ def test_gradients_that_are_not_plain_are_refused_before_exploring(
         with pytest.raises(EvolverSetupError, match="proximal_mu"):
             silo.unit_sum(step_work(adapter, proximal_mu=0.1))
     assert reserved == []
-    assert silo._buffer.explored(round_index=9) == []
+    assert silo._memory.explored(round_index=9) == []

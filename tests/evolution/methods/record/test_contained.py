@@ -12,9 +12,11 @@ from evolution.envs.catalogue import Catalogue
 from evolution.errors import EvolverSetupError, NotWantedError
 from evolution.local_time import while_wanted
 from evolution.memory.memory import Memory
-from evolution.methods import fed_se
+from evolution.methods import recipe
+from evolution.methods.recipe import RecipeEvolver
 from evolution.rollout.engine import EngineSpec
-from evolution.train.sft import TrajectoryLoss
+from evolution.rollout.episodes import EpisodeBatch
+from evolution.train.sft import RowTerms
 from tests.kit.evolution.record_round import (
     LOCAL,
     SHARED,
@@ -43,14 +45,14 @@ def test_one_unit_that_fails_moves_the_sum_by_its_own_clip_at_most(
             meddler.execute("UPDATE tried SET payload = x'ff' WHERE task_id = ?", (int(unit.key),))
         meddler.close()
     else:
-        collate = TrajectoryLoss.collate
+        collate = RowTerms.collate
 
         def raising(self, rows):
-            if any(str(row.task.task_id) == unit.key for row in rows):
+            if any(row.unit == unit for row in rows):
                 raise MemoryError("private data did this")
             return collate(self, rows)
 
-        monkeypatch.setattr(TrajectoryLoss, "collate", raising)
+        monkeypatch.setattr(RowTerms, "collate", raising)
     without = summed(silo.unit_sum(step_work(adapter, spec=SURE))).astype(np.int64)
     # With float32 batches the others may round another way, by a grid step each.
     slack = 0 if backend == "loop" else 8 * np.sqrt(whole.size)
@@ -58,14 +60,18 @@ def test_one_unit_that_fails_moves_the_sum_by_its_own_clip_at_most(
     assert without.any()
 
 
-@pytest.mark.parametrize("broken", ["run_episodes", "population_of"])
+@pytest.mark.parametrize(
+    "broken",
+    [(recipe, "run_episodes"), (RecipeEvolver, "_population")],
+    ids=["playing", "reading"],
+)
 def test_where_exploring_fails_as_a_whole_the_charged_steps_are_noise(
     make_silo, adapter, ledger, monkeypatch, broken
 ):
     def fail(*_, **__):
         raise MemoryError("the machine did this")
 
-    monkeypatch.setattr(fed_se, broken, fail)
+    monkeypatch.setattr(*broken, fail)
     one, reserved = work(adapter, ledger)
     evolution = make_silo().evolve(one)
     assert reserved[0].steps_left == 0
@@ -96,7 +102,7 @@ def test_a_success_that_cannot_be_stored_costs_its_own_task_alone(
 ):
     whole = make_silo(name="whole")
     whole.evolve(work(adapter, ledger)[0])
-    bad, *others = {t.task.task_id for t in whole._buffer.select(round_index=0)}
+    bad, *others = {t.task.task_id for t in whole._memory.select(round_index=0)}
     add = Memory.add
 
     def full(self, trajectories):
@@ -108,13 +114,13 @@ def test_a_success_that_cannot_be_stored_costs_its_own_task_alone(
     monkeypatch.setattr(Memory, "add", full)
     silo = make_silo()
     silo.evolve(work(adapter, ledger)[0])
-    assert {t.task.task_id for t in silo._buffer.select(round_index=0)} == set(others)
+    assert {t.task.task_id for t in silo._memory.select(round_index=0)} == set(others)
 
 
 def test_what_cannot_run_is_found_before_exploring_and_charging(
     make_silo, adapter, ledger, monkeypatch
 ):
-    monkeypatch.setattr(fed_se, "run_episodes", pytest.fail)
+    monkeypatch.setattr(recipe, "run_episodes", pytest.fail)
     coarse = dataclasses.replace(LOCAL, grid=16)
     users = dataclasses.replace(LOCAL, unit="user")
     for spec, match in ((coarse, "cannot be taken"), (users, "subject")):
@@ -123,7 +129,7 @@ def test_what_cannot_run_is_found_before_exploring_and_charging(
         with pytest.raises(EvolverSetupError, match=match):
             silo.evolve(one)
         assert reserved == []
-        assert silo._buffer.explored(round_index=0) == []
+        assert silo._memory.explored(round_index=0) == []
 
 
 @pytest.mark.parametrize("backend", ["hooks", "functorch"])
@@ -139,13 +145,13 @@ def test_in_16_bits_units_are_computed_one_at_a_time_or_not_at_all(make_silo, ba
 def test_in_16_bits_a_batch_holds_the_tries_of_one_task(
     make_silo, adapter, ledger, monkeypatch, *, dtype, sizes
 ):
-    seen, honest = set(), fed_se.run_episodes
+    seen, honest = set(), recipe.run_episodes
 
     def noted(*args, batch_size, **options):
         seen.add(batch_size)
         return honest(*args, batch_size=batch_size, **options)
 
-    monkeypatch.setattr(fed_se, "run_episodes", noted)
+    monkeypatch.setattr(recipe, "run_episodes", noted)
     make_silo(dtype=dtype).evolve(work(adapter, ledger)[0])
     assert seen == sizes
 
@@ -162,11 +168,11 @@ def test_where_units_are_protected_no_task_makes_an_environment_be_left_alone(
     """A breaker that one task opened would cost the tasks after it their episodes."""
     made_by = []
 
-    def play(*_, make_environment, **__):
+    def play(_engine, tasks, *, make_environment, **_):
         made_by.append(make_environment.__self__)
-        return fed_se._NOTHING_PLAYED
+        return EpisodeBatch(tries=(None,) * len(tasks), dropped=len(tasks), environment_steps=0)
 
-    monkeypatch.setattr(fed_se, "run_episodes", play)
+    monkeypatch.setattr(recipe, "run_episodes", play)
     catalogue = Catalogue()
     one = work(adapter, spec=spec)[0]
     if spec is None:

@@ -9,6 +9,8 @@ import pytest
 
 from dp.steps.units import UnitId
 from evolution.errors import EvolverSetupError
+from evolution.part import Part
+from evolution.train.sft import RowTerms
 from tests.kit.evolution.record_round import (
     LOCAL,
     SHARED,
@@ -27,7 +29,9 @@ def test_the_steps_are_charged_after_exploring_and_all_of_them_run(
     order = []
     silo = make_silo()
     explore, descend = silo._explore, silo._trainer.descend
-    monkeypatch.setattr(silo, "_explore", lambda *a: (order.append("explore"), explore(*a))[1])
+    monkeypatch.setattr(
+        silo, "_explore", lambda *a, **k: (order.append("explore"), explore(*a, **k))[1]
+    )
     monkeypatch.setattr(
         silo._trainer, "descend", lambda *a, **k: (order.append("train"), descend(*a, **k))[1]
     )
@@ -86,7 +90,7 @@ def test_rows_are_the_shortest_success_of_each_task_alone(make_silo, adapter, le
     assert all(len(rows) == 1 for rows in best.rows_of.values())
     assert set(best.rows_of) == set(every.rows_of)
     for unit, rows in every.rows_of.items():
-        assert {(r.task.environment, str(r.task.task_id)) for r in rows} == {unit}
+        assert {row.unit for row in rows} == {unit}
         assert best.rows_of[unit][0] in rows
     assert population(silo, max_sequence_tokens=1).rows_of == {}
     assert "rows redacted" in repr(best)
@@ -95,17 +99,17 @@ def test_rows_are_the_shortest_success_of_each_task_alone(make_silo, adapter, le
 def test_what_no_released_adapter_played_is_no_row(make_silo, adapter, ledger):
     silo = make_silo()
     silo.evolve(work(adapter, ledger)[0])
-    stored = silo._buffer.select(round_index=0)
+    stored = silo._memory.select(round_index=0)
     chosen = population(silo)
     unit = next(iter(chosen.rows_of))
     mine = next(t for t in stored if str(t.task.task_id) == unit.key)
-    silo._buffer.delete_task(mine.task)
-    silo._buffer.explore([mine.task], round_index=0, adapter_sha256="0")
-    silo._buffer.add([dataclasses.replace(mine, adapter_sha256="local")])
+    silo._memory.delete_task(mine.task)
+    silo._memory.explore([mine.task], round_index=0, adapter_sha256="0")
+    silo._memory.add([dataclasses.replace(mine, adapter_sha256="local")])
     assert unit not in population(silo).rows_of
     assert population(silo).units == chosen.units
-    silo._buffer.delete_task(mine.task)
-    silo._buffer.add([mine])
+    silo._memory.delete_task(mine.task)
+    silo._memory.add([mine])
     assert unit not in population(silo).units
     assert unit not in population(silo).rows_of
 
@@ -160,7 +164,8 @@ def test_a_step_along_the_sum_raises_the_likelihood_of_the_rows(make_silo, adapt
 
     def loss(values):
         silo._trainer.reset(values)
-        sums, _ = silo._trainer._loss.nll(silo._trainer._model, *silo._trainer._loss.collate(rows))
+        terms = RowTerms(Part.own("nll"))
+        sums, _ = terms.sums(silo._trainer._model, *terms.collate(rows))
         return float(sums.detach().sum())
 
     direction = summed(silo.unit_sum(step_work(adapter, spec=spec))) / spec.grid * spec.clip_l2
@@ -180,7 +185,7 @@ def test_every_backend_runs_with_a_cap_per_task(make_silo, adapter, ledger, back
     evolution = silo.evolve(one)
     assert reserved[0].steps_left == 0
     assert evolution.metrics["null_units"] == 0
-    kept = [t.task.task_id for t in silo._buffer.select(round_index=0)]
+    kept = [t.task.task_id for t in silo._memory.select(round_index=0)]
     assert len(kept) == len(set(kept)) > 0
 
 
@@ -201,7 +206,7 @@ def test_what_is_too_long_is_counted_and_changes_nothing_else(make_silo, adapter
     silo = make_silo(spec)
     whole = silo.evolve(work(adapter, ledger, spec=spec)[0])
     assert whole.metrics["too_long"] == 0.0
-    successes = silo._buffer.select(round_index=0, best_per_task=True)
+    successes = silo._memory.select(round_index=0, best_per_task=True)
     limit = max(t.token_count for t in successes) - 1
     short = silo.evolve(work(adapter, ledger, spec=spec, max_sequence_tokens=limit)[0])
     left_out = sum(t.token_count > limit for t in successes)

@@ -9,6 +9,8 @@ import pytest
 from dp.errors import ReceiptError, TooManyUnitsError
 from evolution.errors import EvolveError, EvolverSetupError
 from evolution.methods.evolver import Assignment, LocalPrivacy
+from federation.plan.methods import PARTS, Reads
+from federation.plan.recipe import ChosenPart, PartsSection, recipe_of
 from tests.kit.evolution.record_round import LOCAL, SHARED, STEPS, population, step_work, work
 
 
@@ -18,7 +20,7 @@ def test_episodes_of_another_adapter_are_refused(make_silo, adapter, ledger, mon
     monkeypatch.setattr(silo._engine, "load_adapter", lambda _sha, a: load("local", a))
     with pytest.raises(EvolveError, match="released"):
         silo.evolve(work(adapter, ledger)[0])
-    assert len(silo._buffer) == 0
+    assert len(silo._memory) == 0
 
 
 def test_too_many_sampled_units_end_the_round_without_a_delta(make_silo, adapter, ledger):
@@ -69,9 +71,12 @@ def test_privacy_cannot_be_forgotten_or_exchanged(make_silo, adapter, ledger):
 @pytest.mark.parametrize("spec", [LOCAL, SHARED])
 def test_what_would_couple_units_is_refused(make_silo, adapter, ledger, spec):
     silo = make_silo(spec)
-    for sampling in ("bandit", "regret", "replay"):
-        with pytest.raises(EvolverSetupError, match="uniform"):
-            silo.evolve(work(adapter, ledger, spec=spec, task_sampling=sampling)[0])
+    fed_se = recipe_of("fed-se", PartsSection())
+    by_results = dataclasses.replace(PARTS["uniform"], name="bandit", reads=Reads.SILO)
+    sampler = ChosenPart(card=by_results, options=by_results.options())
+    asked = dataclasses.replace(fed_se, parts={**fed_se.parts, "sampler": sampler})
+    with pytest.raises(EvolverSetupError, match="sampler 'bandit' reads the silo's results"):
+        make_silo(spec, recipe=asked)
     with pytest.raises(EvolverSetupError, match="packing"):
         silo.evolve(work(adapter, ledger, spec=spec, packing=True)[0])
     if spec is SHARED:
@@ -83,7 +88,7 @@ def test_what_would_couple_units_is_refused(make_silo, adapter, ledger, spec):
         make_silo(spec, options={"failure_capacity": 100})
     with pytest.raises(EvolverSetupError, match="gradient_backend"):
         make_silo(spec, options={"gradient_backend": "ghost"})
-    assert silo._buffer.explored(round_index=9) == []
+    assert silo._memory.explored(round_index=9) == []
 
 
 def test_how_many_tasks_a_silo_has_refuses_nothing(make_silo, adapter, ledger):

@@ -1,4 +1,4 @@
-"""The options of Fed-SE: a silo's own choices, from ``[fed-se]`` of its ``silo.toml``.
+"""What a silo chooses by itself for any recipe, from ``[evolve]`` of its ``silo.toml``.
 
 ========================== ============= ===========================================================
 ``buffer_capacity``        20000         Most successes kept. Refused where units are protected,
@@ -9,8 +9,8 @@
 ``failure_capacity_per_task`` 256        Most other tries kept of one task.
 ``memory_max_age_days``    365           How long anything but a demonstration is kept.
 ``gradient_backend``       ``loop``      ``loop``, ``hooks``, ``functorch``: ``dp.steps.grads``.
-``success_filter``         ``on``        ``off`` imitates everything that was played, solved or not:
-                                         the paper's ablation. Refused where units are protected.
+``gate``                   none          A gate of the silo's own, if the plan's ``local_parts``
+                                         allows one.
 ``personal``               ``off``       ``ditto``, ``finetune`` or ``fedsa``: an adapter of the
                                          silo's own (``evolution/methods/personal/personal.py``).
 ``personal_lambda``        0.1           Ditto's λ.
@@ -18,7 +18,8 @@
 ========================== ============= ===========================================================
 
 Invariants: an option of the wrong type or range, one that nothing knows and one that would have no
-effect are refused; none of them can come from a plan.
+effect are refused; none of them can come from a plan. What decides the sum and must be equal on all
+silos is no option: it is the plan's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import EvolverSetup
 from evolution.methods.protection import protected, require_setup_apart
 
-__all__ = ["FedSeOptions", "PersonalKind"]
+__all__ = ["PersonalKind", "RecipeOptions"]
 
 PersonalKind = Literal["off", "ditto", "finetune", "fedsa"]
 _KINDS: tuple[PersonalKind, ...] = ("off", "ditto", "finetune", "fedsa")
@@ -47,7 +48,7 @@ Options = Mapping[str, str | int | float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FedSeOptions:
+class RecipeOptions:
     """See the module."""
 
     buffer_capacity: int | None
@@ -62,8 +63,8 @@ class FedSeOptions:
     """Since the exploring that a try came from."""
     gradient_backend: str
     """A key of ``dp.steps.grads.BACKENDS``."""
-    success_filter: bool
-    """Whether only successes are imitated."""
+    gate: str | None
+    """The name of a gate of the silo's own."""
     personal: PersonalKind
     """Which adapter of its own the silo keeps."""
     personal_lambda: float
@@ -82,7 +83,7 @@ class FedSeOptions:
         options = setup.options
         unknown = set(options) - {*cls.__dataclass_fields__}
         if unknown:
-            raise EvolverSetupError(f"fed-se has no option {min(unknown)!r}")
+            raise EvolverSetupError(f"a recipe has no option {min(unknown)!r}{_moved(unknown)}")
         backend = _one_of(options, "gradient_backend", "loop", tuple(BACKENDS))
         require_setup_apart(setup, backend=backend)
         guarded = protected(setup.privacy) is not None
@@ -95,9 +96,9 @@ class FedSeOptions:
         for name, kinds in (("personal_lambda", ("ditto",)), ("personal_epochs", _TRAINED_APART)):
             if name in options and kind not in kinds:
                 raise EvolverSetupError(f"{name} has no effect with personal {kind!r}")
-        filtered = _one_of(options, "success_filter", "on", ("on", "off")) == "on"
-        if guarded and not filtered:
-            raise EvolverSetupError("success_filter 'off' is an ablation without protected units")
+        gate = options.get("gate")
+        if gate is not None and not isinstance(gate, str):
+            raise EvolverSetupError(f"gate is the name of a gate, not {gate!r}")
         return cls(
             buffer_capacity=None
             if guarded
@@ -111,11 +112,20 @@ class FedSeOptions:
             ),
             memory_max_age_days=_count(options, "memory_max_age_days", _DEFAULT_AGE_DAYS),
             gradient_backend=backend,
-            success_filter=filtered,
+            gate=gate,
             personal=kind,
             personal_lambda=_lambda(options) if kind == "ditto" else 0.0,
             personal_epochs=_count(options, "personal_epochs", None),
         )
+
+
+def _moved(unknown: set[str]) -> str:
+    if "success_filter" not in unknown:
+        return ""
+    return (
+        ": which tries are imitated must be equal on all silos, so a plan says it: "
+        'credit = "all-tries" in [evolve.parts]'
+    )
 
 
 def _one_of(options: Options, name: str, default: str, known: tuple[str, ...]) -> str:

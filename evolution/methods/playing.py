@@ -1,0 +1,159 @@
+"""Plays at work: many of them in step, each with its own tries, all tries in common batches.
+
+A play is a generator (``evolution/parts/seam.py``). Each is asked what it wants, the wishes of all
+are played at once, and each is sent what became of its own. So a batch is as large as the engine
+likes, and no play sees another's.
+
+Invariants:
+
+1. A play sees its own tries alone, and while it is asked, its own memory alone is open.
+2. It may ask for tasks that it was given, and for no more tries than it was given.
+3. What it says happened did: it returns trajectories that it was sent.
+4. The random draws of a try depend on the try's place: that of the play's own tasks in the round's
+   order. How other plays go on changes no place.
+5. Where plays are told apart, one that fails costs its own episodes; else it fails the round.
+
+Covered: one round's plays. Not covered: what a play is (``evolution/parts/plays``), the episodes
+themselves (``evolution/rollout/episodes.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from evolution.errors import LocalTimeError, NotWantedError, PartError
+from evolution.parts.seam import MemoryView, PartWork, Play, Playing
+from evolution.rollout.episodes import EpisodeBatch, figures_of
+from evolution.trajectory import Task, Trajectory
+
+__all__ = ["Played", "Player", "play_all"]
+
+_log = structlog.get_logger(__name__)
+
+Tries = Callable[[Sequence[Task], Sequence[int]], EpisodeBatch]
+"""Plays tasks, each with the key of its random draws."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """What became of all plays."""
+
+    counted: tuple[Trajectory, ...]
+    """Episodes that the plays returned, play after play."""
+    kept: tuple[Trajectory, ...]
+    """Everything that was played to its end, in the order of places; for the memory."""
+    dropped: int
+    """Tries that failed, and those of plays that did."""
+    environment_steps: int
+    """Steps taken, including those of dropped tries."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What was played in numbers, for the silo's own operator."""
+        return {
+            **figures_of(self.kept),
+            "dropped": float(self.dropped),
+            "environment_steps": float(self.environment_steps),
+        }
+
+
+@dataclass(kw_only=True, slots=True)
+class Player:
+    """One play with what it was given."""
+
+    play: Play
+    tasks: Sequence[Task]
+    """A task as often as it may be tried."""
+    places: Sequence[int]
+    """Of each of them in the round."""
+    view: MemoryView
+    work: PartWork
+    running: Playing | None = None
+    asked: int = 0
+    sent: list[Trajectory] = field(default_factory=list)
+    returned: tuple[Trajectory, ...] = ()
+    failed: bool = False
+
+
+def play_all(players: Sequence[Player], tries: Tries, *, apart: bool) -> Played:
+    """Run every play to its end.
+
+    Raises:
+        PartError: A play did what no play may do, and plays are not told apart.
+    """
+    kept: list[tuple[int, Trajectory]] = []
+    dropped = steps = 0
+    wishes = {i: _ask(player, None, apart=apart) for i, player in enumerate(players)}
+    while any(wishes.values()):
+        placed = sorted(
+            (place, i, j) for i, wish in wishes.items() for j, (place, _) in enumerate(wish)
+        )
+        batch = tries([wishes[i][j][1] for _, i, j in placed], [place for place, _, _ in placed])
+        steps += batch.environment_steps
+        dropped += batch.dropped
+        answers: dict[int, list[Trajectory | None]] = {
+            i: [None] * len(wish) for i, wish in wishes.items() if wish
+        }
+        for (place, i, j), played in zip(placed, batch.tries, strict=True):
+            answers[i][j] = played
+            if played is not None:
+                players[i].sent.append(played)
+                kept.append((place, played))
+        wishes = {i: _ask(players[i], answer, apart=apart) for i, answer in answers.items()}
+    kept.sort(key=lambda one: one[0])
+    counted = tuple(one for player in players for one in player.returned)
+    lost = sum(len(player.sent) for player in players if player.failed)
+    return Played(
+        counted=counted,
+        kept=tuple(one for _, one in kept),
+        dropped=dropped + lost,
+        environment_steps=steps,
+    )
+
+
+def _ask(
+    player: Player, answer: Sequence[Trajectory | None] | None, *, apart: bool
+) -> list[tuple[int, Task]]:
+    """What a play wants next, each with its place; nothing if it is at its end."""
+    try:
+        with player.view.opened():
+            return _wish(player, answer)
+    except (LocalTimeError, NotWantedError):
+        raise
+    except Exception as error:
+        if not apart:
+            raise
+        # Which unit's play failed is data: it costs that unit its episodes and nobody else.
+        player.failed, player.returned = True, ()
+        _log.warning("play_failed", error=type(error).__name__)
+        return []
+
+
+def _wish(player: Player, answer: Sequence[Trajectory | None] | None) -> list[tuple[int, Task]]:
+    try:
+        if player.running is None:
+            player.running = player.play.play(player.tasks, player.view, player.work)
+            wanted = list(next(player.running))
+        else:
+            wanted = list(player.running.send(answer or ()))
+    except StopIteration as over:
+        player.returned = _returned(player, over.value)
+        return []
+    own = {(task.environment, task.task_id) for task in player.tasks}
+    if not wanted or any((task.environment, task.task_id) not in own for task in wanted):
+        raise PartError("a play asked for nothing, or for tasks that it was not given")
+    start, player.asked = player.asked, player.asked + len(wanted)
+    if player.asked > len(player.tasks):
+        raise PartError(f"a play asked for {player.asked} tries and was given {len(player.tasks)}")
+    return list(zip(player.places[start : player.asked], wanted, strict=True))
+
+
+def _returned(player: Player, said: object) -> tuple[Trajectory, ...]:
+    found = tuple(said) if isinstance(said, list | tuple) else (None,)
+    sent = {id(one) for one in player.sent}
+    if any(id(one) not in sent for one in found) or len({*map(id, found)}) != len(found):
+        raise PartError("a play returns a list of trajectories that it was sent, each once")
+    return found

@@ -1,0 +1,117 @@
+"""What parts are given and return, checked, and what a round came to.
+
+Covered: types and bounds. Not covered: plays, whose episodes are checked while they run
+(``playing``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evolution.envs.environment import Environment
+from evolution.envs.tasks import Split
+from evolution.errors import PartError
+from evolution.methods.evolver import Assignment, EvolveSettings, Work
+from evolution.methods.playing import Played
+from evolution.parts.seam import EnvironmentPool, TaskPool
+from evolution.train.rows import Row
+from evolution.trajectory import Group, Task, Trajectory
+
+__all__ = ["Tally", "groups_of", "pool_of", "require_rows", "require_tasks", "short_enough"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """What a round's local epochs came to."""
+
+    episodes: Counter[str]
+    """By family."""
+    successes: Counter[str]
+    """By family."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Of the silo's own."""
+    mean_gradient: dict[str, np.ndarray] | None = None
+    """See ``SftReport``."""
+    explored_s: float = 0.0
+    """Spent on playing."""
+
+    def add(self, **figures: float) -> None:
+        """Add to figures, which are 0 before."""
+        for name, value in figures.items():
+            self.figures[name] = self.figures.get(name, 0.0) + value
+
+
+def pool_of(
+    assignments: Sequence[Assignment], environments: Mapping[str, Environment], *, distinct: bool
+) -> TaskPool:
+    """The silo's own parts of the training splits."""
+    return TaskPool(
+        environments=tuple(
+            EnvironmentPool(
+                environment=one.environment,
+                task_ids=environments[one.environment].task_ids(Split.TRAIN, shard=one.shard),
+                subject_of=environments[one.environment].task_subject,
+            )
+            for one in assignments
+        ),
+        distinct=distinct,
+    )
+
+
+def groups_of(played: Played, work: Work) -> list[Group]:
+    """The episodes that count, task by task in the order of their first tries."""
+    found: dict[tuple[str, int], list[Trajectory]] = {}
+    for one in played.counted:
+        found.setdefault((one.task.environment, one.task.task_id), []).append(one)
+    return [
+        Group(
+            task=tries[0].task,
+            round=work.round,
+            trajectories=tuple(tries),
+            dropped=max(0, work.settings.tries_per_task - len(tries)),
+        )
+        for tries in found.values()
+    ]
+
+
+def short_enough(rows: Sequence[Row], settings: EvolveSettings, tally: Tally | None) -> list[Row]:
+    """Rows that fit into a training sequence; the others are counted."""
+    kept = [row for row in rows if len(row) <= settings.max_sequence_tokens]
+    if tally is not None:
+        tally.add(too_long=float(len(rows) - len(kept)))
+    return kept
+
+
+def require_rows(said: object) -> list[Row]:
+    """What a credit made, if they are rows.
+
+    Raises:
+        PartError: They are not.
+    """
+    if not isinstance(said, list | tuple) or not all(isinstance(row, Row) for row in said):
+        raise PartError("a credit returns a list of rows")
+    return list(said)
+
+
+def require_tasks(said: object, pool: TaskPool, *, most: int) -> list[Task]:
+    """What a sampler drew, if they are tasks of its pool and no more than it may draw.
+
+    Raises:
+        PartError: They are not.
+    """
+    if not isinstance(said, list | tuple) or not all(isinstance(task, Task) for task in said):
+        raise PartError("a sampler returns a list of tasks")
+    parts: dict[str, list[Sequence[int]]] = {}
+    for part in pool.environments:
+        # An environment may be there in several parts of its tasks.
+        parts.setdefault(part.environment, []).append(part.task_ids)
+    for task in said:
+        if not any(task.task_id in ids for ids in parts.get(task.environment, ())):
+            raise PartError("a sampler drew a task that is not in its pool")
+    if len(said) > most:
+        raise PartError(f"a sampler drew {len(said)} tasks, of at most {most}")
+    return list(said)

@@ -1,0 +1,1 @@
+"""Whether what was learned is taken."""

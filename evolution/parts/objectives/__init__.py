@@ -1,0 +1,1 @@
+"""The loss of a row, token by token."""

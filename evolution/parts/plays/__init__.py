@@ -1,0 +1,1 @@
+"""How tries are played."""

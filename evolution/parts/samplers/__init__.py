@@ -1,0 +1,1 @@
+"""Which tasks a round tries."""

@@ -1,0 +1,169 @@
+"""The five kinds of part, and what the driver hands them (``docs/parts.md``).
+
+A part sees what is in its arguments and nothing else: no engine, no store, no privacy mode. The
+driver (``evolution/methods/recipe.py``) decides whether one instance gets everything or each unit
+gets a fresh one with its own groups, its own view of the memory and its own random stream.
+
+Invariants of what is handed out:
+
+1. A ``MemoryView`` is shut but for the time in which its own unit is worked on: whoever kept one
+   finds it empty.
+2. ``PartWork.rng`` is the part's own stream: of the round, or of the unit where units are apart.
+3. A play gets back what it asked for, in order: a trajectory, or None where the try failed. It may
+   ask for its own tasks alone, and for no more tries than it was given.
+
+Covered: the seam. Not covered: objectives (``evolution/train/objective.py``), which the trainer
+calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from evolution.train.rows import Row
+from evolution.trajectory import Group, Task, Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Adapter",
+    "Credit",
+    "EnvironmentPool",
+    "Gate",
+    "MemoryView",
+    "PartWork",
+    "Play",
+    "Playing",
+    "Probes",
+    "Sampler",
+    "TaskPool",
+]
+
+Adapter = Mapping[str, np.ndarray]
+Playing = Generator[Sequence[Task], "Sequence[Trajectory | None]", Sequence[Trajectory]]
+"""Yields tries, is sent what became of them, returns the episodes that the round counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentPool:
+    """The tasks of one environment that a silo may explore."""
+
+    environment: str
+    """A name of the silo's catalogue."""
+    task_ids: Sequence[int]
+    """The silo's own part of the training split."""
+    subject_of: Callable[[int], str]
+    """Whose data a task is made of; empty if nobody's."""
+
+    def task(self, task_id: int) -> Task:
+        """One of them."""
+        return Task(environment=self.environment, task_id=task_id, subject=self.subject_of(task_id))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskPool:
+    """All tasks that a sampler may draw from."""
+
+    environments: tuple[EnvironmentPool, ...]
+    """In the order of the silo's configuration; at least one."""
+    distinct: bool
+    """Whether no task may be drawn twice."""
+
+
+class MemoryView:
+    """What a part may see of the memory; see the module."""
+
+    def __init__(
+        self,
+        *,
+        successes: Callable[[bool], Sequence[Trajectory]],
+        groups: Callable[[], Sequence[Group]],
+    ) -> None:
+        """Read through these; the first is told whether only the shortest of a task is wanted."""
+        self._successes = successes
+        self._groups = groups
+        self._open = False
+
+    def successes(self, *, shortest: bool) -> Sequence[Trajectory]:
+        """What the window's training set would be: successes, and demonstrations where they count.
+
+        With ``shortest`` of the agent's own only the shortest of each task.
+        """
+        return self._successes(shortest) if self._open else ()
+
+    def groups(self) -> Sequence[Group]:
+        """All tries of the window, task by task and round by round, solved or not."""
+        return self._groups() if self._open else ()
+
+    @contextmanager
+    def opened(self) -> Iterator[MemoryView]:
+        """Open while this lasts; for the driver."""
+        self._open = True
+        try:
+            yield self
+        finally:
+            self._open = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartWork:
+    """What a part is told of the round."""
+
+    round: int
+    """Counted from 0."""
+    tries_per_task: int
+    """Tries that a task is given."""
+    best_per_task: bool
+    """The plan's word on which successes count."""
+    temperature: float
+    """At which tries are played."""
+    rng: np.random.Generator
+    """The part's own stream."""
+
+
+class Sampler(Protocol):
+    """Which tasks a round tries."""
+
+    def draw(self, pool: TaskPool, past: MemoryView, work: PartWork, *, count: int) -> list[Task]:
+        """At most ``count`` tasks, and at least one of each environment."""
+
+
+class Play(Protocol):
+    """How tries are played."""
+
+    def play(self, tasks: Sequence[Task], past: MemoryView, work: PartWork) -> Playing:
+        """Play these tries, a task as often as it stands there; see the module."""
+
+
+class Credit(Protocol):
+    """What becomes a training row, with which weights."""
+
+    def credit(self, groups: Sequence[Group], past: MemoryView, work: PartWork) -> list[Row]:
+        """Rows of the round's groups, of the memory, or of both."""
+
+
+class Probes(Protocol):
+    """Tasks of the silo's own part that nobody learned from; for gates that read the silo."""
+
+    def success(self, adapter: Adapter) -> float:
+        """The part of them that an adapter solves; NaN where there are none.
+
+        Raises:
+            PartError: The gate's card says that it reads what is public.
+        """
+
+
+class Gate(Protocol):
+    """Whether what was learned is taken."""
+
+    def admit(self, before: Adapter, after: Adapter, probes: Probes, work: PartWork) -> bool:
+        """Whether to take what the round ended with in the place of what it started from.
+
+        False leaves the delta at zero. What a gate saw is the silo's own, and said nowhere.
+        """
