@@ -84,6 +84,14 @@ def require_equal(base, tmp_path, adapter, **spec):
     assert isinstance(trainer, LaunchedTrainer)
     here, expected = trained(made(base, state_dir), adapter, names=only_b)
     there, report = trained(trainer, adapter, names=only_b)
+    # Each row's log-probabilities at its own place, though workers had every other one, sorted.
+    one, two = made(base, state_dir), trainer
+    for by in (one, two):
+        by.reset(adapter)
+    for row, mine, theirs in zip(ROWS, one.logprobs(ROWS), two.logprobs(ROWS), strict=True):
+        assert len(mine) == len(theirs) == len(row)
+        assert mine.any()
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert apart(here, adapter) > 1e-3
     assert apart(here, there) < ROUNDING
     assert apart(expected.mean_gradient, report.mean_gradient) < ROUNDING
