@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -82,7 +83,7 @@ def what_is_made(parts: Mapping[str, Part], groups: Sequence[Group]) -> str:
     played = play_all([_player(parts["play"], tries, view)], _told(tries), apart=False)
     with view.opened():
         kept = [
-            Group(task=group.task, round=group.round, trajectories=tuple(played.counted))
+            replace(group, trajectories=tuple(t for t in played.counted if t.task == group.task))
             for group in groups
         ]
         rows: list[Row] = parts["credit"].make().credit(kept, view, _work())

@@ -6,7 +6,8 @@ Invariants:
 2. All of them are made before anything is explored or charged, and fail as ``EvolverSetupError``.
 
 Covered: everything that would couple units, or fail every step in the same way. Not covered: the
-modes a method may run under (``dp_compat``), and the plan's own bounds (``federation.plan.plan``).
+modes that a recipe's parts allow (``federation.plan.recipe``), and the plan's own bounds
+(``federation.plan.plan``).
 """
 
 from __future__ import annotations

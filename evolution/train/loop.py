@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from dp.steps.units import UnitId
 from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time, require_wanted
-from evolution.train.loss import FIRST, Batch, as_batch, batch_total, logprobs_of
+from evolution.train.loss import Batch, as_batch, batch_total, logprobs_of
 from evolution.train.objective import Batchwise, Objective
 from evolution.train.rows import Row, cut, deal
 from evolution.train.trainer import SftReport, SftSettings, share_of_step
@@ -210,31 +210,27 @@ class Loop:
     ) -> None:
         """Note what the objective needs of the factors before the first step and of the anchor.
 
-        A row's first pass gives ``first`` by itself; later passes are told what it was.
+        What it needs of a row's first pass is noted when that comes (``_backward``).
         """
-        wanted = set(self.needs)
-        if self.settings.epochs == 1:
-            wanted.discard(FIRST)
-        before = sorted(wanted & {"old", FIRST})
-        if before:
-            self._note(model, batches, device, before)
-        if "reference" in wanted:
+        passes = [one for batch in batches for one in batch.passes]
+        if "old" in self.needs:
+            self._note(model, passes, device, "old")
+        if "reference" in self.needs:
             with _as_if(chosen, anchor):
-                self._note(model, batches, device, ["reference"])
+                self._note(model, passes, device, "reference")
 
     def _note(
         self,
         model: Callable[..., Any],
-        batches: Sequence[_Dealt],
+        passes: Sequence[_Pass],
         device: torch.device,
-        names: Sequence[str],
+        name: str,
     ) -> None:
-        for one in (one for batch in batches for one in batch.passes):
-            lacking = [name for name in names if name not in one.batch.known]
-            if lacking:
+        """Note log-probabilities under the present factors where nobody has."""
+        for one in passes:
+            if name not in one.batch.known:
                 values_BT = self._logprobs(model, one.batch, device).cpu()
-                padded_BT = torch.nn.functional.pad(values_BT, (1, 0))
-                one.batch.known.update(dict.fromkeys(lacking, padded_BT))
+                one.batch.known[name] = torch.nn.functional.pad(values_BT, (1, 0))
 
     def _backward(
         self,
@@ -247,6 +243,8 @@ class Loop:
         """Add this process's part of the gradient; return its part of the loss."""
         loss = torch.zeros((), dtype=torch.float64, device=device)
         last = len(batch.passes) - 1
+        if "first" in self.needs:
+            self._note(model, batch.passes, device, "first")
         for turn, one in enumerate(batch.passes):
             with processes.alone() if turn < last else contextlib.nullcontext():
                 scales_B = None if one.scales is None else one.scales.to(device)

@@ -32,9 +32,6 @@ __all__ = [
     "row_sums",
 ]
 
-FIRST: Final = "first"
-"""Is filled in by the pass itself where no earlier one has; see ``batch_total``."""
-
 
 class Batch(NamedTuple):
     """Rows padded on the right; each B×T."""

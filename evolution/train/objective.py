@@ -13,7 +13,8 @@ operations of torch that ``torch.func.vmap`` takes may be used.
     entropy      of the distribution that the token was predicted from, in nats
     top(k)       log-probabilities and ids of its k likeliest tokens
 
-``old``, ``reference`` and ``first`` are there where the objective's card asks for them.
+``old``, ``reference`` and ``first`` are there where the objective's card asks for them. Where units
+are protected all three are under the released adapter that the round, or the step, began with.
 
 A ``Batchwise`` objective gets a whole mini-batch, and so couples all units: it runs only where none
 is protected, in one process and without micro-batches.

@@ -176,6 +176,38 @@ def test_what_the_factors_said_before_is_what_the_objective_is_told(tiny_base, a
     assert np.abs(told[2][0].numpy()[mask] - before[1:][mask]).max() > 1e-3
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_rows_first_pass_is_under_the_factors_of_that_moment(tiny_base, adapter, part, epochs):
+    told = []
+
+    class Own(BasePart):
+        def terms(self, out, row):
+            told.append((out.logprob.detach().clone(), out.first.clone(), row.mask))
+            return -out.logprob
+
+    # A row a batch: the second batch's first pass comes after a step.
+    trainer = trainer_of(tiny_base, adapter)
+    trainer.train(
+        WEIGHTED[:2],
+        part(Own, ("first",)),
+        replace(PLAN, epochs=epochs, batch_size=1),
+        trainable=frozenset(adapter),
+    )
+    assert len(told) == 2 * epochs
+    for now, first, mask in told[:2]:
+        torch.testing.assert_close(now[mask], first[mask], atol=1e-5, rtol=0.0)
+    for now, first, mask in told[2:]:
+        assert (now - first)[mask].abs().max() > 1e-4
+    before = trainer_of(tiny_base, adapter).logprobs(WEIGHTED[:2])
+    lengths = [len(first) for _, first, _ in told[:2]]
+    moved = [
+        np.abs(told[i][1].numpy() - one[1:])[told[i][2].numpy()].max()
+        for i, one in enumerate(sorted(before, key=lambda one: lengths.index(len(one) - 1)))
+    ]
+    # One of the two had its first pass before any step, the other after one.
+    assert sorted(value > 1e-4 for value in moved) == [False, True]
+
+
 def test_log_probabilities_are_those_of_the_present_factors(tiny_base, adapter):
     trainer = trainer_of(tiny_base, adapter, micro_batch_tokens=24)
     found = trainer.logprobs(WEIGHTED)
