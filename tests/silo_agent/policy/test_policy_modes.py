@@ -1,12 +1,15 @@
 """The guardian in every mode: what is looser than the plan, or than the site's floors, is refused
 by the rule that names it, alone on an otherwise accepted request."""
 
+import importlib
+import sys
 from dataclasses import replace
 
 import pytest
 
 from dp.accounting.compose import epsilon_of
 from dp.config import RECORD_MODES
+from evolution.package import package_sha256
 from federation.chain.preflight import REASONS
 from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from federation.plan.read import read_plan
@@ -406,6 +409,63 @@ def test_a_recipe_that_does_not_run_under_the_mode_is_refused_with_part_and_reas
     assert mode in decision.detail
     assert "not-worse" not in decision.public_reason
     assert "fed-se" not in decision.public_reason
+
+
+EVOLVERS = 'evolvers = ["fed-se"]'
+RATE = "max_sampling_rate = 0.25"
+CARD = """
+from federation.plan.methods import Couples, PartCard, Reads
+
+CENTRED = PartCard(kind="credit", name="centred", code="centred_cards:Made", says="a part",
+                   couples=Couples.TASK, reads=Reads.UNIT)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The module of an installed distribution that brings a credit."""
+    info = tmp_path / "chorale_centred-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chorale-centred\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[chorale.parts]\ncentred = centred_cards:CENTRED\n")
+    (info / "RECORD").write_text("centred_cards.py,,\n")
+    module = tmp_path / "centred_cards.py"
+    module.write_text(CARD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    yield module
+    sys.modules.pop("centred_cards", None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_part_of_a_package_runs_where_the_site_lists_it_and_at_record_level_has_read_it(
+    mode, package
+):
+    plan = plan_of(mode)
+    parts = PartsSection(credit=PartChoice(name="centred", package="chorale-centred"))
+    plan = plan.model_copy(update={"evolve": plan.evolve.model_copy(update={"parts": parts})})
+    listed = (EVOLVERS, f'{EVOLVERS}\npackages = ["chorale-centred"]')
+
+    def pinned(digest):
+        return policy_of(
+            mode, listed, (RATE, f'{RATE}\nrecord_parts = {{ chorale-centred = "{digest}" }}')
+        )
+
+    refused = check_plan(policy_of(mode), plan=plan, site=SITE)
+    assert (refused.rule, "chorale-centred" in refused.detail) == ("part_packages", True)
+    assert "centred" not in refused.public_reason
+    if mode not in RECORD_MODES:
+        assert rule_on_plan(policy_of(mode, listed), plan) == ACCEPTED
+        return
+    unread = check_plan(policy_of(mode, listed), plan=plan, site=SITE)
+    assert unread.rule == "evolver_dp_compat"
+    assert package_sha256("chorale-centred") in unread.detail
+    assert "centred" not in unread.public_reason
+    assert rule_on_plan(pinned("0" * 64), plan) == "evolver_dp_compat"
+    read = pinned(package_sha256("chorale-centred"))
+    assert rule_on_plan(read, plan) == ACCEPTED
+    package.write_text(CARD + "# another release\n")
+    assert rule_on_plan(read, plan) == "evolver_dp_compat"
 
 
 def test_a_user_as_unit_needs_a_budget_for_users():
