@@ -101,7 +101,7 @@ def make_machines(setup: MachinesSetup) -> Machines:
             state_dir=setup.state_dir,
             spec=setup.trainer,
         )
-    except BaseException:
+    except BaseException:  # whatever it was: an engine may hold a server and a GPU
         engine.close()
         raise
     return Machines(engine=engine, trainer=trainer)

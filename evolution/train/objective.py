@@ -24,6 +24,7 @@ Covered: the seam. Not covered: a value head, which nothing here has.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -96,9 +97,9 @@ class Objective(Protocol):
         """One number for each of the row's predicted tokens."""
 
 
-class Batchwise:
+class Batchwise(ABC):
     """The loss of a mini-batch; a class of its own, so that nobody takes one for the other."""
 
+    @abstractmethod
     def batch_terms(self, outs: Sequence[TokenOut], rows: Sequence[RowTensors]) -> torch.Tensor:
         """Numbers whose sum is the mini-batch's loss before it is divided."""
-        raise NotImplementedError
