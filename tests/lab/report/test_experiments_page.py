@@ -12,7 +12,11 @@ from lab.report.summary import summary
 from tests.kit.paths import ROOT
 
 PAGES = ROOT / "docs" / "experiments"
-CHOICES = {"fedse": Choices(), "aggregation": Choices(reference="rolora-gauge")}
+CHOICES = {
+    "fedse": Choices(),
+    "aggregation": Choices(reference="rolora-gauge"),
+    "groups": Choices(reference="sum"),
+}
 """By what the names of a page's experiments begin with."""
 
 
