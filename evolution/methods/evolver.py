@@ -121,7 +121,7 @@ class Work:
     """One round's task for a method."""
 
     round: int
-    """Counted from 0."""
+    """Rises by one; a federation counts from 1."""
     adapter: Mapping[str, np.ndarray]
     """The global adapter: all factors, float32, by peft name."""
     adapter_sha256: str

@@ -116,7 +116,7 @@ class PartWork:
     """What a part is told of the round."""
 
     round: int
-    """Counted from 0."""
+    """Rises by one; a federation counts from 1."""
     tries_per_task: int
     """Tries that a task is given."""
     best_per_task: bool

@@ -83,7 +83,7 @@ class ModelServer:
         self.under_way = self.most_under_way = 0
         self._engine = HfEngine(base, alpha=alpha)
         self._holds = ""
-        self._lock = threading.Lock()
+        self._lock, self._counting = threading.Lock(), threading.Lock()
         self._listener = Listener(("127.0.0.1", 0), Handler)
         self._listener.world = self
         self.url = f"http://127.0.0.1:{self._listener.server_port}"
@@ -131,7 +131,7 @@ class ModelServer:
             return 404, {"error": {"message": "The model does not exist."}}
         if not 0 <= body["temperature"] <= 2:
             return 400, {"error": {"message": "temperature must be in [0, 2]"}}
-        with self._lock:
+        with self._counting:
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
         with self._lock:
@@ -150,6 +150,7 @@ class ModelServer:
             )
             tokens = list(found.token_ids)
             scores_TV = self.scores(body["prompt"], tokens, body["temperature"])
+        with self._counting:
             self.under_way -= 1
         values = scores_TV.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
         shown = [

@@ -1,4 +1,4 @@
-"""The package of docs/parts.md, word for word, and installing it as pip does."""
+"""Packages of parts, and installing them as pip does."""
 
 from __future__ import annotations
 
@@ -10,15 +10,70 @@ from pathlib import Path
 from tests.kit.paths import ROOT
 
 DOCUMENT = ROOT / "docs" / "parts.md"
-NAME = "chorale-rloo"
-FILES = ("pyproject.toml", "chorale_rloo/card.py", "chorale_rloo/credit.py")
+DOCUMENTED = ("pyproject.toml", "chorale_rloo/card.py", "chorale_rloo/credit.py")
+
+RETRY = {
+    "pyproject.toml": """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "chorale-retry"
+version = "1.0"
+
+[project.entry-points."chorale.parts"]
+retry = "chorale_retry.card:CARD"
+
+[tool.setuptools]
+packages = ["chorale_retry"]
+""",
+    "chorale_retry/card.py": """\
+from federation.plan.methods import Couples, PartCard, Reads
+
+CARD = PartCard(
+    kind="sampler",
+    name="retry",
+    code="chorale_retry.sampler:Retry",
+    says="what the last round did not solve, then anything",
+    couples=Couples.ALL,
+    reads=Reads.SILO,
+)
+""",
+    "chorale_retry/sampler.py": """\
+from evolution.part import BasePart
+from federation.plan.methods import Couples, Reads
 
 
-def sources() -> dict[str, str]:
-    """Each file's text."""
+class Retry(BasePart):
+    couples = Couples.ALL
+    reads = Reads.SILO
+
+    def draw(self, pool, past, work, *, count):
+        unsolved = {
+            (group.task.environment, group.task.task_id)
+            for group in past.groups()
+            if group.round == work.round - 1 and not any(one.success for one in group.trajectories)
+        }
+        each = max(1, count // len(pool.environments))
+        tasks = []
+        for environment in pool.environments:
+            ids = environment.task_ids
+            missed = [one for one in ids if (environment.environment, one) in unsolved]
+            others = [one for one in ids if (environment.environment, one) not in unsolved]
+            chosen = missed + [others[int(one)] for one in work.rng.permutation(len(others))]
+            tasks += [environment.task(one) for one in chosen[:each]]
+        return tasks
+""",
+}
+"""A package with a sampler that reads results."""
+
+
+def documented() -> dict[str, str]:
+    """The package of docs/parts.md, word for word."""
     text = DOCUMENT.read_text()
     found = {}
-    for name in FILES:
+    for name in DOCUMENTED:
         _, _, rest = text.partition(f"`{name}`:\n")
         block = re.match(r"\n```\w+\n(.*?)```", rest, re.DOTALL)
         assert block is not None, name
@@ -26,10 +81,11 @@ def sources() -> dict[str, str]:
     return found
 
 
-def install(directory: Path) -> Path:
-    """Build it and install it with pip, offline; the directory to import from."""
+def install(directory: Path, sources: dict[str, str]) -> Path:
+    """Build a package and install it with pip, offline; the directory to import from."""
     source, site = directory / "source", directory / "site"
-    for name, text in {**sources(), "chorale_rloo/__init__.py": '"""RLOO."""\n'}.items():
+    modules = {str(Path(name).parent) for name in sources} - {"."}
+    for name, text in {**sources, **{f"{one}/__init__.py": "" for one in modules}}.items():
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
