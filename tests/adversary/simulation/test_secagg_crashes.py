@@ -337,7 +337,17 @@ CONTROLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("control", sorted(CONTROLS))
+SLOW_CONTROLS = {"signs every survivor set"}
+"""Found after a thousand examples or so; the others within a few."""
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        pytest.param(one, marks=[pytest.mark.long] if one in SLOW_CONTROLS else [])
+        for one in sorted(CONTROLS)
+    ],
+)
 def test_the_machine_finds_a_silo_that_breaks_a_rule(control):
     changes, found = CONTROLS[control]
     machine = type("Control", (CrashMachine,), changes)

@@ -67,9 +67,10 @@ def facts(result):
             "fedse",
             'aggregation = { method = "scaffold" }\nnoise = { z = 0.01 }\n' + MASKED_THREE,
         ),
-        (
+        pytest.param(
             "fedse_personal",
             'aggregation = { server_optimiser = "fedadam", server_step = 0.01 }\n' + ALL_ROUNDS,
+            marks=pytest.mark.long,
         ),
         pytest.param("fedsa", "evolve = { success_filter = false }\n", marks=pytest.mark.long),
         pytest.param("local_evolution", "", marks=pytest.mark.long),

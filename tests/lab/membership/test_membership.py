@@ -74,11 +74,15 @@ def test_the_noise_is_the_least_that_reaches_epsilon():
     assert spec.record.expected_units == 1000
 
 
+COUNT = 34
+
+
 def test_what_is_seen_of_a_step_is_a_sum_of_some_members_clipped_gradients(tmp_path):
     settings = Settings(base_dir=BASE, seed=0, rank=4, steps=2)
-    planted = plant(BASE, 24, seed=3)
+    # So many that a step samples none of them once in a hundred thousand times.
+    planted = plant(BASE, COUNT, seed=3)
     # So little noise that the sum is all there is to see.
-    spec = record_spec(settings, canaries=24, epsilon=1e6)
+    spec = record_spec(settings, canaries=COUNT, epsilon=1e6)
     trained = train_privately(settings, planted, spec, ledger_file=tmp_path / "ledger")
     gradients = Gradients(
         trainer_of(settings), settings.trainable(), backend=BACKEND, clip_l2=settings.clip_l2
@@ -87,7 +91,7 @@ def test_what_is_seen_of_a_step_is_a_sum_of_some_members_clipped_gradients(tmp_p
     for step in trained.steps:
         rows = gradients.of(planted, step.adapter).astype(np.float64)
         lengths = np.linalg.norm(rows, axis=1)
-        assert lengths == pytest.approx(np.full(24, settings.clip_l2), rel=1e-5)
+        assert lengths == pytest.approx(np.full(COUNT, settings.clip_l2), rel=1e-5)
         sampled = np.linalg.lstsq(rows.T, step.noisy_sum.astype(np.float64), rcond=None)[0]
         assert sampled == pytest.approx(np.round(sampled), abs=0.05)
         assert set(np.round(sampled)) == {0.0, 1.0}
