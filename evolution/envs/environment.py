@@ -11,7 +11,9 @@ Invariants:
    rewards from the outside.
 5. Observations of the built-in environments use a closed vocabulary (``vocabulary``) and at most
    ``MAX_OBSERVATION_WORDS`` words.
-6. The info of a step may say ``valid``: False where the action could not be read at all, True where
+6. ``examples`` are of no task of any split. They are shown as turns that the agent might have
+   played, which tells a model more than an instruction does, and are never trained on.
+7. The info of a step may say ``valid``: False where the action could not be read at all, True where
    it was read, whatever came of it. The built-in environments say it in every step; where it is
    missing the action counts as read.
 
@@ -37,6 +39,7 @@ from evolution.errors import EnvironmentFailureError
 __all__ = [
     "MAX_OBSERVATION_WORDS",
     "Environment",
+    "Example",
     "Info",
     "SaysAdmissible",
     "ScriptedEnvironment",
@@ -47,6 +50,8 @@ __all__ = [
 MAX_OBSERVATION_WORDS = 64
 
 Info = dict[str, Any]
+Example = tuple[str, str]
+"""An observation and the action that answers it, as an episode of the environment might have it."""
 
 
 class Environment(ABC):
@@ -62,6 +67,11 @@ class Environment(ABC):
     @abstractmethod
     def instruction(self) -> str:
         """What the agent is told once, before the first observation."""
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """Turns that come before the first, at most 16; asked for once the episode has begun."""
+        return ()
 
     @abstractmethod
     def reset(self, task_id: int) -> tuple[str, Info]:

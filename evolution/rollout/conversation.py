@@ -5,10 +5,10 @@ is decided here and nowhere else. The pieces are cut out of the tokenizer's own 
 a template is rendered around marker texts and split at them. Invariants:
 
 1. Appending a turn only ever appends tokens. Nothing is rendered again: an episode is
-   ``opening(instruction, first_observation)``, what the model generated,
+   ``opening(instruction, first_observation, examples)``, what the model generated,
    ``next_turn(observation)``, what the model generated, and so on.
 2. Agent tokens are what the model generated including the end token; everything else is context
-   and carries no loss.
+   and carries no loss, the answers of example turns among it.
 3. Text from an environment cannot open or close a turn: strings that the tokenizer would read as a
    special token are removed until none is left, and the length is bounded.
 
@@ -24,12 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evolution.envs.environment import Example
 from evolution.errors import ChatTemplateError, ConversationError
 
 __all__ = ["ChatFormat", "RenderedEpisode", "messages"]
 
 MAX_OBSERVATION_CHARS = 4_000
 MAX_ACTION_CHARS = 200
+MAX_EXAMPLES = 16
 
 _SYSTEM, _FIRST, _AGENT, _NEXT = (f"chorale{n}marker" for n in ("system", "first", "agent", "next"))
 _MARKER = re.compile(r"<\|[^<>|]{0,40}\|>|</?s>|\[/?INST\]")
@@ -48,14 +50,21 @@ class RenderedEpisode:
 
 
 def messages(
-    instruction: str, observations: Sequence[str], actions: Sequence[str]
+    instruction: str,
+    observations: Sequence[str],
+    actions: Sequence[str],
+    *,
+    examples: Sequence[Example] = (),
 ) -> list[dict[str, str]]:
     """The episode as chat messages with the roles system, user and assistant.
 
     There is one observation per turn, the first from the reset, and one action per answered
-    observation.
+    observation. Examples come before the first.
     """
     chat = [{"role": "system", "content": instruction}]
+    for observation, action in examples:
+        chat.append({"role": "user", "content": observation})
+        chat.append({"role": "assistant", "content": action})
     for index, observation in enumerate(observations):
         chat.append({"role": "user", "content": observation})
         if index < len(actions):
@@ -102,11 +111,26 @@ class ChatFormat:
             raise ChatTemplateError("the chat template does not keep what it is given, in order")
         return cls(tokenizer, pieces)
 
-    def opening(self, instruction: str, first_observation: str) -> list[int]:
-        """Token ids before the agent's first word; they end with the header of its turn."""
+    def opening(
+        self, instruction: str, first_observation: str, examples: Sequence[Example] = ()
+    ) -> list[int]:
+        """Token ids before the agent's first word; they end with the header of its turn.
+
+        Examples are turns before the first.
+
+        Raises:
+            ConversationError: There are more than ``MAX_EXAMPLES``.
+        """
+        if len(examples) > MAX_EXAMPLES:
+            raise ConversationError(f"{len(examples)} example turns; at most {MAX_EXAMPLES} fit")
         before, between, after = self._pieces.opening
-        text = f"{before}{self.clean(instruction)}{between}{self.clean(first_observation)}{after}"
-        return self._encode(text)
+        observations = [*(observation for observation, _ in examples), first_observation]
+        token_ids = self._encode(
+            f"{before}{self.clean(instruction)}{between}{self.clean(observations[0])}{after}"
+        )
+        for (_, action), observation in zip(examples, observations[1:], strict=True):
+            token_ids += self.answer(action) + self.next_turn(observation)
+        return token_ids
 
     def next_turn(self, observation: str) -> list[int]:
         """Token ids between the agent's end token and its next word.
@@ -136,7 +160,12 @@ class ChatFormat:
         return " ".join(lines[0].split())[:MAX_ACTION_CHARS] if lines else ""
 
     def render(
-        self, instruction: str, observations: Sequence[str], actions: Sequence[str]
+        self,
+        instruction: str,
+        observations: Sequence[str],
+        actions: Sequence[str],
+        *,
+        examples: Sequence[Example] = (),
     ) -> RenderedEpisode:
         """The tokens of an episode that is given as text, with the mask of those the agent wrote.
 
@@ -153,7 +182,7 @@ class ChatFormat:
             context = (
                 self.next_turn(observations[index])
                 if index
-                else self.opening(instruction, observations[0])
+                else self.opening(instruction, observations[0], examples)
             )
             answer = self.answer(action)
             token_ids += context + answer

@@ -36,7 +36,7 @@ from typing import Any
 import structlog
 
 from evolution.envs.catalogue import make
-from evolution.envs.environment import Environment, TakesVariants
+from evolution.envs.environment import Environment, Example, TakesVariants
 from evolution.envs.outcome import Outcome, outcome_of
 from evolution.errors import PrefixError, RolloutError, VariantError
 from evolution.local_time import require_time, require_wanted
@@ -292,11 +292,12 @@ def _environment_of(episode: _Episode) -> Environment:
 def _start(engine: RolloutEngine, episode: _Episode, own_time: OwnTime) -> None:
     environment = _environment_of(episode)
 
-    def begin() -> tuple[str, str]:
-        return _begun(environment, episode.task), environment.instruction
+    def begin() -> tuple[str, str, tuple[Example, ...]]:
+        first = _begun(environment, episode.task)
+        return first, environment.instruction, tuple(environment.examples)
 
-    episode.observation, instruction = own_time.call(episode.key, begin)
-    episode.context = engine.chat.opening(instruction, episode.observation)
+    episode.observation, instruction, examples = own_time.call(episode.key, begin)
+    episode.context = engine.chat.opening(instruction, episode.observation, examples)
 
 
 def _begun(environment: Environment, task: Task) -> str:

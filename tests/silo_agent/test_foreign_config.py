@@ -61,6 +61,12 @@ def test_a_described_environment_is_part_of_the_silo(tmp_path: Path):
     assert (spec.timeout_s, spec.max_message_bytes, spec.task_key) == (30.0, 1 << 20, "seed")
 
 
+def test_the_operators_examples_are_the_environments(tmp_path: Path):
+    config = openenv(tmp_path, "", "examples = [['seen', 'said'], ['more', 'done']]")
+    environment = config.catalogue().make("openenv:x")
+    assert environment.examples == (("seen", "said"), ("more", "done"))
+
+
 def test_every_documented_table_is_accepted(tmp_path: Path):
     tables = [part.partition("```")[0] for part in DOCUMENT.read_text().split("```toml\n")[1:]]
     assert len(tables) >= 3
@@ -100,6 +106,9 @@ def test_every_documented_table_is_accepted(tmp_path: Path):
         ("", "tasks = { train = [1, 2], held_out = 4 }", "counts for all"),
         ("", "tasks = { train = [-1], held_out = [2] }", "tasks.train"),
         ("", "tasks = { train = 3 }", "tasks.held_out: Field required"),
+        ("", "examples = [['seen', 'said', 'more']]", "examples"),
+        ("", f"examples = {[['seen', 'said']] * 17}", "examples"),
+        ("", "examples = [['seen', '']]", "examples"),
     ],
 )
 def test_a_table_that_cannot_be_honoured_is_an_error(tmp_path: Path, old, new, problem):

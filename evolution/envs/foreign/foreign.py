@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from evolution.envs.environment import Environment, Info
+from evolution.envs.environment import Environment, Example, Info
 from evolution.envs.foreign.reply import bool_of, field_of, reward_of, visible_text
 from evolution.envs.foreign.spec import ForeignSpec
 from evolution.envs.tasks import Shard, Split
@@ -124,6 +124,11 @@ class ForeignEnvironment(Environment, Generic[SpecT]):
     def instruction(self) -> str:
         """The operator's."""
         return self._spec.instruction
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """The operator's."""
+        return self._spec.examples
 
     def task_ids(self, split: Split, *, shard: Shard | None = None) -> Sequence[int]:
         """The task ids of a split, or of one shard of it; few where the operator says so."""

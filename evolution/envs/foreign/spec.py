@@ -151,6 +151,8 @@ class ForeignSpec(_Section):
     """How plans name it; the key of the table, not a key in it."""
     instruction: Text
     """What the agent is told once."""
+    examples: Annotated[tuple[tuple[Text, Text], ...], Field(max_length=16)] = ()
+    """Turns shown before the first: an observation and the action that answers it."""
     family: Family
     """Public name in metrics and clusters; silo.toml's reader takes the alias when absent."""
     max_steps: Annotated[int, Field(ge=1, le=1_000)]

@@ -55,6 +55,37 @@ def test_rendered_episode_is_the_template_s_own(template):
     assert tokenizer.decode(rendered.token_ids) == whole.rstrip("\n")
 
 
+EXAMPLES = (("goal pole .", "get 1 log"), ("have 1 log .", "craft pole"))
+
+
+@pytest.mark.parametrize("template", [CHATML, HEADERS])
+def test_example_turns_are_the_template_s_own_and_nobody_learns_from_them(template):
+    tokenizer = byte_tokenizer(template)
+    chat = ChatFormat.from_tokenizer(tokenizer)
+    instruction, observations, actions = EPISODE
+    rendered = chat.render(*EPISODE, examples=EXAMPLES)
+    whole = tokenizer.apply_chat_template(
+        messages(instruction, observations[:2], actions, examples=EXAMPLES), tokenize=False
+    )
+    assert tokenizer.decode(rendered.token_ids) == whole.rstrip("\n")
+    learned = [t for t, agent in zip(rendered.token_ids, rendered.agent_mask, strict=True) if agent]
+    assert learned == [*chat.answer(actions[0]), *chat.answer(actions[1])]
+
+
+def test_without_a_system_role_the_instruction_leads_the_first_example():
+    tokenizer = byte_tokenizer(NO_SYSTEM)
+    text = tokenizer.decode(
+        ChatFormat.from_tokenizer(tokenizer).opening("do it .", "goal", EXAMPLES[:1])
+    )
+    assert text == "[INST] do it .\n\ngoal pole . [/INST]get 1 log</s>[INST] goal [/INST]"
+
+
+def test_too_many_examples_are_refused():
+    chat = ChatFormat.from_tokenizer(byte_tokenizer(CHATML))
+    with pytest.raises(ConversationError, match="17 example turns; at most 16"):
+        chat.opening("do it .", "goal", EXAMPLES[:1] * 17)
+
+
 def test_rendered_episode_of_the_small_model_is_the_template_s_own():
     tokenizer = word_tokenizer()
     rendered = ChatFormat.from_tokenizer(tokenizer).render(*EPISODE)

@@ -84,6 +84,20 @@ def played(tasks=TASKS, make=Told, engine=None, **options):
     )
 
 
+class Shown(Told):
+    """Its examples suit the episode that has begun."""
+
+    @property
+    def examples(self):
+        return (("7", "a"), ("8", "b")) if self.task_id == ODD else ()
+
+
+def test_examples_are_context_of_the_first_turn_alone():
+    contexts = [[step.context_ids for step in one.steps] for one in played(make=Shown).trajectories]
+    # The engine's chat writes an example as its length.
+    assert contexts == [[(0,), (1,), (2,)], [(0, 2, 2), (1,), (2,)], [(0,), (1,), (2,)]]
+
+
 @pytest.fixture
 def odd(monkeypatch):
     return lambda value: monkeypatch.setattr(Told, "odd", value)

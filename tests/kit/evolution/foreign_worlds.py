@@ -45,7 +45,7 @@ class Engine:
         self._act = act
         self.chat = SimpleNamespace(
             turn_end_id=0,
-            opening=lambda instruction, seen: _ids(f"{instruction}\n{seen}\n"),
+            opening=lambda instruction, seen, _: _ids(f"{instruction}\n{seen}\n"),
             next_turn=lambda seen: _ids(f"\n{seen}\n"),
             parse_action=lambda ids: "".join(map(chr, ids)),
         )

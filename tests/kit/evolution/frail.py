@@ -59,7 +59,7 @@ class Engine:
     def __init__(self, fails=""):
         self.fails = fails
         self.chat = SimpleNamespace(
-            opening=lambda _, observation: [int(observation)],
+            opening=lambda _, observation, examples: [int(observation), *map(len, examples)],
             next_turn=lambda observation: [int(observation)],
             parse_action=self.parse,
             turn_end_id=0,
