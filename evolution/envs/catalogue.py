@@ -42,6 +42,7 @@ ENVIRONMENTS: MappingProxyType[str, str] = MappingProxyType(
         "craft": "evolution.envs.builtin.craft:Craft",
         "maze": "evolution.envs.builtin.maze:Maze",
         "shop": "evolution.envs.builtin.shop.shop:Shop",
+        "words": "evolution.envs.builtin.words.words:Words",
         "wordle": "evolution.envs.builtin.wordle:Wordle",
     }
 )

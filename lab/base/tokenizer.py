@@ -21,7 +21,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from evolution.envs import ENVIRONMENTS, make
+from evolution.envs import make
+from lab.base.data import SKILL
 
 __all__ = ["END", "PAD", "UNKNOWN", "build_tokenizer", "environment_words"]
 
@@ -36,7 +37,7 @@ _CHAT_TEMPLATE = (
 )
 
 
-def environment_words(names: Iterable[str] = tuple(ENVIRONMENTS)) -> frozenset[str]:
+def environment_words(names: Iterable[str] = tuple(SKILL)) -> frozenset[str]:
     """All words of some environments: the union of their vocabularies and instructions."""
     found: set[str] = set()
     for name in names:

@@ -1,0 +1,1 @@
+"""One-turn drills in plain English, for a pretrained model."""
