@@ -39,6 +39,8 @@ class EngineSpec:
     """``hf``: processes that share the episodes of a round; 1 plays in this process."""
     device: str = "auto"
     """``hf``: ``auto`` takes a GPU if there is one."""
+    rollout_batch: int = 64
+    """``hf``: the most episodes that are played at once; fewer where memory asks for it."""
     url: str = ""
     """``openai``: the server, on loopback or with TLS, for example ``http://127.0.0.1:8000``."""
     model: str = ""
@@ -50,7 +52,12 @@ class EngineSpec:
     timeout_s: float = 120.0
     """``openai``: for one answer."""
     max_in_flight: int = 64
-    """``openai``: conversations that wait for an answer at once."""
+    """``openai``: the most episodes that are played at once."""
+
+    @property
+    def episodes_at_once(self) -> int:
+        """The most that the operator allows."""
+        return self.max_in_flight if self.kind == "openai" else self.rollout_batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

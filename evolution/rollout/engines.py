@@ -10,6 +10,7 @@ from evolution.rollout.engine import EngineSpec, RolloutEngine
 __all__ = ["make_engine"]
 
 _MAX_WORKERS = 256
+_MAX_BATCH = 4096
 
 
 def make_engine(
@@ -31,6 +32,8 @@ def make_engine(
         raise RolloutError(f"rollout.kind is {spec.kind!r}; known: hf, openai")
     if not 1 <= spec.workers <= _MAX_WORKERS:
         raise RolloutError(f"rollout.workers must be from 1 to {_MAX_WORKERS}")
+    if not 1 <= spec.rollout_batch <= _MAX_BATCH:
+        raise RolloutError(f"rollout.rollout_batch must be from 1 to {_MAX_BATCH}")
     if spec.workers > 1:
         from evolution.rollout.workers import WorkerEngine
 

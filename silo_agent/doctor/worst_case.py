@@ -194,7 +194,10 @@ def _explore_s(
         engine.chat.end_ids = frozenset()
         engine.load_adapter(_NAME, adapter)
         words = max(1, engine.context_limit // max(turns) - evolve.max_new_tokens)
-        settings = EvolveSettings(tries_per_task=evolve.tries_per_task)
+        settings = EvolveSettings(
+            tries_per_task=evolve.tries_per_task,
+            rollout_batch=config.rollout.episodes_at_once,
+        )
         wave = min(evolve.episodes_per_round, wave_size(settings, plan.spec, plan.model.dtype))
         began_s = time.monotonic()
         played = run_episodes(

@@ -56,7 +56,6 @@ USABLE: Final = 0.8
 LEAST_CONTEXT_TOKENS: Final = 16
 """As a plan's own."""
 _WITHOUT_MODEL: Final = frozenset({"constant"})
-_DEFAULT_BATCH: Final = EvolveSettings().rollout_batch
 
 log = structlog.get_logger(__name__)
 
@@ -136,10 +135,10 @@ def choose(
     A ``shape`` of None is one that is not known. ``fixed`` are the keys of ``[training]`` that
     ``silo.toml`` sets.
     """
-    asked = config.training
+    asked, at_once = config.training, config.rollout.episodes_at_once
     choice = Choice(
         trainer=asked,
-        rollout_batch=_DEFAULT_BATCH,
+        rollout_batch=at_once,
         max_sequence_tokens=plan.evolve.max_sequence_tokens,
         notes=(),
     )
@@ -152,9 +151,9 @@ def choose(
         return replace(choice, notes=(problem,), unfit=problem)
     notes = []
     batch = site.rollout_batch()
-    if batch < _DEFAULT_BATCH:
+    if batch < at_once:
         notes.append(
-            f"{batch} instead of {_DEFAULT_BATCH} episodes are played at once, so that their keys "
+            f"{batch} instead of {at_once} episodes are played at once, so that their keys "
             f"and values fit into {site.where(site.plays_on_gpu)}"
         )
     if Mode(plan.privacy.mode) in RECORD_MODES:
@@ -246,8 +245,9 @@ class _Site:
 
     def rollout_batch(self) -> int:
         """Episodes at once whose keys and values fit beside all weights."""
+        at_once = self.config.rollout.episodes_at_once
         if not self.plays_here:
-            return _DEFAULT_BATCH
+            return at_once
         gpu = self.plays_on_gpu
         weights = self.engine_bytes(gpu=gpu)
         if gpu == self.trains_on_gpu:
@@ -259,7 +259,7 @@ class _Site:
             tokens=self.plan.evolve.max_sequence_tokens,
             dtype=self.plan.model.dtype,
         )
-        return max(1, min(_DEFAULT_BATCH, left // one.cache_bytes))
+        return max(1, min(at_once, left // one.cache_bytes))
 
     def training(self, fixed: frozenset[str]) -> tuple[TrainerSpec, int, list[str]]:
         """The trainer, the longest trajectory, and what to say about them."""

@@ -85,7 +85,16 @@ def test_workers_play_the_same_episodes_and_come_back_after_a_death(tiny_base):
     assert play(two).dropped == len(TASKS)
 
 
-@pytest.mark.parametrize("spec", [{"workers": 0}, {"workers": 1000}, {"kind": "vllm"}])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"workers": 0},
+        {"workers": 1000},
+        {"kind": "vllm"},
+        {"rollout_batch": 0},
+        {"rollout_batch": 4097},
+    ],
+)
 def test_a_spec_that_cannot_be_met_is_refused(tmp_path, spec):
     with pytest.raises(RolloutError, match="rollout"):
         make(tmp_path, **spec)

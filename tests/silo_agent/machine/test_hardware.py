@@ -115,10 +115,13 @@ def test_a_base_that_cannot_be_held_makes_the_plan_unfit_before_anything_is_trai
 
 def test_a_model_server_leaves_the_device_to_training():
     served = fit(
-        machine(24), rollout=EngineSpec(kind="openai", url="http://127.0.0.1:1", model="m")
+        machine(24),
+        rollout=EngineSpec(
+            kind="openai", url="http://127.0.0.1:1", model="m", max_in_flight=256, rollout_batch=2
+        ),
     )
     assert not served.unfit
-    assert served.rollout_batch == EvolveSettings().rollout_batch
+    assert served.rollout_batch == 256
 
 
 def test_fewer_episodes_are_played_at_once_where_their_caches_do_not_fit():
@@ -126,6 +129,10 @@ def test_fewer_episodes_are_played_at_once_where_their_caches_do_not_fit():
     assert roomy.rollout_batch == EvolveSettings().rollout_batch
     assert 1 <= tight.rollout_batch < roomy.rollout_batch
     assert any("episodes are played at once" in note for note in tight.notes)
+    many, few = (fit(machine(80), rollout=EngineSpec(rollout_batch=one)) for one in (4000, 3))
+    assert roomy.rollout_batch < many.rollout_batch < 4000
+    assert any("instead of 4000 episodes are played at once" in note for note in many.notes)
+    assert few.rollout_batch == 3
     workers = fit(machine(80), rollout=EngineSpec(workers=3))
     assert workers.rollout_batch < roomy.rollout_batch
 
