@@ -2,9 +2,9 @@
 
 Invariants:
 
-1. The adapter is merged into this engine's own copy of the weights, always starting from the
-   unmerged base weights: W = W_base + (α/r)·B·A (LoRA, arXiv 2106.09685, §4.1). Loading the same
-   tensors twice gives the same bits.
+1. Loading the same tensors twice gives the same bits, whatever was loaded before. In float32 the
+   adapter is merged into this engine's own copy of the weights, in 16 bits it stands beside them
+   (``evolution/model/adapted.py``).
 2. One key/value cache holds the whole batch across turns. Conversations that no longer appear are
    dropped from it; the last sampled token of a turn joins the next chunk. If a prompt is not a
    continuation of what the cache holds, the cache is rebuilt: it can cost time, never correctness.
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from evolution.errors import AdapterLoadError, AdapterMismatchError, RolloutError
+from evolution.model.adapted import adapt
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.model.lora import adapted_linears, split_name
 from evolution.rollout.conversation import ChatFormat
@@ -63,8 +64,7 @@ class HfEngine(RolloutEngine):
         self._pass_cost = _PASS_COST if self._device == "cpu" else _NEVER_CUT
         self._model: Any = load_base(base_dir, dtype=dtype).to(self._device)
         self._alpha = alpha
-        self._linears = adapted_linears(self._model)
-        self._base_weights = {name: m.weight.detach().clone() for name, m in self._linears.items()}
+        self._linears = adapt(self._model, adapted_linears(self._model))
         self._cache = RaggedCache(0, device=self._device)
         self._keys: list[int] = []
         self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
@@ -73,7 +73,7 @@ class HfEngine(RolloutEngine):
 
     @torch.no_grad()
     def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:
-        """Merge an adapter into the weights.
+        """Play with this adapter from now on.
 
         Raises:
             AdapterLoadError: A tensor belongs to no linear layer, lacks its partner or has the
@@ -91,17 +91,17 @@ class HfEngine(RolloutEngine):
             if linear is None or set(pair) != {"A", "B"}:
                 raise AdapterLoadError(f"no complete pair of factors for a linear layer {module!r}")
             A, B = pair["A"], pair["B"]
-            if (B.shape[0], A.shape[1]) != tuple(linear.weight.shape) or B.shape[1] != A.shape[0]:
+            if (B.shape[0], A.shape[1]) != linear.shape or B.shape[1] != A.shape[0]:
                 raise AdapterLoadError(f"{module}: factors {B.shape}·{A.shape} do not fit")
         for module, linear in self._linears.items():
-            merged = self._base_weights[module]
             if module in factors:
                 down, up = (
                     torch.from_numpy(factors[module][f].astype(np.float32)).to(self._device)
                     for f in "AB"
                 )
-                merged = merged + ((self._alpha / down.shape[0]) * (up @ down)).to(merged)
-            linear.weight.copy_(merged)
+                linear.set_factors(down, up, scale=self._alpha / down.shape[0])
+            else:
+                linear.clear()
         self._forget()
         self.adapter_version = version
 
@@ -143,7 +143,6 @@ class HfEngine(RolloutEngine):
         self._forget()
         self._model = None
         self._linears = {}
-        self._base_weights = {}
 
     def _align(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Make the cache's rows those of the prompts; return what is still to be fed."""

@@ -28,7 +28,7 @@ from federation.adapter.shapes import ModelShape
 
 __all__ = ["DTYPE_BYTES", "Rollout", "Training", "rollout_memory", "training_memory"]
 
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _ADAMW_BYTES: Final = 16
 _LOGIT_BYTES: Final = 8
 

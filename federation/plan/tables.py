@@ -9,7 +9,7 @@ Not covered: reading the document and wording its errors (``federation.plan.read
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -33,7 +33,7 @@ class ModelSection(Section):
     """Model id or directory, for people; silos go by the digest."""
     base_sha256: Sha256Hex
     """Digest of the base model's files, lower-case hex."""
-    dtype: Literal["float32", "bfloat16", "float16"]
+    dtype: Literal["float32", "bfloat16"]
     """What the base weights are held in; adapters and deltas are float32 always."""
     lora_rank: Annotated[int, Field(ge=1, le=256)] = 8
     """r."""
@@ -43,6 +43,13 @@ class ModelSection(Section):
     """Which layers carry an adapter."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """LoRA dropout while training."""
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _wide_enough(cls, value: Any) -> Any:
+        if value == "float16":
+            raise ValueError("float16 overflows at 65,504 in training; choose bfloat16")
+        return value
 
 
 class EvolveSection(Section):

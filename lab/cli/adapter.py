@@ -12,6 +12,9 @@ from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_resul
 
 __all__ = ["app"]
 
+MUCH_LOST = 0.1
+"""Relative error of a merge from which on it is warned of."""
+
 app = typer.Typer(help="Initial adapters and merged models.", no_args_is_help=True)
 
 
@@ -62,7 +65,10 @@ def merge(
     ] = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Write a whole model, W + (alpha/r) B A, with the base's tokenizer and dtype."""
+    """Write a whole model, W + (alpha/r) B A, with the base's tokenizer and dtype.
+
+    A base in 16 bits rounds: of a small adapter little may be left, and the command says so.
+    """
     with answering(output):
         from lab.serving.merge import MergeError, read_adapter_at
         from lab.serving.merge import merge as merge_into
@@ -76,5 +82,19 @@ def merge(
                 exit_code=Exit.SERVER,
                 hint="the adapter must fit the base: chorale adapter export writes both names",
             ) from error
-        show_result(output, f"wrote {written}")
-        succeed(output, {"model": str(written)})
+        lines = [f"wrote {written.directory}"]
+        if written.error > MUCH_LOST:
+            lines.append(
+                f"WARNING: rounding to the base's dtype moved {written.moved:.0%} of the weights "
+                f"that the adapter changes, and what was added is off by {written.error:.0%} of "
+                "its size: serve base and adapter apart (vLLM, peft), or merge into a float32 base"
+            )
+        show_result(output, *lines)
+        succeed(
+            output,
+            {
+                "model": str(written.directory),
+                "weights_moved": written.moved,
+                "relative_error": written.error,
+            },
+        )

@@ -42,7 +42,7 @@ Rank = Annotated[int, Field(ge=1, le=256)]
 Alpha = Annotated[float, Field(gt=0, le=4096)]
 Sums = Literal["plain", "masked"]
 PerRound = Annotated[int, Field(ge=0, le=200)]
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16"]
 PlainText = Annotated[str, Field(max_length=512)]
 
 

@@ -2,7 +2,8 @@
 
 The result is an ordinary Hugging Face directory that needs no peft. Invariants:
 
-1. The sum is computed in float32 and rounded once to the dtype that W has.
+1. The sum is computed in float32 and rounded once to the dtype that W has; what rounding lost is
+   counted.
 2. Weights are read and written shard by shard: memory is the largest shard, its adapted weights
    in float32, and the adapter. Tensors keep their names, shards their files.
 3. Every module of the adapter is found in the base with fitting shapes, or nothing is written.
@@ -36,7 +37,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Adapter", "MergeError", "merge", "read_adapter_at"]
+__all__ = ["Adapter", "MergeError", "Merged", "merge", "read_adapter_at"]
 
 _MAX_ADAPTER_BYTES: Final = 1 << 31
 _MAX_CONFIG_BYTES: Final = 1 << 20
@@ -102,8 +103,41 @@ def read_adapter_at(path: Path, *, alpha: float | None = None) -> Adapter:
     )
 
 
-def merge(adapter: Adapter, base: Path, out: Path) -> Path:
-    """Write the merged model into a directory that is absent or empty, and return it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """What a merge came to.
+
+    Weights of 16 bits lie on a coarse grid, and a change below half a step of it vanishes: of a
+    small adapter most does.
+    """
+
+    directory: Path
+    """The model."""
+    moved: float
+    """The share of the adapted weights that are not the base's any more, of those to be changed."""
+    error: float
+    """‖what was added − (α/r)·B·A‖ / ‖(α/r)·B·A‖ over all layers; 0 where nothing was to be."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Lost:
+    """Sums over the layers."""
+
+    asked: int = 0
+    moved: int = 0
+    error_sq: float = 0.0
+    change_sq: float = 0.0
+
+    def count(self, weight: torch.Tensor, merged: torch.Tensor, change: torch.Tensor) -> None:
+        added = merged.float() - weight.float()
+        self.asked += int((change != 0).sum())
+        self.moved += int((added != 0).sum())
+        self.error_sq += float((added - change).double().square().sum())
+        self.change_sq += float(change.double().square().sum())
+
+
+def merge(adapter: Adapter, base: Path, out: Path) -> Merged:
+    """Write the merged model into a directory that is absent or empty.
 
     Raises:
         MergeError: The adapter does not belong to this base, or the directory is not empty.
@@ -116,17 +150,22 @@ def merge(adapter: Adapter, base: Path, out: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
         whole = Path(partial) / "model"
         whole.mkdir()
+        lost = _Lost()
         for shard in sorted(shards):
-            _merge_shard(adapter, base / shard, whole / shard)
+            _merge_shard(adapter, base / shard, whole / shard, lost)
         _copy_the_rest(base, whole)
         _write_beside(adapter, whole)
         if out.exists():
             out.rmdir()
         whole.rename(out)
-    return out
+    return Merged(
+        directory=out,
+        moved=lost.moved / lost.asked if lost.asked else 1.0,
+        error=(lost.error_sq / lost.change_sq) ** 0.5 if lost.change_sq else 0.0,
+    )
 
 
-def _merge_shard(adapter: Adapter, source: Path, target: Path) -> None:
+def _merge_shard(adapter: Adapter, source: Path, target: Path, lost: _Lost) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -137,16 +176,20 @@ def _merge_shard(adapter: Adapter, source: Path, target: Path) -> None:
     for name in names:
         pair = adapter.factors.get(name.removesuffix(".weight"))
         if pair is not None:
-            tensors[name] = _merged(tensors[name], *pair, adapter.scale)
+            tensors[name] = _merged(tensors[name], *pair, adapter.scale, lost)
     save_file(tensors, target, metadata=metadata)
 
 
-def _merged(weight: torch.Tensor, A: np.ndarray, B: np.ndarray, scale: float) -> torch.Tensor:
+def _merged(
+    weight: torch.Tensor, A: np.ndarray, B: np.ndarray, scale: float, lost: _Lost
+) -> torch.Tensor:
     import torch
 
     # The factors are read-only views of the file's bytes, hence the copies.
-    change = torch.tensor(B) @ torch.tensor(A)
-    return change.mul_(scale).add_(weight.to(torch.float32)).to(weight.dtype)
+    change = (torch.tensor(B) @ torch.tensor(A)).mul_(scale)
+    merged = (change + weight.to(torch.float32)).to(weight.dtype)
+    lost.count(weight, merged, change)
+    return merged
 
 
 def _shards(base: Path) -> dict[str, set[str]]:

@@ -201,6 +201,12 @@ def test_bad_values_are_refused_at_their_path(old, new, path):
     assert all(len(problem) > len(path) + 10 for problem in found)
 
 
+def test_a_plan_in_float16_is_told_what_to_choose():
+    (problem,) = problems(edited('dtype = "float32"', 'dtype = "float16"'))
+    assert problem.startswith("model.dtype: float16 overflows")
+    assert "choose bfloat16" in problem
+
+
 @pytest.mark.parametrize(
     "document",
     [

@@ -59,7 +59,7 @@ def prompts():
 
 
 def test_the_merged_model_is_the_base_with_its_adapter(exported, tmp_path):
-    out = merge(read_adapter_at(exported), BASE, tmp_path / "merged")
+    out = merge(read_adapter_at(exported), BASE, tmp_path / "merged").directory
     merged = AutoModelForCausalLM.from_pretrained(out).eval()
     both, base = with_peft(BASE, exported), AutoModelForCausalLM.from_pretrained(BASE).eval()
     ids = prompts()
@@ -82,7 +82,7 @@ def test_dtype_and_shards_are_kept(exported, tmp_path):
     model.save_pretrained(tmp_path / "base", max_shard_size="300KB")
     index = json.loads((tmp_path / "base" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 2
-    out = merge(read_adapter_at(exported), tmp_path / "base", tmp_path / "out")
+    out = merge(read_adapter_at(exported), tmp_path / "base", tmp_path / "out").directory
     assert json.loads((out / "model.safetensors.index.json").read_text()) == index
     adapter = read_adapter_at(exported)
     changed = 0
@@ -105,8 +105,41 @@ def test_dtype_and_shards_are_kept(exported, tmp_path):
     AutoModelForCausalLM.from_pretrained(out)
 
 
+def test_what_rounding_loses_of_a_small_adapter_is_counted_and_said(tensors, tmp_path):
+    half = tmp_path / "half"
+    AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16).save_pretrained(half)
+    found = {}
+    for size in (1.0, 0.01):
+        scaled = {
+            name: value * np.float32(size if ".lora_B." in name else 1.0)
+            for name, value in tensors.items()
+        }
+        file = tmp_path / f"{size}.safetensors"
+        file.write_bytes(encode_adapter(scaled))
+        adapter = read_adapter_at(file, alpha=ALPHA)
+        found[size] = [
+            merge(adapter, base, tmp_path / f"{size}-{base.name}") for base in (BASE, half)
+        ]
+    for whole, _ in found.values():
+        assert whole.moved > 0.95
+        assert whole.error < 1e-3
+    (_, large), (_, small) = found.values()
+    assert large.moved > 2 * small.moved
+    assert small.error > 5 * large.error > 0
+    arguments = ["adapter", "merge", str(file), "--alpha", str(ALPHA), "--base"]
+    warned, silent = (
+        CliRunner().invoke(
+            app, [*arguments, str(base), "--out", str(tmp_path / f"cli-{base.name}")]
+        )
+        for base in (half, BASE)
+    )
+    assert f"moved {small.moved:.0%} of the weights" in warned.stdout
+    assert "serve base and adapter apart" in warned.stdout
+    assert "WARNING" not in silent.stdout
+
+
 def test_the_card_goes_with_it_and_says_what_it_is(exported, tmp_path):
-    out = merge(read_adapter_at(exported), BASE, tmp_path / "out")
+    out = merge(read_adapter_at(exported), BASE, tmp_path / "out").directory
     card = (out / "README.md").read_text()
     assert "library_name: transformers\n" in card
     assert "base_model_relation: finetune\n" in card
@@ -126,8 +159,8 @@ def test_a_bare_file_takes_alpha(tensors, exported, tmp_path):
     for alpha in (math.nan, math.inf, 0.0):
         with pytest.raises(MergeError, match="α is"):
             read_adapter_at(file, alpha=alpha)
-    one = merge(read_adapter_at(file, alpha=ALPHA), BASE, tmp_path / "one")
-    two = merge(read_adapter_at(exported), BASE, tmp_path / "two")
+    one = merge(read_adapter_at(file, alpha=ALPHA), BASE, tmp_path / "one").directory
+    two = merge(read_adapter_at(exported), BASE, tmp_path / "two").directory
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
 
 
