@@ -154,6 +154,8 @@ def test_a_run_of_suite_v2_waits_for_no_silo_that_cannot_take_part(
     previous, current = installations
     members = dict(zip(SILOS, (previous, current, current, current), strict=True))
     with copied(tmp_path, template, coordinator=current, **members) as loopback:
+        # It joined with the previous release, whose policies cannot say so.
+        cf.configure(loopback, SILOS[1], policy=POLICY_V1)
         start_silos(loopback, SILOS, "one silo of the previous release")
         plan, adapter = cf.write_run(loopback, cf.plan_toml(**NOISY))
         start = ("run", "start", plan, "--adapter", adapter, "--submit-token", "v2")
@@ -239,6 +241,7 @@ def test_a_roster_that_members_approved(tmp_path, installations, template):
     previous, current = installations
     members = dict(zip(SILOS, (previous, current, current, current), strict=True))
     with copied(tmp_path, template, coordinator=current, **members) as loopback:
+        cf.configure(loopback, SILOS[1], policy=POLICY_V1)
         start_silos(loopback, SILOS, "an approved roster")
         data = str(loopback.data_dir)
         fifth = cf.FIVE[4]
