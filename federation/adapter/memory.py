@@ -9,7 +9,8 @@
                  T·(bytes(dtype)·h·L + b_1 + b_block) with it: one block at a time
                  (Chen et al., arXiv 1604.06174)
     logits       T_agent·V·(bytes(dtype) + 8): as computed, in float32, and their gradient
-    rollout      weights + 2·L·kv_heads·head_dim·bytes(dtype) for each token of a conversation
+    rollout      weights + 2·L·kv_heads·head_dim·bytes(dtype) for each token of a conversation; in
+                 float32 the adapted layers' weights twice, as they were and merged
 
 T is the padded tokens of one forward pass. b_block is what one block keeps of one token for the
 backward pass, counted tensor by tensor below, for attention that keeps no T×T scores
@@ -136,10 +137,12 @@ def rollout_memory(shape: ModelShape, *, conversations: int, tokens: int, dtype:
     if min(conversations, tokens) < 1 or dtype not in DTYPE_BYTES:
         raise ValueError("conversations and tokens count from 1")
     size = DTYPE_BYTES[dtype]
+    # In half precision factors stand beside the weights; see evolution/model/adapted.py.
+    merged = sum(out * width for out, width in shape.linears.values()) if size == 4 else 0
     return Rollout(
         conversations=conversations,
         tokens=tokens,
-        weights_bytes=size * shape.parameters,
+        weights_bytes=size * (shape.parameters + shape.layers * merged),
         cache_bytes=size * shape.kv_elements_per_token * conversations * tokens,
     )
 

@@ -8,6 +8,8 @@ from evolution.model.adapted import FactorsBeside, MergedWeights
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.model.lora import attach_lora, initial_adapter, read_adapter, write_adapter
 from evolution.rollout.hf import HfEngine
+from federation.adapter.memory import rollout_memory
+from federation.adapter.shapes import shape_from_config
 from tests.kit.evolution import smollm2
 
 KINDS = {"merged": MergedWeights, "beside": FactorsBeside}
@@ -74,6 +76,19 @@ def test_what_was_set_before_leaves_no_trace(kind, bias):
     used.clear()
     assert torch.equal(play(x), base)
     assert used.shape == (64, 96)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_forecast_knows_what_an_engine_holds(tiny_base, dtype):
+    engine = HfEngine(tiny_base, dtype=dtype)
+    layers = engine._linears.values()
+    held = [
+        *engine._model.parameters(),
+        *(layer._base if dtype == "float32" else layer._weights for layer in layers),
+    ]
+    shape = shape_from_config((tiny_base / "config.json").read_bytes())
+    forecast = rollout_memory(shape, conversations=1, tokens=1, dtype=dtype)
+    assert sum(tensor.nbytes for tensor in held) == forecast.weights_bytes
 
 
 def effect(engine, ids, adapter):
