@@ -87,7 +87,7 @@ MUTANTS = (
         file=ADVERTISE,
         old="if self._bundle not in message.bundles:",
         new="if not message.bundles:",
-        tests=(_KEYS + "test_tampered_bundles[own replaced]",),
+        tests=(_KEYS + "test_tampered_bundles[own replaced-2]",),
     ),
     Mutant(
         name="bundles-size",

@@ -8,6 +8,8 @@ commands.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -58,6 +60,17 @@ def test_every_mutant_names_tests_that_exist(mutants, least):
         if name not in functions(file):
             missing.add(test)
     assert missing == set()
+
+
+def test_every_case_that_a_mutant_names_exists():
+    named = [mutant.tests for mutants, _ in LISTS.values() for mutant in mutants]
+    cases = sorted({test for tests in named for test in tests if "[" in test})
+    assert cases
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *cases],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 @lists
