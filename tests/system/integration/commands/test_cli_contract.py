@@ -49,8 +49,11 @@ LONG = {("chorale-lab", "base", "build"): "makes a model, which takes minutes, w
 MORE = {
     ("chorale", "run", "plan"): ("--dimension", "100", "--silos", "4", "--colluding", "1"),
     ("chorale-silo", "buffer", "delete"): ("--subject", "nobody"),
+    ("chorale-lab", "base", "import"): ("--hf", "."),
+    ("chorale-lab", "base", "smollm2"): ("--wheel", "nowhere.whl"),
 }
-"""Options without which the arguments are incomplete, though none of them is required by itself."""
+"""Options without which the arguments are incomplete, or the network is asked, though none of them
+is required by itself."""
 FINDINGS = {
     ("chorale", "doctor"): "each step that it took, and what it found",
     ("chorale-silo", "doctor"): "each step that it took, and what it found",
