@@ -9,7 +9,8 @@ then. So the factors stand beside the weights, and both are one product, which i
     y = [W, (α/r)·B] · [x ; A·x]
 
 Measured on SmolLM2-135M-Instruct in bfloat16 with an adapter of 12 steps, the part of its effect on
-log-probabilities that is left (slope against float32, 142 tokens; ``tests/evolution/model``):
+log-probabilities that is left (slope against float32, 142 tokens, once). A test on a like text
+holds the last line to 0.95; nothing in the tree measures the other two again:
 
     scaled to                 1      0.3    0.1
     merged weights            1.00   0.91   0.58

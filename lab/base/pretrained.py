@@ -229,7 +229,7 @@ def _write(
             path.chmod(0o644)
         beside.chmod(0o755)
         beside.rename(out)
-    except BaseException:
+    except BaseException:  # whatever it was, half a model is left nowhere
         shutil.rmtree(beside)
         raise
     return made
