@@ -8,6 +8,8 @@ Invariants:
 2. One key/value cache holds the whole batch across turns. Conversations that no longer appear are
    dropped from it; the last sampled token of a turn joins the next chunk. If a prompt is not a
    continuation of what the cache holds, the cache is rebuilt: it can cost time, never correctness.
+3. What conversations open with alike, as instructions and example turns are, is computed once and
+   copied (``_opened``); it is kept until another adapter is loaded.
 
 Covered: full-attention models that transformers can run with scaled-dot-product attention, on
 a CPU or one GPU.
@@ -16,6 +18,7 @@ Not covered: sliding-window attention (the explicit mask would widen it), quanti
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,7 @@ class HfEngine(RolloutEngine):
         self._linears = adapt(self._model, adapted_linears(self._model))
         self._cache = RaggedCache(0, device=self._device)
         self._keys: list[int] = []
+        self._opening = RaggedCache(1, device=self._device)
         self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
         self.context_limit = int(self._model.config.max_position_embeddings)
         self.adapter_version = ""
@@ -110,7 +114,7 @@ class HfEngine(RolloutEngine):
         """Answer each prompt, in order."""
         if not prompts:
             return []
-        chunks = self._align(prompts)
+        chunks = self._opened(self._align(prompts))
         keys = np.array([prompt.key for prompt in prompts])
         lengths = np.array([len(prompt.token_ids) for prompt in prompts])
         ids: list[list[int]] = [[] for _ in prompts]
@@ -164,15 +168,42 @@ class HfEngine(RolloutEngine):
             for prompt, held in zip(prompts, self._cache.tokens, strict=True)
         ]
 
-    def _forward(self, chunks: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _opened(self, chunks: list[list[int]]) -> list[list[int]]:
+        """Fill rows that are empty with what they open with alike; return what is still to be fed.
+
+        It is done where the tokens that need not be computed again outweigh a pass.
+        """
+        empty = [row for row, tokens in enumerate(self._cache.tokens) if not tokens]
+        if not empty:
+            return chunks
+        # The last token of a prompt is always fed: its scores are what is asked for.
+        shared = _shared([chunks[row][:-1] for row in empty])
+        held = self._opening.tokens[0]
+        if shared[: len(held)] != held or len(shared) - len(held) > self._pass_cost:
+            held = []
+        if not held:
+            if len(shared) * (len(empty) - 1) <= self._pass_cost:
+                return chunks
+            self._opening = RaggedCache(1, device=self._device)
+            self._forward([shared], self._opening)
+            held = shared
+        self._cache.open_with(self._opening, empty)
+        return [
+            chunk[len(held) :] if row in set(empty) else chunk for row, chunk in enumerate(chunks)
+        ]
+
+    def _forward(
+        self, chunks: Sequence[Sequence[int]], cache: RaggedCache | None = None
+    ) -> torch.Tensor:
         logits_BV: torch.Tensor | None = None
+        cache = self._cache if cache is None else cache
         try:
-            for inputs in self._cache.feed(chunks, pass_cost=self._pass_cost):
+            for inputs in cache.feed(chunks, pass_cost=self._pass_cost):
                 logits_PV: torch.Tensor = self._model(
                     input_ids=inputs.input_ids,
                     position_ids=inputs.position_ids,
                     attention_mask=inputs.attention_mask,
-                    past_key_values=self._cache.layers,
+                    past_key_values=cache.layers,
                     use_cache=True,
                     logits_to_keep=1,
                 ).logits[:, -1]
@@ -189,7 +220,14 @@ class HfEngine(RolloutEngine):
 
     def _forget(self) -> None:
         self._cache = RaggedCache(0, device=self._device)
+        self._opening = RaggedCache(1, device=self._device)
         self._keys = []
+
+
+def _shared(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens that all of them begin with."""
+    columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
+    return [column[0] for column in columns]
 
 
 def _device_of(name: str) -> str:

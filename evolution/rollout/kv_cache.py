@@ -78,21 +78,40 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
         self.values = _written(self.values, value_states, place)
         return _seen(self.keys, place), _seen(self.values, place)
 
+    def open_with(self, held: _Layer, rows: torch.Tensor, *, count: int, columns: int) -> None:
+        if not self.is_initialized:
+            self.lazy_initialization(held.keys, held.values)
+        self.keys = _opened(self.keys, held.keys, rows, count=count, columns=columns)
+        self.values = _opened(self.values, held.values, rows, count=count, columns=columns)
+
     def keep_rows(self, rows: torch.Tensor) -> None:
         self.keys = self.keys.index_select(0, rows)
         self.values = self.values.index_select(0, rows)
 
 
-def _written(store: torch.Tensor, states: torch.Tensor, place: _Place) -> torch.Tensor:
-    """The storage with the chunk's real tokens in it; another tensor only where it had to grow."""
+def _roomy(store: torch.Tensor, like: torch.Tensor, *, count: int, columns: int) -> torch.Tensor:
+    """The storage, with so many columns at least; another tensor only where it had to grow."""
     held = store.shape[-2] if store.numel() else 0
-    if held < place.columns:
-        _, heads, _, width = states.shape
-        columns = max(_LEAST_COLUMNS, 2 * place.columns)
-        grown = states.new_zeros(place.count, heads, columns, width)
-        if held:
-            grown[:, :, :held] = store
-        store = grown
+    if held >= columns:
+        return store
+    _, heads, _, width = like.shape
+    grown = like.new_zeros(count, heads, max(_LEAST_COLUMNS, 2 * columns), width)
+    if held:
+        grown[:, :, :held] = store
+    return grown
+
+
+def _opened(
+    store: torch.Tensor, held: torch.Tensor, rows: torch.Tensor, *, count: int, columns: int
+) -> torch.Tensor:
+    store = _roomy(store, held, count=count, columns=columns)
+    store[rows, :, :columns] = held[:, :, :columns]
+    return store
+
+
+def _written(store: torch.Tensor, states: torch.Tensor, place: _Place) -> torch.Tensor:
+    """The storage with the chunk's real tokens in it."""
+    store = _roomy(store, states, count=place.count, columns=place.columns)
     (from_row, from_column), (row, column) = place.source, place.target
     store[row, :, column] = states[from_row, :, from_column]
     return store
@@ -133,6 +152,17 @@ class RaggedCache:
         for layer in self.layers.layers:
             layer.keep_rows(index)
         self.tokens = [self.tokens[row] for row in rows]
+
+    def open_with(self, opening: RaggedCache, rows: Sequence[int]) -> None:
+        """Begin these rows, which are empty, with the one row of another cache."""
+        (tokens,) = opening.tokens
+        index = torch.tensor(rows, dtype=torch.long, device=self._device)
+        while len(self.layers.layers) < len(opening.layers.layers):
+            self.layers.layers.append(_Layer(self))
+        for layer, held in zip(self.layers.layers, opening.layers.layers, strict=True):
+            layer.open_with(held, index, count=len(self.tokens), columns=len(tokens))
+        for row in rows:
+            self.tokens[row] = list(tokens)
 
     def _inputs(
         self, rows: list[int], chunks: Sequence[Sequence[int]], starts: Sequence[int]

@@ -93,6 +93,49 @@ def test_cache_is_rebuilt_when_a_prompt_is_not_a_continuation(engine):
     assert engine.generate([Prompt(key=0, token_ids=opening)], sampling) == first
 
 
+def test_what_conversations_open_with_alike_is_computed_once(engine, adapter, monkeypatch):
+    sampling = Sampling(temperature=0.0, max_new_tokens=4, seed=0)
+    examples = [("goal plank . have log 1 .", "craft plank")] * 12
+    prompts = [
+        Prompt(key=key, token_ids=engine.chat.opening("craft", f"goal {goal} .", examples))
+        for key, goal in enumerate(("plank", "table", "stick", "torch", "plank"))
+    ]
+    columns = zip(*(prompt.token_ids for prompt in prompts), strict=False)
+    shared = next(place for place, column in enumerate(columns) if len(set(column)) > 1)
+    whole = sum(len(prompt.token_ids) for prompt in prompts)
+    assert shared > 100
+    passes = []
+    forward = engine._model.forward
+    monkeypatch.setattr(
+        engine._model,
+        "forward",
+        lambda *args, **named: passes.append(named["input_ids"].shape) or forward(*args, **named),
+    )
+    together = engine.generate(prompts, sampling)
+    opened = [shape for shape in passes if shape[1] > 1]
+    assert opened[0] == (1, shared)
+    assert sum(rows * width for rows, width in opened) < whole / 2
+    # Others that open so find it there, and another adapter computes its own.
+    passes.clear()
+    more = [Prompt(key=9 + prompt.key, token_ids=prompt.token_ids) for prompt in prompts]
+    assert engine.generate(more, sampling) == together
+    assert max(width for _, width in passes) < shared
+    engine.load_adapter("v2", adapter)
+    passes.clear()
+    assert engine.generate(prompts, sampling) == together
+    assert passes[0] == (1, shared)
+    monkeypatch.undo()
+    alone = [engine.generate([prompt], sampling)[0] for prompt in prompts]
+    assert [one.token_ids for one in alone] == [one.token_ids for one in together]
+    # One that opens otherwise is no less right for it.
+    other = [
+        Prompt(key=key, token_ids=[7, *prompt.token_ids]) for key, prompt in enumerate(prompts)
+    ]
+    assert [one.token_ids for one in engine.generate(other, sampling)] == [
+        engine.generate([prompt], sampling)[0].token_ids for prompt in other
+    ]
+
+
 def test_a_new_adapter_forgets_the_cache_and_the_base_comes_back(engine, adapter):
     sampling = Sampling(temperature=0.0, max_new_tokens=4, seed=0)
     prompt = [Prompt(key=0, token_ids=engine.chat.opening("craft", "goal plank ."))]
