@@ -29,6 +29,7 @@ __all__ = [
     "batch_total",
     "keeps_agent_logits",
     "logprobs_of",
+    "positions_before",
     "row_sums",
 ]
 
@@ -147,7 +148,7 @@ def _look(
         ]
         return outs, rows, logprob_BT
     logits_NV = model(
-        input_ids=batch.ids, use_cache=False, logits_to_keep=_before(batch.mask)
+        input_ids=batch.ids, use_cache=False, logits_to_keep=positions_before(batch.mask)
     ).logits.flatten(0, -2)
     logprob_N = -torch.nn.functional.cross_entropy(
         logits_NV.float(), target_BT[loss_BT], reduction="none"
@@ -173,7 +174,7 @@ def keeps_agent_logits(model: Callable[..., Any], device: torch.device | str) ->
     False where it ignores the question, refuses it, or answers it otherwise.
     """
     probe = PROBE.to(device)
-    keep_BT = _before(probe.mask)
+    keep_BT = positions_before(probe.mask)
     try:
         kept = model(input_ids=probe.ids, use_cache=False, logits_to_keep=keep_BT).logits
     except (TypeError, ValueError, IndexError, RuntimeError):
@@ -187,7 +188,7 @@ def keeps_agent_logits(model: Callable[..., Any], device: torch.device | str) ->
     return gap <= 0.02 * scale
 
 
-def _before(mask_BT: torch.Tensor) -> torch.Tensor:
+def positions_before(mask_BT: torch.Tensor) -> torch.Tensor:
     """True at each position whose next token is in the mask: there the loss looks."""
     keep_BT = torch.zeros_like(mask_BT)
     keep_BT[:, :-1] = mask_BT[:, 1:]

@@ -43,6 +43,7 @@ from evolution.part import Part
 from evolution.train.loop import Loop, OneProcess, checkpointed
 from evolution.train.loss import PROBE_ROWS, Batch, as_batch, keeps_agent_logits, row_sums
 from evolution.train.objective import Batchwise, Objective, RowTensors, TokenOut
+from evolution.train.openings import goes_on, reads_openings_once
 from evolution.train.rows import Row, in_order
 from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
 
@@ -146,6 +147,7 @@ class SftTrainer(Trainer):
         self._device = resolve_device(spec.device)
         self._model = adapted_base(base_dir, rank=rank, alpha=alpha, dtype=dtype).to(self._device)
         self._keep: bool | None = None
+        self._goes_on: bool | None = None
         self._backend: tuple[_Asked, GradientBackend[Row]] | None = None
 
     def reset(self, adapter: Mapping[str, np.ndarray]) -> None:
@@ -175,7 +177,7 @@ class SftTrainer(Trainer):
         chosen = self._choose(trainable)
         with self._ready():
             return self._loop(settings, objective.card.needs).run(
-                self._model,
+                self._reader(),
                 chosen,
                 in_order(rows),
                 objective.make(),
@@ -189,7 +191,7 @@ class SftTrainer(Trainer):
         """Log-probability of every token of each row; see ``Trainer.logprobs``."""
         with self._ready():
             return self._loop(_NO_SETTINGS, frozenset()).logprobs(
-                self._model, rows, device=self._device, processes=OneProcess()
+                self._reader(), rows, device=self._device, processes=OneProcess()
             )
 
     @contextlib.contextmanager
@@ -200,15 +202,30 @@ class SftTrainer(Trainer):
         ):
             yield
 
-    def _loop(self, settings: SftSettings, needs: frozenset[str]) -> Loop:
+    def _keeps(self) -> bool:
         if self._keep is None:
             self._keep = saves_memory(self._spec, self._device) and keeps_agent_logits(
                 self._model, self._device
             )
+        return self._keep
+
+    def _reader(self) -> Callable[..., Any]:
+        """The model, reading what rows open with alike once where that can be done.
+
+        Logits that nobody asked for would be of the whole row, and a layer whose activations are
+        recomputed would write its keys and values down twice.
+        """
+        if self._spec.gradient_checkpointing or not self._keeps():
+            return self._model  # type: ignore[no-any-return]  # peft ships no types
+        if self._goes_on is None:
+            self._goes_on = goes_on(self._model, self._device)
+        return reads_openings_once(self._model) if self._goes_on else self._model
+
+    def _loop(self, settings: SftSettings, needs: frozenset[str]) -> Loop:
         return Loop(
             settings=settings,
             micro_batch_tokens=self._spec.micro_batch_tokens,
-            keep=self._keep,
+            keep=self._keeps(),
             needs=needs,
         )
 
