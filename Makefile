@@ -149,6 +149,11 @@ base-smollm2: $(SMOLLM2)/build.json
 $(SMOLLM2)/build.json: | setup
 	$(BIN)/chorale-lab base smollm2 --out $(SMOLLM2)
 
+# The demo on that model: questions in plain English, four silos, three rounds, two kills.
+.PHONY: demo-llm
+demo-llm: base-smollm2
+	$(BIN)/chorale demo --scenario words --base $(SMOLLM2) --out demo-out-llm $(DEMO_ARGS)
+
 .PHONY: dashboards
 # The Grafana dashboards are generated and committed; a test fails when they are stale.
 dashboards: setup

@@ -8,8 +8,8 @@ Invariants:
 2. One key/value cache holds the whole batch across turns. Conversations that no longer appear are
    dropped from it; the last sampled token of a turn joins the next chunk. If a prompt is not a
    continuation of what the cache holds, the cache is rebuilt: it can cost time, never correctness.
-3. What conversations open with alike, as instructions and example turns are, is computed once and
-   copied (``_opened``); it is kept until another adapter is loaded.
+3. What conversations that begin together have alike, a task's prompt or an instruction and its
+   example turns, is computed once and copied (``_opened``).
 
 Covered: full-attention models that transformers can run with scaled-dot-product attention, on
 a CPU or one GPU.
@@ -70,7 +70,6 @@ class HfEngine(RolloutEngine):
         self._linears = adapt(self._model, adapted_linears(self._model))
         self._cache = RaggedCache(0, device=self._device)
         self._keys: list[int] = []
-        self._opening = RaggedCache(1, device=self._device)
         self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
         self.context_limit = int(self._model.config.max_position_embeddings)
         self.adapter_version = ""
@@ -169,27 +168,35 @@ class HfEngine(RolloutEngine):
         ]
 
     def _opened(self, chunks: list[list[int]]) -> list[list[int]]:
-        """Fill rows that are empty with what they open with alike; return what is still to be fed.
+        """Fill rows that are empty with what they have alike; return what is still to be fed.
 
-        It is done where the tokens that need not be computed again outweigh a pass.
+        Tries at one task have one prompt, and all prompts may open alike. Either is computed once
+        where the tokens that need not be computed again outweigh a pass. Nothing is kept for
+        another call: which prompts came before must not change what these are answered by.
         """
         empty = [row for row, tokens in enumerate(self._cache.tokens) if not tokens]
-        if not empty:
-            return chunks
         # The last token of a prompt is always fed: its scores are what is asked for.
-        shared = _shared([chunks[row][:-1] for row in empty])
-        held = self._opening.tokens[0]
-        if shared[: len(held)] != held or len(shared) - len(held) > self._pass_cost:
-            held = []
-        if not held:
-            if len(shared) * (len(empty) - 1) <= self._pass_cost:
-                return chunks
-            self._opening = RaggedCache(1, device=self._device)
-            self._forward([shared], self._opening)
-            held = shared
-        self._cache.open_with(self._opening, empty)
+        prompts = {row: tuple(chunks[row][:-1]) for row in empty}
+        distinct = list(dict.fromkeys(prompts.values()))
+        shared = list(_shared(distinct)) if len(distinct) > 1 else []
+        opening, copied = RaggedCache(1, device=self._device), 0
+        if len(shared) * (len(distinct) - 1) > self._pass_cost:
+            self._forward([shared], opening)
+            copied = len(shared)
+        if sum(map(len, prompts.values())) - sum(map(len, distinct)) > self._pass_cost:
+            whole = RaggedCache(len(distinct), device=self._device)
+            if copied:
+                whole.copy(opening, dict.fromkeys(range(len(distinct)), 0))
+            rest = [prompt[copied:] for prompt in distinct]
+            if any(rest):
+                self._forward(rest, whole)
+            place = {prompt: row for row, prompt in enumerate(distinct)}
+            self._cache.copy(whole, {row: place[prompt] for row, prompt in prompts.items()})
+        elif copied:
+            self._cache.copy(opening, dict.fromkeys(empty, 0))
         return [
-            chunk[len(held) :] if row in set(empty) else chunk for row, chunk in enumerate(chunks)
+            chunk[len(self._cache.tokens[row]) :] if row in prompts else chunk
+            for row, chunk in enumerate(chunks)
         ]
 
     def _forward(
@@ -220,7 +227,6 @@ class HfEngine(RolloutEngine):
 
     def _forget(self) -> None:
         self._cache = RaggedCache(0, device=self._device)
-        self._opening = RaggedCache(1, device=self._device)
         self._keys = []
 
 

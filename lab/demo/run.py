@@ -177,6 +177,7 @@ class Demo:
             {silo_id: loopback.silo_dir(silo_id) for silo_id in SILOS},
             run_id=outcome.run_id,
             rounds=(0, plan.rounds.count),
+            timeout_s=plan.rounds.ready_deadline_s,
         )
         outcome.rates["base"] = pooled(judged[0])
         outcome.rates["together"] = pooled(judged[plan.rounds.count])

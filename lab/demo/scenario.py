@@ -1,10 +1,11 @@
 """What the demo runs: a plan, and a configuration for each silo.
 
-Two scenarios. ``shards``: four silos of one family, each with its own quarter of the crafting
+Three scenarios. ``shards``: four silos of one family, each with its own quarter of the crafting
 goals, all judged on all goals; this is what federation is for. ``environments``: one environment
-each, the hard case, in which four unrelated skills share one small adapter. The first protects
-every task unless something else is asked for, the second protects by masks, because no settings are
-known that learn four environments at record level.
+each, the hard case, in which four unrelated skills share one small adapter. ``words``: shards
+again, of questions in plain English, for a pretrained model. The first protects every task unless
+something else is asked for, the others protect by masks, because no settings are known that learn
+four environments at record level, or with as many numbers as a large model's adapter has.
 
 Covered: the demo's settings, as files an operator could have written. Not covered: the numbers
 (``lab.demo.recipe``).
@@ -12,16 +13,22 @@ Covered: the demo's settings, as files an operator could have written. Not cover
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from lab.demo.choices import Control, Privacy, Scenario
-from lab.demo.recipe import RECIPES, Recipe
+from lab.demo.recipe import PRETRAINED, RECIPES, Recipe
 
-__all__ = ["FAMILIES", "SILOS", "DemoSettings", "plan_toml", "silo_toml"]
+__all__ = ["FAMILIES", "SILOS", "DemoSettings", "plan_toml", "recipes_of", "silo_toml"]
 
 SILOS: Final = ("silo-a", "silo-b", "silo-c", "silo-d")
 FAMILIES: Final = ("craft", "maze", "wordle", "babyai")
+_FAMILIES_OF: Final = {
+    Scenario.SHARDS: ("craft",),
+    Scenario.ENVIRONMENTS: FAMILIES,
+    Scenario.WORDS: ("words",),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,19 +41,22 @@ class DemoSettings:
     rounds: int | None = None
     episodes: int | None = None
     """Per silo and round."""
-    held_out: int = 208
-    """Held-out tasks per silo and environment; each silo judges a slice of its own."""
     seed: int = 0
+
+    @property
+    def held_out(self) -> int:
+        """Held-out tasks per silo and environment; each silo judges a slice of its own."""
+        return 64 if self.scenario == Scenario.WORDS else 208
 
     @property
     def environments(self) -> tuple[str, ...]:
         """What the silos explore."""
-        return ("craft",) if self.scenario == Scenario.SHARDS else FAMILIES
+        return _FAMILIES_OF[Scenario(self.scenario)]
 
     @property
     def recipe(self) -> Recipe:
         """The mode's recipe with what was asked for."""
-        recipe = RECIPES[Privacy(self.privacy)]
+        recipe = recipes_of(Scenario(self.scenario))[Privacy(self.privacy)]
         return replace(
             recipe,
             rounds=recipe.rounds if self.rounds is None else self.rounds,
@@ -55,6 +65,11 @@ class DemoSettings:
             if self.scenario == Scenario.ENVIRONMENTS and not recipe.at_record_level
             else recipe.server_step,
         )
+
+
+def recipes_of(scenario: Scenario) -> Mapping[Privacy, Recipe]:
+    """What is known to learn, by what it protects."""
+    return PRETRAINED if scenario.pretrained else RECIPES
 
 
 def plan_toml(settings: DemoSettings, *, base: str, base_sha256: str) -> str:
@@ -73,10 +88,11 @@ def plan_toml(settings: DemoSettings, *, base: str, base_sha256: str) -> str:
 
 def silo_toml(settings: DemoSettings, index: int, *, base_model: str) -> str:
     """One silo's daemon configuration."""
-    if settings.scenario == Scenario.SHARDS:
-        entry = f'{{ environment = "craft", shard_index = {index}, shard_count = {len(SILOS)} }}'
-    else:
+    if settings.scenario == Scenario.ENVIRONMENTS:
         entry = f'{{ environment = "{FAMILIES[index]}" }}'
+    else:
+        (family,) = settings.environments
+        entry = f'{{ environment = "{family}", shard_index = {index}, shard_count = {len(SILOS)} }}'
     return f"""\
 base_model = "{base_model}"
 environments = [{entry}]
@@ -85,4 +101,12 @@ seed = {index + 1}
 # Each silo judges adopted adapters on a slice of the held-out tasks of its own.
 held_out_offset = {index * settings.held_out}
 probes_listen = "127.0.0.1:0"
+{_OF_A_LARGE_MODEL if Scenario(settings.scenario).pretrained else ""}"""
+
+
+_OF_A_LARGE_MODEL: Final = """
+[training]
+# Four silos train at once on this machine: a few tries at a time, and what their prompts open with
+# alike is read once.
+micro_batch_tokens = 1280
 """

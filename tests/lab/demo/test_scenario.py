@@ -11,7 +11,7 @@ from evolution.model.identity import base_sha256
 from federation.plan.read import read_plan
 from lab.demo.choices import Control, Privacy, Scenario
 from lab.demo.run import BASE_MODEL
-from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
+from lab.demo.scenario import SILOS, DemoSettings, plan_toml, recipes_of, silo_toml
 from silo_agent.config import SiloConfig
 from silo_agent.machine.machine import site_of
 from silo_agent.policy.document import Policy
@@ -20,7 +20,9 @@ from silo_agent.policy.proposal import write_for_plan
 
 BASE_SHA256 = base_sha256(BASE_MODEL)
 ALL = list(itertools.product(Scenario, Control))
-POLICIES = list(itertools.product(Scenario, Control, Privacy))
+POLICIES = [
+    (scenario, control, privacy) for scenario, control in ALL for privacy in recipes_of(scenario)
+]
 
 
 def plan_of(settings):
@@ -42,7 +44,14 @@ def rules_of(policy, plan, configs):
 
 @pytest.mark.parametrize(("scenario", "control"), ALL)
 def test_every_plan_parses_and_says_what_was_asked(scenario, control):
-    settings = DemoSettings(scenario=scenario, control=control, rounds=5, episodes=64, seed=3)
+    settings = DemoSettings(
+        scenario=scenario,
+        control=control,
+        privacy=scenario.usual_privacy,
+        rounds=5,
+        episodes=64,
+        seed=3,
+    )
     plan = plan_of(settings)
     plan.require_cohort(len(SILOS), 1)
     assert plan.evolve.explore is (control is not Control.NO_EXPLORATION)
@@ -81,14 +90,16 @@ def test_a_plan_that_one_silo_alone_can_serve_is_refused_by_all_others(tmp_path,
 
 @pytest.mark.parametrize("scenario", list(Scenario))
 def test_every_silo_file_is_read_and_the_tasks_are_dealt_out(tmp_path, scenario):
-    settings = DemoSettings(scenario=scenario)
+    settings = DemoSettings(scenario=scenario, privacy=scenario.usual_privacy)
     configs = configs_of(settings, tmp_path)
     assert {config.base_model for config in configs} == {BASE_MODEL.absolute()}
     assignments = [config.assignments()[0] for config in configs]
     assert [a.environment for a in assignments] == (
-        ["craft"] * 4 if scenario is Scenario.SHARDS else list(settings.environments)
+        list(settings.environments)
+        if scenario is Scenario.ENVIRONMENTS
+        else [*settings.environments] * len(SILOS)
     )
-    if scenario is Scenario.SHARDS:
+    if scenario is not Scenario.ENVIRONMENTS:
         assert [(a.shard.index, a.shard.count) for a in assignments] == [(i, 4) for i in range(4)]
     # Slices of the held-out tasks do not overlap, so they pool into independent tries.
     starts = [config.held_out_offset for config in configs]
@@ -96,10 +107,16 @@ def test_every_silo_file_is_read_and_the_tasks_are_dealt_out(tmp_path, scenario)
     assert len({config.seed for config in configs}) == 4
 
 
-def test_there_are_enough_held_out_tasks_for_every_slice():
-    settings = DemoSettings()
+@pytest.mark.parametrize("scenario", list(Scenario))
+def test_there_are_enough_held_out_tasks_for_every_slice(scenario):
+    settings = DemoSettings(scenario=scenario)
     for name in settings.environments:
         assert len(make(name).task_ids(Split.HELD_OUT)) >= settings.held_out * len(SILOS)
+
+
+def test_silos_with_a_pretrained_model_train_a_few_tries_at_a_time(tmp_path):
+    configs = configs_of(DemoSettings(scenario=Scenario.WORDS, privacy=Privacy.SILO), tmp_path)
+    assert all(0 < config.training.micro_batch_tokens < 2048 for config in configs)
 
 
 def test_the_shipped_base_model_has_the_digest_it_was_built_with():

@@ -53,7 +53,9 @@ _SHARES: Final[Mapping[Split, tuple[int, int]]] = MappingProxyType(
 _EXAMPLES: Final[tuple[Example, ...]] = (
     ("What is the first word of this list? tinsel, cobweb, hazel, acorn", "tinsel"),
     ("What is the plural of bramble?", "brambles"),
-    ("What is the last word of this list? quiver, mantle, bonfire", "bonfire"),
+    ("What is the second word of this list? sorrel, bracken, flint, tallow", "bracken"),
+    ("What is the past tense of whittle?", "whittled"),
+    ("What is the last word of this list? quiver, mantle, bonfire, gravel", "gravel"),
     ("What is the comparative of nimble?", "nimbler"),
 )
 _SHORTEST, _LONGEST = 4, 5
@@ -97,7 +99,7 @@ class Words(ScriptedEnvironment):
 
     @property
     def examples(self) -> Sequence[Example]:
-        """Two of each family, of words that no task has."""
+        """Three of each family, of words that no task has."""
         return _EXAMPLES
 
     def reset(self, task_id: int) -> tuple[str, Info]:
