@@ -1,9 +1,13 @@
 """Playing many episodes at once.
 
-Episodes are played in batches; every turn of a batch is one call of the engine. Invariants:
+Episodes are played in batches; every turn of a batch is one call of the engine. As soon as an
+episode ends the next one takes its seat, so a batch stays full until no task is left, however
+different in length its episodes are. Invariants:
 
-1. An episode's random draws depend on the seed and on its key, never on the batch size, so the
-   same call with another batch size plays the same episodes (up to rounding).
+1. An episode's random draws depend on the seed and on its key, never on the batch, so the same
+   call with another batch size plays the same episodes (up to rounding). Where even rounding may
+   not pass from one task to another they are played ``apart``: only tries of one task, which come
+   one after the other, share a batch.
 2. An environment is foreign: whatever it raises, from its making to its verdict, ends *its*
    episode, which is dropped and counted. The other episodes go on, and no later one is played in
    an environment that failed. What its closing raises is logged and changes nothing.
@@ -28,7 +32,7 @@ Covered: synchronous environments in this process. Not covered: environments slo
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,6 +131,13 @@ class _Episode:
     truncated: bool = False
     over: bool = False
     failed: bool = False
+    trajectory: Trajectory | None = None
+    """What it came to; none while it is played, and none where it was dropped."""
+
+    @property
+    def task_name(self) -> tuple[str, int]:
+        """The task, however it begins."""
+        return self.task.environment, self.task.task_id
 
 
 def run_episodes(
@@ -141,61 +152,69 @@ def run_episodes(
     round_index: int = 0,
     try_s: float | None = None,
     make_environment: Callable[[str], Environment] = make,
+    apart: bool = False,
 ) -> EpisodeBatch:
     """Play one episode per task, ``batch_size`` at once, with whatever adapter the engine holds.
 
     A task that appears twice is played twice; temperature 0 is greedy. The seed and the episode's
     key, by default its place in ``tasks``, decide every draw; keys are distinct. The round is
     recorded in the trajectories. ``try_s`` is the most seconds that one episode's
-    environment may take in all; without it there is no limit.
+    environment may take in all; without it there is no limit. ``apart`` lets only tries of one task
+    share a batch.
     """
-    sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
-    own_time = OwnTime(try_s)
-    pool = _Pool(make_environment, own_time)
-    played: list[Trajectory | None] = []
     keys = range(len(tasks)) if keys is None else keys
-    dropped = environment_steps = 0
+    episodes = [_Episode(key=key, task=task) for key, task in zip(keys, tasks, strict=True)]
+    own_time = OwnTime(try_s)
+    table = _Table(
+        engine=engine,
+        sampling=Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed),
+        own_time=own_time,
+        pool=_Pool(make_environment, own_time),
+        round=round_index,
+    )
+    waiting = deque(episodes)
+    seats: list[_Episode] = []
     try:
-        for start in range(0, len(tasks), batch_size):
-            wave = [
-                _Episode(key=key, task=task)
-                for key, task in zip(
-                    keys[start : start + batch_size],
-                    tasks[start : start + batch_size],
-                    strict=True,
-                )
-            ]
-            for episode in wave:
-                _guarded(episode, pool.lend, episode)
-            _play(engine, wave, sampling, own_time)
-            for episode in wave:
-                pool.take_back(episode)
-                environment_steps += episode.acted
-                dropped += episode.failed
-            played += [
-                None
-                if episode.failed
-                else Trajectory(
-                    task=episode.task,
-                    steps=tuple(episode.steps),
-                    final_observation=episode.observation,
-                    success=episode.success,
-                    adapter_sha256=engine.adapter_version,
-                    round=round_index,
-                    truncated=episode.truncated,
-                )
-                for episode in wave
-            ]
+        while True:
+            seats, joined = _seated(seats, waiting, size=batch_size, apart=apart)
+            if not seats:
+                break
+            table.begin(joined)
+            # Who is over before its first turn leaves its seat to another before the batch plays.
+            if not any(episode.over for episode in joined):
+                table.play_turn(seats)
+            for episode in seats:
+                if episode.over:
+                    table.leave(episode)
     finally:
-        pool.close()
+        table.pool.close()
         own_time.close()
     return EpisodeBatch(
-        tries=tuple(played),
-        dropped=dropped,
-        environment_steps=environment_steps,
+        tries=tuple(episode.trajectory for episode in episodes),
+        dropped=sum(episode.failed for episode in episodes),
+        environment_steps=sum(episode.acted for episode in episodes),
         tasks=tuple(tasks),
         round=round_index,
     )
+
+
+def _seated(
+    seats: Sequence[_Episode], waiting: deque[_Episode], *, size: int, apart: bool
+) -> tuple[list[_Episode], list[_Episode]]:
+    """Who plays the next turn, and who of them begins with it.
+
+    A new episode takes the seat of one that is over, so that an engine need not move the others.
+    """
+    playing = [episode for episode in seats if not episode.over]
+    joined: list[_Episode] = []
+    while waiting and len(playing) + len(joined) < size:
+        company = [*playing[:1], *joined[:1]]
+        if apart and company and company[0].task_name != waiting[0].task_name:
+            break
+        joined.append(waiting.popleft())
+    new = iter(joined)
+    taken = [next(new, None) if episode.over else episode for episode in seats]
+    return [episode for episode in (*taken, *new) if episode is not None], joined
 
 
 class _Pool:
@@ -236,40 +255,70 @@ def _close(name: str, environment: Environment) -> None:
         _log.warning("environment_not_closed", environment=name, error=type(error).__name__)
 
 
-def _play(
-    engine: RolloutEngine, wave: Sequence[_Episode], sampling: Sampling, own_time: OwnTime
-) -> None:
-    for episode in wave:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Table:
+    """What episodes are played with."""
+
+    engine: RolloutEngine
+    sampling: Sampling
+    own_time: OwnTime
+    pool: _Pool
+    round: int
+
+    def begin(self, joined: Sequence[_Episode]) -> None:
+        """Start episodes, up to the agent's first turn."""
+        for episode in joined:
+            _guarded(episode, self.pool.lend, episode)
+        for episode in joined:
+            if not episode.failed:
+                _guarded(episode, _start, self.engine, episode, self.own_time)
+        self._end_without_room(joined)
+
+    def play_turn(self, seats: Sequence[_Episode]) -> None:
+        """Have the agent answer in every episode, and the environments answer the agent."""
+        require_wanted()
+        require_time()
+        for episode, answer in _answers(self.engine, seats, self.sampling):
+            _guarded(episode, _advance, self.engine, episode, answer, self.own_time)
+        self._end_without_room(seats)
+
+    def leave(self, episode: _Episode) -> None:
+        """Note what an episode came to, and let go of what it was played with."""
+        self.pool.take_back(episode)
         if not episode.failed:
-            _guarded(episode, _start, engine, episode, own_time)
-    room = engine.context_limit - sampling.max_new_tokens
-    while True:
-        for episode in wave:
+            episode.trajectory = Trajectory(
+                task=episode.task,
+                steps=tuple(episode.steps),
+                final_observation=episode.observation,
+                success=episode.success,
+                adapter_sha256=self.engine.adapter_version,
+                round=self.round,
+                truncated=episode.truncated,
+            )
+        episode.steps, episode.history, episode.context = [], [], []
+
+    def _end_without_room(self, episodes: Sequence[_Episode]) -> None:
+        """End episodes whose next answer might not fit into the context."""
+        room = self.engine.context_limit - self.sampling.max_new_tokens
+        for episode in episodes:
             if not episode.over and len(episode.history) + len(episode.context) > room:
                 episode.over = episode.truncated = True
                 episode.failed = not episode.steps
-        active = [episode for episode in wave if not episode.over]
-        if not active:
-            return
-        require_wanted()
-        require_time()
-        for episode, answer in _answers(engine, active, sampling):
-            _guarded(episode, _advance, engine, episode, answer, own_time)
 
 
 def _answers(
-    engine: RolloutEngine, active: Sequence[_Episode], sampling: Sampling
+    engine: RolloutEngine, seats: Sequence[_Episode], sampling: Sampling
 ) -> Iterator[tuple[_Episode, Generation]]:
     """The next answer of each episode; those that the engine cannot answer are dropped."""
-    prompts = [Prompt(key=e.key, token_ids=e.history + e.context) for e in active]
+    prompts = [Prompt(key=e.key, token_ids=e.history + e.context) for e in seats]
     try:
         answers = engine.generate(prompts, sampling)
     except Exception as error:  # noqa: BLE001  # one conversation may have done it: see invariant 3
-        _log.warning("batch_not_answered", episodes=len(active), error=type(error).__name__)
+        _log.warning("batch_not_answered", episodes=len(seats), error=type(error).__name__)
     else:
-        yield from zip(active, answers, strict=True)
+        yield from zip(seats, answers, strict=True)
         return
-    for episode, prompt in zip(active, prompts, strict=True):
+    for episode, prompt in zip(seats, prompts, strict=True):
         answers = []
         _guarded(episode, _ask, engine, prompt, sampling, answers)
         if not episode.failed:

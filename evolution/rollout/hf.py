@@ -6,8 +6,9 @@ Invariants:
    adapter is merged into this engine's own copy of the weights, in 16 bits it stands beside them
    (``evolution/model/adapted.py``).
 2. One key/value cache holds the whole batch across turns. Conversations that no longer appear are
-   dropped from it; the last sampled token of a turn joins the next chunk. If a prompt is not a
-   continuation of what the cache holds, the cache is rebuilt: it can cost time, never correctness.
+   dropped from it, others may take their rows; the last sampled token of a turn joins the next
+   chunk. A prompt that is no continuation of what the cache holds under its key begins with an
+   empty row: it can cost time, never correctness.
 
 Covered: full-attention models that transformers can run with scaled-dot-product attention, on
 a CPU or one GPU.
@@ -36,8 +37,8 @@ __all__ = ["HfEngine"]
 
 _PASS_COST = 128
 """Tokens that take as long as a forward pass needs to get going on a CPU, with the small base."""
-_NEVER_CUT = 1 << 40
-"""On a GPU a padded token costs next to nothing."""
+_GPU_PASS_COST = 4_096
+"""The same on a GPU: of the order of what it computes while a pass is launched; not measured."""
 
 
 class HfEngine(RolloutEngine):
@@ -61,7 +62,7 @@ class HfEngine(RolloutEngine):
         """
         torch.set_num_threads(threads)
         self._device = _device_of(device)
-        self._pass_cost = _PASS_COST if self._device == "cpu" else _NEVER_CUT
+        self._pass_cost = _PASS_COST if self._device == "cpu" else _GPU_PASS_COST
         self._model: Any = load_base(base_dir, dtype=dtype).to(self._device)
         self._alpha = alpha
         self._linears = adapt(self._model, adapted_linears(self._model))
@@ -147,15 +148,9 @@ class HfEngine(RolloutEngine):
     def _align(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Make the cache's rows those of the prompts; return what is still to be fed."""
         row_of = {key: row for row, key in enumerate(self._keys)}
-        rows = [row_of.get(prompt.key, -1) for prompt in prompts]
-        continues = all(
-            row >= 0
-            and len(self._cache.tokens[row]) < len(prompt.token_ids)
-            and list(prompt.token_ids[: len(self._cache.tokens[row])]) == self._cache.tokens[row]
-            for row, prompt in zip(rows, prompts, strict=True)
-        )
-        if continues:
-            self._cache.keep_rows(rows)
+        rows = [self._continued(row_of.get(prompt.key, -1), prompt) for prompt in prompts]
+        if any(row >= 0 for row in rows):
+            self._cache.arrange(rows)
         else:
             self._cache = RaggedCache(len(prompts), device=self._device)
         self._keys = [prompt.key for prompt in prompts]
@@ -163,6 +158,14 @@ class HfEngine(RolloutEngine):
             list(prompt.token_ids[len(held) :])
             for prompt, held in zip(prompts, self._cache.tokens, strict=True)
         ]
+
+    def _continued(self, row: int, prompt: Prompt) -> int:
+        """The row again where the prompt continues what it holds, else -1."""
+        if row < 0:
+            return -1
+        held = self._cache.tokens[row]
+        goes_on = len(held) < len(prompt.token_ids) and list(prompt.token_ids[: len(held)]) == held
+        return row if goes_on else -1
 
     def _forward(self, chunks: Sequence[Sequence[int]]) -> torch.Tensor:
         logits_BV: torch.Tensor | None = None

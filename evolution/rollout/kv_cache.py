@@ -6,7 +6,8 @@ the real tokens' keys and values are written down. Invariants:
 
 1. A query sees exactly the columns up to its own position. A padded query sees column 0, so that no
    row of the softmax is empty; what it computes is written nowhere.
-2. Columns that were never written are zeros, and no query reaches them.
+2. Columns that were never written are zeros, and no query reaches them. A row that a new
+   conversation takes over is zeros first: nothing of the one before is left in it.
 3. Storage grows by doubling; a chunk writes its own tokens and nothing else.
 4. A chunk may be cut into *parts* of rows of like length, each with a forward pass of its own,
    where that saves more padding than a pass costs. Which rows share a part changes a row's result
@@ -78,9 +79,13 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
         self.values = _written(self.values, value_states, place)
         return _seen(self.keys, place), _seen(self.values, place)
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
-        self.keys = self.keys.index_select(0, rows)
-        self.values = self.values.index_select(0, rows)
+    def arrange(self, rows: torch.Tensor | None, empty: torch.Tensor | None) -> None:
+        if rows is not None:
+            self.keys = self.keys.index_select(0, rows)
+            self.values = self.values.index_select(0, rows)
+        if empty is not None:
+            self.keys[empty] = 0
+            self.values[empty] = 0
 
 
 def _written(store: torch.Tensor, states: torch.Tensor, place: _Place) -> torch.Tensor:
@@ -125,14 +130,23 @@ class RaggedCache:
         for rows in parts_of([len(chunk) for chunk in chunks], pass_cost=pass_cost):
             yield self._inputs(rows, chunks, starts)
 
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Keep the rows with these indices, in this order, and drop the others."""
-        if list(rows) == list(range(len(self.tokens))):
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Make the rows those with these indices, in this order; -1 is a row that holds nothing.
+
+        Rows that stay where they are are not copied.
+        """
+        empty = [place for place, row in enumerate(rows) if row < 0]
+        stays = len(rows) == len(self.tokens) and all(row in {-1, i} for i, row in enumerate(rows))
+        if stays and not empty:
             return
-        index = torch.tensor(rows, dtype=torch.long, device=self._device)
+        taken = None if stays else self._index([max(row, 0) for row in rows])
+        emptied = self._index(empty) if empty else None
         for layer in self.layers.layers:
-            layer.keep_rows(index)
-        self.tokens = [self.tokens[row] for row in rows]
+            layer.arrange(taken, emptied)
+        self.tokens = [[] if row < 0 else self.tokens[row] for row in rows]
+
+    def _index(self, rows: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.long, device=self._device)
 
     def _inputs(
         self, rows: list[int], chunks: Sequence[Sequence[int]], starts: Sequence[int]
