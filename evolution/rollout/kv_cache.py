@@ -10,8 +10,9 @@ the real tokens' keys and values are written down. Invariants:
    conversation takes over is zeros first: nothing of the one before is left in it.
 3. Storage grows by doubling; a chunk writes its own tokens and nothing else.
 4. A chunk may be cut into *parts* of rows of like length, each with a forward pass of its own,
-   where that saves more padding than a pass costs. Which rows share a part changes a row's result
-   by rounding alone.
+   where that saves more padding than a pass costs; while answers grow token by token, rows whose
+   answer has ended sit out once they are half of all. Which rows share a part changes a row's
+   result by rounding alone.
 
 Covered: full attention. Not covered: sliding windows, recurrent states.
 """
@@ -182,11 +183,12 @@ def parts_of(lengths: Sequence[int], *, pass_cost: int) -> list[list[int]]:
 
     A part costs ``pass_cost`` and its longest row times its number of rows. Parts of rows that are
     neighbours in length are best, so this is a shortest path over the lengths in order. The rows of
-    a part are in ascending order; rows without new tokens are in a part only where it is the only
-    one.
+    a part are in ascending order. Rows without new tokens are in a part only where every row has
+    one token at most and more than half have one: then all of them are, which copies nothing.
     """
     if max(lengths) <= 1:
-        return [list(range(len(lengths)))]
+        rows = [row for row, n in enumerate(lengths) if n]
+        return [rows if 2 * len(rows) <= len(lengths) else list(range(len(lengths)))]
     ordered = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
     best = [0]
     """Of the first so many rows: the least cost."""

@@ -128,8 +128,10 @@ def test_parts_cost_as_little_as_the_best_of_all_partitions():
             assert cost(found, lengths, pass_cost) == best
 
 
-def test_a_step_of_single_tokens_is_one_pass_over_all_rows():
-    assert parts_of([1, 0, 1, 0], pass_cost=0) == [[0, 1, 2, 3]]
+def test_a_step_of_single_tokens_is_one_pass_over_all_rows_until_half_of_them_have_ended():
+    assert parts_of([1, 0, 1, 1], pass_cost=0) == [[0, 1, 2, 3]]
+    assert parts_of([1, 0, 1, 0], pass_cost=0) == [[0, 2]]
+    assert parts_of([0, 0, 0, 1], pass_cost=1 << 40) == [[3]]
 
 
 @pytest.mark.parametrize("pass_cost", PASS_COSTS)
