@@ -26,8 +26,12 @@ different in length its episodes are. Invariants:
    environment takes none. Neither is ever left out in silence, for the try would be one at another
    task.
 
-Covered: synchronous environments in this process. Not covered: environments slower than the model
-(the batch waits for its slowest member, with ``try_s`` no longer than that).
+9. Environments that wait for somebody else (``Environment.waits``) begin and step together, each
+   on a thread of its own; all others one after the other, here. An object is called once at a time.
+
+Covered: synchronous environments, in this process and behind a server. Not covered: a batch whose
+environments are as different in speed as in length (a turn waits for its slowest, with ``try_s`` no
+longer than that).
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -49,6 +54,11 @@ from evolution.rollout.own_time import OwnTime
 from evolution.trajectory import Group, Step, Task, Trajectory
 
 __all__ = ["EpisodeBatch", "figures_of", "run_episodes"]
+
+T = TypeVar("T")
+_Stepped = tuple[Outcome, bool]
+"""What a step came to, and whether it solved the task."""
+_NO_MOVE: Final = ("", Generation(token_ids=(), logprobs=(), ended=False))
 
 _log = structlog.get_logger(__name__)
 
@@ -127,6 +137,8 @@ class _Episode:
     steps: list[Step] = field(default_factory=list)
     acted: int = 0
     """Actions sent to the environment, the one that it failed at included; none of the prefix."""
+    move: tuple[str, Generation] = _NO_MOVE
+    """What the agent did last, and the answer that it was read from."""
     success: bool = False
     truncated: bool = False
     over: bool = False
@@ -269,17 +281,24 @@ class _Table:
         """Start episodes, up to the agent's first turn."""
         for episode in joined:
             _guarded(episode, self.pool.lend, episode)
-        for episode in joined:
-            if not episode.failed:
-                _guarded(episode, _start, self.engine, episode, self.own_time)
+        begun = [
+            (episode, partial(_begin, _environment_of(episode), episode.task))
+            for episode in joined
+            if not episode.failed
+        ]
+        for episode, first in _asked(begun, self.own_time):
+            _guarded(episode, _take_first, self.engine, episode, first)
         self._end_without_room(joined)
 
     def play_turn(self, seats: Sequence[_Episode]) -> None:
         """Have the agent answer in every episode, and the environments answer the agent."""
         require_wanted()
         require_time()
+        moves: list[tuple[_Episode, Callable[[], _Stepped]]] = []
         for episode, answer in _answers(self.engine, seats, self.sampling):
-            _guarded(episode, _advance, self.engine, episode, answer, self.own_time)
+            _guarded(episode, _move, self.engine, episode, answer, moves)
+        for episode, stepped in _asked(moves, self.own_time):
+            _guarded(episode, _take_step, self.engine, episode, stepped)
         self._end_without_room(seats)
 
     def leave(self, episode: _Episode) -> None:
@@ -338,14 +357,36 @@ def _environment_of(episode: _Episode) -> Environment:
     return episode.environment
 
 
-def _start(engine: RolloutEngine, episode: _Episode, own_time: OwnTime) -> None:
-    environment = _environment_of(episode)
+def _asked(
+    calls: Sequence[tuple[_Episode, Callable[[], T]]], own_time: OwnTime
+) -> Iterator[tuple[_Episode, Callable[[], T]]]:
+    """Call environments; each episode comes with what gives its own's answer, or raises its error.
 
-    def begin() -> tuple[str, str, tuple[Example, ...]]:
-        first = _begun(environment, episode.task)
-        return first, environment.instruction, tuple(environment.examples)
+    What is called may not touch the episode: it may be left behind, and go on unheard.
+    """
+    together = [i for i, (episode, _) in enumerate(calls) if _environment_of(episode).waits]
+    futures = own_time.call_together([(calls[i][0].key, calls[i][1]) for i in together])
+    heard = dict(zip(together, futures, strict=True))
+    for i, (episode, act) in enumerate(calls):
+        future = heard.get(i)
+        yield (
+            episode,
+            partial(own_time.call, episode.key, act) if future is None else future.result,
+        )
 
-    episode.observation, instruction, examples = own_time.call(episode.key, begin)
+
+def _begin(environment: Environment, task: Task) -> tuple[str, str, tuple[Example, ...]]:
+    """Start an episode: what the agent sees first, the instruction and the examples."""
+    first = _begun(environment, task)
+    return first, environment.instruction, tuple(environment.examples)
+
+
+def _take_first(
+    engine: RolloutEngine,
+    episode: _Episode,
+    first: Callable[[], tuple[str, str, tuple[Example, ...]]],
+) -> None:
+    episode.observation, instruction, examples = first()
     episode.context = engine.chat.opening(instruction, episode.observation, examples)
 
 
@@ -373,19 +414,28 @@ def _begun(environment: Environment, task: Task) -> str:
     return observation
 
 
-def _advance(
-    engine: RolloutEngine, episode: _Episode, answer: Generation, own_time: OwnTime
+def _move(
+    engine: RolloutEngine,
+    episode: _Episode,
+    answer: Generation,
+    moves: list[tuple[_Episode, Callable[[], _Stepped]]],
 ) -> None:
-    environment = _environment_of(episode)
+    """Note what the agent does next, and the call that does it."""
     action = engine.chat.parse_action(answer.token_ids)
     episode.acted += 1
+    episode.move = (action, answer)
+    moves.append((episode, partial(_step, _environment_of(episode), action)))
 
-    def act() -> tuple[Outcome, bool]:
-        outcome = outcome_of(environment.step(action))
-        return outcome, outcome.over and bool(environment.success(outcome.info))
 
-    # What it returns is read here: a call that is left behind must not touch the episode.
-    outcome, episode.success = own_time.call(episode.key, act)
+def _step(environment: Environment, action: str) -> _Stepped:
+    outcome = outcome_of(environment.step(action))
+    return outcome, outcome.over and bool(environment.success(outcome.info))
+
+
+def _take_step(engine: RolloutEngine, episode: _Episode, stepped: Callable[[], _Stepped]) -> None:
+    outcome, episode.success = stepped()
+    action, answer = episode.move
+    environment = _environment_of(episode)
     episode.steps.append(
         Step(
             observation=episode.observation,
