@@ -34,6 +34,7 @@
     ├── RolloutError                       a rollout engine
     │   ├── AdapterLoadError               the engine does not take the adapter
     │   ├── RolloutWorkerError             a worker died, does not answer, or failed
+    │   ├── PartlyAnsweredError            some prompts have answers, and some have none
     │   ├── TryTimeError                   a try's environment took longer than a try may
     │   ├── EngineSetupError               the operator's settings and the server do not fit
     │   └── EngineServerError              the model server did not do what it was asked for
@@ -57,6 +58,7 @@ code raises and catches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 __all__ = [
@@ -92,6 +94,7 @@ __all__ = [
     "NotWantedError",
     "OutcomeError",
     "PartError",
+    "PartlyAnsweredError",
     "PersonalStoreError",
     "PrefixError",
     "RolloutError",
@@ -244,6 +247,16 @@ class RolloutWorkerError(RolloutError):
 
 class TryTimeError(RolloutError):
     """A try's environment took longer than one try may; it is the try's failure alone."""
+
+
+class PartlyAnsweredError(RolloutError):
+    """Some prompts were answered; why the others were not is the cause."""
+
+    def __init__(self, answers: Sequence[object]) -> None:
+        missing = sum(answer is None for answer in answers)
+        super().__init__(f"{missing} of {len(answers)} prompts have no answer")
+        self.answers = tuple(answers)
+        """In the order of the prompts; None where there is none."""
 
 
 class EngineSetupError(RolloutError):

@@ -34,7 +34,7 @@ class EngineSpec:
     """What plays a silo's episodes; read from ``[rollout]`` of ``silo.toml``."""
 
     kind: Literal["hf", "openai"] = "hf"
-    """``hf`` runs the model in this process; ``openai`` asks a vLLM server beside it."""
+    """``hf`` runs the model in this process; ``openai`` asks vLLM servers beside it."""
     workers: int = 1
     """``hf``: processes that share the episodes of a round; 1 plays in this process."""
     device: str = "auto"
@@ -43,6 +43,8 @@ class EngineSpec:
     """``hf``: the most episodes that are played at once; fewer where memory asks for it."""
     url: str = ""
     """``openai``: the server, on loopback or with TLS, for example ``http://127.0.0.1:8000``."""
+    urls: tuple[str, ...] = ()
+    """``openai``: several servers instead of ``url``; a conversation's key says whose it is."""
     model: str = ""
     """``openai``: the name under which the server knows the base model."""
     api_key_file: Path | None = None
@@ -53,6 +55,11 @@ class EngineSpec:
     """``openai``: for one answer."""
     max_in_flight: int = 64
     """``openai``: the most episodes that are played at once."""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """``openai``: the servers, one or several."""
+        return self.urls or (self.url,)
 
     @property
     def episodes_at_once(self) -> int:

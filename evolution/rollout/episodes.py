@@ -11,8 +11,8 @@ different in length its episodes are. Invariants:
 2. An environment is foreign: whatever it raises, from its making to its verdict, ends *its*
    episode, which is dropped and counted. The other episodes go on, and no later one is played in
    an environment that failed. What its closing raises is logged and changes nothing.
-3. So does the engine: where it fails for a batch, each of its conversations is asked for alone,
-   and those that fail alone are dropped.
+3. So does the engine: where it fails for a batch, each of its conversations that has no answer yet
+   is asked for alone, and those that fail alone are dropped.
 4. An episode that would outgrow the model's context, or its environment's ``max_steps``, ends
    there, unsolved and ``truncated``; so does one that its environment cuts off. So what one try
    costs is bounded by numbers: turns, tokens of a turn, context.
@@ -47,7 +47,7 @@ import structlog
 from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment, Example, TakesVariants
 from evolution.envs.outcome import Outcome, outcome_of
-from evolution.errors import PrefixError, RolloutError, VariantError
+from evolution.errors import PartlyAnsweredError, PrefixError, RolloutError, VariantError
 from evolution.local_time import require_time, require_wanted
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.own_time import OwnTime
@@ -330,18 +330,20 @@ def _answers(
 ) -> Iterator[tuple[_Episode, Generation]]:
     """The next answer of each episode; those that the engine cannot answer are dropped."""
     prompts = [Prompt(key=e.key, token_ids=e.history + e.context) for e in seats]
+    answers: list[Any] = [None] * len(seats)
     try:
-        answers = engine.generate(prompts, sampling)
+        answers = list(engine.generate(prompts, sampling))
+    except PartlyAnsweredError as error:
+        answers = list(error.answers)
+        _log.warning("batch_not_answered", episodes=answers.count(None))
     except Exception as error:  # noqa: BLE001  # one conversation may have done it: see invariant 3
         _log.warning("batch_not_answered", episodes=len(seats), error=type(error).__name__)
-    else:
-        yield from zip(seats, answers, strict=True)
-        return
-    for episode, prompt in zip(seats, prompts, strict=True):
-        answers = []
-        _guarded(episode, _ask, engine, prompt, sampling, answers)
+    for episode, prompt, answer in zip(seats, prompts, answers, strict=True):
+        alone = [] if answer is None else [answer]
+        if answer is None:
+            _guarded(episode, _ask, engine, prompt, sampling, alone)
         if not episode.failed:
-            yield episode, answers[0]
+            yield episode, alone[0]
 
 
 def _ask(
