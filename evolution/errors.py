@@ -35,6 +35,7 @@
     │   ├── AdapterLoadError               the engine does not take the adapter
     │   ├── RolloutWorkerError             a worker died, does not answer, or failed
     │   ├── PartlyAnsweredError            some prompts have answers, and some have none
+    │   ├── EngineMemoryError              not even one conversation fits into memory
     │   ├── TryTimeError                   a try's environment took longer than a try may
     │   ├── EngineSetupError               the operator's settings and the server do not fit
     │   └── EngineServerError              the model server did not do what it was asked for
@@ -67,6 +68,7 @@ __all__ = [
     "BaseModelError",
     "ChatTemplateError",
     "ConversationError",
+    "EngineMemoryError",
     "EngineRefusalError",
     "EngineReplyError",
     "EngineServerError",
@@ -247,6 +249,10 @@ class RolloutWorkerError(RolloutError):
 
 class TryTimeError(RolloutError):
     """A try's environment took longer than one try may; it is the try's failure alone."""
+
+
+class EngineMemoryError(RolloutError):
+    """There is not enough memory to answer one conversation alone; the text says what to do."""
 
 
 class PartlyAnsweredError(RolloutError):

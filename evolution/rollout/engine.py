@@ -20,13 +20,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from evolution.rollout.conversation import ChatFormat
 
-__all__ = ["EngineSpec", "Generation", "Prompt", "RolloutEngine", "Sampling"]
+__all__ = ["ANY_NUMBER", "EngineSpec", "Generation", "Prompt", "RolloutEngine", "Sampling"]
+
+
+ANY_NUMBER: Final = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +112,8 @@ class RolloutEngine(ABC):
     """The token layout of this engine's tokenizer."""
     context_limit: int
     """Most tokens a conversation may have."""
+    most_at_once: int = ANY_NUMBER
+    """Conversations that are worth playing together; fewer once memory has run out."""
     adapter_version: str
     """What ``load_adapter`` was last given; empty for the bare base model."""
 

@@ -188,7 +188,8 @@ def run_episodes(
     seats: list[_Episode] = []
     try:
         while True:
-            seats, joined = _seated(seats, waiting, size=batch_size, apart=apart)
+            size = min(batch_size, engine.most_at_once)
+            seats, joined = _seated(seats, waiting, size=size, apart=apart)
             if not seats:
                 break
             table.begin(joined)

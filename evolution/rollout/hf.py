@@ -10,6 +10,11 @@ Invariants:
    chunk. A prompt that is no continuation of what the cache holds under its key begins with an
    empty row: it can cost time, never correctness.
 
+3. Where memory runs out the batch is halved, for as long as this engine lives (a run): prompts are
+   answered in batches of that size, one after the other, each fed anew, until whoever plays has no
+   more than that at once (``most_at_once``). What was drawn is drawn again, the same. One
+   conversation alone that does not fit is an error that says what to do.
+
 Covered: full-attention models that transformers can run with scaled-dot-product attention, on
 a CPU or one GPU.
 Not covered: sliding-window attention (the explicit mask would widen it), quantised bases.
@@ -22,9 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 
-from evolution.errors import AdapterLoadError, AdapterMismatchError, RolloutError
+from evolution.errors import (
+    AdapterLoadError,
+    AdapterMismatchError,
+    EngineMemoryError,
+    RolloutError,
+)
 from evolution.model.adapted import adapt
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.model.lora import adapted_linears, split_name
@@ -33,12 +44,22 @@ from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.kv_cache import RaggedCache
 from evolution.rollout.sampling import draw, uniforms
 
-__all__ = ["HfEngine"]
+__all__ = ["HfEngine", "device_of"]
 
 _PASS_COST = 128
 """Tokens that take as long as a forward pass needs to get going on a CPU, with the small base."""
 _GPU_PASS_COST = 4_096
 """The same on a GPU: of the order of what it computes while a pass is launched; not measured."""
+
+
+_TOO_LARGE = (
+    "memory does not hold one conversation of {tokens} tokens beside the model: lower the plan's "
+    "max_sequence_tokens, play with [rollout] workers = 1, or give the silo more memory"
+)
+_CPU_ALLOCATOR = "can't allocate memory"
+"""What torch's allocator on a CPU says in a RuntimeError that has no type of its own."""
+
+_log = structlog.get_logger(__name__)
 
 
 class HfEngine(RolloutEngine):
@@ -52,16 +73,18 @@ class HfEngine(RolloutEngine):
         dtype: str = "float32",
         threads: int = 1,
         device: str = "cpu",
+        worker: int = 0,
     ) -> None:
         """Load the base model on ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
 
-        ``threads`` are torch's, on a CPU.
+        Of several GPUs ``worker`` i takes the one with the number i modulo their count. ``threads``
+        are torch's, on a CPU.
 
         Raises:
             RolloutError: There is no such device.
         """
         torch.set_num_threads(threads)
-        self._device = _device_of(device)
+        self._device = device_of(device, worker=worker, gpus=torch.cuda.device_count())
         self._pass_cost = _PASS_COST if self._device == "cpu" else _GPU_PASS_COST
         self._model: Any = load_base(base_dir, dtype=dtype).to(self._device)
         self._alpha = alpha
@@ -108,9 +131,36 @@ class HfEngine(RolloutEngine):
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
-        """Answer each prompt, in order."""
-        if not prompts:
-            return []
+        """Answer each prompt, in order.
+
+        Raises:
+            EngineMemoryError: One of them alone is more than memory holds.
+        """
+        answers: list[Generation] = []
+        while len(answers) < len(prompts):
+            batch = prompts[len(answers) :][: self.most_at_once]
+            try:
+                answers += self._generate(batch, sampling)
+                continue
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not _out_of_memory(error):
+                    raise
+                if len(batch) == 1:
+                    raise EngineMemoryError(
+                        _TOO_LARGE.format(tokens=len(batch[0].token_ids))
+                    ) from None
+            # Outside of the handler, whose error holds on to what is to be let go of.
+            self._halve(len(batch))
+        return answers
+
+    def _halve(self, rows: int) -> None:
+        self.most_at_once = rows // 2
+        self._forget()
+        if self._device != "cpu":
+            torch.cuda.empty_cache()
+        _log.warning("rollout_batch_halved", episodes=self.most_at_once, device=self._device)
+
+    def _generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
         chunks = self._align(prompts)
         keys = np.array([prompt.key for prompt in prompts])
         lengths = np.array([len(prompt.token_ids) for prompt in prompts])
@@ -195,11 +245,18 @@ class HfEngine(RolloutEngine):
         self._keys = []
 
 
-def _device_of(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise RolloutError("rollout.device is cuda, and torch sees no GPU")
-    if name not in {"cpu", "cuda"}:
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)
+
+
+def device_of(name: str, *, worker: int, gpus: int) -> str:
+    """The device of a worker, counted from 0, on a machine where torch sees so many GPUs.
+
+    Raises:
+        RolloutError: There is no such device.
+    """
+    if name not in {"auto", "cpu", "cuda"}:
         raise RolloutError(f"rollout.device is {name!r}; known: auto, cpu, cuda")
-    return name
+    if name == "cuda" and not gpus:
+        raise RolloutError("rollout.device is cuda, and torch sees no GPU")
+    return f"cuda:{worker % gpus}" if name != "cpu" and gpus else "cpu"
