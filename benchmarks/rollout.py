@@ -12,6 +12,15 @@ the same episode of the other, which is counted. At temperature 1 the arms draw 
 steps per second are compared there. A ratio is the median over rounds of neighbours in time, in
 CPU seconds of one thread, so that a busy machine slows both sides.
 
+Then episodes of unlike length, all environments in turn, at a batch of a quarter of the tasks:
+
+    refilled  one call of ``run_episodes``: as an episode ends the next takes its seat
+    waves     one call for each batch: a batch waits for its longest episode
+
+Both play the same episodes, which is counted. Two ratios: of CPU seconds, median over rounds, and
+of turns, which are calls of the engine. The second is what is saved where a turn takes as long for
+few episodes as for many: with a model server, and with environments that are slow.
+
 The last part judges 400 held-out tasks at each temperature: wall time.
 
 Prints tables and, as its last line, the figures as JSON; ``speedup`` is that of greedy play, whose
@@ -30,6 +39,7 @@ import argparse
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +52,7 @@ from evolution.envs.environment import Environment
 from evolution.envs.tasks import Split
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.rollout.conversation import ChatFormat
-from evolution.rollout.engine import RolloutEngine
+from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
 from evolution.trajectory import Task
@@ -192,6 +202,53 @@ def compare(
     }
 
 
+def refill(
+    engine: HfEngine, groups: Sequence[Sequence[Task]], temperature: float, rounds: int
+) -> dict[str, float]:
+    """A batch that stays full against batches that wait for their longest episode."""
+    tasks = [task for together in zip(*groups, strict=True) for task in together]
+    size = max(1, len(tasks) // 4)
+    starts = {"refilled": range(1), "waves": range(0, len(tasks), size)}
+    spent: dict[str, list[float]] = {name: [] for name in starts}
+    found: dict[str, list[tuple[int, ...]]] = {}
+    turns: Counter[str] = Counter()
+    generate = engine.generate
+
+    def counted(prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
+        turns[name] += 1
+        return generate(prompts, sampling)
+
+    engine.generate = counted  # type: ignore[method-assign]  # taken back below
+    for index in range(rounds):
+        for name in ("refilled", "waves") if index % 2 else ("waves", "refilled"):
+            step = len(tasks) if name == "refilled" else size
+            cpu_s = time.process_time()
+            found[name] = [
+                trajectory.token_ids
+                for start in starts[name]
+                for trajectory in run_episodes(
+                    engine,
+                    tasks[start : start + step],
+                    keys=range(len(tasks))[start : start + step],
+                    temperature=temperature,
+                    seed=0,
+                    max_new_tokens=MAX_NEW_TOKENS,
+                    batch_size=size,
+                ).trajectories
+            ]
+            spent[name].append(time.process_time() - cpu_s)
+    engine.generate = generate  # type: ignore[method-assign]
+    saved = turns["waves"] / turns["refilled"]
+    ratio = statistics.median(b / a for a, b in zip(*spent.values(), strict=True))
+    same = sum(a == b for a, b in zip(*found.values(), strict=True))
+    print(
+        f"{temperature:11.0f} {size:6d} {statistics.median(spent['refilled']):15.2f} "
+        f"{statistics.median(spent['waves']):12.2f} {ratio:6.2f} {saved:6.2f} "
+        f"{same:5d}"
+    )
+    return {"cpu": round(ratio, 2), "turns": round(saved, 2)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", type=int, default=64, help="of each environment")
@@ -210,6 +267,12 @@ def main() -> None:
     greedy = compare(engine, naive, groups, 0.0, options.rounds)
     sampled = compare(engine, naive, groups, 1.0, options.rounds)
 
+    print(
+        "\nepisodes of unlike length\n"
+        "temperature  batch  refilled cpu s  waves cpu s  ratio  turns  same"
+    )
+    refilled = [refill(engine, groups, temperature, options.rounds) for temperature in (0.0, 1.0)]
+
     judged = tasks_of(environments, JUDGED // len(environments))
     print(f"\njudging {sum(map(len, judged))} tasks")
     print("temperature   wall s   cpu s   steps/s (cpu) successes")
@@ -226,6 +289,7 @@ def main() -> None:
         "speedup_sampled": round(sampled["steps_ratio"], 2),
         "steps_per_s": round(greedy["steps_per_s"]),
         "same_greedy_episodes": f"{greedy['same']:.0f}/{count}",
+        "refilled": refilled,
         "judge_400_s": round(max(wall_s), 1),
         "load": round(os.getloadavg()[0], 1),
         "met": {

@@ -34,6 +34,8 @@
     ├── RolloutError                       a rollout engine
     │   ├── AdapterLoadError               the engine does not take the adapter
     │   ├── RolloutWorkerError             a worker died, does not answer, or failed
+    │   ├── PartlyAnsweredError            some prompts have answers, and some have none
+    │   ├── EngineMemoryError              not even one conversation fits into memory
     │   ├── TryTimeError                   a try's environment took longer than a try may
     │   ├── EngineSetupError               the operator's settings and the server do not fit
     │   └── EngineServerError              the model server did not do what it was asked for
@@ -57,6 +59,7 @@ code raises and catches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 __all__ = [
@@ -65,6 +68,7 @@ __all__ = [
     "BaseModelError",
     "ChatTemplateError",
     "ConversationError",
+    "EngineMemoryError",
     "EngineRefusalError",
     "EngineReplyError",
     "EngineServerError",
@@ -92,6 +96,7 @@ __all__ = [
     "NotWantedError",
     "OutcomeError",
     "PartError",
+    "PartlyAnsweredError",
     "PersonalStoreError",
     "PrefixError",
     "RolloutError",
@@ -244,6 +249,20 @@ class RolloutWorkerError(RolloutError):
 
 class TryTimeError(RolloutError):
     """A try's environment took longer than one try may; it is the try's failure alone."""
+
+
+class EngineMemoryError(RolloutError):
+    """There is not enough memory to answer one conversation alone; the text says what to do."""
+
+
+class PartlyAnsweredError(RolloutError):
+    """Some prompts were answered; why the others were not is the cause."""
+
+    def __init__(self, answers: Sequence[object]) -> None:
+        missing = sum(answer is None for answer in answers)
+        super().__init__(f"{missing} of {len(answers)} prompts have no answer")
+        self.answers = tuple(answers)
+        """In the order of the prompts; None where there is none."""
 
 
 class EngineSetupError(RolloutError):

@@ -20,6 +20,11 @@ Invariants:
 What not every environment can do are protocols of their own, used only where an environment has
 them: ``SaysAdmissible``, ``SolvesTasks``, ``TakesVariants``.
 
+8. An environment whose class says ``waits`` waits for somebody else in most of a call: a server, a
+   process. Its objects are then called at the same time, each on a thread, which need not be the
+   same from call to call; one object is never called twice at once. Without it every call is made
+   on one thread, for code that was written for one, and because threads gain quick code nothing.
+
 Covered: text environments, one episode at a time per object. Not covered: remote environment
 servers (adapters implement this same class).
 """
@@ -62,6 +67,7 @@ class Environment(ABC):
     max_steps: ClassVar[int]
     labels: ClassVar[tuple[str, ...]]  # values of the attribute tasks are dealt out by
     vocabulary: ClassVar[frozenset[str]] = frozenset()  # empty: open vocabulary
+    waits: ClassVar[bool] = False  # for somebody else: objects are called at the same time
 
     @property
     @abstractmethod

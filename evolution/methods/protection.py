@@ -32,6 +32,7 @@ __all__ = [
     "require_setup_apart",
     "require_steps",
     "require_units",
+    "shares_batch",
     "wave_size",
 ]
 
@@ -152,13 +153,16 @@ def require_units(tasks: Sequence[Task], spec: PrivacySpec) -> None:
         unit_of(task, spec.unit)
 
 
-def wave_size(settings: EvolveSettings, spec: PrivacySpec | None, dtype: str) -> int:
-    """How many episodes share a batch.
+def shares_batch(spec: PrivacySpec | None, dtype: str) -> bool:
+    """Whether episodes of different units may share a batch.
 
     In 16 bits (``dtype`` is that of the base weights) a neighbour in the batch moves the logits
     enough to change what is sampled, so protected units do not share one there. The spec is None
     where no unit is protected.
     """
-    if spec is None or dtype == _FULL_PRECISION:
-        return settings.rollout_batch
-    return settings.tries_per_task
+    return spec is None or dtype == _FULL_PRECISION
+
+
+def wave_size(settings: EvolveSettings, spec: PrivacySpec | None, dtype: str) -> int:
+    """How many episodes share a batch: the tries of one task where units may not share one."""
+    return settings.rollout_batch if shares_batch(spec, dtype) else settings.tries_per_task

@@ -100,6 +100,7 @@ from evolution.methods.protection import (
     require_drawn,
     require_plain_gradients,
     require_units,
+    shares_batch,
     wave_size,
 )
 from evolution.methods.returned import (
@@ -499,6 +500,7 @@ class RecipeEvolver(Evolver):
                 round_index=work.round,
                 try_s=None if spec is None else work.settings.try_s,
                 make_environment=self._explored.make,
+                apart=not shares_batch(spec, self._setup.dtype),
             )
 
         players = self._players(work, tasks, spec, epoch=epoch)

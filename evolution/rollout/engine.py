@@ -20,13 +20,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from evolution.rollout.conversation import ChatFormat
 
-__all__ = ["EngineSpec", "Generation", "Prompt", "RolloutEngine", "Sampling"]
+__all__ = ["ANY_NUMBER", "EngineSpec", "Generation", "Prompt", "RolloutEngine", "Sampling"]
+
+
+ANY_NUMBER: Final = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +37,7 @@ class EngineSpec:
     """What plays a silo's episodes; read from ``[rollout]`` of ``silo.toml``."""
 
     kind: Literal["hf", "openai"] = "hf"
-    """``hf`` runs the model in this process; ``openai`` asks a vLLM server beside it."""
+    """``hf`` runs the model in this process; ``openai`` asks vLLM servers beside it."""
     workers: int = 1
     """``hf``: processes that share the episodes of a round; 1 plays in this process."""
     device: str = "auto"
@@ -43,6 +46,8 @@ class EngineSpec:
     """``hf``: the most episodes that are played at once; fewer where memory asks for it."""
     url: str = ""
     """``openai``: the server, on loopback or with TLS, for example ``http://127.0.0.1:8000``."""
+    urls: tuple[str, ...] = ()
+    """``openai``: several servers instead of ``url``; a conversation's key says whose it is."""
     model: str = ""
     """``openai``: the name under which the server knows the base model."""
     api_key_file: Path | None = None
@@ -53,6 +58,11 @@ class EngineSpec:
     """``openai``: for one answer."""
     max_in_flight: int = 64
     """``openai``: the most episodes that are played at once."""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """``openai``: the servers, one or several."""
+        return self.urls or (self.url,)
 
     @property
     def episodes_at_once(self) -> int:
@@ -102,6 +112,8 @@ class RolloutEngine(ABC):
     """The token layout of this engine's tokenizer."""
     context_limit: int
     """Most tokens a conversation may have."""
+    most_at_once: int = ANY_NUMBER
+    """Conversations that are worth playing together; fewer once memory has run out."""
     adapter_version: str
     """What ``load_adapter`` was last given; empty for the bare base model."""
 

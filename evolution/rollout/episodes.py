@@ -1,14 +1,18 @@
 """Playing many episodes at once.
 
-Episodes are played in batches; every turn of a batch is one call of the engine. Invariants:
+Episodes are played in batches; every turn of a batch is one call of the engine. As soon as an
+episode ends the next one takes its seat, so a batch stays full until no task is left, however
+different in length its episodes are. Invariants:
 
-1. An episode's random draws depend on the seed and on its key, never on the batch size, so the
-   same call with another batch size plays the same episodes (up to rounding).
+1. An episode's random draws depend on the seed and on its key, never on the batch, so the same
+   call with another batch size plays the same episodes (up to rounding). Where even rounding may
+   not pass from one task to another they are played ``apart``: only tries of one task, which come
+   one after the other, share a batch.
 2. An environment is foreign: whatever it raises, from its making to its verdict, ends *its*
    episode, which is dropped and counted. The other episodes go on, and no later one is played in
    an environment that failed. What its closing raises is logged and changes nothing.
-3. So does the engine: where it fails for a batch, each of its conversations is asked for alone,
-   and those that fail alone are dropped.
+3. So does the engine: where it fails for a batch, each of its conversations that has no answer yet
+   is asked for alone, and those that fail alone are dropped.
 4. An episode that would outgrow the model's context, or its environment's ``max_steps``, ends
    there, unsolved and ``truncated``; so does one that its environment cuts off. So what one try
    costs is bounded by numbers: turns, tokens of a turn, context.
@@ -22,29 +26,39 @@ Episodes are played in batches; every turn of a batch is one call of the engine.
    environment takes none. Neither is ever left out in silence, for the try would be one at another
    task.
 
-Covered: synchronous environments in this process. Not covered: environments slower than the model
-(the batch waits for its slowest member, with ``try_s`` no longer than that).
+9. Environments that wait for somebody else (``Environment.waits``) begin and step together, each
+   on a thread of its own; all others one after the other, here. An object is called once at a time.
+
+Covered: synchronous environments, in this process and behind a server. Not covered: a batch whose
+environments are as different in speed as in length (a turn waits for its slowest, with ``try_s`` no
+longer than that).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment, Example, TakesVariants
 from evolution.envs.outcome import Outcome, outcome_of
-from evolution.errors import PrefixError, RolloutError, VariantError
+from evolution.errors import PartlyAnsweredError, PrefixError, RolloutError, VariantError
 from evolution.local_time import require_time, require_wanted
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.own_time import OwnTime
 from evolution.trajectory import Group, Step, Task, Trajectory
 
 __all__ = ["EpisodeBatch", "figures_of", "run_episodes"]
+
+T = TypeVar("T")
+_Stepped = tuple[Outcome, bool]
+"""What a step came to, and whether it solved the task."""
+_NO_MOVE: Final = ("", Generation(token_ids=(), logprobs=(), ended=False))
 
 _log = structlog.get_logger(__name__)
 
@@ -123,10 +137,19 @@ class _Episode:
     steps: list[Step] = field(default_factory=list)
     acted: int = 0
     """Actions sent to the environment, the one that it failed at included; none of the prefix."""
+    move: tuple[str, Generation] = _NO_MOVE
+    """What the agent did last, and the answer that it was read from."""
     success: bool = False
     truncated: bool = False
     over: bool = False
     failed: bool = False
+    trajectory: Trajectory | None = None
+    """What it came to; none while it is played, and none where it was dropped."""
+
+    @property
+    def task_name(self) -> tuple[str, int]:
+        """The task, however it begins."""
+        return self.task.environment, self.task.task_id
 
 
 def run_episodes(
@@ -141,61 +164,70 @@ def run_episodes(
     round_index: int = 0,
     try_s: float | None = None,
     make_environment: Callable[[str], Environment] = make,
+    apart: bool = False,
 ) -> EpisodeBatch:
     """Play one episode per task, ``batch_size`` at once, with whatever adapter the engine holds.
 
     A task that appears twice is played twice; temperature 0 is greedy. The seed and the episode's
     key, by default its place in ``tasks``, decide every draw; keys are distinct. The round is
     recorded in the trajectories. ``try_s`` is the most seconds that one episode's
-    environment may take in all; without it there is no limit.
+    environment may take in all; without it there is no limit. ``apart`` lets only tries of one task
+    share a batch.
     """
-    sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
-    own_time = OwnTime(try_s)
-    pool = _Pool(make_environment, own_time)
-    played: list[Trajectory | None] = []
     keys = range(len(tasks)) if keys is None else keys
-    dropped = environment_steps = 0
+    episodes = [_Episode(key=key, task=task) for key, task in zip(keys, tasks, strict=True)]
+    own_time = OwnTime(try_s)
+    table = _Table(
+        engine=engine,
+        sampling=Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed),
+        own_time=own_time,
+        pool=_Pool(make_environment, own_time),
+        round=round_index,
+    )
+    waiting = deque(episodes)
+    seats: list[_Episode] = []
     try:
-        for start in range(0, len(tasks), batch_size):
-            wave = [
-                _Episode(key=key, task=task)
-                for key, task in zip(
-                    keys[start : start + batch_size],
-                    tasks[start : start + batch_size],
-                    strict=True,
-                )
-            ]
-            for episode in wave:
-                _guarded(episode, pool.lend, episode)
-            _play(engine, wave, sampling, own_time)
-            for episode in wave:
-                pool.take_back(episode)
-                environment_steps += episode.acted
-                dropped += episode.failed
-            played += [
-                None
-                if episode.failed
-                else Trajectory(
-                    task=episode.task,
-                    steps=tuple(episode.steps),
-                    final_observation=episode.observation,
-                    success=episode.success,
-                    adapter_sha256=engine.adapter_version,
-                    round=round_index,
-                    truncated=episode.truncated,
-                )
-                for episode in wave
-            ]
+        while True:
+            size = min(batch_size, engine.most_at_once)
+            seats, joined = _seated(seats, waiting, size=size, apart=apart)
+            if not seats:
+                break
+            table.begin(joined)
+            # Who is over before its first turn leaves its seat to another before the batch plays.
+            if not any(episode.over for episode in joined):
+                table.play_turn(seats)
+            for episode in seats:
+                if episode.over:
+                    table.leave(episode)
     finally:
-        pool.close()
+        table.pool.close()
         own_time.close()
     return EpisodeBatch(
-        tries=tuple(played),
-        dropped=dropped,
-        environment_steps=environment_steps,
+        tries=tuple(episode.trajectory for episode in episodes),
+        dropped=sum(episode.failed for episode in episodes),
+        environment_steps=sum(episode.acted for episode in episodes),
         tasks=tuple(tasks),
         round=round_index,
     )
+
+
+def _seated(
+    seats: Sequence[_Episode], waiting: deque[_Episode], *, size: int, apart: bool
+) -> tuple[list[_Episode], list[_Episode]]:
+    """Who plays the next turn, and who of them begins with it.
+
+    A new episode takes the seat of one that is over, so that an engine need not move the others.
+    """
+    playing = [episode for episode in seats if not episode.over]
+    joined: list[_Episode] = []
+    while waiting and len(playing) + len(joined) < size:
+        company = [*playing[:1], *joined[:1]]
+        if apart and company and company[0].task_name != waiting[0].task_name:
+            break
+        joined.append(waiting.popleft())
+    new = iter(joined)
+    taken = [next(new, None) if episode.over else episode for episode in seats]
+    return [episode for episode in (*taken, *new) if episode is not None], joined
 
 
 class _Pool:
@@ -236,44 +268,83 @@ def _close(name: str, environment: Environment) -> None:
         _log.warning("environment_not_closed", environment=name, error=type(error).__name__)
 
 
-def _play(
-    engine: RolloutEngine, wave: Sequence[_Episode], sampling: Sampling, own_time: OwnTime
-) -> None:
-    for episode in wave:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Table:
+    """What episodes are played with."""
+
+    engine: RolloutEngine
+    sampling: Sampling
+    own_time: OwnTime
+    pool: _Pool
+    round: int
+
+    def begin(self, joined: Sequence[_Episode]) -> None:
+        """Start episodes, up to the agent's first turn."""
+        for episode in joined:
+            _guarded(episode, self.pool.lend, episode)
+        begun = [
+            (episode, partial(_begin, _environment_of(episode), episode.task))
+            for episode in joined
+            if not episode.failed
+        ]
+        for episode, first in _asked(begun, self.own_time):
+            _guarded(episode, _take_first, self.engine, episode, first)
+        self._end_without_room(joined)
+
+    def play_turn(self, seats: Sequence[_Episode]) -> None:
+        """Have the agent answer in every episode, and the environments answer the agent."""
+        require_wanted()
+        require_time()
+        moves: list[tuple[_Episode, Callable[[], _Stepped]]] = []
+        for episode, answer in _answers(self.engine, seats, self.sampling):
+            _guarded(episode, _move, self.engine, episode, answer, moves)
+        for episode, stepped in _asked(moves, self.own_time):
+            _guarded(episode, _take_step, self.engine, episode, stepped)
+        self._end_without_room(seats)
+
+    def leave(self, episode: _Episode) -> None:
+        """Note what an episode came to, and let go of what it was played with."""
+        self.pool.take_back(episode)
         if not episode.failed:
-            _guarded(episode, _start, engine, episode, own_time)
-    room = engine.context_limit - sampling.max_new_tokens
-    while True:
-        for episode in wave:
+            episode.trajectory = Trajectory(
+                task=episode.task,
+                steps=tuple(episode.steps),
+                final_observation=episode.observation,
+                success=episode.success,
+                adapter_sha256=self.engine.adapter_version,
+                round=self.round,
+                truncated=episode.truncated,
+            )
+        episode.steps, episode.history, episode.context = [], [], []
+
+    def _end_without_room(self, episodes: Sequence[_Episode]) -> None:
+        """End episodes whose next answer might not fit into the context."""
+        room = self.engine.context_limit - self.sampling.max_new_tokens
+        for episode in episodes:
             if not episode.over and len(episode.history) + len(episode.context) > room:
                 episode.over = episode.truncated = True
                 episode.failed = not episode.steps
-        active = [episode for episode in wave if not episode.over]
-        if not active:
-            return
-        require_wanted()
-        require_time()
-        for episode, answer in _answers(engine, active, sampling):
-            _guarded(episode, _advance, engine, episode, answer, own_time)
 
 
 def _answers(
-    engine: RolloutEngine, active: Sequence[_Episode], sampling: Sampling
+    engine: RolloutEngine, seats: Sequence[_Episode], sampling: Sampling
 ) -> Iterator[tuple[_Episode, Generation]]:
     """The next answer of each episode; those that the engine cannot answer are dropped."""
-    prompts = [Prompt(key=e.key, token_ids=e.history + e.context) for e in active]
+    prompts = [Prompt(key=e.key, token_ids=e.history + e.context) for e in seats]
+    answers: list[Any] = [None] * len(seats)
     try:
-        answers = engine.generate(prompts, sampling)
+        answers = list(engine.generate(prompts, sampling))
+    except PartlyAnsweredError as error:
+        answers = list(error.answers)
+        _log.warning("batch_not_answered", episodes=answers.count(None))
     except Exception as error:  # noqa: BLE001  # one conversation may have done it: see invariant 3
-        _log.warning("batch_not_answered", episodes=len(active), error=type(error).__name__)
-    else:
-        yield from zip(active, answers, strict=True)
-        return
-    for episode, prompt in zip(active, prompts, strict=True):
-        answers = []
-        _guarded(episode, _ask, engine, prompt, sampling, answers)
+        _log.warning("batch_not_answered", episodes=len(seats), error=type(error).__name__)
+    for episode, prompt, answer in zip(seats, prompts, answers, strict=True):
+        alone = [] if answer is None else [answer]
+        if answer is None:
+            _guarded(episode, _ask, engine, prompt, sampling, alone)
         if not episode.failed:
-            yield episode, answers[0]
+            yield episode, alone[0]
 
 
 def _ask(
@@ -289,14 +360,36 @@ def _environment_of(episode: _Episode) -> Environment:
     return episode.environment
 
 
-def _start(engine: RolloutEngine, episode: _Episode, own_time: OwnTime) -> None:
-    environment = _environment_of(episode)
+def _asked(
+    calls: Sequence[tuple[_Episode, Callable[[], T]]], own_time: OwnTime
+) -> Iterator[tuple[_Episode, Callable[[], T]]]:
+    """Call environments; each episode comes with what gives its own's answer, or raises its error.
 
-    def begin() -> tuple[str, str, tuple[Example, ...]]:
-        first = _begun(environment, episode.task)
-        return first, environment.instruction, tuple(environment.examples)
+    What is called may not touch the episode: it may be left behind, and go on unheard.
+    """
+    together = [i for i, (episode, _) in enumerate(calls) if _environment_of(episode).waits]
+    futures = own_time.call_together([(calls[i][0].key, calls[i][1]) for i in together])
+    heard = dict(zip(together, futures, strict=True))
+    for i, (episode, act) in enumerate(calls):
+        future = heard.get(i)
+        yield (
+            episode,
+            partial(own_time.call, episode.key, act) if future is None else future.result,
+        )
 
-    episode.observation, instruction, examples = own_time.call(episode.key, begin)
+
+def _begin(environment: Environment, task: Task) -> tuple[str, str, tuple[Example, ...]]:
+    """Start an episode: what the agent sees first, the instruction and the examples."""
+    first = _begun(environment, task)
+    return first, environment.instruction, tuple(environment.examples)
+
+
+def _take_first(
+    engine: RolloutEngine,
+    episode: _Episode,
+    first: Callable[[], tuple[str, str, tuple[Example, ...]]],
+) -> None:
+    episode.observation, instruction, examples = first()
     episode.context = engine.chat.opening(instruction, episode.observation, examples)
 
 
@@ -324,19 +417,28 @@ def _begun(environment: Environment, task: Task) -> str:
     return observation
 
 
-def _advance(
-    engine: RolloutEngine, episode: _Episode, answer: Generation, own_time: OwnTime
+def _move(
+    engine: RolloutEngine,
+    episode: _Episode,
+    answer: Generation,
+    moves: list[tuple[_Episode, Callable[[], _Stepped]]],
 ) -> None:
-    environment = _environment_of(episode)
+    """Note what the agent does next, and the call that does it."""
     action = engine.chat.parse_action(answer.token_ids)
     episode.acted += 1
+    episode.move = (action, answer)
+    moves.append((episode, partial(_step, _environment_of(episode), action)))
 
-    def act() -> tuple[Outcome, bool]:
-        outcome = outcome_of(environment.step(action))
-        return outcome, outcome.over and bool(environment.success(outcome.info))
 
-    # What it returns is read here: a call that is left behind must not touch the episode.
-    outcome, episode.success = own_time.call(episode.key, act)
+def _step(environment: Environment, action: str) -> _Stepped:
+    outcome = outcome_of(environment.step(action))
+    return outcome, outcome.over and bool(environment.success(outcome.info))
+
+
+def _take_step(engine: RolloutEngine, episode: _Episode, stepped: Callable[[], _Stepped]) -> None:
+    outcome, episode.success = stepped()
+    action, answer = episode.move
+    environment = _environment_of(episode)
     episode.steps.append(
         Step(
             observation=episode.observation,

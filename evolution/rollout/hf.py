@@ -6,9 +6,14 @@ Invariants:
    adapter is merged into this engine's own copy of the weights, in 16 bits it stands beside them
    (``evolution/model/adapted.py``).
 2. One key/value cache holds the whole batch across turns. Conversations that no longer appear are
-   dropped from it; the last sampled token of a turn joins the next chunk. If a prompt is not a
-   continuation of what the cache holds, the cache is rebuilt: it can cost time, never correctness.
-3. What conversations that begin together have alike, a task's prompt or an instruction and its
+   dropped from it, others may take their rows; the last sampled token of a turn joins the next
+   chunk. A prompt that is no continuation of what the cache holds under its key begins with an
+   empty row: it can cost time, never correctness.
+3. Where memory runs out the batch is halved, for as long as this engine lives (a run): prompts are
+   answered in batches of that size, one after the other, each fed anew, until whoever plays has no
+   more than that at once (``most_at_once``). What was drawn is drawn again, the same. One
+   conversation alone that does not fit is an error that says what to do.
+4. What conversations that begin together have alike, a task's prompt or an instruction and its
    example turns, is computed once and copied (``_opened``).
 
 Covered: full-attention models that transformers can run with scaled-dot-product attention, on
@@ -24,9 +29,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 
-from evolution.errors import AdapterLoadError, AdapterMismatchError, RolloutError
+from evolution.errors import (
+    AdapterLoadError,
+    AdapterMismatchError,
+    EngineMemoryError,
+    RolloutError,
+)
 from evolution.model.adapted import adapt
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.model.lora import adapted_linears, split_name
@@ -35,12 +46,22 @@ from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.kv_cache import RaggedCache
 from evolution.rollout.sampling import draw, uniforms
 
-__all__ = ["HfEngine"]
+__all__ = ["HfEngine", "device_of"]
 
 _PASS_COST = 128
 """Tokens that take as long as a forward pass needs to get going on a CPU, with the small base."""
-_NEVER_CUT = 1 << 40
-"""On a GPU a padded token costs next to nothing."""
+_GPU_PASS_COST = 4_096
+"""The same on a GPU: of the order of what it computes while a pass is launched; not measured."""
+
+
+_TOO_LARGE = (
+    "memory does not hold one conversation of {tokens} tokens beside the model: lower the plan's "
+    "max_sequence_tokens, play with [rollout] workers = 1, or give the silo more memory"
+)
+_CPU_ALLOCATOR = "can't allocate memory"
+"""What torch's allocator on a CPU says in a RuntimeError that has no type of its own."""
+
+_log = structlog.get_logger(__name__)
 
 
 class HfEngine(RolloutEngine):
@@ -54,17 +75,19 @@ class HfEngine(RolloutEngine):
         dtype: str = "float32",
         threads: int = 1,
         device: str = "cpu",
+        worker: int = 0,
     ) -> None:
         """Load the base model on ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
 
-        ``threads`` are torch's, on a CPU.
+        Of several GPUs ``worker`` i takes the one with the number i modulo their count. ``threads``
+        are torch's, on a CPU.
 
         Raises:
             RolloutError: There is no such device.
         """
         torch.set_num_threads(threads)
-        self._device = _device_of(device)
-        self._pass_cost = _PASS_COST if self._device == "cpu" else _NEVER_CUT
+        self._device = device_of(device, worker=worker, gpus=torch.cuda.device_count())
+        self._pass_cost = _PASS_COST if self._device == "cpu" else _GPU_PASS_COST
         self._model: Any = load_base(base_dir, dtype=dtype).to(self._device)
         self._alpha = alpha
         self._linears = adapt(self._model, adapted_linears(self._model))
@@ -110,9 +133,36 @@ class HfEngine(RolloutEngine):
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
-        """Answer each prompt, in order."""
-        if not prompts:
-            return []
+        """Answer each prompt, in order.
+
+        Raises:
+            EngineMemoryError: One of them alone is more than memory holds.
+        """
+        answers: list[Generation] = []
+        while len(answers) < len(prompts):
+            batch = prompts[len(answers) :][: self.most_at_once]
+            try:
+                answers += self._generate(batch, sampling)
+                continue
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not _out_of_memory(error):
+                    raise
+                if len(batch) == 1:
+                    raise EngineMemoryError(
+                        _TOO_LARGE.format(tokens=len(batch[0].token_ids))
+                    ) from None
+            # Outside of the handler, whose error holds on to what is to be let go of.
+            self._halve(len(batch))
+        return answers
+
+    def _halve(self, rows: int) -> None:
+        self.most_at_once = rows // 2
+        self._forget()
+        if self._device != "cpu":
+            torch.cuda.empty_cache()
+        _log.warning("rollout_batch_halved", episodes=self.most_at_once, device=self._device)
+
+    def _generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
         chunks = self._opened(self._align(prompts))
         keys = np.array([prompt.key for prompt in prompts])
         lengths = np.array([len(prompt.token_ids) for prompt in prompts])
@@ -150,15 +200,9 @@ class HfEngine(RolloutEngine):
     def _align(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Make the cache's rows those of the prompts; return what is still to be fed."""
         row_of = {key: row for row, key in enumerate(self._keys)}
-        rows = [row_of.get(prompt.key, -1) for prompt in prompts]
-        continues = all(
-            row >= 0
-            and len(self._cache.tokens[row]) < len(prompt.token_ids)
-            and list(prompt.token_ids[: len(self._cache.tokens[row])]) == self._cache.tokens[row]
-            for row, prompt in zip(rows, prompts, strict=True)
-        )
-        if continues:
-            self._cache.keep_rows(rows)
+        rows = [self._continued(row_of.get(prompt.key, -1), prompt) for prompt in prompts]
+        if any(row >= 0 for row in rows):
+            self._cache.arrange(rows)
         else:
             self._cache = RaggedCache(len(prompts), device=self._device)
         self._keys = [prompt.key for prompt in prompts]
@@ -166,6 +210,14 @@ class HfEngine(RolloutEngine):
             list(prompt.token_ids[len(held) :])
             for prompt, held in zip(prompts, self._cache.tokens, strict=True)
         ]
+
+    def _continued(self, row: int, prompt: Prompt) -> int:
+        """The row again where the prompt continues what it holds, else -1."""
+        if row < 0:
+            return -1
+        held = self._cache.tokens[row]
+        goes_on = len(held) < len(prompt.token_ids) and list(prompt.token_ids[: len(held)]) == held
+        return row if goes_on else -1
 
     def _opened(self, chunks: list[list[int]]) -> list[list[int]]:
         """Fill rows that are empty with what they have alike; return what is still to be fed.
@@ -230,17 +282,24 @@ class HfEngine(RolloutEngine):
         self._keys = []
 
 
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)
+
+
 def _shared(prompts: Sequence[Sequence[int]]) -> list[int]:
     """The tokens that all of them begin with."""
     columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
     return [column[0] for column in columns]
 
 
-def _device_of(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise RolloutError("rollout.device is cuda, and torch sees no GPU")
-    if name not in {"cpu", "cuda"}:
+def device_of(name: str, *, worker: int, gpus: int) -> str:
+    """The device of a worker, counted from 0, on a machine where torch sees so many GPUs.
+
+    Raises:
+        RolloutError: There is no such device.
+    """
+    if name not in {"auto", "cpu", "cuda"}:
         raise RolloutError(f"rollout.device is {name!r}; known: auto, cpu, cuda")
-    return name
+    if name == "cuda" and not gpus:
+        raise RolloutError("rollout.device is cuda, and torch sees no GPU")
+    return f"cuda:{worker % gpus}" if name != "cpu" and gpus else "cpu"

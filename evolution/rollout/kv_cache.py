@@ -6,11 +6,13 @@ the real tokens' keys and values are written down. Invariants:
 
 1. A query sees exactly the columns up to its own position. A padded query sees column 0, so that no
    row of the softmax is empty; what it computes is written nowhere.
-2. Columns that were never written are zeros, and no query reaches them.
+2. Columns that were never written are zeros, and no query reaches them. A row that a new
+   conversation takes over is zeros first: nothing of the one before is left in it.
 3. Storage grows by doubling; a chunk writes its own tokens and nothing else.
 4. A chunk may be cut into *parts* of rows of like length, each with a forward pass of its own,
-   where that saves more padding than a pass costs. Which rows share a part changes a row's result
-   by rounding alone.
+   where that saves more padding than a pass costs; while answers grow token by token, rows whose
+   answer has ended sit out once they are half of all. Which rows share a part changes a row's
+   result by rounding alone.
 
 Covered: full attention. Not covered: sliding windows, recurrent states.
 """
@@ -86,9 +88,13 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
         self.keys = _copied(self.keys, held.keys, to, of, count=count, columns=columns)
         self.values = _copied(self.values, held.values, to, of, count=count, columns=columns)
 
-    def keep_rows(self, rows: torch.Tensor) -> None:
-        self.keys = self.keys.index_select(0, rows)
-        self.values = self.values.index_select(0, rows)
+    def arrange(self, rows: torch.Tensor | None, empty: torch.Tensor | None) -> None:
+        if rows is not None:
+            self.keys = self.keys.index_select(0, rows)
+            self.values = self.values.index_select(0, rows)
+        if empty is not None:
+            self.keys[empty] = 0
+            self.values[empty] = 0
 
 
 def _roomy(store: torch.Tensor, like: torch.Tensor, *, count: int, columns: int) -> torch.Tensor:
@@ -152,21 +158,27 @@ class RaggedCache:
         for rows in parts_of([len(chunk) for chunk in chunks], pass_cost=pass_cost):
             yield self._inputs(rows, chunks, starts)
 
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Keep the rows with these indices, in this order, and drop the others."""
-        if list(rows) == list(range(len(self.tokens))):
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Make the rows those with these indices, in this order; -1 is a row that holds nothing.
+
+        Rows that stay where they are are not copied.
+        """
+        empty = [place for place, row in enumerate(rows) if row < 0]
+        stays = len(rows) == len(self.tokens) and all(row in {-1, i} for i, row in enumerate(rows))
+        if stays and not empty:
             return
-        index = torch.tensor(rows, dtype=torch.long, device=self._device)
+        taken = None if stays else self._index([max(row, 0) for row in rows])
+        emptied = self._index(empty) if empty else None
         for layer in self.layers.layers:
-            layer.keep_rows(index)
-        self.tokens = [self.tokens[row] for row in rows]
+            layer.arrange(taken, emptied)
+        self.tokens = [[] if row < 0 else self.tokens[row] for row in rows]
+
+    def _index(self, rows: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.long, device=self._device)
 
     def copy(self, other: RaggedCache, source: Mapping[int, int]) -> None:
         """Begin rows, which are empty, with rows of another cache: from whose row to which."""
-        to, of = (
-            torch.tensor(rows, dtype=torch.long, device=self._device)
-            for rows in zip(*source.items(), strict=True)
-        )
+        to, of = self._index([*source]), self._index([*source.values()])
         columns = max(len(tokens) for tokens in other.tokens)
         while len(self.layers.layers) < len(other.layers.layers):
             self.layers.layers.append(_Layer(self))
@@ -209,11 +221,12 @@ def parts_of(lengths: Sequence[int], *, pass_cost: int) -> list[list[int]]:
 
     A part costs ``pass_cost`` and its longest row times its number of rows. Parts of rows that are
     neighbours in length are best, so this is a shortest path over the lengths in order. The rows of
-    a part are in ascending order; rows without new tokens are in a part only where it is the only
-    one.
+    a part are in ascending order. Rows without new tokens are in a part only where every row has
+    one token at most and more than half have one: then all of them are, which copies nothing.
     """
     if max(lengths) <= 1:
-        return [list(range(len(lengths)))]
+        rows = [row for row, n in enumerate(lengths) if n]
+        return [rows if 2 * len(rows) <= len(lengths) else list(range(len(lengths)))]
     ordered = sorted((row for row, n in enumerate(lengths) if n), key=lambda row: -lengths[row])
     best = [0]
     """Of the first so many rows: the least cost."""

@@ -12,8 +12,10 @@ where its next turn is played. Environments stay in the parent. Invariants:
    worker thus costs no other one its answer (units are protected one by one). Workers end with
    their parent, however it ends.
 
-Covered: CPUs, where one process leaves cores idle between its forward passes. Not covered: several
-GPUs, for which a vLLM server is the better engine (``openai/engine.py``).
+Covered: CPUs, where one process leaves cores idle between its forward passes; GPUs, of which worker
+i takes the one with the number i modulo their count (which one it takes is tested; playing on
+several was not run). Not covered: a model that is larger than one GPU, for which a vLLM server is
+the engine (``openai/engine.py``); a worker that has halved its batch feeds it anew in each turn.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import multiprocessing
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -54,6 +56,8 @@ class _Made:
     dtype: str
     threads: int
     device: str
+    worker: int = 0
+    """Its number, which chooses among GPUs."""
 
 
 class WorkerEngine(RolloutEngine):
@@ -86,7 +90,7 @@ class WorkerEngine(RolloutEngine):
         self._count = workers
         self._loaded: tuple[str, str, bytes] = ("load", "", save({}))
         """What the workers play with: what another one in their place is told."""
-        self._workers = [_Worker(self._made) for _ in range(workers)]
+        self._workers = [self._start(place) for place in range(workers)]
         try:
             for worker in self._workers:
                 worker.receive(_READY_S)
@@ -143,12 +147,15 @@ class WorkerEngine(RolloutEngine):
             worker.stop()
         self._workers = []
 
+    def _start(self, place: int) -> _Worker:
+        return _Worker(replace(self._made, worker=place))
+
     def _replace_dead(self) -> None:
         """Start another worker for each dead one, with the adapter that is being played."""
         dead = [place for place, worker in enumerate(self._workers) if not worker.alive]
         for place in dead:
             self._workers[place].stop()
-            self._workers[place] = _Worker(self._made)
+            self._workers[place] = self._start(place)
         for place in dead:
             self._workers[place].receive(_READY_S)
             self._workers[place].send(self._loaded)
@@ -240,6 +247,7 @@ def _serve(pipe: Connection, made: _Made) -> None:
             dtype=made.dtype,
             threads=made.threads,
             device=made.device,
+            worker=made.worker,
         )
         pipe.send(("done", None))
         while True:

@@ -302,8 +302,9 @@ def _between_tables(experiment: Experiment) -> Iterator[str]:
     ):
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"{table}: the name {name!r} appears twice; names are unique"
-    for key in ("url", "model", "adapter_dir") if experiment.rollout.kind == "openai" else ():
-        if not getattr(experiment.rollout, key):
+    asked = experiment.rollout
+    for key in ("url", "model", "adapter_dir") if asked.kind == "openai" else ():
+        if not getattr(asked, key) and not (key == "url" and asked.urls):
             yield f"rollout.{key}: kind 'openai' needs it: add it"
     if len(set(experiment.seeds)) != len(experiment.seeds):
         yield "seeds: a seed appears twice"

@@ -32,6 +32,7 @@ def engine_spec(run: Run) -> EngineSpec:
         workers=table.workers,
         device=table.device,
         url=table.url,
+        urls=table.urls,
         model=table.model,
         api_key_file=None if table.api_key_file is None else Path(table.api_key_file),
         adapter_dir=None if table.adapter_dir is None else Path(table.adapter_dir),

@@ -183,6 +183,8 @@ class RolloutTable(Section):
     """``hf``: ``auto`` takes a GPU if there is one."""
     url: PlainText = ""
     """``openai``: the server, on loopback or with TLS."""
+    urls: Annotated[tuple[PlainText, ...], Field(max_length=256)] = ()
+    """``openai``: several servers instead of ``url``."""
     model: PlainText = ""
     """``openai``: the name under which the server knows the base model."""
     api_key_file: Annotated[str, Field(min_length=1, max_length=512)] | None = None

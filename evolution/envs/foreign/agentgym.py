@@ -133,6 +133,8 @@ class _Client:
 class AgentGymEnvironment(ForeignEnvironment[AgentGymSpec]):
     """See the module."""
 
+    waits = True
+
     def __init__(self, spec: AgentGymSpec, breaker: Breaker) -> None:
         super().__init__(spec, breaker)
         self._names = _DIALECTS[spec.server]

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -78,7 +79,10 @@ class Turn:
 
 @dataclass(kw_only=True, slots=True)
 class Breaker:
-    """Whether an environment is left alone for now; shared by all objects of one environment."""
+    """Whether an environment is left alone for now.
+
+    Shared by all objects of one environment, which may be called on several threads.
+    """
 
     failures: int = 3
     """In a row, until it is left alone."""
@@ -88,6 +92,7 @@ class Breaker:
     """Seconds."""
     _failed: int = 0
     _until_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def require_closed(self) -> None:
         """Fail at once while the environment is left alone.
@@ -100,11 +105,12 @@ class Breaker:
 
     def note(self, *, answered: bool) -> None:
         """Count an answer, or that there was none."""
-        self._failed = 0 if answered else self._failed + 1
-        if self._failed >= self.failures:
-            # After the pause one more failure is enough.
-            self._failed = self.failures - 1
-            self._until_s = self.clock() + self.pause_s
+        with self._lock:
+            self._failed = 0 if answered else self._failed + 1
+            if self._failed >= self.failures:
+                # After the pause one more failure is enough.
+                self._failed = self.failures - 1
+                self._until_s = self.clock() + self.pause_s
 
 
 class ForeignEnvironment(Environment, Generic[SpecT]):

@@ -68,6 +68,8 @@ class _Connection(ClientConnection):
 class OpenEnvEnvironment(ForeignEnvironment[OpenEnvSpec]):
     """See the module."""
 
+    waits = True
+
     def __init__(self, spec: OpenEnvSpec, breaker: Breaker) -> None:
         super().__init__(spec, breaker)
         self.observed = spec.observation

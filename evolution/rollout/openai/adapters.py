@@ -1,4 +1,4 @@
-"""The adapters a model server loads from a directory that it shares with the silo.
+"""The adapters that model servers load from a directory that they share with the silo.
 
 One engine is one *session* with a random name and a directory of its own::
 
@@ -9,15 +9,20 @@ One engine is one *session* with a random name and a directory of its own::
 
 Invariants:
 
-1. An adapter's name in the server is its directory's name and is never used twice, not even after a
+1. An adapter's name in a server is its directory's name and is never used twice, not even after a
    restart or a failed load: the server's prefix cache goes by the name, and a name with other
-   weights would answer from stale keys and values (vllm-project/vllm#42125).
+   weights would answer from stale keys and values (vllm-project/vllm#42125). Each server has a name
+   and a directory of its own.
 2. Files stay until the server has let go of their name: it may read them again when it swaps
    adapters.
 3. What a killed process left behind is found by its lock that nobody holds, and cleared.
 
-Covered: one server, any number of engines on it. Not covered: a server under another user, who
-could not read the files.
+4. Of several servers one that cannot be reached is gone on without, and loudly: it is asked for a
+   name that it does not have, which it refuses, so it never plays with other weights. Where none
+   can be reached loading fails.
+
+Covered: any number of servers, and of engines on each. Not covered: a server under another user,
+who could not read the files.
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +44,7 @@ from evolution.errors import (
     EngineRefusalError,
     EngineServerError,
     EngineSetupError,
+    EngineTimeoutError,
     EngineUnreachableError,
 )
 from evolution.rollout.openai.http import Request, ServerClient
@@ -52,21 +59,33 @@ _LOCK = "lock"
 _LOADS = 2
 _GONE = 404
 _MAX_VERSION_CHARS = 80
+_MODELS = Request(path="/v1/models")
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Server:
+    """One of the servers."""
+
+    client: ServerClient
+    held: list[str] = field(default_factory=list)
+    """Names that it may have."""
 
 
 class AdapterShelf:
     """See the module."""
 
-    def __init__(self, client: ServerClient, directory: Path, *, base: Path, alpha: float) -> None:
+    def __init__(
+        self, clients: Sequence[ServerClient], directory: Path, *, base: Path, alpha: float
+    ) -> None:
         """Open a session, and clear those of dead processes.
 
         Raises:
             EngineSetupError: The directory cannot be used.
-            EngineServerError: The server cannot be asked what it has.
+            EngineServerError: A server cannot be asked what it has.
         """
-        self._client = client
+        self._servers = [_Server(client=client) for client in clients]
         self._base = base
         self._alpha = alpha
         self._session = secrets.token_hex(8)
@@ -74,46 +93,58 @@ class AdapterShelf:
         self._directory.mkdir(mode=0o700)
         self._lock = _locked(self._directory / _LOCK)
         self._count = 0
-        self._held: list[str] = []
-        """Names that the server may have."""
         try:
             self._clear_dead(directory)
         except BaseException:
             self._leave()
             raise
 
-    def swap(self, version: str, tensors: Mapping[str, np.ndarray]) -> str:
-        """Load an adapter and let go of all others; returns the name to ask for.
+    def swap(self, version: str, tensors: Mapping[str, np.ndarray]) -> list[str]:
+        """Load an adapter everywhere and let go of all others; returns each server's name for it.
 
-        The version becomes a part of that name. No tensors load nothing, and the name is empty: it
-        stands for the bare base model. Others are LoRA factors under their peft names.
+        The version becomes a part of that name. No tensors load nothing, and the names are empty:
+        they stand for the bare base model. Others are LoRA factors under their peft names.
 
         Raises:
-            AdapterLoadError: The tensors are no adapter, or the server does not take it.
-            EngineServerError: The server cannot be asked.
+            AdapterLoadError: The tensors are no adapter, or a server does not take it.
+            EngineServerError: No server can be asked.
         """
-        name = self._load(version, tensors) if tensors else ""
-        self._let_go([held for held in self._held if held != name])
-        return name
+        names, errors = [], []
+        for server in self._servers:
+            if tensors:
+                try:
+                    self._load(server, version, tensors)
+                except (EngineTimeoutError, EngineUnreachableError) as error:
+                    errors.append(error)
+            names.append(server.held[-1] if tensors else "")
+        if errors and len(errors) == len(self._servers):
+            raise errors[0]
+        for failed in errors:
+            _log.warning("adapter_not_loaded", error=str(failed))
+        for server, name in zip(self._servers, names, strict=True):
+            self._let_go(server, [held for held in server.held if held != name])
+        return names
 
     def close(self) -> None:
         """Let go of everything and remove the session's directory; again does nothing."""
         if self._lock < 0:
             return
-        self._let_go(list(self._held))
+        for server in self._servers:
+            self._let_go(server, list(server.held))
         self._leave()
 
-    def _load(self, version: str, tensors: Mapping[str, np.ndarray]) -> str:
+    def _load(self, server: _Server, version: str, tensors: Mapping[str, np.ndarray]) -> None:
         for attempt in range(_LOADS):
             self._count += 1
             safe = re.sub(r"[^A-Za-z0-9._-]", "-", version)[:_MAX_VERSION_CHARS]
             name = f"{_PREFIX}-{self._session}-{self._count:06d}-{safe}"
             path = self._directory / name
-            self._held.append(name)
+            server.held.append(name)
             self._write(path, version, tensors)
             body = {"lora_name": name, "lora_path": str(path)}
+            request = Request(path="/v1/load_lora_adapter", body=body, repeatable=False)
             try:
-                self._client.ask(Request(path="/v1/load_lora_adapter", body=body, repeatable=False))
+                server.client.ask(request)
             except EngineRefusalError as error:
                 raise AdapterLoadError(str(error)) from error
             except EngineUnreachableError:
@@ -121,8 +152,7 @@ class AdapterShelf:
                 if attempt == _LOADS - 1:
                     raise
             else:
-                return name
-        raise AdapterLoadError("the adapter was not loaded")
+                return
 
     def _write(self, path: Path, version: str, tensors: Mapping[str, np.ndarray]) -> None:
         path.mkdir(mode=0o700)
@@ -141,41 +171,51 @@ class AdapterShelf:
         for file in path.iterdir():
             file.chmod(0o600)
 
-    def _let_go(self, names: list[str]) -> None:
+    def _let_go(self, server: _Server, names: list[str]) -> None:
         for name in names:
-            if self._unload(name):
-                self._held.remove(name)
+            if _unload(server.client, name):
+                server.held.remove(name)
                 shutil.rmtree(self._directory / name, ignore_errors=True)
 
-    def _unload(self, name: str) -> bool:
-        request = Request(path="/v1/unload_lora_adapter", body={"lora_name": name})
-        try:
-            self._client.ask(request)
-        except EngineRefusalError as error:
-            if error.status != _GONE:
-                _log.warning("adapter_not_unloaded", adapter=name, status=error.status)
-                return False
-        except EngineServerError as error:
-            _log.warning("adapter_not_unloaded", adapter=name, error=type(error).__name__)
-            return False
-        return True
-
     def _clear_dead(self, directory: Path) -> None:
-        served = [model.name for model in models_of(self._client.ask(Request(path="/v1/models")))]
+        served = [
+            (server.client, [model.name for model in models_of(server.client.ask(_MODELS))])
+            for server in self._servers
+        ]
         for session, lock in _dead(directory):
             try:
-                names = [n for n in served if n.startswith(f"{_PREFIX}-{session.name}-")]
-                if all(self._unload(name) for name in names):
+                names = [
+                    (client, name)
+                    for client, has in served
+                    for name in has
+                    if name.startswith(f"{_PREFIX}-{session.name}-")
+                ]
+                gone = [_unload(client, name) for client, name in names]
+                if all(gone):
                     shutil.rmtree(session, ignore_errors=True)
             finally:
                 os.close(lock)
 
     def _leave(self) -> None:
         # What the server could not be told to let go of is cleared by the next session.
-        if not self._held:
+        if not any(server.held for server in self._servers):
             shutil.rmtree(self._directory, ignore_errors=True)
         os.close(self._lock)
         self._lock = -1
+
+
+def _unload(client: ServerClient, name: str) -> bool:
+    request = Request(path="/v1/unload_lora_adapter", body={"lora_name": name})
+    try:
+        client.ask(request)
+    except EngineRefusalError as error:
+        if error.status != _GONE:
+            _log.warning("adapter_not_unloaded", adapter=name, status=error.status)
+            return False
+    except EngineServerError as error:
+        _log.warning("adapter_not_unloaded", adapter=name, error=type(error).__name__)
+        return False
+    return True
 
 
 def _private(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The connection to a model server: an OpenAI-compatible HTTP interface.
+"""The connection to one model server: an OpenAI-compatible HTTP interface.
 
 Invariants:
 
@@ -75,19 +75,22 @@ class Request:
 class ServerClient:
     """See the module."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        """Prepare; nothing is sent.
+    def __init__(self, spec: EngineSpec, url: str, *, runner: asyncio.Runner) -> None:
+        """Prepare to ask the server at this address; nothing is sent.
+
+        The runner is the caller's, who closes it after all clients that share it.
 
         Raises:
             EngineSetupError: The address or the key file is unusable.
         """
-        self._url = require_private(spec.url)
+        self.url = require_private(url)
+        """Where the server is, for whoever names it; it holds no secret."""
         self._key = api_key(spec.api_key_file)
         if spec.timeout_s <= 0 or spec.max_in_flight < 1:
             raise EngineSetupError("timeout_s and max_in_flight must be positive")
         self._timeout_s = spec.timeout_s
-        # A loop of its own: only a cancelled task stops a server that sends one byte at a time.
-        self._runner = asyncio.Runner()
+        # A loop: only a cancelled task stops a server that sends one byte at a time.
+        self._runner = runner
         self._slots = asyncio.Semaphore(spec.max_in_flight)
         self._http = httpx2.AsyncClient(
             follow_redirects=False,
@@ -116,9 +119,18 @@ class ServerClient:
             EngineServerError: One has no answer of status 200 within the limits; the others are
                 given up.
         """
-        self._require_up()
+        return self._runner.run(self.answers(requests))
+
+    async def answers(self, requests: Sequence[Request]) -> list[bytes]:
+        """The same, for whoever asks several servers at once.
+
+        Raises:
+            EngineServerError: One has no answer of status 200 within the limits; the others are
+                given up.
+        """
+        await self._require_up()
         try:
-            return self._runner.run(_together([self._patiently(r) for r in requests]))
+            return await _together([self._patiently(r) for r in requests])
         except (EngineUnreachableError, EngineTimeoutError):
             self._suspect = True
             raise
@@ -129,29 +141,29 @@ class ServerClient:
         Raises:
             EngineUnreachableError: Nobody there, or not healthy.
         """
+        self._runner.run(self._require_healthy())
+
+    async def _require_healthy(self) -> None:
         request = Request(path="/health", with_key=False, timeout_s=_HEALTH_TIMEOUT_S)
         try:
-            self._runner.run(self._once(request))
+            await self._once(request)
         except (EngineRefusalError, EngineTimeoutError, EngineUnreachableError) as error:
             raise EngineUnreachableError(
-                f"the model server at {self._url} is not healthy: {error}"
+                f"the model server at {self.url} is not healthy: {error}"
             ) from error
 
     def close(self) -> None:
         """Close all connections; closing twice does nothing."""
-        try:
-            if not self._http.is_closed:
-                self._runner.run(self._http.aclose())
-        finally:
-            self._runner.close()
+        if not self._http.is_closed:
+            self._runner.run(self._http.aclose())
 
-    def _require_up(self) -> None:
+    async def _require_up(self) -> None:
         if not self._suspect:
             return
         if time.monotonic() < self._down_until_s:
-            raise EngineUnreachableError(f"the model server at {self._url} is down")
+            raise EngineUnreachableError(f"the model server at {self.url} is down")
         try:
-            self.require_healthy()
+            await self._require_healthy()
         except EngineUnreachableError:
             self._down_until_s = time.monotonic() + _DOWN_S
             raise
@@ -176,17 +188,21 @@ class ServerClient:
             async with asyncio.timeout(limit_s):
                 return await self._exchange(request)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise EngineTimeoutError(f"no whole answer from {request.path} in time") from error
+            raise EngineTimeoutError(
+                f"no whole answer from {self.url}{request.path} in time"
+            ) from error
         except httpx2.ConnectError as error:
-            raise _NotBegunError("the model server cannot be reached") from error
+            raise _NotBegunError(f"the model server at {self.url} cannot be reached") from error
         except httpx2.HTTPError as error:
-            raise _HungUpError(f"the model server hung up on {request.path}") from error
+            raise _HungUpError(
+                f"the model server at {self.url} hung up on {request.path}"
+            ) from error
 
     async def _exchange(self, request: Request) -> bytes:
         content = bytearray()
         headers = {"authorization": f"Bearer {self._key}"} if request.with_key else {}
         method = "GET" if request.body is None else "POST"
-        url = self._url + request.path
+        url = self.url + request.path
         async with self._http.stream(method, url, json=request.body, headers=headers) as reply:
             self._http.cookies.clear()
             async for part in reply.aiter_raw():
@@ -194,7 +210,9 @@ class ServerClient:
                 if len(content) > request.max_bytes:
                     raise EngineReplyError(f"the answer from {request.path} is too large")
             if reply.status_code in _BUSY:
-                raise _NotBegunError(f"the model server is busy or ill ({reply.status_code})")
+                raise _NotBegunError(
+                    f"the model server at {self.url} is busy or ill ({reply.status_code})"
+                )
             if reply.status_code != _OK:
                 raise EngineRefusalError(reply.status_code, _reason(bytes(content)))
         return bytes(content)

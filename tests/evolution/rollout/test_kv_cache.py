@@ -59,9 +59,46 @@ def test_logits_of_ragged_chunks_are_those_of_each_row_alone(model, pass_cost):
         if step in {4, 8}:
             # Some conversations end, and the others come in another order.
             kept = [3, 0, 2, 1][: len(alone) - 2]
-            cache.keep_rows(kept)
+            cache.arrange(kept)
             alone = [alone[row] for row in kept]
+        if step in {1, 3, 6, 9}:
+            # Others begin: in the seat of one that ended, beside those that stay, among moved ones.
+            kept = {1: [0, -1, 2, 3, -1, 5], 3: [5, 1, -1, 3, 0, 4], 6: [0, 1, 2, 3, -1]}.get(
+                step, [-1, 1]
+            )
+            cache.arrange(kept)
+            alone = [[] if row < 0 else alone[row] for row in kept]
+            assert cache.tokens == alone
     assert (max(passes) > 1) == (pass_cost < 1 << 40)
+
+
+@torch.inference_mode()
+def test_a_row_that_is_taken_over_holds_nothing_of_the_one_before(model):
+    """What a conversation left may be no number at all: zero times that is none either."""
+    cache = RaggedCache(2)
+    feed(model, cache, [[7, 8, 9], [10, 11]])
+    for layer in cache.layers.layers:
+        layer.keys[1] = layer.values[1] = torch.nan
+    keys = cache.layers.layers[0].keys
+    cache.arrange([0, -1])
+    # Whoever stays in its seat is not copied.
+    assert cache.layers.layers[0].keys is keys
+    found = feed(model, cache, [[12], [13, 14]])
+    for row, tokens in enumerate(([7, 8, 9, 12], [13, 14])):
+        expected = model(input_ids=torch.tensor([tokens])).logits[0, -1]
+        assert (expected - found[row]).abs().max() < 1e-4
+
+
+def feed(model, cache, chunks):
+    (inputs,) = cache.feed(chunks, pass_cost=1 << 40)
+    return model(
+        input_ids=inputs.input_ids,
+        position_ids=inputs.position_ids,
+        attention_mask=inputs.attention_mask,
+        past_key_values=cache.layers,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
 
 
 def test_parts_cost_as_little_as_the_best_of_all_partitions():
@@ -91,8 +128,10 @@ def test_parts_cost_as_little_as_the_best_of_all_partitions():
             assert cost(found, lengths, pass_cost) == best
 
 
-def test_a_step_of_single_tokens_is_one_pass_over_all_rows():
-    assert parts_of([1, 0, 1, 0], pass_cost=0) == [[0, 1, 2, 3]]
+def test_a_step_of_single_tokens_is_one_pass_over_all_rows_until_half_of_them_have_ended():
+    assert parts_of([1, 0, 1, 1], pass_cost=0) == [[0, 1, 2, 3]]
+    assert parts_of([1, 0, 1, 0], pass_cost=0) == [[0, 2]]
+    assert parts_of([0, 0, 0, 1], pass_cost=1 << 40) == [[3]]
 
 
 @pytest.mark.parametrize("pass_cost", PASS_COSTS)

@@ -54,6 +54,7 @@ class Engine:
     """Answers every prompt with its conversation's task, and keeps count."""
 
     context_limit = 1000
+    most_at_once = 1000
     adapter_version = "v"
 
     def __init__(self, fails=""):

@@ -141,19 +141,21 @@ def test_in_16_bits_units_are_computed_one_at_a_time_or_not_at_all(make_silo, ba
     make_silo(None, dtype="bfloat16", options=options)
 
 
-@pytest.mark.parametrize(("dtype", "sizes"), [("float32", {64}), ("bfloat16", {2})])
+@pytest.mark.parametrize(
+    ("dtype", "batches"), [("float32", {(64, False)}), ("bfloat16", {(2, True)})]
+)
 def test_in_16_bits_a_batch_holds_the_tries_of_one_task(
-    make_silo, adapter, ledger, monkeypatch, *, dtype, sizes
+    make_silo, adapter, ledger, monkeypatch, *, dtype, batches
 ):
     seen, honest = set(), recipe.run_episodes
 
-    def noted(*args, batch_size, **options):
-        seen.add(batch_size)
-        return honest(*args, batch_size=batch_size, **options)
+    def noted(*args, batch_size, apart, **options):
+        seen.add((batch_size, apart))
+        return honest(*args, batch_size=batch_size, apart=apart, **options)
 
     monkeypatch.setattr(recipe, "run_episodes", noted)
     make_silo(dtype=dtype).evolve(work(adapter, ledger)[0])
-    assert seen == sizes
+    assert seen == batches
 
 
 def test_units_are_not_played_on_a_server_that_one_of_them_could_bring_down(make_silo):
