@@ -25,6 +25,8 @@ from dataclasses import dataclass
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+from evolution.errors import RolloutError
+
 __all__ = ["RaggedCache", "RaggedInputs", "parts_of"]
 
 _LEAST_COLUMNS = 64
@@ -60,20 +62,33 @@ class _Place:
     """Of each real token: row and column in storage."""
 
 
+@dataclass(slots=True)
+class _UnderWay:
+    """What the layers of a cache are told of the pass under way.
+
+    They know this and not their cache, which knows them: a circle would keep a dropped cache's
+    tensors until the garbage collector comes by.
+    """
+
+    place: _Place | None = None
+
+
 class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
     """One layer's keys and values, written where the cache says."""
 
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, cache: RaggedCache) -> None:
+    def __init__(self, under_way: _UnderWay) -> None:
         super().__init__()
-        self._cache = cache
+        self._under_way = under_way
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_more: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        place = self._cache.place
+        place = self._under_way.place
+        if place is None:
+            raise RolloutError("a layer was fed beside the cache's own passes")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys = _written(self.keys, key_states, place)
@@ -139,10 +154,9 @@ def _seen(store: torch.Tensor, place: _Place) -> torch.Tensor:
 class RaggedCache:
     """The cache of one batch and the tokens each of its rows holds."""
 
-    place: _Place
-
     def __init__(self, rows: int, *, device: str = "cpu") -> None:
-        self.layers = Cache(layer_class_to_replicate=lambda: _Layer(self))
+        self._under_way = under_way = _UnderWay()
+        self.layers = Cache(layer_class_to_replicate=lambda: _Layer(under_way))
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
         self._device = device
 
@@ -181,7 +195,7 @@ class RaggedCache:
         to, of = self._index([*source]), self._index([*source.values()])
         columns = max(len(tokens) for tokens in other.tokens)
         while len(self.layers.layers) < len(other.layers.layers):
-            self.layers.layers.append(_Layer(self))
+            self.layers.layers.append(_Layer(self._under_way))
         for layer, held in zip(self.layers.layers, other.layers.layers, strict=True):
             layer.copy(held, to, of, count=len(self.tokens), columns=columns)
         for row, theirs in source.items():
@@ -203,7 +217,7 @@ class RaggedCache:
         columns = max(len(self.tokens[row]) for row in rows)
         from_row, from_column = real_PW.nonzero(as_tuple=True)
         whole = rows == list(range(len(self.tokens)))
-        self.place = _Place(
+        self._under_way.place = _Place(
             rows=None if whole else row_P,
             count=len(self.tokens),
             columns=columns,

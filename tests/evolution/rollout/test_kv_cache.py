@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -155,3 +157,27 @@ def test_a_device_that_is_not_there_is_refused(tiny_base):
     if not torch.cuda.is_available():
         with pytest.raises(RolloutError, match="GPU"):
             HfEngine(tiny_base, device="cuda")
+
+
+def test_a_cache_that_is_dropped_is_gone_at_once(model):
+    """Each holds hundreds of megabytes of a large model; a circle would wait for the collector."""
+    cache = RaggedCache(2)
+    other = RaggedCache(2)
+    with torch.inference_mode():
+        for inputs in other.feed([[7, 8, 9], [9, 10]], pass_cost=0):
+            model(
+                input_ids=inputs.input_ids,
+                position_ids=inputs.position_ids,
+                attention_mask=inputs.attention_mask,
+                past_key_values=other.layers,
+                use_cache=True,
+            )
+    cache.copy(other, {0: 1, 1: 0})
+    assert cache.tokens == [[9, 10], [7, 8, 9]]
+    held = [weakref.ref(one.layers.layers[0].keys) for one in (cache, other)]
+    gc.disable()
+    try:
+        del cache, other, inputs
+        assert [one() for one in held] == [None, None]
+    finally:
+        gc.enable()
