@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from peft.tuners import lora
 
 from evolution.model.adapted import FactorsBeside, MergedWeights
+from evolution.model.beside import TrainedBeside
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.model.lora import attach_lora, initial_adapter, read_adapter, write_adapter
 from evolution.rollout.hf import HfEngine
+from evolution.train.rows import Row
+from evolution.train.sft import SftTrainer
 from federation.adapter.memory import rollout_memory
 from federation.adapter.shapes import shape_from_config
 from tests.kit.evolution import smollm2
@@ -102,6 +106,30 @@ def effect(engine, ids, adapter):
     return found[1] - found[0]
 
 
+def trained_effect(trainer, ids, adapter):
+    """The same in the trainer's own forward pass."""
+    tokens = ids[0].numpy()
+    row = Row(
+        token_ids=tokens,
+        mask=np.arange(len(tokens)) > 0,
+        weights=np.ones(len(tokens), np.float32),
+        logprobs=np.zeros(len(tokens), np.float32),
+    )
+    found = []
+    for size in (0.0, 1.0):
+        trainer.reset({name: tensor * np.float32(size) for name, tensor in adapter.items()})
+        found.append(torch.from_numpy(trainer.logprobs([row])[0][1:]).double())
+    return found[1] - found[0]
+
+
+def with_pefts_layers(trainer):
+    """Give a trainer peft's own forward pass: two products, of which the first is rounded."""
+    layers = [m for m in trainer._model.modules() if isinstance(m, TrainedBeside)]
+    assert layers
+    for layer in layers:
+        layer.__class__ = lora.Linear
+
+
 @pytest.mark.long
 def test_a_tenth_of_a_trained_adapter_keeps_its_effect_on_a_real_model(tmp_path):
     base = smollm2.base(tmp_path)
@@ -117,11 +145,24 @@ def test_a_tenth_of_a_trained_adapter_keeps_its_effect_on_a_real_model(tmp_path)
     adapter = read_adapter(model)
     del model, trained, optimiser
     whole, half = (HfEngine(base, alpha=16.0, dtype=name) for name in ("float32", "bfloat16"))
+    trainer = SftTrainer(base, rank=8, alpha=16.0, dtype="bfloat16")
+    plain = SftTrainer(base, rank=8, alpha=16.0, dtype="bfloat16")
+    with_pefts_layers(plain)
     for size in (1.0, 0.3, 0.1):
         scaled = {
             name: tensor * np.float32(size if ".lora_B." in name else 1.0)
             for name, tensor in adapter.items()
         }
-        exact, found = (effect(engine, ids, scaled) for engine in (whole, half))
-        share = float((found * exact).sum() / exact.square().sum())
-        assert 0.95 <= share <= 1.05, (size, share)
+        exact = effect(whole, ids, scaled)
+        found = {
+            "engine": effect(half, ids, scaled),
+            "trainer": trained_effect(trainer, ids, scaled),
+            "trainer with peft's layers": trained_effect(plain, ids, scaled),
+        }
+        shares = {
+            name: float((one * exact).sum() / exact.square().sum()) for name, one in found.items()
+        }
+        print(f"\nfigure: {size}: " + ", ".join(f"{k} {v:.2f}" for k, v in shares.items()))
+        assert 0.95 <= shares["engine"] <= 1.05, size
+        assert 0.95 <= shares["trainer"] <= 1.05, size
+    assert shares["trainer with peft's layers"] < 0.95
