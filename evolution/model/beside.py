@@ -18,7 +18,7 @@ Invariants:
 Covered: peft's dense linear layers with one adapter, without dropout, in bfloat16; recomputed
 activations, DDP and FSDP. Not covered: float32, where nothing is gained and peft's own layer stays;
 gradients by hooks on the factors' layers, which are not called here (``dp.steps.grads`` then
-refuses, and record-level privacy computes unit by unit in 16 bits), ``torch.func``, merging.
+refuses, and record-level privacy computes unit by unit in 16 bits), ``torch.func``.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ class TrainedBeside(lora.Linear):  # type: ignore[misc]  # peft has no types
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Of (…, inputs) to (…, outputs), in the type of the weights."""
+        if self.disable_adapters or self.merged:
+            # Then there is one product anyway.
+            return super().forward(x)  # type: ignore[no-any-return]  # peft has no types
         base = self.get_base_layer()
         (name,) = self.active_adapters
         product: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]  # untyped in torch

@@ -61,6 +61,19 @@ def test_a_layer_says_what_the_engines_layer_says(bias):
     assert torch.equal(made(x), playing(x))
 
 
+def test_a_layer_that_is_switched_off_or_merged_is_one_product():
+    made, linear, *_ = layer()
+    x = tensors((9, INPUTS), seed=3)[0].bfloat16()
+    base = linear(x)
+    made.enable_adapters(enabled=False)
+    assert torch.equal(made(x), base)
+    made.enable_adapters(enabled=True)
+    assert not torch.equal(made(x), base)
+    made.merge()
+    assert torch.equal(made(x), linear(x))
+    assert not torch.equal(made(x), base)
+
+
 def kept(kind, size):
     """The part of a change that a layer's outputs show: slope against the exact change."""
     made, linear, A, B = layer(kind, scale=size)
