@@ -43,11 +43,10 @@ GREEDY = Sampling(temperature=0.0, max_new_tokens=NEW_TOKENS, seed=0)
 DRAWN = Sampling(temperature=1.0, max_new_tokens=NEW_TOKENS, seed=3)
 NATS = 1e-4
 HALF_MEAN_NATS = 0.1
-"""In bfloat16, in the mean. Measured between peft and the engine in this process: 0.058. Each party
-rounds the scores themselves to bfloat16, whose step is 0.125 between 16 and 32."""
+"""In bfloat16, in the mean. Measured between peft and the engine in this process: 0.058."""
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.375}
 """By so much peft's scores of two tokens may differ where answers part; 0.25 was measured in
-bfloat16, two steps of such scores."""
+bfloat16."""
 HALF_TIES = 5
 """In bfloat16 so many of the answers may part."""
 
