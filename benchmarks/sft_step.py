@@ -10,6 +10,10 @@ hashing, padding, counting.
     micro          the same with micro-batches of 1,024 padded tokens
     checkpointing  the same with activations recomputed
 
+In bfloat16 (``--dtype``, with ``--base`` another model) the bare loop has peft's own layers, which
+add two products, and the trainer one product of both (``evolution/model/beside.py``): the ratio is
+what that costs.
+
 The arms take turns and the order rotates; a ratio is the median of the ratios of neighbours in
 time, in CPU seconds of this process, so that a busy machine slows both sides. Before that, all arms
 must end with the bare loop's adapter, computed in float64, or the run fails: in float32 a sum in
@@ -39,7 +43,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft.tuners import lora
 
+from evolution.model.beside import TrainedBeside
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import (
     attach_lora,
@@ -110,9 +116,17 @@ def batches_of(episodes: list[Trajectory]) -> list[tuple[torch.Tensor, torch.Ten
 
 
 def bare(
-    episodes: list[Trajectory], adapter: Mapping[str, np.ndarray], *, double: bool = False
+    episodes: list[Trajectory],
+    adapter: Mapping[str, np.ndarray],
+    *,
+    double: bool = False,
+    base: Path = BASE,
+    dtype: str = "float32",
 ) -> Train:
-    model: Any = attach_lora(load_base(BASE), rank=RANK, alpha=ALPHA).eval()
+    model: Any = attach_lora(load_base(base, dtype=dtype), rank=RANK, alpha=ALPHA).eval()
+    for layer in model.modules():
+        if isinstance(layer, TrainedBeside):
+            layer.__class__ = lora.Linear
     if double:
         model.double()
     parameters = list(lora_parameters(model).values())
@@ -130,7 +144,10 @@ def bare(
                 ids, target, count = batches[index]
                 logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
                 loss = torch.nn.functional.cross_entropy(
-                    logits.transpose(1, 2), target, reduction="sum", ignore_index=-100
+                    (logits if double else logits.float()).transpose(1, 2),
+                    target,
+                    reduction="sum",
+                    ignore_index=-100,
                 )
                 optimiser.zero_grad()
                 (loss / count).backward()
@@ -147,13 +164,15 @@ def ours(
     adapter: Mapping[str, np.ndarray],
     *,
     double: bool = False,
+    base: Path = BASE,
+    dtype: str = "float32",
     **changes: Any,
 ) -> Train:
     trainer = SftTrainer(
-        BASE,
+        base,
         rank=RANK,
         alpha=ALPHA,
-        dtype="float32",
+        dtype=dtype,
         spec=TrainerSpec(device="cpu", **changes),
     )
     if double:
@@ -190,6 +209,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="run everything once, at small sizes")
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--base", type=Path, default=BASE, help="what is timed; the check is not")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     options = parser.parse_args()
     if options.quick:
         options.repeats, options.episodes = 1, 8
@@ -207,8 +228,10 @@ def main() -> int:
         apart = norm(result, expected) / norm(expected, adapter)
         if not apart <= SAME:
             sys.exit(f"{name} ends {apart:.2e} of the way off the bare loop's: other arithmetic")
-    arms = {"bare": bare(episodes, adapter)}
-    arms |= {name: ours(episodes, adapter, **changes) for name, changes in kinds.items()}
+    timed = {"base": options.base, "dtype": options.dtype}
+    adapter = initial_adapter(options.base, RANK, ALPHA, SEED)
+    arms = {"bare": bare(episodes, adapter, **timed)}
+    arms |= {name: ours(episodes, adapter, **timed, **changes) for name, changes in kinds.items()}
     for arm in arms.values():
         arm()
     names = list(arms)

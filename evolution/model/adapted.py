@@ -10,7 +10,8 @@ then. So the factors stand beside the weights, and both are one product, which i
 
 Measured on SmolLM2-135M-Instruct in bfloat16 with an adapter of 12 steps, the part of its effect on
 log-probabilities that is left (slope against float32, 142 tokens, once). A test on a like text
-holds the last line to 0.95; nothing in the tree measures the other two again:
+holds the last line to 0.95 and shows the second below it; nothing in the tree measures the first
+again:
 
     scaled to                 1      0.3    0.1
     merged weights            1.00   0.91   0.58
@@ -22,7 +23,8 @@ Invariants:
 1. Setting the same factors twice gives the same bits, whatever was set before.
 2. Without factors a layer is the base's, bit for bit.
 
-Covered: dense linear layers. Not covered: float16, which no plan may have.
+Covered: dense linear layers that play; ``beside.py`` trains the same product. Not covered: float16,
+which no plan may have.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evolution.errors import AdapterMismatchError
+from evolution.model.beside import TrainedBeside
 from federation.adapter.initial import first_factor
 
 __all__ = [
@@ -92,7 +93,8 @@ def initial_adapter(
 def attach_lora(model: Any, *, rank: int, alpha: float) -> PeftModel:
     """Put a trainable adapter on a base model, in place.
 
-    Its factors hold peft's own initial values until ``write_adapter``.
+    Its factors hold peft's own initial values until ``write_adapter``. In bfloat16 they stand
+    beside the weights (``evolution/model/beside.py``); in float32 the layers are peft's own.
     """
     config = LoraConfig(
         r=rank,
@@ -102,6 +104,9 @@ def attach_lora(model: Any, *, rank: int, alpha: float) -> PeftModel:
         target_modules="all-linear",
         task_type=TaskType.CAUSAL_LM,
     )
+    if any(one.weight.dtype is torch.bfloat16 for one in adapted_linears(model).values()):
+        # peft documents this way to bring a layer of one's own; it has no public name there.
+        config._register_custom_module({torch.nn.Linear: TrainedBeside})  # noqa: SLF001
     with warnings.catch_warnings():
         # peft 0.21 reads an attribute that transformers 5.23 has renamed; the old name still works.
         warnings.filterwarnings(

@@ -1,13 +1,19 @@
 """A small adapter keeps its effect in 16 bits, and a layer without one is the base's."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from peft.tuners import lora
 
 from evolution.model.adapted import FactorsBeside, MergedWeights
+from evolution.model.beside import TrainedBeside
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.model.lora import attach_lora, initial_adapter, read_adapter, write_adapter
 from evolution.rollout.hf import HfEngine
+from evolution.train.rows import Row
+from evolution.train.sft import SftTrainer
 from federation.adapter.memory import rollout_memory
 from federation.adapter.shapes import shape_from_config
 from tests.kit.evolution import smollm2
@@ -91,15 +97,33 @@ def test_the_forecast_knows_what_an_engine_holds(tiny_base, dtype):
     assert sum(tensor.nbytes for tensor in held) == forecast.weights_bytes
 
 
-def effect(engine, ids, adapter):
-    """What an adapter changes in the log-probabilities of a text, token by token."""
-    found = []
-    for name, tensors in (("without", {}), ("with", adapter)):
-        engine.load_adapter(name, tensors)
-        with torch.inference_mode():
-            logits = engine._model(input_ids=ids).logits[0, :-1].double()
-        found.append(torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0])
-    return found[1] - found[0]
+def played(engine, ids, adapter):
+    """Log-probabilities of a text's tokens, as an engine that plays with an adapter has them."""
+    engine.load_adapter("one", adapter)
+    with torch.inference_mode():
+        logits = engine._model(input_ids=ids).logits[0, :-1].double()
+    return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+def seen_in_training(trainer, ids, adapter):
+    """The same, as a trainer has them."""
+    tokens = ids[0].numpy()
+    row = Row(
+        token_ids=tokens,
+        mask=np.arange(len(tokens)) > 0,
+        weights=np.ones(len(tokens), np.float32),
+        logprobs=np.zeros(len(tokens), np.float32),
+    )
+    trainer.reset(adapter)
+    return torch.from_numpy(trainer.logprobs([row])[0][1:]).double()
+
+
+def with_pefts_layers(trainer):
+    """Give a trainer peft's own forward pass: two products, of which the first is rounded."""
+    layers = [m for m in trainer._model.modules() if isinstance(m, TrainedBeside)]
+    assert layers
+    for layer in layers:
+        layer.__class__ = lora.Linear
 
 
 @pytest.mark.long
@@ -117,11 +141,34 @@ def test_a_tenth_of_a_trained_adapter_keeps_its_effect_on_a_real_model(tmp_path)
     adapter = read_adapter(model)
     del model, trained, optimiser
     whole, half = (HfEngine(base, alpha=16.0, dtype=name) for name in ("float32", "bfloat16"))
+    trainer = SftTrainer(base, rank=8, alpha=16.0, dtype="bfloat16")
+    plain = SftTrainer(base, rank=8, alpha=16.0, dtype="bfloat16")
+    with_pefts_layers(plain)
+    parties = {
+        "float32": partial(played, whole),
+        "engine": partial(played, half),
+        "trainer": partial(seen_in_training, trainer),
+        "trainer with peft's layers": partial(seen_in_training, plain),
+    }
+    without = {
+        name: said(ids, {key: 0 * tensor for key, tensor in adapter.items()})
+        for name, said in parties.items()
+    }
     for size in (1.0, 0.3, 0.1):
         scaled = {
             name: tensor * np.float32(size if ".lora_B." in name else 1.0)
             for name, tensor in adapter.items()
         }
-        exact, found = (effect(engine, ids, scaled) for engine in (whole, half))
-        share = float((found * exact).sum() / exact.square().sum())
-        assert 0.95 <= share <= 1.05, (size, share)
+        found = {name: said(ids, scaled) for name, said in parties.items()}
+        effects = {name: found[name] - without[name] for name in parties}
+        exact = effects["float32"]
+        left = {
+            name: float((one * exact).sum() / exact.square().sum()) for name, one in effects.items()
+        }
+        apart = {name: float((found["engine"] - one).abs().mean()) for name, one in found.items()}
+        print(f"\nfigure: {size}: effect left {left}; nats from the engine {apart}")
+        assert 0.95 <= left["engine"] <= 1.05, size
+        assert 0.95 <= left["trainer"] <= 1.05, size
+        assert apart["trainer"] < 0.005, size
+        assert apart["trainer with peft's layers"] > 0.005, size
+    assert left["trainer with peft's layers"] < 0.95

@@ -55,12 +55,12 @@ def adapter(tiny_base) -> dict[str, np.ndarray]:
     return {k: (v + rng.normal(0, 0.02, v.shape)).astype("f4") for k, v in first.items()}
 
 
-def made(base, state_dir, **spec):
+def made(base, state_dir, *, dtype="float32", **spec):
     return make_trainer(
         base,
         rank=RANK,
         alpha=ALPHA,
-        dtype="float32",
+        dtype=dtype,
         state_dir=state_dir,
         spec=TrainerSpec(device="cpu", **spec),
     )
@@ -178,6 +178,22 @@ def test_ddp_equals_one_process_and_nobody_listens_beyond_loopback(tiny_base, tm
     # 127.0.0.1 in the byte order of /proc; gloo listens there.
     assert most[0] >= 3
     assert seen <= {"0100007F"}
+
+
+@pytest.mark.long
+def test_fsdp_trains_beside_16_bit_weights_and_recomputes_them(tiny_base, tmp_path, adapter):
+    """Other shapes round otherwise in 16 bits, so the way taken is compared, not its end."""
+    options = {"sharding": "fsdp", "gradient_checkpointing": True}
+    ways = []
+    for spec in ({}, {"processes": 2, **options}):
+        trainer = made(tiny_base, tmp_path / "state", dtype="bfloat16", **spec)
+        after, report = trained(trainer, adapter)
+        moved = np.concatenate([(after[name] - adapter[name]).ravel() for name in adapter])
+        ways.append((moved, np.concatenate([report.mean_gradient[n].ravel() for n in adapter])))
+    for one, other in zip(*ways, strict=True):
+        lengths = np.linalg.norm(one), np.linalg.norm(other)
+        assert one @ other > 0.98 * lengths[0] * lengths[1]
+        assert lengths[0] == pytest.approx(lengths[1], rel=0.05)
 
 
 @pytest.mark.long

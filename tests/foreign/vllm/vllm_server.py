@@ -28,6 +28,7 @@ class VllmServer:
         max_lora_rank: int = 8,
         adapters: Mapping[str, Path] | None = None,
         logprobs_mode: str = "processed_logprobs",
+        dtype: str = "float32",
     ) -> None:
         self.directory = directory
         self.base = base
@@ -52,7 +53,7 @@ class VllmServer:
             "served-model-name": "base",
             "host": "127.0.0.1",
             "port": port,
-            "dtype": "float32",
+            "dtype": dtype,
             "max-model-len": 1024,
             "max-lora-rank": max_lora_rank,
             "max-loras": 1,
