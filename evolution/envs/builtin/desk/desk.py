@@ -15,7 +15,8 @@ A call is a verb and an argument, as ``book: nine``, ``book nine``, ``book(nine)
    be those that the errands ask for, and nobody reads the agent's words for it.
 2. Opening changes nothing, so a wrong place can be left again. Every other call that is possible
    changes the state for good and ends its errand, right or wrong.
-3. What cannot be read, and what is not possible, costs a step; the request is said again.
+3. What cannot be read, and what is not possible, costs a step; the request is said again. There is
+   one step to spare.
 4. Names, and the words that places, files and goods are called by, are dealt out over the splits
    (``words.asked_of`` deals the nouns); a word of one split is in no task of another. Hours and
    numbers are too few for that and are the same in all.
@@ -23,7 +24,7 @@ A call is a verb and an argument, as ``book: nine``, ``book nine``, ``book(nine)
 ``desk`` has one errand. In ``desk-long`` a second one of the next department follows, so that a
 task needs the ways of two.
 
-Covered: hundreds of millions of tasks. Not covered: requests that contradict each other, calls
+Covered: a million seeded tasks of a split. Not covered: requests that contradict each other, calls
 with several arguments.
 """
 
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
@@ -127,7 +128,7 @@ def names_of(split: Split) -> tuple[str, ...]:
 def _plurals_of(split: Split) -> Mapping[str, str]:
     """The plurals of a split's nouns, without plurals of their own and the desk's own words."""
     rows = (row for row in asked_of("nouns", split) if row[0] != row[1] and row[0] not in _OWN)
-    return MappingProxyType(dict(row[:2] for row in rows))
+    return MappingProxyType({row[0]: row[1] for row in rows})
 
 
 class Desk(ScriptedEnvironment):
@@ -135,7 +136,7 @@ class Desk(ScriptedEnvironment):
 
     name = "desk"
     family = "desk"
-    max_steps = 4
+    max_steps = 3
     labels = tuple(_DEPARTMENTS)
     errands: ClassVar[int] = 1
 
@@ -275,7 +276,7 @@ class LongDesk(Desk):
 
     name = "desk-long"
     family = "desk-long"
-    max_steps = 6
+    max_steps = 5
     errands = 2
 
 
@@ -285,7 +286,7 @@ def _read(action: str) -> tuple[str, str] | None:
     return None if found is None else (found[1].lower(), found[2])
 
 
-def _among(said: str, known: Sequence[str]) -> str:
+def _among(said: str, known: Iterable[str]) -> str:
     """The one that was said, whatever its case; empty if there is none."""
     return next((one for one in known if one.lower() == said.lower()), "")
 
@@ -308,20 +309,22 @@ def _drawn(department: str, split: Split, rng: np.random.Generator) -> tuple[_Er
 
     places = some(people if department in {"calendar", "orders"} else nouns, _PLACES)
     wish = _DEPARTMENTS[department].wish
+    state: _State = {}
     if department == "orders":
         goods = some(nouns, _PLACES)
-        state = {(department, place): (good,) for place, good in zip(places, goods, strict=True)}
+        state |= {(department, place): (good,) for place, good in zip(places, goods, strict=True)}
         wish = str(rng.choice(_COUNTS))
         argument = f"{wish} {_plurals_of(split)[goods[0]]}"
     else:
-        state = {}
+        # A folder of the name of one of its files would make two things of one word.
+        entries = people if department == "mail" else sorted({*nouns} - {*places})
         for place in places:
             count = int(rng.integers(_SHORTEST, _LONGEST + 1))
             if department == "calendar":
                 hours = sorted(int(k) for k in rng.choice(len(_HOURS), size=count, replace=False))
                 state[department, place] = tuple(_HOURS[hour] for hour in hours)
             else:
-                state[department, place] = some(people if department == "mail" else nouns, count)
+                state[department, place] = some(entries, count)
         found = state[department, places[0]]
         argument = found[{"the first": 0, "the second": 1, "the last": -1}[wish]]
     errand = _Errand(department=department, place=places[0], wish=wish, argument=argument)
