@@ -40,6 +40,8 @@ ENVIRONMENTS: MappingProxyType[str, str] = MappingProxyType(
     {
         "babyai": "evolution.envs.builtin.babyai:BabyAI",
         "craft": "evolution.envs.builtin.craft:Craft",
+        "desk": "evolution.envs.builtin.desk.desk:Desk",
+        "desk-long": "evolution.envs.builtin.desk.desk:LongDesk",
         "maze": "evolution.envs.builtin.maze:Maze",
         "shop": "evolution.envs.builtin.shop.shop:Shop",
         "words": "evolution.envs.builtin.words.words:Words",

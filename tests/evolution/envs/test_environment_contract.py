@@ -26,6 +26,8 @@ from lab.base.tokenizer import UNKNOWN, build_tokenizer, environment_words
 EXPERT_SOLVES = {
     "babyai": 0.95,
     "craft": 1.0,
+    "desk": 1.0,
+    "desk-long": 1.0,
     "maze": 1.0,
     "shop": 1.0,
     "wordle": 0.97,
@@ -168,6 +170,8 @@ def test_an_action_that_is_only_impossible_is_not_invalid(environment):
     """Read, and answered that it cannot be done here."""
     impossible = {
         "craft": ("craft forge", "get 9 wheat"),
+        "desk": ("open: Nora", "book: nine", "delete: the last"),
+        "desk-long": ("open: Nora", "order: two teacups"),
         "maze": ("move up", "move left", "move down", "move right"),
         "shop": ("buy", "next", "back", "open 4", "pick red"),
     }

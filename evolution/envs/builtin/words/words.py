@@ -26,7 +26,7 @@ from evolution.envs.environment import Example, Info, ScriptedEnvironment
 from evolution.envs.tasks import SPLIT_SIZE, Split, label_index, task_rng
 from evolution.errors import EpisodeStateError
 
-__all__ = ["Words", "forms"]
+__all__ = ["SHARES", "Words", "asked_of", "forms"]
 
 _LIST: Final = ("first", "second", "third", "last")
 _FORMS: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
@@ -46,7 +46,7 @@ _ASKED: Final[Mapping[str, str]] = MappingProxyType(
         "superlative": "What is the superlative of {}?",
     }
 )
-_SHARES: Final[Mapping[Split, tuple[int, int]]] = MappingProxyType(
+SHARES: Final[Mapping[Split, tuple[int, int]]] = MappingProxyType(
     {Split.PRETRAIN: (0, 2), Split.TRAIN: (2, 7), Split.HELD_OUT: (7, 10)}
 )
 """Tenths of the words that a split asks for."""
@@ -71,11 +71,11 @@ def forms(name: str) -> tuple[tuple[str, ...], ...]:
 
 
 @functools.cache
-def _asked_of(name: str, split: Split) -> tuple[tuple[str, ...], ...]:
+def asked_of(name: str, split: Split) -> tuple[tuple[str, ...], ...]:
     """The rows that a split asks for, a fixed part of a fixed order."""
     rows = forms(name)
     order = np.random.default_rng([len(rows), *name.encode()]).permutation(len(rows))
-    start, end = (len(rows) * tenths // 10 for tenths in _SHARES[split])
+    start, end = (len(rows) * tenths // 10 for tenths in SHARES[split])
     return tuple(rows[int(index)] for index in order[start:end])
 
 
@@ -113,7 +113,7 @@ class Words(ScriptedEnvironment):
         self._over = False
         if label in _FORMS:
             name, column = _FORMS[label]
-            rows = _asked_of(name, list(Split)[task_id // SPLIT_SIZE])
+            rows = asked_of(name, list(Split)[task_id // SPLIT_SIZE])
             row = rows[int(rng.integers(len(rows)))]
             self._answer = row[column]
             self._others = tuple(word for word in row if word != self._answer)
