@@ -206,9 +206,12 @@ def _finite(value: float) -> float | None:
 
 def report(
     out: Annotated[Path, typer.Argument(help="Directory of a finished demo.")] = DEFAULT_OUT,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw who succeeds how often, as this PNG file.")
+    ] = None,
 ) -> None:
     """Print a finished demo's tables again and rewrite its HTML page."""
-    from lab.demo.report import load_outcome, print_tables, write_html
+    from lab.demo.report import load_outcome, print_tables, write_html, write_picture
 
     path = out / OUTCOME
     if not path.exists():
@@ -218,6 +221,9 @@ def report(
     print_tables(outcome, settings, console)
     write_html(outcome, settings, out / REPORT)
     console.print(f"report: {out / REPORT}")
+    if picture is not None:
+        write_picture(outcome, picture)
+        console.print(f"picture: {picture}")
 
 
 def _require_packages() -> None:

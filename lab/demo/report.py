@@ -22,19 +22,21 @@ from rich.table import Table
 
 from dp.noise.figures import NOT_REPORTED, readable_ratio, success_words
 from dp.noise.metrics_block import Estimate
+from evolution.envs.catalogue import make
 from lab.demo.choices import Privacy, Scenario
 from lab.demo.outcome import Cell, Outcome, explored
 from lab.demo.privacy import meaning, print_budgets, rows_of_budgets, summary
 from lab.demo.scenario import FAMILIES, SILOS, DemoSettings
 from lab.wilson import Interval
 
-__all__ = ["load_outcome", "print_tables", "save_outcome", "write_html"]
+__all__ = ["load_outcome", "print_tables", "save_outcome", "write_html", "write_picture"]
 
 WHO = {
     "base": "base model",
     "alone": "each silo alone (mean)",
     "together": "together",
 }
+_FEW = 2
 GREEDY_FELL = (
     "Greedy, together lies below the base: imitating the successes of sampling makes a model this "
     "small forget what it chose first. Without noise it fell as well (measured)."
@@ -74,8 +76,18 @@ def _cells(outcome: Outcome) -> list[Cell]:
 
 
 def _label(cell: Cell) -> str:
-    where = cell.environment if cell.shard < 0 else f"{cell.environment}, shard {cell.shard + 1}"
-    return f"{where}, {'greedy' if cell.temperature == 0 else f'T={cell.temperature:g}'}"
+    where = cell.environment if cell.shard < 0 else f"{cell.environment}, {_shard(cell)}"
+    return f"{where}, {'T=' if cell.temperature else ''}{_heat(cell.temperature)}"
+
+
+def _heat(temperature: float) -> str:
+    return f"{temperature:g}" if temperature else "greedy"
+
+
+def _shard(cell: Cell) -> str:
+    """The labels of a silo's part, where they are few."""
+    labels = make(cell.environment).labels[cell.shard :: len(SILOS)]
+    return " and ".join(labels) if len(labels) <= _FEW else f"shard {cell.shard + 1}"
 
 
 def _phase_means(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -214,8 +226,30 @@ def _figure() -> tuple[Any, Any]:
 
 def _bars(outcome: Outcome) -> str:
     figure, axes = _figure()
+    _draw_bars(axes, outcome, [cell for cell in _cells(outcome) if cell.temperature > 0])
+    axes.set_ylabel("success, temperature 1")
+    return _svg(figure)
+
+
+def write_picture(outcome: Outcome, path: Path) -> None:
+    """The success of base, alone and together, at each temperature, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, 5.6), layout="constrained")
+    temperatures = sorted({cell.temperature for cell in _cells(outcome)}, reverse=True)
+    panels = figure.subplots(len(temperatures), squeeze=False)
+    for (axes,), temperature in zip(panels, temperatures, strict=True):
+        cells = [cell for cell in _cells(outcome) if cell.temperature == temperature]
+        _draw_bars(axes, outcome, cells)
+        axes.set_ylabel(f"success, {'temperature ' if temperature else ''}{_heat(temperature)}")
+        axes.spines[["top", "right"]].set_visible(False)
+    for (axes,) in panels[1:]:
+        axes.get_legend().remove()
+    figure.savefig(path, dpi=120)
+
+
+def _draw_bars(axes: Any, outcome: Outcome, cells: Sequence[Cell]) -> None:
     colours = {"base": "#8a8f98", "alone": "#d98e32", "together": "#2f7d62"}
-    cells = [cell for cell in _cells(outcome) if cell.temperature > 0]
     for offset, who in enumerate(WHO):
         rates = outcome.rates.get(who, {})
         for index, cell in enumerate(cells):
@@ -234,12 +268,10 @@ def _bars(outcome: Outcome) -> str:
                 ],
                 capsize=2,
             )
-    axes.set_xticks(range(len(cells)), [_label(cell).replace(", T=1", "") for cell in cells])
+    axes.set_xticks(range(len(cells)), [_label(cell).rpartition(", ")[0] for cell in cells])
     axes.tick_params(axis="x", labelrotation=20)
     axes.set_ylim(0, 1)
-    axes.set_ylabel("success, temperature 1")
     axes.legend(frameon=False, ncols=len(WHO), loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    return _svg(figure)
 
 
 def _curve(outcome: Outcome) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 import pytest
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from dp.accounting.compose import Epsilon
@@ -208,6 +209,46 @@ def test_the_report_command_needs_a_finished_demo(tmp_path, capsys):
     report(tmp_path)
     assert (tmp_path / "report.html").exists()
     assert "together" in capsys.readouterr().out
+
+
+def test_the_picture_has_a_panel_for_each_temperature_and_names_few_kinds(tmp_path, monkeypatch):
+    drawn = []
+    save = Figure.savefig
+
+    def noting(figure, *args, **named):
+        drawn.append(figure)
+        save(figure, *args, **named)
+
+    monkeypatch.setattr(Figure, "savefig", noting)
+    rows = [
+        row(shard, 10 * who, 100, temperature=temperature, environment="words")
+        for who in (1, 2, 3)
+        for shard in range(4)
+        for temperature in (1.0, 0.0)
+    ]
+    rates = {
+        who: pooled(rows[8 * i : 8 * i + 8]) for i, who in enumerate(("base", "alone", "together"))
+    }
+    save_outcome(Outcome(rates=rates), DemoSettings(), tmp_path / "outcome.json")
+    report(tmp_path, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    figure = drawn[-1]
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "success, temperature 1",
+        "success, greedy",
+    ]
+    for axes in figure.axes:
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == [
+            "words",
+            "words, first and plural",
+            "words, second and past",
+            "words, third and comparative",
+            "words, last and superlative",
+        ]
+        assert [round(bar.get_height(), 2) for bar in axes.patches] == [0.1] * 5 + [0.2] * 5 + [
+            0.3
+        ] * 5
+        assert len(axes.containers) >= 15
 
 
 # Emptying the directory --------------------------------------------------------------------------
