@@ -304,7 +304,7 @@ def test_the_same_question_again_is_an_edited_history():
         {"messages": [{"role": "robot", "content": "x"}]},
         {"messages": [{"role": "user", "content": "x", "name": "bob"}]},
     ],
-    ids=lambda more: "-".join(more),
+    ids="-".join,
 )
 def test_what_cannot_be_honoured_is_refused_and_the_session_goes_on(more):
     session, seen = hs.session(ScriptedEngine("x"))
@@ -345,48 +345,48 @@ def test_defaults_and_labels_of_frameworks_are_taken():
     assert len(seen.calls) == 1
 
 
+def asked_until_refused(session, client):
+    """The error that ends a harness which asks for ever."""
+    messages = list(HELLO)
+    for _ in range(9):
+        try:
+            done = client.chat.completions.create(model=session.model, messages=messages)
+        except openai.PermissionDeniedError as refused:
+            return refused
+        messages += [done.choices[0].message, HELLO[1]]
+    return None
+
+
+# With 20 tokens for an answer three requests take up to 64, 92 and 120.
 @pytest.mark.parametrize(
-    ("limits", "requests", "kept"),
+    ("limits", "code"),
     [
-        ({"max_steps": 2}, 3, 2),
-        ({"max_tokens": 2_200}, 3, 2),
-        ({"context": 2_150}, 3, 2),
+        ({"max_steps": 2}, "max_steps"),
+        ({"max_tokens": 100}, "max_tokens"),
+        ({"context": 100}, "context_length_exceeded"),
     ],
 )
-def test_limits_in_numbers_end_a_try_unsolved_and_keep_it(limits, requests, kept):
+def test_limits_in_numbers_end_a_try_unsolved_and_keep_it(limits, code):
     limits = dict(limits)
-    # Rewards may be negative: a try without a report has the least of them.
     engine = ScriptedEngine("x", context_limit=limits.pop("context", 100_000))
+    # Rewards may be negative: a try without a report has the least of them.
     table = hs.spec(**{"reward_range": (-2.0, 1.0), **limits})
-    session, seen = hs.session(engine, table)
+    session, seen = hs.session(engine, table, max_new_tokens=20)
     with hs.client(session) as client:
-        messages = list(HELLO)
-        for number in range(requests):
-            try:
-                done = client.chat.completions.create(model=session.model, messages=messages)
-            except openai.PermissionDeniedError as refused:
-                assert number == kept, refused
-            else:
-                messages += [done.choices[0].message, HELLO[1]]
+        assert asked_until_refused(session, client).code == code
     assert isinstance(session.ended_by, HarnessLimitError)
     played = session.trajectory(0)
-    assert len(played.steps) == kept
+    assert len(played.steps) == 2
     assert (played.success, played.truncated, played.reward) == (False, True, -2.0)
     assert five_fields(played) == recorded_fields(seen.calls, -2.0)
 
 
 def test_a_model_without_a_word_ends_the_try():
-    session, seen = hs.session(
-        ScriptedEngine("word", "", "  ", "word"), hs.spec(max_empty_answers=2)
-    )
+    engine = ScriptedEngine("word", "", "word", "", " ", "word")
+    session, seen = hs.session(engine, hs.spec(max_empty_answers=2))
     with hs.client(session) as client:
-        messages = list(HELLO)
-        with pytest.raises(openai.PermissionDeniedError) as refused:
-            while True:
-                done = client.chat.completions.create(model=session.model, messages=messages)
-                messages += [done.choices[0].message, HELLO[1]]
-    assert refused.value.code == "max_empty_answers"
-    assert len(session.trajectory(0).steps) == len(seen.calls) == 3
+        assert asked_until_refused(session, client).code == "max_empty_answers"
+    assert len(session.trajectory(0).steps) == len(seen.calls) == 5
 
 
 def test_a_history_that_is_too_long_at_first_may_be_shortened():

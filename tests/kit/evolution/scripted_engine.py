@@ -16,9 +16,10 @@ PLAIN = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-NO_SYSTEM = (
+NO_SYSTEM = PLAIN.replace(
+    "{% for m in messages %}",
     "{% for m in messages %}{% if m['role'] not in ('user', 'assistant') %}"
-    "{{ raise_exception('no such role') }}{% endif %}" + PLAIN.removeprefix(PLAIN[:24])
+    "{{ raise_exception('no such role') }}{% endif %}",
 )
 # The shape of Qwen's: tools in the system turn, results in a user's turn.
 WITH_TOOLS = (
@@ -62,7 +63,7 @@ class Recorded:
 
     def __init__(self, engine):
         self._engine = engine
-        self.calls = []
+        self.calls, self.sizes = [], []
         self.threads = set()
 
     def __getattr__(self, name):
@@ -73,7 +74,7 @@ class Recorded:
         answers = self._engine.generate(prompts, sampling)
         for prompt, answer in zip(prompts, answers, strict=True):
             self.calls.append((prompt.key, tuple(prompt.token_ids), answer, sampling))
-        self.sizes = [*getattr(self, "sizes", []), len(prompts)]
+        self.sizes.append(len(prompts))
         return answers
 
 
