@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -70,6 +71,8 @@ class Layout:
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
+        # Sessions are answered on threads of their own, and a tokenizer is nobody's at once.
+        self._one_at_a_time = threading.Lock()
         system = Message(role="system", text="")
         user = Message(role="user", text="")
         self._system_role = self._takes([system, user])
@@ -92,7 +95,9 @@ class Layout:
             plain = _with_system(plain, "\n".join([PLAIN_TOOLS, *lines]))
         if not self._system_role:
             plain = _without_system(plain)
-        return self._chat.encode(self._text(plain, native))
+        text = self._text(plain, native)
+        with self._one_at_a_time:
+            return self._chat.encode(text)
 
     def following(self, messages: Sequence[Message]) -> list[int]:
         """Token ids between the end of a recorded answer and the header of the next one.
@@ -107,11 +112,13 @@ class Layout:
         after = self._text(chat, (), skip=len(before) + 1).lstrip()
         if not after.startswith(self._chat.end_marker):
             raise _untakeable()
-        return self._chat.encode(after.removeprefix(self._chat.end_marker))
+        with self._one_at_a_time:
+            return self._chat.encode(after.removeprefix(self._chat.end_marker))
 
     def read(self, token_ids: Sequence[int], *, tools: bool) -> Reading:
         """The message in what the model generated; calls are looked for where there are tools."""
-        text = self._chat.text_of(token_ids)
+        with self._one_at_a_time:
+            text = self._chat.text_of(token_ids)
         if not tools:
             return Reading(message=Message(role="assistant", text=text), invalid=False)
         found = _CALL.findall(text)

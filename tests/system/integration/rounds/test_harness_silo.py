@@ -1,6 +1,6 @@
 """A silo whose agent is somebody else's takes part in a masked federation beside built-in ones.
 
-The agent knows the ``openai`` package alone. By the number of its task it plays, or
+The agent knows the ``openai`` package alone. By its task's number it plays, or
 it hangs, dies, edits its history, asks for another model or lies about its reward: those tries are
 ended, named and counted, and both rounds are finished with all four silos in their sums.
 
@@ -10,6 +10,7 @@ a try that misbehaved and is remembered, a process that is left, a word of the h
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,15 @@ def ask():
 
 wanted = "craft" if task["index"] % 2 else "get"
 reward = float(ask().startswith(wanted))
-how = task["index"] % 8
+how = task["index"]
 if how == 0:
-    time.sleep(600)
+    # One try of a round hangs; several in a row, and the harness would be left alone for a minute.
+    mark = os.path.join(os.path.dirname(__file__), "hung-" + model)
+    try:
+        os.mkdir(mark)
+        time.sleep(600)
+    except FileExistsError:
+        pass
 elif how == 1:
     sys.exit(3)
 elif how == 2:
@@ -64,12 +71,13 @@ ask()
 print(json.dumps({"reward": reward}))
 """
 ERRORS = {
-    "HarnessTimeoutError",
-    "HarnessExitError",
-    "HarnessHistoryError",
-    "HarnessModelError",
-    "HarnessReportError",
+    "HarnessTimeoutError": 2,
+    "HarnessExitError": 8,
+    "HarnessHistoryError": 8,
+    "HarnessModelError": 8,
+    "HarnessReportError": 8,
 }
+"""In two rounds."""
 
 
 @pytest.fixture
@@ -86,7 +94,7 @@ def loopback(tmp_path):
 def written(loopback, agent):
     """Plan and first adapter; each silo's files as ``policy init`` proposes them."""
     settings = DemoSettings(
-        scenario=Scenario.ENVIRONMENTS, privacy=Privacy.NONE, rounds=2, episodes=64, held_out=8
+        scenario=Scenario.ENVIRONMENTS, privacy=Privacy.NONE, rounds=2, episodes=32, held_out=4
     )
     toml = plan_toml(settings, base=str(BASE_MODEL), base_sha256=base_sha256(BASE_MODEL))
     assert toml.count('"babyai"') == 1
@@ -109,7 +117,7 @@ command = ["{sys.executable}", "{agent}"]
 instruction = "craft the goal . actions : get 2 log . craft plank ."
 max_steps = 4
 success = {{ reward_at_least = 1.0 }}
-tasks = {{ train = 16, held_out = 8 }}
+tasks = {{ train = 8, held_out = 4 }}
 timeout_s = 15.0
 at_once = 4
 """
@@ -158,7 +166,7 @@ def test_an_agent_of_the_openai_package_takes_part(loopback, tmp_path):
     log = loopback.log(HOST)
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     ended = [line for line in lines if line["event"] == "harness_ended"]
-    assert {line["error"] for line in ended} == ERRORS
+    assert Counter(line["error"] for line in ended) == ERRORS
     assert {line["environment"] for line in ended} == {NAME}
     assert MARK not in log
     for silo_id in SILOS[:3]:
@@ -169,16 +177,16 @@ def test_an_agent_of_the_openai_package_takes_part(loopback, tmp_path):
     with Memory(path) as memory:
         for number in (1, 2):
             played += [t for g in memory.groups(round_index=number) for t in g.trajectories]
-    assert played
+    # Of eight tasks with four tries each, one hangs once, four never end well.
+    assert len(played) == 2 * (3 + 3 * 4)
     for trajectory in played:
         assert trajectory.task.environment == NAME
-        # The tasks whose harness misbehaves left nothing behind.
-        assert trajectory.task.task_id % 8 in {5, 6, 7}
+        # Tries that misbehaved left nothing behind.
+        assert trajectory.task.task_id % 8 in {0, 5, 6, 7}
         assert len(trajectory.steps) == 2
         assert trajectory.reward in {0.0, 1.0}
         assert len(trajectory.adapter_sha256) == 64
     assert any(t.success for t in played)
     books = (loopback.silo_dir(HOST) / "rounds.jsonl").read_text().splitlines()
-    dropped = sum(json.loads(line)["metrics"]["dropped"] for line in books)
-    assert dropped > 0
+    assert [json.loads(line)["metrics"]["dropped"] for line in books] == [17.0, 17.0]
     assert left_behind(agent) == []
