@@ -5,7 +5,8 @@ Every task is a session (``session.py``) with a process (``process.py``) and an 
 
 1. The engine is driven by the thread that asked for the episodes, and by no other: it takes the
    prompts that are waiting and answers them in one call. Where units are protected, which ``try_s``
-   says, only tries of one task share a call.
+   says, task after task is played: only tries of one task run beside each other and share a call,
+   so that not even rounding passes from one to another.
 2. A session that fails costs its own try: the process group is killed, the error's class is logged,
    the try is counted, and the others go on. So does an engine that fails for one prompt alone.
 3. However ``play`` ends, no process, port or directory of a session is left.
@@ -115,8 +116,8 @@ class HarnessEnvironment(Environment):
         """Play an episode of each task; see ``evolution/rollout/episodes.py``."""
         inbox: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
 
-        def ask(prompt: Prompt, sampling: Sampling, task: Task) -> Future[Generation]:
-            waiting = _Waiting(prompt=prompt, sampling=sampling, task=task, answer=Future())
+        def ask(prompt: Prompt, sampling: Sampling) -> Future[Generation]:
+            waiting = _Waiting(prompt=prompt, sampling=sampling, answer=Future())
             inbox.put(waiting)
             return waiting.answer
 
@@ -139,14 +140,15 @@ class HarnessEnvironment(Environment):
         at_once = max(1, min(self._spec.at_once, batch_size))
         pool = ThreadPoolExecutor(at_once, thread_name_prefix="harness")
         try:
-            running = {pool.submit(self._run, session, limit_s) for session in sessions}
-            while running:
-                require_wanted()
-                require_time()
-                _answer(engine, _taken(inbox, batch_size, apart=try_s is not None))
-                done, running = wait(running, timeout=0)
-                for one in done:
-                    one.result()
+            for company in _companies(sessions, apart=try_s is not None):
+                running = {pool.submit(self._run, session, limit_s) for session in company}
+                while running:
+                    require_wanted()
+                    require_time()
+                    _answer(engine, _taken(inbox, batch_size))
+                    done, running = wait(running, timeout=0)
+                    for one in done:
+                        one.result()
         finally:
             for session in sessions:
                 session.end(NotWantedError("the episodes were called off"))
@@ -223,11 +225,19 @@ class _Waiting:
 
     prompt: Prompt
     sampling: Sampling
-    task: Task
     answer: Future[Generation]
 
 
-def _taken(inbox: queue.SimpleQueue[_Waiting], most: int, *, apart: bool) -> list[list[_Waiting]]:
+def _companies(sessions: Sequence[Session], *, apart: bool) -> list[list[Session]]:
+    """Who may run beside whom."""
+    companies: dict[tuple[str, int] | None, list[Session]] = {}
+    for session in sessions:
+        name = (session.task.environment, session.task.task_id) if apart else None
+        companies.setdefault(name, []).append(session)
+    return list(companies.values())
+
+
+def _taken(inbox: queue.SimpleQueue[_Waiting], most: int) -> list[list[_Waiting]]:
     """What is waiting, dealt out over calls of the engine."""
     found: list[_Waiting] = []
     try:
@@ -236,12 +246,11 @@ def _taken(inbox: queue.SimpleQueue[_Waiting], most: int, *, apart: bool) -> lis
             found.append(inbox.get_nowait())
     except queue.Empty:
         pass
-    calls: dict[tuple[object, ...], list[_Waiting]] = {}
+    calls: dict[Sampling, list[_Waiting]] = {}
     for one in found:
         # A session that is over took its question back.
         if one.answer.set_running_or_notify_cancel():
-            company = (one.task.environment, one.task.task_id) if apart else ()
-            calls.setdefault((one.sampling, company), []).append(one)
+            calls.setdefault(one.sampling, []).append(one)
     return list(calls.values())
 
 

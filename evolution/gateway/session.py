@@ -50,7 +50,7 @@ from evolution.trajectory import Step, Task, Trajectory
 
 __all__ = ["Answer", "Ask", "Session"]
 
-Ask = Callable[[Prompt, Sampling, Task], Future[Generation]]
+Ask = Callable[[Prompt, Sampling], Future[Generation]]
 """Hands a prompt to whoever drives the engine."""
 _FORK_BITS: Final = 40
 _LOOK_S: Final = 0.05
@@ -317,7 +317,7 @@ class Session:
     def _asked(self, prompt: Prompt, sampling: Sampling) -> Generation:
         with self._state:
             self._asked_s = time.monotonic()
-        future = self._ask(prompt, sampling, self.task)
+        future = self._ask(prompt, sampling)
         try:
             while True:
                 self._require_open()

@@ -110,7 +110,7 @@ class ScriptedEngine:
 def asker(engine):
     """What a session asks, answered on the spot."""
 
-    def ask(prompt, sampling, task):
+    def ask(prompt, sampling):
         answer = Future()
         answer.set_result(engine.generate([prompt], sampling)[0])
         return answer
