@@ -103,13 +103,16 @@ def _watched(process: subprocess.Popen[bytes], session: Session, limit_s: float)
     """What it wrote until it left; None if something else ended the session."""
     stdout: Any = process.stdout
     os.set_blocking(stdout.fileno(), False)
+    # Not select, which takes no descriptor beyond 1,023.
+    written = select.poll()
+    written.register(stdout, select.POLLIN)
     output = bytearray()
     open_ = True
     while not session.over:
         left = _has_left(process)
         if open_:
             if not left:
-                select.select([stdout], [], [], _LOOK_S)
+                written.poll(_LOOK_S * 1_000)
             open_ = _read(stdout.fileno(), output, session.spec.max_output_bytes)
         elif not left:
             session.wait(_LOOK_S)
