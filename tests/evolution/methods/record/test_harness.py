@@ -39,7 +39,7 @@ def test_a_unit_whose_harness_fails_costs_no_other_unit_anything(make_silo, adap
         (tmp_path / "chosen.txt").write_text(chosen)
         (tmp_path / "spans").write_text("")
         silo = make_silo(SHARED, name=name, **setup)
-        metrics = silo.evolve(work(adapter, spec=SHARED, try_s=6.0)[0]).metrics
+        metrics = silo.evolve(work(adapter, spec=SHARED, try_s=15.0)[0]).metrics
         return population(silo).rows_of, metrics
 
     whole, _ = rows("good", "")

@@ -118,7 +118,7 @@ instruction = "craft the goal . actions : get 2 log . craft plank ."
 max_steps = 4
 success = {{ reward_at_least = 1.0 }}
 tasks = {{ train = 8, held_out = 4 }}
-timeout_s = 15.0
+timeout_s = 40.0
 at_once = 4
 """
             )
