@@ -28,7 +28,17 @@
     │       ├── ForeignUnreachableError    it cannot be reached, hung up, or was given up a while
     │       ├── ForeignTimeoutError        it did not answer in time
     │       ├── ForeignRefusalError        it answered with an error
-    │       └── ForeignReplyError          its answer is too large, malformed or of the wrong type
+    │       ├── ForeignReplyError          its answer is too large, malformed or of the wrong type
+    │       └── HarnessError               a harness that plays through the gateway misbehaved
+    │           ├── HarnessStartError      its command cannot be started
+    │           ├── HarnessTimeoutError    it took longer than it may
+    │           ├── HarnessExitError       it died, or left with another status than 0
+    │           ├── HarnessOutputError     it wrote more than it may
+    │           ├── HarnessReportError     its report is missing, impossible, or a second one
+    │           ├── HarnessModelError      it asked for a model that is not its own
+    │           ├── HarnessHistoryError    it edited its history more often than it may
+    │           └── HarnessLimitError      it used its answers, its tokens or the context up
+    ├── RequestRefusedError                a request to the gateway that is not answered
     ├── ConversationError                  between an episode and its tokens
     │   └── ChatTemplateError              the template has no shape that turns can be appended to
     ├── RolloutError                       a rollout engine
@@ -89,6 +99,15 @@ __all__ = [
     "ForeignReplyError",
     "ForeignTimeoutError",
     "ForeignUnreachableError",
+    "HarnessError",
+    "HarnessExitError",
+    "HarnessHistoryError",
+    "HarnessLimitError",
+    "HarnessModelError",
+    "HarnessOutputError",
+    "HarnessReportError",
+    "HarnessStartError",
+    "HarnessTimeoutError",
     "LocalTimeError",
     "MemoryContentError",
     "MemoryCorruptError",
@@ -222,6 +241,52 @@ class ForeignRefusalError(ForeignEnvironmentError):
 
 class ForeignReplyError(ForeignEnvironmentError):
     """The answer is too large, malformed, or has a value of the wrong type."""
+
+
+class HarnessError(ForeignEnvironmentError):
+    """Base of what a harness can do wrong that plays its task through the gateway."""
+
+
+class HarnessStartError(HarnessError):
+    """The command is not there, or the system does not start it."""
+
+
+class HarnessTimeoutError(HarnessError):
+    """It took longer than it may; the model's time is not counted."""
+
+
+class HarnessExitError(HarnessError):
+    """It died, or left with another status than 0."""
+
+
+class HarnessOutputError(HarnessError):
+    """It wrote more to its standard output than it may."""
+
+
+class HarnessReportError(HarnessError):
+    """Its report is missing, malformed, out of range, contradicts itself, or is a second one."""
+
+
+class HarnessModelError(HarnessError):
+    """It asked for a model that is not its session's own."""
+
+
+class HarnessHistoryError(HarnessError):
+    """It edited its history more often than it may."""
+
+
+class HarnessLimitError(HarnessError):
+    """It used its answers, its tokens or the model's context up, or had nothing to say."""
+
+
+class RequestRefusedError(EvolutionError):
+    """A request to the gateway that is not answered; the harness is told why."""
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
 
 
 class ConversationError(EvolutionError):

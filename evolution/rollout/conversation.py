@@ -32,6 +32,8 @@ __all__ = ["ChatFormat", "RenderedEpisode", "messages"]
 MAX_OBSERVATION_CHARS = 4_000
 MAX_ACTION_CHARS = 200
 MAX_EXAMPLES = 16
+_MAX_NESTED = 64
+"""So deep a long text may have chat markers in one another; a bounded one ends by itself."""
 
 _SYSTEM, _FIRST, _AGENT, _NEXT = (f"chorale{n}marker" for n in ("system", "first", "agent", "next"))
 _MARKER = re.compile(r"<\|[^<>|]{0,40}\|>|</?s>|\[/?INST\]")
@@ -194,14 +196,59 @@ class ChatFormat:
 
         It is stripped, and of bounded length.
         """
-        text = text[:MAX_OBSERVATION_CHARS]
-        while True:
+        return self.unmarked(text[:MAX_OBSERVATION_CHARS])
+
+    def unmarked(self, text: str) -> str:
+        """Stripped text of any length with everything removed that could open or close a turn.
+
+        Raises:
+            ConversationError: Markers stand in one another deeper than any text has them.
+        """
+        # A short text costs nothing, however deep; each pass over a long one takes its time.
+        passes = MAX_OBSERVATION_CHARS if len(text) <= MAX_OBSERVATION_CHARS else _MAX_NESTED
+        for _ in range(passes):
             cleaned = _MARKER.sub(" ", text)
             for special in self._specials:
                 cleaned = cleaned.replace(special, " ")
             if cleaned == text:
                 return text.strip()
             text = cleaned
+        raise ConversationError("chat markers stand in one another without end")
+
+    def rendered(
+        self, chat: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """A whole conversation by the tokenizer's own template, up to the agent's next word.
+
+        Nothing is cleaned here; tools are of the form that chat completions have.
+
+        Raises:
+            ChatTemplateError: The template does not take it.
+        """
+        # Safety: jinja2 is what transformers renders templates with; it is there if a template is.
+        from jinja2.exceptions import TemplateError
+
+        options = {**_TEMPLATE_OPTIONS, **({"tools": list(tools)} if tools else {})}
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(chat), tokenize=False, add_generation_prompt=True, **options
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ChatTemplateError("the chat template does not take this conversation") from error
+        return str(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of rendered text; in it special tokens are themselves."""
+        return self._encode(text)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """What the agent generated, as text without special tokens and chat markers."""
+        return self.unmarked(str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)))
+
+    @property
+    def end_marker(self) -> str:
+        """The text of ``turn_end_id``."""
+        return self._pieces.end_marker
 
     def _encode(self, text: str) -> list[int]:
         ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False)

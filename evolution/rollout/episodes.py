@@ -28,6 +28,8 @@ different in length its episodes are. Invariants:
 
 9. Environments that wait for somebody else (``Environment.waits``) begin and step together, each
    on a thread of its own; all others one after the other, here. An object is called once at a time.
+10. Tasks of an environment that plays itself (``PlaysItself``: a harness behind the gateway) are
+   played by it, before the others, and their tries stand at their own places.
 
 Covered: synchronous environments, in this process and behind a server. Not covered: a batch whose
 environments are as different in speed as in length (a turn waits for its slowest, with ``try_s`` no
@@ -40,12 +42,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import structlog
 
 from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment, Example, TakesVariants
+from evolution.envs.foreign.spec import HARNESS
 from evolution.envs.outcome import Outcome, outcome_of
 from evolution.errors import PartlyAnsweredError, PrefixError, RolloutError, VariantError
 from evolution.local_time import require_time, require_wanted
@@ -53,7 +56,7 @@ from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.own_time import OwnTime
 from evolution.trajectory import Group, Step, Task, Trajectory
 
-__all__ = ["EpisodeBatch", "figures_of", "run_episodes"]
+__all__ = ["EpisodeBatch", "PlaysItself", "figures_of", "run_episodes"]
 
 T = TypeVar("T")
 _Stepped = tuple[Outcome, bool]
@@ -123,6 +126,24 @@ def figures_of(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
+@runtime_checkable
+class PlaysItself(Protocol):
+    """An environment that asks the model by itself instead of being asked for turns."""
+
+    def play(
+        self,
+        engine: RolloutEngine,
+        tasks: Sequence[Task],
+        *,
+        keys: Sequence[int],
+        sampling: Sampling,
+        batch_size: int,
+        round_index: int,
+        try_s: float | None,
+    ) -> EpisodeBatch:
+        """Play an episode of each task; what the arguments mean says ``run_episodes``."""
+
+
 @dataclass(kw_only=True, slots=True)
 class _Episode:
     """An episode while it is played."""
@@ -174,12 +195,46 @@ def run_episodes(
     environment may take in all; without it there is no limit. ``apart`` lets only tries of one task
     share a batch.
     """
+    sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    if any(task.environment.startswith(HARNESS) for task in tasks):
+
+        def by_turns(asked: Sequence[Task], own_keys: Sequence[int]) -> EpisodeBatch:
+            return run_episodes(
+                engine,
+                asked,
+                temperature=temperature,
+                seed=seed,
+                keys=own_keys,
+                max_new_tokens=max_new_tokens,
+                batch_size=batch_size,
+                round_index=round_index,
+                try_s=try_s,
+                make_environment=make_environment,
+                apart=apart,
+            )
+
+        def by_itself(asked: Sequence[Task], own_keys: Sequence[int]) -> EpisodeBatch:
+            environment = make_environment(asked[0].environment)
+            if not isinstance(environment, PlaysItself):
+                raise RolloutError("a harness: environment does not play itself")
+            return environment.play(
+                engine,
+                asked,
+                keys=own_keys,
+                sampling=sampling,
+                batch_size=batch_size,
+                round_index=round_index,
+                try_s=try_s,
+            )
+
+        keys = range(len(tasks)) if keys is None else keys
+        return _by_who_plays(tasks, keys, by_turns=by_turns, by_itself=by_itself)
     keys = range(len(tasks)) if keys is None else keys
     episodes = [_Episode(key=key, task=task) for key, task in zip(keys, tasks, strict=True)]
     own_time = OwnTime(try_s)
     table = _Table(
         engine=engine,
-        sampling=Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed),
+        sampling=sampling,
         own_time=own_time,
         pool=_Pool(make_environment, own_time),
         round=round_index,
@@ -208,6 +263,33 @@ def run_episodes(
         environment_steps=sum(episode.acted for episode in episodes),
         tasks=tuple(tasks),
         round=round_index,
+    )
+
+
+_Tries = Callable[[Sequence[Task], Sequence[int]], EpisodeBatch]
+
+
+def _by_who_plays(
+    tasks: Sequence[Task], keys: Sequence[int], *, by_turns: _Tries, by_itself: _Tries
+) -> EpisodeBatch:
+    """Harness after harness, then everything that is played by turns, in one batch again."""
+    places: dict[str, list[int]] = {}
+    for place, task in enumerate(tasks):
+        who = task.environment if task.environment.startswith(HARNESS) else ""
+        places.setdefault(who, []).append(place)
+    tries: list[Trajectory | None] = [None] * len(tasks)
+    parts = []
+    for who, own in sorted(places.items(), reverse=True):
+        play = by_itself if who else by_turns
+        parts.append(play([tasks[place] for place in own], [keys[place] for place in own]))
+        for place, played in zip(own, parts[-1].tries, strict=True):
+            tries[place] = played
+    return EpisodeBatch(
+        tries=tuple(tries),
+        dropped=sum(part.dropped for part in parts),
+        environment_steps=sum(part.environment_steps for part in parts),
+        tasks=tuple(tasks),
+        round=parts[0].round,
     )
 
 

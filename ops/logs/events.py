@@ -188,6 +188,7 @@ _SILO: Final = {
     "credit_failed": ("error",),
     "play_failed": ("error",),
     "gradients_failed": ("contributes",),
+    "harness_ended": ("environment", "error", "counts_as"),
     "hardware": ("plan", "machine", "chose"),
     "heads_not_forgotten": ("detail",),
     "instruction_failed": ("kind", "detail", "check", "silo", "identity"),

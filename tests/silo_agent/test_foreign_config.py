@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evolution.envs.foreign.spec import OpenEnvSpec
+from evolution.envs.foreign.spec import HarnessSpec, OpenEnvSpec
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment
 from evolution.rollout.engine import EngineSpec
@@ -28,6 +28,13 @@ max_steps = 5
 success = { reward_at_least = 1.0 }
 observation = ["text"]
 action = { message = "{action}" }
+"""
+
+
+HARNESS = """
+command = ["/opt/agent/run", "--fast"]
+max_steps = 5
+success = { reward_at_least = 1.0 }
 """
 
 
@@ -114,6 +121,54 @@ def test_every_documented_table_is_accepted(tmp_path: Path):
 def test_a_table_that_cannot_be_honoured_is_an_error(tmp_path: Path, old, new, problem):
     with pytest.raises(ConfigError, match=f'foreign: "openenv:x": .*{problem}'):
         openenv(tmp_path, old, new)
+
+
+def harness(directory: Path, old: str = "", new: str = "") -> SiloConfig:
+    assert old in HARNESS
+    text = HARNESS.replace(old, new) if old else f"{HARNESS}\n{new}"
+    return load(directory, f'[foreign."harness:x"]\n{text}')
+
+
+def test_a_harness_is_described_by_its_command(tmp_path: Path):
+    spec = harness(tmp_path, new="environment = { LEVEL = '3' }").foreign["harness:x"]
+    assert isinstance(spec, HarnessSpec)
+    assert (spec.family, spec.command) == ("x", ("/opt/agent/run", "--fast"))
+    assert (spec.reward_range, spec.max_forks, spec.at_once) == ((0.0, 1.0), 0, 8)
+    assert (spec.timeout_s, spec.max_tokens, spec.max_empty_answers) == (600.0, 100_000, 3)
+    assert (spec.max_body_bytes, spec.max_output_bytes) == (1 << 20, 1 << 16)
+    said = harness(tmp_path, "{ reward_at_least = 1.0 }", "{ info = 'success' }")
+    assert said.foreign["harness:x"].success.info == "success"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('["/opt/agent/run", "--fast"]', "[]", "command"),
+        ('["/opt/agent/run", "--fast"]', '"/opt/agent/run"', "command"),
+        ('"/opt/agent/run"', '"../run"', "neither an absolute path nor a name"),
+        ('"--fast"', '"a\\u0000b"', "zero byte"),
+        ("", "environment = { OPENAI_API_KEY = 'x' }", "the gateway's own"),
+        ("", "environment = { CHORALE_TASK = 'x' }", "the gateway's own"),
+        ("", "environment = { 'A B' = 'x' }", "cannot be a variable"),
+        ("", "environment = { A = 3 }", "environment.A"),
+        ("", "reward_range = [1.0, 1.0]", "reward_range"),
+        ("", "reward_range = [0.0, inf]", "reward_range"),
+        ("", "reward_range = [0.0, 0.5]", "outside reward_range"),
+        ("reward_at_least = 1.0", "reward_at_least = 0.0", "outside reward_range, or is its least"),
+        ("{ reward_at_least = 1.0 }", "{ return_at_least = 1.0 }", "one reward"),
+        ("{ reward_at_least = 1.0 }", "{ info = 'won' }", 'only info = "success"'),
+        ("success = { reward_at_least = 1.0 }", "", "success: Field required"),
+        ("", "examples = [['seen', 'said']]", "writes its own prompts"),
+        ("", "actions = ['go']", "writes its own prompts"),
+        ("", "timeout_s = 0.0", "timeout_s"),
+        ("", "max_forks = -1", "max_forks"),
+        ("", "max_turns = 3", "max_turns: unknown key"),
+        ("", "at_once = 0", "at_once"),
+    ],
+)
+def test_a_harness_that_cannot_be_honoured_is_an_error(tmp_path: Path, old, new, problem):
+    with pytest.raises(ConfigError, match=f'foreign: "harness:x": .*{problem}'):
+        harness(tmp_path, old, new)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ _ADAPTERS: MappingProxyType[str, str] = MappingProxyType(
     {
         "AgentGymSpec": "evolution.envs.foreign.agentgym:AgentGymEnvironment",
         "GymSpec": "evolution.envs.foreign.gym:GymEnvironment",
+        "HarnessSpec": "evolution.gateway.environment:HarnessEnvironment",
         "OpenEnvSpec": "evolution.envs.foreign.openenv:OpenEnvEnvironment",
     }
 )

@@ -8,8 +8,11 @@ Invariants:
 3. Success has no default. Which figure decides it, and from where on, is the operator's to say.
 4. The splits never share a task: seeds come from disjoint ranges, listed tasks may not repeat.
 
-Covered: the three kinds ``openenv``, ``agentgym`` and ``gym``. Not covered: reading silo.toml
-(``silo_agent/config.py``).
+5. What a harness may use, of answers, tokens and seconds, is a number here, and so is the range of
+   its reward.
+
+Covered: the kinds ``openenv``, ``agentgym``, ``gym`` and ``harness``. Not covered: reading
+silo.toml (``silo_agent/config.py``); what a harness's command does (``evolution/gateway``).
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ from ops.address import is_loopback
 
 __all__ = [
     "ACTION",
+    "HARNESS",
     "KINDS",
+    "REPORTED",
     "AgentGymSpec",
     "ForeignSpec",
     "GymSpec",
+    "HarnessSpec",
     "OpenEnvSpec",
     "ServerSpec",
     "SuccessRule",
@@ -39,10 +45,16 @@ __all__ = [
 
 ACTION = "{action}"
 """Where the agent's text goes in an action's template."""
+REPORTED = "success"
+"""The field of a harness's report that says whether it solved its task."""
+HARNESS = "harness:"
+"""What the names of harnesses begin with."""
 MAX_INDEX = 2**31 - 1
 
-_KIND = re.compile(r"(openenv|agentgym|gym):([a-z0-9][a-z0-9._-]{0,63})")
+_KIND = re.compile(r"(openenv|agentgym|gym|harness):([a-z0-9][a-z0-9._-]{0,63})")
 _ENTRY = re.compile(r"[A-Za-z_][\w.]{0,127}:[A-Za-z_]\w{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_OURS = ("OPENAI_", "CHORALE_")
 _RESERVED_FAMILIES = frozenset({"other"})
 
 Text = Annotated[str, Field(min_length=1, max_length=4_000)]
@@ -54,6 +66,8 @@ Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]
 Listed = Annotated[tuple[Index, ...], Field(max_length=100_000)]
 Bound = Annotated[float, Field(ge=-1e9, le=1e9)]
 Constants = dict[Key, Any]
+Argument = Annotated[str, Field(min_length=1, max_length=4_000)]
+Variable = Annotated[str, Field(max_length=4_000)]
 
 
 def kind_of(name: str) -> tuple[str, str]:
@@ -302,9 +316,72 @@ class GymSpec(ForeignSpec):
         return self
 
 
+class HarnessSpec(ForeignSpec):
+    """``harness:``, a command that solves a task with a model it reaches over the gateway."""
+
+    instruction: Annotated[str, Field(max_length=4_000)] = ""
+    """Handed to the command with the task; the prompt is the command's own to write."""
+    command: Annotated[tuple[Argument, ...], Field(min_length=1, max_length=64)]
+    """Program and arguments: an absolute path, or a name that the system's PATH has."""
+    environment: Annotated[dict[str, Variable], Field(max_length=64)] = {}
+    """Variables beside those that every harness gets."""
+    reward_range: tuple[Bound, Bound] = (0.0, 1.0)
+    """The least and the greatest reward that it may report."""
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    """Most seconds of one task; while the model answers they do not count."""
+    max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    """Most tokens of one task, read and written."""
+    max_empty_answers: Annotated[int, Field(ge=1, le=1_000)] = 3
+    """So many answers without a word in a row end the task."""
+    max_forks: Annotated[int, Field(ge=0, le=64)] = 0
+    """How often it may go on from another history than the recorded one."""
+    max_body_bytes: Annotated[int, Field(ge=1_024, le=1 << 24)] = 1 << 20
+    """Largest request."""
+    max_output_bytes: Annotated[int, Field(ge=256, le=1 << 24)] = 1 << 16
+    """Most that it may write to its standard output."""
+    at_once: Annotated[int, Field(ge=1, le=256)] = 8
+    """The most of its processes that run at once."""
+
+    @field_validator("command")
+    @classmethod
+    def _program(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "/" in value[0] and not value[0].startswith("/"):
+            raise ValueError("the program is neither an absolute path nor a name on the PATH")
+        if any("\0" in part for part in value):
+            raise ValueError("an argument holds a zero byte")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if _VARIABLE.fullmatch(name) is None or "\0" in text:
+                raise ValueError(f"{name!r} cannot be a variable of the environment")
+            if name.startswith(_OURS):
+                raise ValueError(f"{name!r}: OPENAI_ and CHORALE_ variables are the gateway's own")
+        return value
+
+    @model_validator(mode="after")
+    def _judged(self) -> Self:
+        least, greatest = self.reward_range
+        if least >= greatest:
+            raise ValueError("reward_range: the least reward comes first, and below the greatest")
+        if self.examples or self.actions:
+            raise ValueError("examples and actions: a harness writes its own prompts")
+        rule = self.success
+        if rule.return_at_least is not None:
+            raise ValueError("success: a harness reports one reward; use reward_at_least or info")
+        if rule.info is not None and rule.info != REPORTED:
+            raise ValueError(f'success: of a report only info = "{REPORTED}" can be asked')
+        if rule.reward_at_least is not None and not least < rule.reward_at_least <= greatest:
+            raise ValueError("success: reward_at_least lies outside reward_range, or is its least")
+        return self
+
+
 KINDS: dict[str, type[ForeignSpec]] = {
     "agentgym": AgentGymSpec,
     "gym": GymSpec,
+    "harness": HarnessSpec,
     "openenv": OpenEnvSpec,
 }
 """The spec of each kind."""

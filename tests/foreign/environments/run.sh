@@ -1,8 +1,9 @@
 #!/bin/sh
-# The suite against the real openenv and textworld packages, in a virtual environment of its own.
+# The suite against the real openenv, textworld and pydantic-ai packages, in a virtual environment of
+# its own.
 #   tests/foreign/environments/run.sh VENV_DIRECTORY [--model] [PYTEST_ARGUMENTS…]
-# --model installs torch as well, so that the small base model plays too. Needs `make` (TextWorld
-# builds its interpreter) and a C compiler.
+# --model installs torch as well, so that the small base model plays too, and pydantic-ai, whose
+# agent plays through the gateway. Needs `make` (TextWorld builds its interpreter) and a C compiler.
 set -eu
 venv=$1
 shift
@@ -14,7 +15,8 @@ packages="openenv==0.10.0 textworld==1.7.0 gymnasium==1.4.0 websockets==17.4 htt
   grpcio==1.85.1 pytest==9.2.0 pytest-timeout==2.4.0"
 if [ "${1:-}" = --model ]; then
   shift
-  packages="$packages torch==2.13.0 transformers==5.23.0 peft==0.21.2"
+  packages="$packages torch==2.13.0 transformers==5.23.0 peft==0.21.2
+    openai==3.54.0 pydantic-ai-slim[openai]==2.68.0"
 fi
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 # shellcheck disable=SC2086 # a list

@@ -317,6 +317,15 @@ def test_an_environment_server_that_is_away(data_dir):
     assert_failed(data_dir, "environments", "openenv:calendar", "start its server")
 
 
+def test_a_harness_whose_command_is_not_there(data_dir):
+    with (data_dir / "silo.toml").open("w") as file:
+        file.write(
+            'environments = ["harness:agent"]\n[foreign."harness:agent"]\n'
+            'command = ["/nowhere/agent"]\nmax_steps = 4\nsuccess = { reward_at_least = 1.0 }\n'
+        )
+    assert_failed(data_dir, "environments", "/nowhere/agent", "correct [foreign]")
+
+
 FOREIGN = """\
 family = "calendar"
 instruction = "Keep a calendar."

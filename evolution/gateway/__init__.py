@@ -1,0 +1,1 @@
+"""Harnesses: agents that others wrote, each at its task with a model that records what it says."""
