@@ -21,7 +21,7 @@ from typing import Any, Final
 from evolution.envs.foreign.child import Role, child_of
 from evolution.envs.foreign.foreign import ForeignEnvironment, Turn
 from evolution.envs.foreign.reply import MAX_OBSERVATION_CHARS, field_of, reward_of
-from evolution.envs.foreign.spec import ReasoningGymSpec
+from evolution.envs.foreign.spec import ReasoningGymSpec, kind_of
 from evolution.errors import EnvironmentSetupError, ForeignReplyError
 
 __all__ = ["MAX_ANSWER_CHARS", "SCORER", "ReasoningGymEnvironment"]
@@ -63,7 +63,7 @@ class ReasoningGymEnvironment(ForeignEnvironment[ReasoningGymSpec]):
 
     def _ask(self, **answer: str) -> Any:
         question = {
-            "generator": self._spec.generator,
+            "generator": self._spec.generator or kind_of(self._spec.name)[1],
             "options": self._spec.options,
             "index": self._index,
             **answer,

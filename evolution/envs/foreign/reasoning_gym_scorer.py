@@ -28,7 +28,7 @@ import json
 import sys
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from reasoning_gym.factory import DATASETS, create_dataset
@@ -156,8 +156,16 @@ def _checked(name: str, options: str) -> dict[str, Any]:
         if key not in known:
             raise EnvironmentSetupError(f"{name} has no option {key!r}; known: {', '.join(known)}")
         try:
-            found[key] = TypeAdapter(hints[key]).validate_json(json.dumps(value), strict=True)
+            found[key] = TypeAdapter(_meant(hints[key])).validate_json(
+                json.dumps(value), strict=True
+            )
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]["msg"]
             raise EnvironmentSetupError(f"option {key} of {name}: {problem}") from error
     return found
+
+
+def _meant(hint: Any) -> Any:
+    # Some generators write tuple[str] for as many texts as there are.
+    inner = get_args(hint)
+    return tuple[inner[0], ...] if get_origin(hint) is tuple and len(inner) == 1 else hint

@@ -315,8 +315,8 @@ class GymSpec(ForeignSpec):
 class ReasoningGymSpec(ForeignSpec):
     """``reasoning-gym:``, a generator of the package reasoning-gym; its scorer judges."""
 
-    generator: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-    """Which one; the alias, where silo.toml does not say it."""
+    generator: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")] | None = None
+    """Which one; without it the alias names it."""
     options: Annotated[dict[Key, Option], Field(max_length=32)] = {}
     """Fields of the generator's configuration."""
     instruction: Text = "Answer the question. Give the answer alone, without an explanation."
@@ -325,13 +325,6 @@ class ReasoningGymSpec(ForeignSpec):
     """The score is between 0 and 1."""
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
     """For making a question, and for scoring an answer."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "generator" not in value:
-            return {**value, "generator": str(value.get("name", "")).partition(":")[2]}
-        return value
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
