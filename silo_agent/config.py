@@ -538,8 +538,8 @@ environments = []
 # Environments of installed packages (entry points "chorale.environments"), by name:
 #   plugins = ["chess"]
 # Others are described in tables [foreign."kind:alias"]; kinds: openenv, agentgym, gym,
-# reasoning-gym, textworld, trl. Examples are in docs/environments.md. What plays the episodes is chosen in [rollout], on what is trained in
-# [training].
+# reasoning-gym, textworld, trl. Examples are in docs/environments.md. What plays the episodes is
+# chosen in [rollout], on what is trained in [training].
 
 # Judge every adopted adapter on held-out tasks when a plan asks for it.
 evaluate = true

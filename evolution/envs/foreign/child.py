@@ -13,10 +13,11 @@ whose ``answer`` takes a question and returns what JSON can hold. Invariants:
    next question starts another one.
 2. Answers are JSON and are checked by whoever asked: nothing of the child's is unpickled.
 3. The child has no environment variables but those named here, a fixed hash seed (some packages
-   deal tasks out by the order of a set), its own limits of memory and of written files, and it ends
-   with its parent.
-4. Questions are answered one at a time and in order; a question leaves nothing behind that another
-   answer depends on.
+   deal tasks out by the order of a set) and its own limits of memory and of written files. It ends
+   with its parent, or has ``_WORK_S`` seconds of work left then.
+4. A question that nobody waits for any more (``evolution/rollout/own_time.py``) holds nobody else
+   up: whoever asks gets a child that is free.
+5. A question leaves nothing behind that another answer depends on.
 
 Covered: code that hangs, crashes, fills the memory or prints. Not covered: code that means harm. A
 child has the rights of the daemon's user; what it is asked to evaluate is checked before
@@ -50,7 +51,7 @@ from evolution.errors import (
     ForeignUnreachableError,
 )
 
-__all__ = ["MAX_REPLY_BYTES", "Child", "Role", "child_of", "main"]
+__all__ = ["MAX_REPLY_BYTES", "Child", "Children", "Role", "children_of", "main"]
 
 MAX_REPLY_BYTES: Final = 1 << 20
 _MEMORY_BYTES: Final = 2 << 30
@@ -58,6 +59,9 @@ _MEMORY_BYTES: Final = 2 << 30
 _READY_S: Final = 120.0
 """For importing the package."""
 _END_S: Final = 5.0
+_WORK_S: Final = 600
+"""For one answer, on the processor; no table allows a longer ``timeout_s``."""
+_MOST_IDLE: Final = 4
 _MAX_TEXT: Final = 500
 _CHUNK: Final = 1 << 16
 
@@ -73,12 +77,11 @@ class Role:
 
 
 class Child:
-    """The parent's end; see the module."""
+    """The parent's end; see the module. One thread at a time may ask."""
 
     def __init__(self, role: Role) -> None:
         self._role = role
         self._process: subprocess.Popen[bytes] | None = None
-        self._turn = threading.Lock()
 
     def ask(self, question: Mapping[str, Any], *, timeout_s: float) -> Any:
         """The answer to one question.
@@ -90,10 +93,9 @@ class Child:
             ForeignReplyError: It failed, or its answer is too large or not of the form.
         """
         message = json.dumps({"question": question}, ensure_ascii=False).encode("utf-8", "replace")
-        with self._turn:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            return _value(self._exchange(message + b"\n", timeout_s))
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        return _value(self._exchange(message + b"\n", timeout_s))
 
     def close(self) -> None:
         """End the child."""
@@ -119,7 +121,7 @@ class Child:
             "OPENBLAS_NUM_THREADS": "1",
             "PATH": os.environ.get("PATH", os.defpath),
             "PYTHONHASHSEED": "0",
-            "PYTHONPATH": os.pathsep.join(part for part in sys.path if part),
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         }
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, self._role.module, str(self._role.file_bytes)],
@@ -171,12 +173,42 @@ class Child:
         return bytes(reply)
 
 
+class Children:
+    """As many children of a role as are asked at once."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._idle: list[Child] = []
+        self._turn = threading.Lock()
+
+    def ask(self, question: Mapping[str, Any], *, timeout_s: float) -> Any:
+        """The answer to one question; raises what ``Child.ask`` does."""
+        with self._turn:
+            child = self._idle.pop() if self._idle else Child(self._role)
+        try:
+            return child.ask(question, timeout_s=timeout_s)
+        finally:
+            with self._turn:
+                kept = len(self._idle) < _MOST_IDLE
+                if kept:
+                    self._idle.append(child)
+            if not kept:
+                child.close()
+
+    def close(self) -> None:
+        """End those that are not being asked."""
+        with self._turn:
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.close()
+
+
 @cache
-def child_of(role: Role) -> Child:
-    """This process's one child of a role; it ends with the process."""
-    child = Child(role)
-    atexit.register(child.close)
-    return child
+def children_of(role: Role) -> Children:
+    """This process's children of a role; they end with the process."""
+    children = Children(role)
+    atexit.register(children.close)
+    return children
 
 
 def main(module: str, file_bytes: int) -> None:
@@ -190,6 +222,7 @@ def main(module: str, file_bytes: int) -> None:
         _limit(file_bytes)
         _say(answers, {"done": None})
         for line in questions:
+            _limit_work()
             _say(answers, _reply(answer, line))
     except ImportError as error:
         _say(answers, {"setup": f"the package cannot be imported: {error}"[:_MAX_TEXT]})
@@ -214,6 +247,13 @@ def _limit(file_bytes: int) -> None:
     memory = pages * resource.getpagesize() + _MEMORY_BYTES
     for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, file_bytes)):
         resource.setrlimit(kind, (most, most))
+
+
+def _limit_work() -> None:
+    """Killed where a parent that died cannot do it any more."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    work_s = int(used.ru_utime + used.ru_stime) + _WORK_S
+    resource.setrlimit(resource.RLIMIT_CPU, (work_s, resource.RLIM_INFINITY))
 
 
 def _value(reply: bytes) -> Any:

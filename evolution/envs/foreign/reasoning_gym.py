@@ -18,7 +18,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any, Final
 
-from evolution.envs.foreign.child import Role, child_of
+from evolution.envs.foreign.child import Role, children_of
 from evolution.envs.foreign.foreign import ForeignEnvironment, Turn
 from evolution.envs.foreign.reply import MAX_OBSERVATION_CHARS, field_of, reward_of
 from evolution.envs.foreign.spec import ReasoningGymSpec, kind_of
@@ -68,4 +68,4 @@ class ReasoningGymEnvironment(ForeignEnvironment[ReasoningGymSpec]):
             "index": self._index,
             **answer,
         }
-        return child_of(SCORER).ask(question, timeout_s=self._spec.timeout_s)
+        return children_of(SCORER).ask(question, timeout_s=self._spec.timeout_s)

@@ -24,7 +24,6 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
@@ -32,7 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from evolution.envs.foreign.child import Role, child_of
+from evolution.envs.foreign.child import Role, children_of
 from evolution.envs.foreign.foreign import Breaker, ForeignEnvironment, Turn
 from evolution.envs.foreign.spec import TextWorldSpec
 from evolution.errors import EnvironmentFailureError, EnvironmentSetupError, ForeignReplyError
@@ -135,7 +134,6 @@ class _Games:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._making = threading.Lock()
 
     def file(self, seed: int, spec: TextWorldSpec) -> Path:
         """The story file of a game, which is made where it is not there.
@@ -152,22 +150,22 @@ class _Games:
         kind = json.dumps([version("textworld"), size], sort_keys=True)
         name = f"{hashlib.sha256(kind.encode()).hexdigest()[:16]}-{seed}"
         story = self._directory / f"{name}.z8"
-        with self._making:
-            try:
-                if not (story.is_file() and story.with_suffix(".json").is_file()):
-                    self._make({**size, "seed": seed}, story, spec.timeout_s)
-                    self._bound(spec.max_games)
-                # The newest is the last that was played.
-                os.utime(story)
-            except OSError as error:
-                raise EnvironmentSetupError(
-                    f"{spec.name}: games cannot be kept in {self._directory}: {error}"
-                ) from error
+        try:
+            # Two that make the same game at once make the same one.
+            if not (story.is_file() and story.with_suffix(".json").is_file()):
+                self._make({**size, "seed": seed}, story, spec.timeout_s)
+                self._bound(spec.max_games)
+            # The newest is the last that was played.
+            os.utime(story)
+        except OSError as error:
+            raise EnvironmentSetupError(
+                f"{spec.name}: games cannot be kept in {self._directory}: {error}"
+            ) from error
         return story
 
     def _make(self, question: dict[str, Any], story: Path, timeout_s: float) -> None:
         with tempfile.TemporaryDirectory(prefix=".making-", dir=self._directory) as made:
-            child_of(MAKER).ask({**question, "directory": made}, timeout_s=timeout_s)
+            children_of(MAKER).ask({**question, "directory": made}, timeout_s=timeout_s)
             # The story comes last: a game is there once its story is.
             for ending in (".json", ".z8"):
                 (Path(made) / f"game{ending}").replace(story.with_suffix(ending))

@@ -12,7 +12,7 @@ from reasoning_gym.factory import DATASETS, create_dataset
 
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.foreign import reasoning_gym_scorer
-from evolution.envs.foreign.child import Child, child_of
+from evolution.envs.foreign.child import Child
 from evolution.envs.foreign.reasoning_gym import SCORER
 from evolution.envs.foreign.reasoning_gym_scorer import EXPRESSIONS, LITERALS, OWN_TEXT, evaluates
 from evolution.envs.tasks import Split
@@ -66,7 +66,7 @@ def test_a_silo_plays_it_and_the_right_answer_solves_it(tmp_path):
 
 
 def test_every_generator_asks_the_same_in_every_process_and_scores_its_own_answers():
-    first, second = child_of(SCORER), Child(SCORER)
+    first, second = Child(SCORER), Child(SCORER)
     unanswered, long = set(), set()
     for generator in USABLE:
         seen = [ask(child, generator, TRAIN)["question"] for child in (first, second)]
@@ -79,13 +79,14 @@ def test_every_generator_asks_the_same_in_every_process_and_scores_its_own_answe
             long.add(generator)
         wrong = ask(first, generator, TRAIN, answer="zebra")
         assert 0.0 <= wrong["score"] < 0.3 or generator == "game_of_life_halting", generator
-    second.close()
     for generator in sorted(set(USABLE) - LITERALS):
         entry = create_dataset(generator, seed=TRAIN, size=1)[0]
         if not isinstance(entry["answer"], str):
             unanswered.add(generator)
         elif ask(first, generator, TRAIN)["question"] == entry["question"]:
             assert ask(first, generator, TRAIN, answer=entry["answer"])["score"] == 1.0, generator
+    first.close()
+    second.close()
     print(f"no single right answer: {sorted(unanswered)}; first question too long: {sorted(long)}")
     assert unanswered == {
         "boxnet",

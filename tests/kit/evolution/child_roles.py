@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -33,12 +34,19 @@ def _start(question: dict[str, Any]) -> int:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
 
 
+def _await(question: dict[str, Any]) -> None:
+    while not Path(question["path"]).exists():
+        time.sleep(0.01)
+
+
 _DEEDS = {
+    "await": _await,
     "count": lambda q: len(seen),
     "die": lambda q: os._exit(3),
     "echo": lambda q: q["text"],
     "fill": lambda q: len(bytearray(3 << 30)),
     "hang": lambda q: time.sleep(100),
+    "limit": lambda q: resource.getrlimit(resource.RLIMIT_CPU),
     "print": _print,
     "raise": lambda q: _raise(KeyError(q["text"])),
     "setup": lambda q: _raise(EnvironmentSetupError(q["text"])),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from evolution.envs.foreign.child import Child, Role, child_of
+from evolution.envs.foreign.child import Child, Children, Role, children_of
 from evolution.errors import (
     EnvironmentSetupError,
     ForeignReplyError,
@@ -103,9 +104,30 @@ def test_a_module_that_cannot_be_imported_is_named():
     child.close()
 
 
-def test_there_is_one_child_of_a_role():
-    assert child_of(ROLE) is child_of(Role(module=ROLE.module, file_bytes=ROLE.file_bytes))
-    assert child_of(ROLE) is not child_of(Role(module=ROLE.module, file_bytes=0))
+def test_whoever_asks_while_another_answer_is_awaited_gets_a_child_that_is_free(tmp_path):
+    children = Children(ROLE)
+    assert children.ask({"do": "count"}, timeout_s=60.0) == 1
+    question = {"do": "await", "path": str(tmp_path / "go on")}
+    late = threading.Thread(target=lambda: children.ask(question, timeout_s=120.0))
+    late.start()
+    while children._idle:
+        time.sleep(0.01)
+    assert children.ask({"do": "count"}, timeout_s=60.0) == 1
+    assert late.is_alive()
+    (tmp_path / "go on").touch()
+    late.join()
+    assert len(children._idle) == 2
+    children.close()
+
+
+def test_a_child_whose_parent_is_gone_works_no_longer_than_an_answer_may_take(child):
+    work_s, _ = ask(child, "limit")
+    assert 600 <= work_s <= 660
+
+
+def test_there_is_one_set_of_children_of_a_role():
+    assert children_of(ROLE) is children_of(Role(module=ROLE.module, file_bytes=ROLE.file_bytes))
+    assert children_of(ROLE) is not children_of(Role(module=ROLE.module, file_bytes=0))
 
 
 def _runs(pid: int) -> bool:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.foreign.child import child_of
+from evolution.envs.foreign.child import children_of
 from evolution.envs.foreign.reasoning_gym import SCORER
 from evolution.envs.tasks import Split
 from evolution.errors import EnvironmentSetupError, ForeignReplyError, ForeignTimeoutError
@@ -28,9 +28,9 @@ def package(tmp_path_factory):
     write_reasoning_gym(directory)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(directory)
-        child_of(SCORER).close()
+        children_of(SCORER).close()
         yield
-        child_of(SCORER).close()
+        children_of(SCORER).close()
     sys.modules.pop("reasoning_gym", None)
     importlib.invalidate_caches()
 

@@ -11,7 +11,7 @@ import pytest
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.environment import SaysAdmissible
 from evolution.envs.foreign import textworld as adapter
-from evolution.envs.foreign.child import child_of
+from evolution.envs.foreign.child import children_of
 from evolution.errors import EnvironmentSetupError, ForeignReplyError, ForeignTimeoutError
 from silo_agent.config import foreign_specs
 from tests.kit.evolution.foreign_packages import write_textworld
@@ -26,9 +26,9 @@ def _package(tmp_path_factory):
     write_textworld(directory)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(directory)
-        child_of(adapter.MAKER).close()
+        children_of(adapter.MAKER).close()
         yield
-        child_of(adapter.MAKER).close()
+        children_of(adapter.MAKER).close()
     for name in ("textworld", "textworld.generator"):
         sys.modules.pop(name, None)
     importlib.invalidate_caches()
