@@ -41,6 +41,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from evolution.envs.foreign.reply import field_of, json_of
@@ -243,17 +244,24 @@ def _say(answers: Any, reply: dict[str, Any]) -> None:
 
 
 def _limit(file_bytes: int) -> None:
-    pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: PTH123, SIM115
-    memory = pages * resource.getpagesize() + _MEMORY_BYTES
-    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, file_bytes)):
-        resource.setrlimit(kind, (most, most))
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    memory_bytes = pages * resource.getpagesize() + _MEMORY_BYTES
+    for kind, most in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_FSIZE, file_bytes)):
+        least = _within(kind, most)
+        resource.setrlimit(kind, (least, least))
 
 
 def _limit_work() -> None:
     """Killed where a parent that died cannot do it any more."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    work_s = int(used.ru_utime + used.ru_stime) + _WORK_S
-    resource.setrlimit(resource.RLIMIT_CPU, (work_s, resource.RLIM_INFINITY))
+    work_s = _within(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + _WORK_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (work_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _within(kind: int, most: int) -> int:
+    """No more than what the service itself was given."""
+    hard = resource.getrlimit(kind)[1]
+    return most if hard == resource.RLIM_INFINITY else min(most, hard)
 
 
 def _value(reply: bytes) -> Any:

@@ -28,7 +28,7 @@ import json
 import sys
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, cast, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from reasoning_gym.factory import DATASETS, create_dataset
@@ -167,5 +167,5 @@ def _checked(name: str, options: str) -> dict[str, Any]:
 
 def _meant(hint: Any) -> Any:
     # Some generators write tuple[str] for as many texts as there are.
-    inner = get_args(hint)
-    return tuple[inner[0], ...] if get_origin(hint) is tuple and len(inner) == 1 else hint
+    inner, several = get_args(hint), cast("Any", tuple)
+    return several[inner[0], ...] if get_origin(hint) is tuple and len(inner) == 1 else hint

@@ -5,7 +5,8 @@ Invariants:
 1. Every table is frozen, strict and closed; every text and number is bounded.
 2. A server is reached on loopback or with TLS. The protocols have no authentication and the reward
    is the label that is trained on, so nobody in between may read or change it.
-3. Success has no default. Which figure decides it, and from where on, is the operator's to say.
+3. Success has no default, but where the package itself says what solved is (``reasoning-gym``,
+   ``textworld``). Which figure decides it, and from where on, is the operator's to say.
 4. The splits never share a task: seeds come from disjoint ranges, listed tasks may not repeat.
 
 Covered: the kinds ``openenv``, ``agentgym``, ``gym``, ``reasoning-gym``, ``textworld`` and ``trl``.

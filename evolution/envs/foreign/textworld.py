@@ -17,6 +17,7 @@ command; the interpreter is C code in this process, and what reaches it is what 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -24,6 +25,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
@@ -109,6 +111,8 @@ class TextWorldEnvironment(ForeignEnvironment[TextWorldSpec]):
     def _start(self, file: Path) -> Any:
         import textworld
 
+        # At every game it says that the game is not one of those it knows by name.
+        warnings.filterwarnings("ignore", module=r"jericho\.")
         shown = textworld.EnvInfos(
             admissible_commands=True,
             description=True,
@@ -186,8 +190,6 @@ class _Games:
 def _games(directory: str | None) -> _Games:
     """The games of a directory, or of one that ends with this process."""
     if directory is None:
-        import atexit
-
         own = tempfile.mkdtemp(prefix="chorale-textworld-")
         atexit.register(shutil.rmtree, own, ignore_errors=True)
         return _Games(Path(own))

@@ -14,7 +14,8 @@ from evolution.envs.tasks import Split
 from evolution.errors import EnvironmentSetupError, ForeignReplyError, ForeignTimeoutError
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
-from silo_agent.config import foreign_specs
+from silo_agent.config import SiloConfig, foreign_specs
+from silo_agent.doctor.site import judge_environments
 from tests.kit.evolution.foreign_packages import write_reasoning_gym
 from tests.kit.evolution.foreign_worlds import Engine, obedient
 
@@ -135,11 +136,13 @@ class TestWithThePackage:
             make(options={"words": ["long"]}).reset(TRAIN)
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+def test_without_the_package_the_error_and_the_doctor_say_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr("evolution.envs.foreign.reasoning_gym.find_spec", lambda name: None)
     with pytest.raises(EnvironmentSetupError, match=r"pip install 'chorale\[reasoning-gym\]'"):
         make().reset(TRAIN)
+    (tmp_path / "silo.toml").write_text(f'environments = ["{NAME}"]\n[foreign."{NAME}"]\n')
+    verdict = judge_environments(SiloConfig.load(tmp_path))
+    assert "pip install 'chorale[reasoning-gym]'" in verdict.found
 
 
 @pytest.mark.parametrize(
