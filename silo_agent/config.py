@@ -537,9 +537,9 @@ environments = []
 
 # Environments of installed packages (entry points "chorale.environments"), by name:
 #   plugins = ["chess"]
-# Others are described in tables [foreign."kind:alias"]; kinds: openenv, agentgym, gym, harness.
-# Examples are in docs/environments.md and docs/gateway.md. What plays the episodes is chosen in
-# [rollout], on what is trained in [training].
+# Others are described in tables [foreign."kind:alias"]; kinds: openenv, agentgym, gym,
+# reasoning-gym, textworld, trl, harness. Examples are in docs/environments.md and docs/gateway.md.
+# What plays the episodes is chosen in [rollout], on what is trained in [training].
 
 # Judge every adopted adapter on held-out tasks when a plan asks for it.
 evaluate = true

@@ -79,7 +79,7 @@ def test_every_documented_table_is_accepted(tmp_path: Path):
     assert len(tables) >= 3
     config = load(tmp_path, "\n".join(tables))
     kinds = {name.partition(":")[0] for name in config.foreign}
-    assert kinds == {"openenv", "agentgym", "gym"}
+    assert kinds == {"openenv", "agentgym", "gym", "reasoning-gym", "textworld", "trl"}
 
 
 @pytest.mark.parametrize(

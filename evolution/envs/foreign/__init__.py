@@ -1,1 +1,1 @@
-"""Environments that others serve or wrote: AgentGym, OpenEnv, Gymnasium."""
+"""Environments that others serve or wrote, each behind an adapter of the same kind."""

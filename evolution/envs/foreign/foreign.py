@@ -11,7 +11,7 @@ Invariants:
 3. An episode is over after ``max_steps`` steps, whatever the environment says.
 4. With a table of action words, a word that is not in it costs a step, is answered here, and never
    reaches the environment. The word is not echoed, and the step is an invalid one. Beside that an
-   environment may say itself which actions it could not read (``valid`` in the info; ``gym`` only).
+   environment may say itself which actions it could not read (``valid`` in the info).
 5. An environment that three times in a row could not be reached or did not answer is left alone for
    a minute: its episodes fail at once, so that a round does not wait for each of them. Not where
    units are protected (``Catalogue.apart``).
@@ -55,6 +55,9 @@ _ADAPTERS: MappingProxyType[str, str] = MappingProxyType(
         "GymSpec": "evolution.envs.foreign.gym:GymEnvironment",
         "HarnessSpec": "evolution.gateway.environment:HarnessEnvironment",
         "OpenEnvSpec": "evolution.envs.foreign.openenv:OpenEnvEnvironment",
+        "ReasoningGymSpec": "evolution.envs.foreign.reasoning_gym:ReasoningGymEnvironment",
+        "TextWorldSpec": "evolution.envs.foreign.textworld:TextWorldEnvironment",
+        "TrlSpec": "evolution.envs.foreign.trl:TrlEnvironment",
     }
 )
 """By kind of spec; imported when an environment is made, because each needs a package."""

@@ -5,14 +5,15 @@ Invariants:
 1. Every table is frozen, strict and closed; every text and number is bounded.
 2. A server is reached on loopback or with TLS. The protocols have no authentication and the reward
    is the label that is trained on, so nobody in between may read or change it.
-3. Success has no default. Which figure decides it, and from where on, is the operator's to say.
+3. Success has no default, but where the package itself says what solved is (``reasoning-gym``,
+   ``textworld``). Which figure decides it, and from where on, is the operator's to say.
 4. The splits never share a task: seeds come from disjoint ranges, listed tasks may not repeat.
-
 5. What a harness may use, of answers, tokens and seconds, is a number here, and so is the range of
    its reward.
 
-Covered: the kinds ``openenv``, ``agentgym``, ``gym`` and ``harness``. Not covered: reading
-silo.toml (``silo_agent/config.py``); what a harness's command does (``evolution/gateway``).
+Covered: the kinds ``openenv``, ``agentgym``, ``gym``, ``reasoning-gym``, ``textworld``, ``trl`` and
+``harness``. Not covered: reading silo.toml (``silo_agent/config.py``); what a harness's command
+does (``evolution/gateway``).
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ __all__ = [
     "GymSpec",
     "HarnessSpec",
     "OpenEnvSpec",
+    "ReasoningGymSpec",
     "ServerSpec",
     "SuccessRule",
     "TaskTable",
+    "TextWorldSpec",
+    "TrlSpec",
     "kind_of",
 ]
 
@@ -50,8 +54,11 @@ REPORTED = "success"
 HARNESS = "harness:"
 """What the names of harnesses begin with."""
 MAX_INDEX = 2**31 - 1
+MAX_OPTION = 2**31
 
-_KIND = re.compile(r"(openenv|agentgym|gym|harness):([a-z0-9][a-z0-9._-]{0,63})")
+_KIND = re.compile(
+    r"(openenv|agentgym|gym|reasoning-gym|textworld|trl|harness):([a-z0-9][a-z0-9._-]{0,63})"
+)
 _ENTRY = re.compile(r"[A-Za-z_][\w.]{0,127}:[A-Za-z_]\w{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _OURS = ("OPENAI_", "CHORALE_")
@@ -68,6 +75,10 @@ Bound = Annotated[float, Field(ge=-1e9, le=1e9)]
 Constants = dict[Key, Any]
 Argument = Annotated[str, Field(min_length=1, max_length=4_000)]
 Variable = Annotated[str, Field(max_length=4_000)]
+Number = Annotated[int, Field(ge=-MAX_OPTION, le=MAX_OPTION)] | Bound
+Scalar = bool | Number | Annotated[str, Field(max_length=256)]
+Option = Scalar | Annotated[list[Scalar], Field(max_length=64)]
+"""An argument of a package's own: typed and bounded, and checked again by the package."""
 
 
 def kind_of(name: str) -> tuple[str, str]:
@@ -99,7 +110,7 @@ class SuccessRule(_Section):
     return_at_least: Bound | None = None
     """The sum of the episode's rewards is at least this."""
     info: Key | None = None
-    """The last step's info has this key, and it is true (``gym`` only)."""
+    """The last step's info has this key, and it is true (``gym``, and ``won`` of ``textworld``)."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -378,13 +389,98 @@ class HarnessSpec(ForeignSpec):
         return self
 
 
+class ReasoningGymSpec(ForeignSpec):
+    """``reasoning-gym:``, a generator of the package reasoning-gym; its scorer judges."""
+
+    generator: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")] | None = None
+    """Which one; without it the alias names it."""
+    options: Annotated[dict[Key, Option], Field(max_length=32)] = {}
+    """Fields of the generator's configuration."""
+    instruction: Text = "Answer the question. Give the answer alone, without an explanation."
+    max_steps: Annotated[int, Field(ge=1, le=1)] = 1
+    success: SuccessRule = SuccessRule(reward_at_least=1.0)
+    """The score is between 0 and 1."""
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+    """For making a question, and for scoring an answer."""
+
+    @model_validator(mode="after")
+    def _plain(self) -> Self:
+        _require_text(self, info=None)
+        for key in ("seed", "size"):
+            if key in self.options:
+                raise ValueError(f"options: {key} is what addresses the tasks")
+        return self
+
+
+class TextWorldSpec(ForeignSpec):
+    """``textworld:``, games that the package textworld makes: one for each task."""
+
+    rooms: Annotated[int, Field(ge=1, le=20)] = 2
+    objects: Annotated[int, Field(ge=1, le=50)] = 4
+    quest_length: Annotated[int, Field(ge=1, le=10)] = 2
+    """Commands that the shortest solution has."""
+    admissible: bool = False
+    """Every observation ends with the commands that are possible."""
+    games: Annotated[str, Field(max_length=512)] | None = None
+    """Directory that keeps games; without it they last as long as the process."""
+    max_games: Annotated[int, Field(ge=64, le=10_000)] = 256
+    """Games kept, some 400 KB each; the one that was not played for longest goes first."""
+    instruction: Text = "Play the text adventure. Answer with one command."
+    max_steps: Annotated[int, Field(ge=1, le=1_000)] = 20
+    success: SuccessRule = SuccessRule(info="won")
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 120.0
+    """For making a game."""
+
+    @model_validator(mode="after")
+    def _plain(self) -> Self:
+        _require_text(self, info="won")
+        if self.games is not None and not self.games.startswith("/"):
+            raise ValueError("games: an absolute path")
+        return self
+
+
+class TrlSpec(ForeignSpec):
+    """``trl:``, a class for TRL's ``environment_factory``: code that the operator installed."""
+
+    entry_point: Annotated[str, Field(max_length=200)]
+    """``module:attribute``, called with ``options``."""
+    options: Constants = Field(default={}, max_length=32)
+    """Arguments of the class."""
+    task_key: Key = "seed"
+    """Name of the task's number among the arguments of ``reset``."""
+    reset: Constants = Field(default={}, max_length=32)
+    """What else ``reset`` is given."""
+    reward: Key = "get_reward"
+    """A method without arguments, or an attribute; read once, when the episode ends."""
+    done: Key | None = None
+    """An attribute that is true once the episode is over."""
+
+    @model_validator(mode="after")
+    def _plain(self) -> Self:
+        _require_text(self, info=None)
+        if _ENTRY.fullmatch(self.entry_point) is None:
+            raise ValueError("entry_point is not module:attribute")
+        return self
+
+
 KINDS: dict[str, type[ForeignSpec]] = {
     "agentgym": AgentGymSpec,
     "gym": GymSpec,
     "harness": HarnessSpec,
     "openenv": OpenEnvSpec,
+    "reasoning-gym": ReasoningGymSpec,
+    "textworld": TextWorldSpec,
+    "trl": TrlSpec,
 }
 """The spec of each kind."""
+
+
+def _require_text(spec: ForeignSpec, *, info: str | None) -> None:
+    """Refuse what has no place where an answer is text and the info has this key at most."""
+    if spec.actions:
+        raise ValueError("actions: answers are text here")
+    if spec.success.info not in {None, info}:
+        raise ValueError("success: use a reward" + (f" or {info}" if info else ""))
 
 
 def _places(value: Any) -> int:

@@ -2,4 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("openenv") and find_spec("textworld") else ["test_*.py"]
+_NEEDED = ("openenv", "reasoning_gym", "textworld")
+collect_ignore_glob = [] if all(map(find_spec, _NEEDED)) else ["test_*.py"]
