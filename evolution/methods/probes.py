@@ -52,6 +52,7 @@ class SiloProbes:
             max_new_tokens=self._work.settings.max_new_tokens,
             batch_size=self._work.settings.rollout_batch,
             round_index=self._work.round,
+            max_tokens=self._work.settings.max_sequence_tokens,
             make_environment=self._catalogue.make,
         )
         return sum(one.success for one in played.trajectories) / len(self._tasks)

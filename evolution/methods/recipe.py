@@ -501,6 +501,7 @@ class RecipeEvolver(Evolver):
                 try_s=None if spec is None else work.settings.try_s,
                 make_environment=self._explored.make,
                 apart=not shares_batch(spec, self._setup.dtype),
+                max_tokens=work.settings.max_sequence_tokens,
             )
 
         players = self._players(work, tasks, spec, epoch=epoch)

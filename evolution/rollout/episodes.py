@@ -13,8 +13,9 @@ different in length its episodes are. Invariants:
    an environment that failed. What its closing raises is logged and changes nothing.
 3. So does the engine: where it fails for a batch, each of its conversations that has no answer yet
    is asked for alone, and those that fail alone are dropped.
-4. An episode that would outgrow the model's context, or its environment's ``max_steps``, ends
-   there, unsolved and ``truncated``; so does one that its environment cuts off. So what one try
+4. An episode that would outgrow the model's context, the longest row that is trained on
+   (``max_tokens``), or its environment's ``max_steps``, ends there, unsolved and ``truncated``; so
+   does one that its environment cuts off. So what one try
    costs is bounded by numbers: turns, tokens of a turn, context.
 5. With ``try_s`` an environment that takes longer in one try ends that try alone
    (``own_time.py``); the model's time, which a batch shares, does not count.
@@ -186,6 +187,7 @@ def run_episodes(
     try_s: float | None = None,
     make_environment: Callable[[str], Environment] = make,
     apart: bool = False,
+    max_tokens: int | None = None,
 ) -> EpisodeBatch:
     """Play one episode per task, ``batch_size`` at once, with whatever adapter the engine holds.
 
@@ -193,7 +195,8 @@ def run_episodes(
     key, by default its place in ``tasks``, decide every draw; keys are distinct. The round is
     recorded in the trajectories. ``try_s`` is the most seconds that one episode's
     environment may take in all; without it there is no limit. ``apart`` lets only tries of one task
-    share a batch.
+    share a batch. ``max_tokens`` bounds what is trained on: an episode ends where not even one
+    token more would fit into it.
     """
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     if any(task.environment.startswith(HARNESS) for task in tasks):
@@ -238,6 +241,7 @@ def run_episodes(
         own_time=own_time,
         pool=_Pool(make_environment, own_time),
         round=round_index,
+        room=min(engine.context_limit - max_new_tokens, (max_tokens or engine.context_limit) - 1),
     )
     waiting = deque(episodes)
     seats: list[_Episode] = []
@@ -359,6 +363,8 @@ class _Table:
     own_time: OwnTime
     pool: _Pool
     round: int
+    room: int
+    """Most tokens before an answer."""
 
     def begin(self, joined: Sequence[_Episode]) -> None:
         """Start episodes, up to the agent's first turn."""
@@ -400,10 +406,9 @@ class _Table:
         episode.steps, episode.history, episode.context = [], [], []
 
     def _end_without_room(self, episodes: Sequence[_Episode]) -> None:
-        """End episodes whose next answer might not fit into the context."""
-        room = self.engine.context_limit - self.sampling.max_new_tokens
+        """End episodes whose next answer might not fit."""
         for episode in episodes:
-            if not episode.over and len(episode.history) + len(episode.context) > room:
+            if not episode.over and len(episode.history) + len(episode.context) > self.room:
                 episode.over = episode.truncated = True
                 episode.failed = not episode.steps
 

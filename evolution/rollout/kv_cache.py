@@ -10,9 +10,10 @@ the real tokens' keys and values are written down. Invariants:
    conversation takes over is zeros first: nothing of the one before is left in it.
 3. Storage grows by doubling; a chunk writes its own tokens and nothing else.
 4. A chunk may be cut into *parts* of rows of like length, each with a forward pass of its own,
-   where that saves more padding than a pass costs; while answers grow token by token, rows whose
-   answer has ended sit out once they are half of all. Which rows share a part changes a row's
-   result by rounding alone.
+   where that saves more padding than a pass costs, and is cut where a pass would have more than
+   ``MOST_TOKENS``, so that what it takes for a moment is bounded. While answers grow token by
+   token, rows whose answer has ended sit out once they are half of all. Which rows share a part
+   changes a row's result by rounding alone.
 
 Covered: full attention. Not covered: sliding windows, recurrent states.
 """
@@ -21,14 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from evolution.errors import RolloutError
 
-__all__ = ["RaggedCache", "RaggedInputs", "parts_of"]
+__all__ = ["MOST_TOKENS", "RaggedCache", "RaggedInputs", "parts_of"]
 
+MOST_TOKENS: Final = 16_384
+"""Of one pass, padded; a row that is longer goes alone. The forecast counts with the same number
+(``federation/adapter/memory.py``)."""
 _LEAST_COLUMNS = 64
 
 
@@ -230,7 +235,9 @@ class RaggedCache:
         )
 
 
-def parts_of(lengths: Sequence[int], *, pass_cost: int) -> list[list[int]]:
+def parts_of(
+    lengths: Sequence[int], *, pass_cost: int, most_tokens: int = MOST_TOKENS
+) -> list[list[int]]:
     """Group rows, given by their numbers of new tokens, so that passes and padding cost least.
 
     A part costs ``pass_cost`` and its longest row times its number of rows. Parts of rows that are
@@ -256,6 +263,10 @@ def parts_of(lengths: Sequence[int], *, pass_cost: int) -> list[list[int]]:
     parts: list[list[int]] = []
     end = len(ordered)
     while end:
-        parts.append(sorted(ordered[cut[end] : end]))
+        # The first of a part is its longest.
+        most = max(1, most_tokens // lengths[ordered[cut[end]]])
+        parts += [
+            sorted(ordered[start : min(start + most, end)]) for start in range(cut[end], end, most)
+        ]
         end = cut[end]
     return parts

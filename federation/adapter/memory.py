@@ -9,15 +9,20 @@
                  T·(bytes(dtype)·h·L + b_1 + b_block) with it: one block at a time
                  (Chen et al., arXiv 1604.06174)
     logits       T_agent·V·(bytes(dtype) + 8): as computed, in float32, and their gradient
-    rollout      weights + 2·L·kv_heads·head_dim·bytes(dtype) for each token of a conversation; in
-                 float32 the adapted layers' weights twice, as they were and merged
+    rollout      weights, in float32 those of the adapted layers twice, as they were and merged
+                 + cache: 2·L·kv_heads·head_dim·bytes(dtype) for each token of a conversation;
+                   twice, for storage grows by doubling (evolution/rollout/kv_cache.py), and one
+                   layer's keys as they were before they grew; a server's, in pages, once
+                 + one pass: what a block takes for a moment, for each of its tokens, of which a
+                   pass has 16,384 at most, and the scores of each conversation's next token
 
 T is the padded tokens of one forward pass. b_block is what one block keeps of one token for the
 backward pass, counted tensor by tensor below, for attention that keeps no T×T scores
 (arXiv 2205.14135) and for a frozen base, which keeps no input of W for its own gradient.
 
 Covered: what grows with the model and the batch. Not covered: the framework's own gigabyte or two,
-fragmentation, what a kernel borrows for a moment, CUDA graphs of a server; leave a fifth free.
+fragmentation, what a kernel borrows for a moment, CUDA graphs of a server, what reading a base in
+another dtype takes meanwhile; leave a fifth free.
 """
 
 from __future__ import annotations
@@ -27,11 +32,23 @@ from typing import Final, Literal
 
 from federation.adapter.shapes import ModelShape
 
-__all__ = ["DTYPE_BYTES", "Rollout", "Training", "rollout_memory", "training_memory"]
+__all__ = [
+    "DTYPE_BYTES",
+    "MOST_PASS_TOKENS",
+    "Rollout",
+    "Training",
+    "rollout_memory",
+    "training_memory",
+]
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _ADAMW_BYTES: Final = 16
 _LOGIT_BYTES: Final = 8
+_DRAW_BYTES: Final = 28
+"""Of each score when a token is drawn: in float32, its softmax, and that in doubles, summed up; and
+the logarithm of the softmax."""
+MOST_PASS_TOKENS: Final = 16_384
+"""Of a forward pass while playing (``MOST_TOKENS`` of ``evolution/rollout/kv_cache.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,11 +85,13 @@ class Rollout:
     weights_bytes: int
     cache_bytes: int
     """Keys and values, if every conversation is as long as it may be."""
+    pass_bytes: int
+    """What one forward pass takes beside them."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.weights_bytes + self.cache_bytes
+        return self.weights_bytes + self.cache_bytes + self.pass_bytes
 
 
 def training_memory(
@@ -126,10 +145,13 @@ def training_memory(
     )
 
 
-def rollout_memory(shape: ModelShape, *, conversations: int, tokens: int, dtype: str) -> Rollout:
+def rollout_memory(
+    shape: ModelShape, *, conversations: int, tokens: int, dtype: str, paged: bool = False
+) -> Rollout:
     """Estimate playing so many conversations at once, the longest of ``tokens`` tokens.
 
-    The dtype, of weights and cache, is a key of `DTYPE_BYTES`.
+    The dtype, of weights and cache, is a key of `DTYPE_BYTES`. ``paged`` is for a model server,
+    which holds one copy of the weights and keys and values in pages.
 
     Raises:
         ValueError: A number out of range, or another dtype.
@@ -138,13 +160,31 @@ def rollout_memory(shape: ModelShape, *, conversations: int, tokens: int, dtype:
         raise ValueError("conversations and tokens count from 1")
     size = DTYPE_BYTES[dtype]
     # In half precision factors stand beside the weights; see evolution/model/adapted.py.
-    merged = sum(out * width for out, width in shape.linears.values()) if size == 4 else 0
+    twice = size == 4 and not paged
+    merged = sum(out * width for out, width in shape.linears.values()) if twice else 0
+    kept = size * shape.kv_elements_per_token * conversations * tokens
+    grown = 0 if paged else kept + kept // (2 * shape.layers)
     return Rollout(
         conversations=conversations,
         tokens=tokens,
         weights_bytes=size * (shape.parameters + shape.layers * merged),
-        cache_bytes=size * shape.kv_elements_per_token * conversations * tokens,
+        cache_bytes=kept + grown,
+        pass_bytes=min(conversations * tokens, max(tokens, MOST_PASS_TOKENS))
+        * _passing_bytes(shape, tokens, size)
+        + conversations * shape.vocabulary * (size + _DRAW_BYTES),
     )
+
+
+def _passing_bytes(shape: ModelShape, tokens: int, size: int) -> int:
+    """What one block takes of one token for a moment, while nothing is kept for a backward pass."""
+    # The residual, a norm in float32, its output, the attention's output, and the sum of both.
+    states = shape.hidden * (4 * size + 4)
+    # Query, and keys and values once for every head.
+    attention = 3 * size * shape.heads * shape.head_dim
+    # gate, up, SiLU(gate), and their product.
+    mlp = 4 * size * shape.mlp
+    # A query's row of the mask: as truth values, and as numbers to add.
+    return states + attention + mlp + (1 + size) * tokens
 
 
 def _block_bytes(shape: ModelShape, rank: int, size: int) -> int:

@@ -106,7 +106,10 @@ def judge_memory(config: SiloConfig) -> Verdict:
     playing = 0
     if config.rollout.kind == "hf":
         playing = rollout_memory(
-            shape, conversations=_CONVERSATIONS, tokens=_TOKENS, dtype=dtype
+            shape,
+            conversations=min(_CONVERSATIONS, config.rollout.rollout_batch),
+            tokens=_TOKENS,
+            dtype=dtype,
         ).total_bytes
     needed, (place, free) = training + playing, _free_memory()
     text = (

@@ -6,7 +6,7 @@ the units are. What is measured is one wave of episodes that are as long as they
 gradient of one row that is as long as it can be; the rest is counting:
 
     explore   every episode of a round, in waves, each with the most turns that an environment of
-              the plan takes, every answer ``max_new_tokens`` long, the model's context filled
+              the plan takes, every answer ``max_new_tokens`` long, as long as an episode may be
     step      the rows of B_max units, each with as many as a unit may have, each of
               ``max_sequence_tokens`` tokens or the model's context, and the step's noise
     round     explore, and in ``record_local`` its steps
@@ -193,7 +193,8 @@ def _explore_s(
         # An answer is as long as it may be where nothing ends it.
         engine.chat.end_ids = frozenset()
         engine.load_adapter(_NAME, adapter)
-        words = max(1, engine.context_limit // max(turns) - evolve.max_new_tokens)
+        longest = min(engine.context_limit, evolve.max_sequence_tokens + evolve.max_new_tokens)
+        words = max(1, longest // max(turns) - evolve.max_new_tokens)
         settings = EvolveSettings(
             tries_per_task=evolve.tries_per_task,
             rollout_batch=config.rollout.episodes_at_once,
@@ -207,6 +208,7 @@ def _explore_s(
             seed=evolve.seed,
             max_new_tokens=evolve.max_new_tokens,
             batch_size=wave,
+            max_tokens=evolve.max_sequence_tokens,
             make_environment=lambda _: _Longest(turns=max(turns), words=words),
         )
         wave_s = time.monotonic() - began_s

@@ -253,13 +253,20 @@ class _Site:
         if gpu == self.trains_on_gpu:
             weights = self.training_bytes(1, checkpointing=True)
         left = int(self.memory_bytes(gpu=gpu) * USABLE) - weights
-        one = rollout_memory(
+        fitting = partial(self._playing_bytes, workers=self.config.rollout.workers)
+        return max(1, _most(fitting, within=left, most=at_once))
+
+    def _playing_bytes(self, conversations: int, *, workers: int) -> int:
+        """What so many episodes take beside all weights, dealt out to the workers."""
+        evolve = self.plan.evolve
+        # As long as ``run_episodes`` lets one become.
+        each = rollout_memory(
             self.shape,
-            conversations=1,
-            tokens=self.plan.evolve.max_sequence_tokens,
+            conversations=-(-conversations // workers),
+            tokens=evolve.max_sequence_tokens + evolve.max_new_tokens,
             dtype=self.plan.model.dtype,
         )
-        return max(1, min(at_once, left // one.cache_bytes))
+        return workers * (each.cache_bytes + each.pass_bytes)
 
     def training(self, fixed: frozenset[str]) -> tuple[TrainerSpec, int, list[str]]:
         """The trainer, the longest trajectory, and what to say about them."""
@@ -316,7 +323,7 @@ def fixed_keys(config: SiloConfig) -> frozenset[str]:
 
 
 def _most(bytes_of: Callable[[int], int], *, within: int, most: int) -> int:
-    """The most tokens whose bytes stay within; 0 where not even one does."""
+    """The most tokens, or episodes, whose bytes stay within; 0 where not even one does."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -57,6 +57,7 @@ def test_a_silo_reads_it_and_its_work_fits(tmp_path, gpus, training_gpus):
             conversations=rollout.max_in_flight,
             tokens=PLAN.evolve.max_sequence_tokens,
             dtype=PLAN.model.dtype,
+            paged=True,
         )
         assert played.total_bytes <= server
     assert used + server <= FULL * CARD_BYTES

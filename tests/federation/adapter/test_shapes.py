@@ -147,8 +147,13 @@ def test_the_estimate_of_qwen_7b():
     assert third.logits_bytes == pytest.approx(saving.logits_bytes / 3, rel=1e-3)
     assert third.total_bytes < saving.total_bytes
     # 2 x 28 layers x 4 heads x 128 x 2 bytes.
+    served = rollout_memory(shape, conversations=64, tokens=4096, dtype="bfloat16", paged=True)
+    assert served.cache_bytes == 57_344 * 64 * 4096
     playing = rollout_memory(shape, conversations=64, tokens=4096, dtype="bfloat16")
-    assert playing.cache_bytes == 57_344 * 64 * 4096
+    assert playing.cache_bytes == pytest.approx(2 * served.cache_bytes, rel=0.01)
+    # A pass is bounded, whatever the number of conversations.
+    many = rollout_memory(shape, conversations=128, tokens=4096, dtype="bfloat16")
+    assert many.pass_bytes < 1.1 * playing.pass_bytes
 
 
 def test_nonsense_is_refused():

@@ -39,6 +39,7 @@ class Engine:
     """Plays by a function from the conversation's text to the next action."""
 
     context_limit = 1_000_000
+    most_at_once = 1_000_000
     adapter_version = "scripted"
 
     def __init__(self, act: Callable[[str], str]) -> None:
