@@ -37,6 +37,8 @@ WHO = {
     "together": "together",
 }
 _FEW = 2
+_LEVEL = 6
+"""So many labels of an axis stand level beside each other."""
 GREEDY_FELL = (
     "Greedy, together lies below the base: imitating the successes of sampling makes a model this "
     "small forget what it chose first. Without noise it fell as well (measured)."
@@ -268,8 +270,12 @@ def _draw_bars(axes: Any, outcome: Outcome, cells: Sequence[Cell]) -> None:
                 ],
                 capsize=2,
             )
-    axes.set_xticks(range(len(cells)), [_label(cell).rpartition(", ")[0] for cell in cells])
-    axes.tick_params(axis="x", labelrotation=20)
+    names = [
+        _label(cell).rpartition(", ")[0].replace(", ", "\n").replace(" and ", "\nand ")
+        for cell in cells
+    ]
+    axes.set_xticks(range(len(cells)), names)
+    axes.tick_params(axis="x", labelrotation=20 if len(cells) > _LEVEL else 0)
     axes.set_ylim(0, 1)
     axes.legend(frameon=False, ncols=len(WHO), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 

@@ -240,10 +240,10 @@ def test_the_picture_has_a_panel_for_each_temperature_and_names_few_kinds(tmp_pa
     for axes in figure.axes:
         assert [tick.get_text() for tick in axes.get_xticklabels()] == [
             "words",
-            "words, first and plural",
-            "words, second and past",
-            "words, third and comparative",
-            "words, last and superlative",
+            "words\nfirst\nand plural",
+            "words\nsecond\nand past",
+            "words\nthird\nand comparative",
+            "words\nlast\nand superlative",
         ]
         assert [round(bar.get_height(), 2) for bar in axes.patches] == [0.1] * 5 + [0.2] * 5 + [
             0.3
