@@ -98,6 +98,7 @@ FIELDS: Final = MappingProxyType(
         "run": Kind.NAME,
         "said": Kind.TEXT,
         "senders": Kind.PAIRS,
+        "server": Kind.TEXT,
         "silo": Kind.NAME,
         "silos": Kind.NUMBER,
         "spool": Kind.NAME,
@@ -170,6 +171,7 @@ _COORDINATOR: Final = {
 }
 _SILO: Final = {
     "adapter_adopted": ("run", "round", "step", "kind", "adapter"),
+    "adapter_not_loaded": ("server", "error"),
     "adapter_not_unloaded": ("adapter", "status", "error"),
     "audit_heads_not_exchanged": ("detail",),
     "audit_not_written": ("audited", "detail"),
@@ -199,6 +201,7 @@ _SILO: Final = {
     "no_sum": ("contributes",),
     "not_followed": ("run", "rule"),
     "not_in_this_aggregation": ("identity",),
+    "model_server_failed": ("server", "episodes", "error"),
     "not_invited": ("round", "run", "step"),
     "optimiser_replayed": ("run", "round", "step"),
     "partial_not_deleted": ("detail",),
@@ -214,6 +217,7 @@ _SILO: Final = {
     "result_found": ("run", "round"),
     "result_not_kept": ("run", "round", "reason"),
     "result_not_used": ("run", "round"),
+    "rollout_batch_halved": ("episodes", "device"),
     "round_aborted": ("said",),
     "run_stores_deleted": ("directory",),
     "run_stores_not_deleted": ("detail",),

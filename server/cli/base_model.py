@@ -88,6 +88,8 @@ def memory_figures(plan: Plan, shape: ModelShape | None) -> dict[str, Any] | Non
     """What training and rollouts take, for the envelope; None if the base model is not known."""
     if shape is None:
         return None
+    from federation.adapter.memory import DTYPE_BYTES
+
     A, B = shape.lora_parameters(plan.model.lora_rank)
     training, rollout = _estimates(plan, shape)
     return {
@@ -95,7 +97,7 @@ def memory_figures(plan: Plan, shape: ModelShape | None) -> dict[str, Any] | Non
         "parameters": shape.parameters,
         "lora_a_parameters": A,
         "lora_b_parameters": B,
-        "kv_bytes_per_token": rollout.cache_bytes // (rollout.conversations * rollout.tokens),
+        "kv_bytes_per_token": DTYPE_BYTES[plan.model.dtype] * shape.kv_elements_per_token,
         "training": [{**asdict(row), "total_bytes": row.total_bytes} for row in training],
         "rollout": {**asdict(rollout), "total_bytes": rollout.total_bytes},
     }

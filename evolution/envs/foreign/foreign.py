@@ -98,6 +98,15 @@ class Breaker:
     _until_s: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
+    def __getstate__(self) -> tuple[int, float, Callable[[], float]]:
+        """What goes along to another process: not how it stands, nor the lock."""
+        return self.failures, self.pause_s, self.clock
+
+    def __setstate__(self, state: tuple[int, float, Callable[[], float]]) -> None:
+        """Begin closed."""
+        self.failures, self.pause_s, self.clock = state
+        self._failed, self._until_s, self._lock = 0, 0.0, threading.Lock()
+
     def require_closed(self) -> None:
         """Fail at once while the environment is left alone.
 

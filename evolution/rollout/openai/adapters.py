@@ -109,18 +109,19 @@ class AdapterShelf:
             AdapterLoadError: The tensors are no adapter, or a server does not take it.
             EngineServerError: No server can be asked.
         """
-        names, errors = [], []
+        names: list[str] = []
+        failed: list[tuple[str, EngineServerError]] = []
         for server in self._servers:
             if tensors:
                 try:
                     self._load(server, version, tensors)
                 except (EngineTimeoutError, EngineUnreachableError) as error:
-                    errors.append(error)
+                    failed.append((server.client.url, error))
             names.append(server.held[-1] if tensors else "")
-        if errors and len(errors) == len(self._servers):
-            raise errors[0]
-        for failed in errors:
-            _log.warning("adapter_not_loaded", error=str(failed))
+        if failed and len(failed) == len(self._servers):
+            raise failed[0][1]
+        for url, error in failed:
+            _log.warning("adapter_not_loaded", server=url, error=type(error).__name__)
         for server, name in zip(self._servers, names, strict=True):
             self._let_go(server, [held for held in server.held if held != name])
         return names

@@ -137,7 +137,7 @@ def test_a_server_that_did_not_get_the_adapter_never_plays_with_other_weights(
     with capture_logs() as logs:
         engine.load_adapter("v1", adapter)
     (line,) = [line for line in logs if line["event"] == "adapter_not_loaded"]
-    assert servers[1].url in line["error"]
+    assert line["server"] == servers[1].url
     assert engine.generate(prompts(engine, 0, 2), SAMPLED)
     # It is up, and has the base, and refuses to answer for an adapter that it does not have.
     with pytest.raises(EngineRefusalError, match="404"):
