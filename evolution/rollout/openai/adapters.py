@@ -119,9 +119,9 @@ class AdapterShelf:
                     failed.append((server.client.url, error))
             names.append(server.held[-1] if tensors else "")
         if failed and len(failed) == len(self._servers):
+            raise failed[0][1]
         for url, cause in failed:
             _log.warning("adapter_not_loaded", server=url, error=type(cause).__name__)
-            _log.warning("adapter_not_loaded", server=url, cause=type(error).__name__)
         for server, name in zip(self._servers, names, strict=True):
             self._let_go(server, [held for held in server.held if held != name])
         return names
