@@ -98,6 +98,7 @@ def make_machines(setup: MachinesSetup) -> Machines:
             rank=setup.rank,
             alpha=setup.alpha,
             dtype=setup.dtype,
+            target=setup.target,
             state_dir=setup.state_dir,
             spec=setup.trainer,
         )
