@@ -21,6 +21,7 @@ from evolution.rollout.engine import EngineSpec, RolloutEngine
 from evolution.rollout.engines import make_engine
 from evolution.train.trainer import Trainer, TrainerSpec
 from evolution.train.trainers import make_trainer
+from federation.adapter.target import Target
 
 __all__ = ["Machines", "MachinesSetup", "make_machines"]
 
@@ -61,6 +62,10 @@ class MachinesSetup(Protocol):
     @property
     def dtype(self) -> str:
         """Of the base weights."""
+
+    @property
+    def target(self) -> Target:
+        """Which layers carry an adapter."""
 
     @property
     def threads(self) -> int:
