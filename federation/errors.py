@@ -6,6 +6,7 @@
     ├── LayoutError     tensors or vectors that do not fit the agreed layout
     ├── AdapterError    published adapter bytes that are not a well-formed adapter
     ├── ModelShapeError a base model's config.json whose adapter's shapes are not known from it
+    ├── TargetError     a target that names layers which a base model does not have
     ├── ChainError      a task, record or chain of records that does not verify
     ├── UpdateError     a published update that does not follow from the published sum
     │   └── OptimiserStateError  the optimiser has not seen the release before this one
@@ -60,6 +61,10 @@ class AdapterError(FederationError):
 
 class ModelShapeError(FederationError):
     """A base model's ``config.json`` does not say which adapter fits it."""
+
+
+class TargetError(FederationError):
+    """A target names a layer that the base model does not have; says what it has."""
 
 
 class ChainError(FederationError):

@@ -35,6 +35,7 @@ from evolution.errors import EvolveError
 from evolution.methods.machines import Machines
 from evolution.rollout.engine import EngineSpec
 from evolution.train.trainer import Schedule, TrainerSpec
+from federation.adapter.target import ALL_LINEAR, Target
 from federation.plan.methods import Normaliser
 from federation.plan.recipe import FED_SE, PartsSection, Recipe, recipe_of
 
@@ -254,6 +255,8 @@ class EvolverSetup:
     """LoRA α."""
     dtype: str = "float32"
     """Of the base weights."""
+    target: Target = ALL_LINEAR
+    """Which layers carry an adapter."""
     threads: int = 1
     """Of torch."""
     catalogue: Catalogue = BUILT_IN

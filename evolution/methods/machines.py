@@ -21,6 +21,7 @@ from evolution.rollout.engine import EngineSpec, RolloutEngine
 from evolution.rollout.engines import make_engine
 from evolution.train.trainer import Trainer, TrainerSpec
 from evolution.train.trainers import make_trainer
+from federation.adapter.target import Target
 
 __all__ = ["Machines", "MachinesSetup", "make_machines"]
 
@@ -63,6 +64,10 @@ class MachinesSetup(Protocol):
         """Of the base weights."""
 
     @property
+    def target(self) -> Target:
+        """Which layers carry an adapter."""
+
+    @property
     def threads(self) -> int:
         """Of torch."""
 
@@ -98,6 +103,7 @@ def make_machines(setup: MachinesSetup) -> Machines:
             rank=setup.rank,
             alpha=setup.alpha,
             dtype=setup.dtype,
+            target=setup.target,
             state_dir=setup.state_dir,
             spec=setup.trainer,
         )

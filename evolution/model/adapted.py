@@ -55,20 +55,24 @@ class MergedWeights:
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         self._linear = linear
-        self._base = linear.weight.detach().clone()
+        self._base: torch.Tensor | None = None
+        """The base's weights; a layer that never had factors needs no copy of them."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of W."""
-        return self._base.shape[0], self._base.shape[1]
+        return self._linear.out_features, self._linear.in_features
 
     def set_factors(self, A: torch.Tensor, B: torch.Tensor, *, scale: float) -> None:
         """Merge them."""
+        if self._base is None:
+            self._base = self._linear.weight.detach().clone()
         self._linear.weight.copy_(self._base + (scale * (B @ A)).to(self._base))
 
     def clear(self) -> None:
         """Back to the base's weights."""
-        self._linear.weight.copy_(self._base)
+        if self._base is not None:
+            self._linear.weight.copy_(self._base)
 
 
 class FactorsBeside(torch.nn.Module):

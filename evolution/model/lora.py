@@ -1,7 +1,8 @@
 """The LoRA adapter as named float32 arrays, and back.
 
 W' = W + (α/r)·B·A with A ∈ R^{r×in}, B ∈ R^{out×r} (LoRA, arXiv 2106.09685, §4.1) on every linear
-layer except the output head, without dropout. Names are peft's state-dict keys, for example
+layer except the output head, or on those that a target names (``federation.adapter.target``),
+without dropout. Names are peft's state-dict keys, for example
 ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``, so an exported adapter is an
 ordinary peft adapter.
 
@@ -26,6 +27,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from evolution.errors import AdapterMismatchError
 from evolution.model.beside import TrainedBeside
 from federation.adapter.initial import first_factor
+from federation.adapter.target import ALL_LINEAR, Target, is_named, targeted
+from federation.errors import TargetError
 
 __all__ = [
     "adapted_linears",
@@ -53,26 +56,44 @@ def split_name(name: str) -> tuple[str, str]:
     raise AdapterMismatchError(f"{name!r} does not name a LoRA factor")
 
 
-def adapted_linears(model: Any) -> dict[str, torch.nn.Linear]:
-    """The layers an adapter changes: every linear layer except the output head.
+def adapted_linears(model: Any, target: Target = ALL_LINEAR) -> dict[str, torch.nn.Linear]:
+    """The layers an adapter changes: the target's linear layers, never the output head.
 
     By module name, in the model's order; the model has no adapter yet.
+
+    Raises:
+        AdapterMismatchError: A name of the target means no such layer, or another module too.
     """
     head = model.get_output_embeddings()
-    return {
+    linears = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head
     }
+    try:
+        chosen = targeted(target, linears)
+    except TargetError as error:
+        raise AdapterMismatchError(str(error)) from error
+    for module, _ in model.named_modules() if target != ALL_LINEAR else ():
+        # peft goes by the names alone and would put factors there as well.
+        if module not in linears and any(is_named(module, name) for name in target):
+            raise AdapterMismatchError(
+                f"model.target names {module!r}, which is no linear layer below the head: name "
+                "layers by more of their path"
+            )
+    return {name: linears[name] for name in chosen}
 
 
 def initial_adapter(
-    base_dir: str | Path, rank: int, alpha: float, seed: int
+    base_dir: str | Path, rank: int, alpha: float, seed: int, target: Target = ALL_LINEAR
 ) -> dict[str, np.ndarray]:
     """φ₀, float32, as ``federation.adapter.initial`` defines it.
 
     Only the base model's configuration is read. The first adapter does not depend on α, which is
     part of what identifies the run; the seed decides every entry of A.
+
+    Raises:
+        AdapterMismatchError: The model does not have the target's layers.
     """
     del alpha
     with torch.device("meta"):
@@ -80,7 +101,7 @@ def initial_adapter(
             AutoConfig.from_pretrained(base_dir, local_files_only=True)
         )
     adapter: dict[str, np.ndarray] = {}
-    for module, linear in adapted_linears(model).items():
+    for module, linear in adapted_linears(model, target).items():
         adapter[f"{_PREFIX}{module}.lora_A.weight"] = first_factor(
             module, rank=rank, in_features=linear.in_features, seed=seed
         )
@@ -90,21 +111,25 @@ def initial_adapter(
     return adapter
 
 
-def attach_lora(model: Any, *, rank: int, alpha: float) -> PeftModel:
+def attach_lora(model: Any, *, rank: int, alpha: float, target: Target = ALL_LINEAR) -> PeftModel:
     """Put a trainable adapter on a base model, in place.
 
     Its factors hold peft's own initial values until ``write_adapter``. In bfloat16 they stand
     beside the weights (``evolution/model/beside.py``); in float32 the layers are peft's own.
+
+    Raises:
+        AdapterMismatchError: The model does not have the target's layers.
     """
+    linears = adapted_linears(model, target)
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
         lora_dropout=0.0,
         bias="none",
-        target_modules="all-linear",
+        target_modules=target if target == ALL_LINEAR else list(target),
         task_type=TaskType.CAUSAL_LM,
     )
-    if any(one.weight.dtype is torch.bfloat16 for one in adapted_linears(model).values()):
+    if any(one.weight.dtype is torch.bfloat16 for one in linears.values()):
         # peft documents this way to bring a layer of one's own; it has no public name there.
         config._register_custom_module({torch.nn.Linear: TrainedBeside})  # noqa: SLF001
     with warnings.catch_warnings():

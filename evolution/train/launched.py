@@ -48,6 +48,7 @@ from evolution.train.launched_job import (
 )
 from evolution.train.rows import Row, in_order
 from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
+from federation.adapter.target import Target
 
 if TYPE_CHECKING:
     from dp.steps.grads import GradientBackend
@@ -82,6 +83,7 @@ class LaunchedTrainer(Trainer):
         rank: int,
         alpha: float,
         dtype: str,
+        target: Target,
         state_dir: Path,
         spec: TrainerSpec,
     ) -> None:
@@ -89,6 +91,7 @@ class LaunchedTrainer(Trainer):
         self._rank = rank
         self._alpha = alpha
         self._dtype = dtype
+        self._target = target
         self._spec = spec
         self._device = _device(spec)
         self._jobs = state_dir / "training"
@@ -161,6 +164,7 @@ class LaunchedTrainer(Trainer):
             rank=self._rank,
             alpha=self._alpha,
             dtype=self._dtype,
+            target=self._target,
             device=self._device,
             micro_batch_tokens=self._spec.micro_batch_tokens,
             gradient_checkpointing=self._spec.gradient_checkpointing,

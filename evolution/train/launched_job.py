@@ -37,6 +37,7 @@ from dp.steps.units import UnitId
 from evolution.errors import RowError, TrainingJobError
 from evolution.train.rows import Row
 from evolution.train.trainer import SftReport, SftSettings
+from federation.adapter.target import Target, target_of
 from federation.plan.methods import Normaliser
 
 __all__ = [
@@ -68,6 +69,8 @@ class Job:
     """LoRA α."""
     dtype: str
     """Of the base weights."""
+    target: Target
+    """Which layers carry an adapter."""
     device: Literal["cpu", "cuda"]
     """Where every worker trains."""
     micro_batch_tokens: int
@@ -133,7 +136,8 @@ def read_job(
         plain = found.pop("settings")
         settings = SftSettings(**{**plain, "normaliser": Normaliser(plain["normaliser"])})
         trainable = tuple(found.pop("trainable"))
-        job = Job(**found, trainable=trainable, settings=settings)
+        target = target_of(found.pop("target"))
+        job = Job(**found, target=target, trainable=trainable, settings=settings)
         rows = _unpack(load_file(directory / "rows.safetensors"))
         adapter = load_file(directory / "adapter.safetensors")
         return job, rows, adapter, _load(directory, "anchor"), _load(directory, "correction")

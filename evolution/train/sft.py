@@ -46,6 +46,7 @@ from evolution.train.objective import Batchwise, Objective, RowTensors, TokenOut
 from evolution.train.openings import goes_on, reads_openings_once
 from evolution.train.rows import Row, in_order
 from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
+from federation.adapter.target import ALL_LINEAR, Target
 
 __all__ = [
     "RowTerms",
@@ -132,6 +133,7 @@ class SftTrainer(Trainer):
 
     Raises:
         EvolverSetupError: There is no such device.
+        AdapterMismatchError: The base does not have the target's layers.
     """
 
     def __init__(
@@ -141,11 +143,13 @@ class SftTrainer(Trainer):
         rank: int,
         alpha: float,
         dtype: str,
+        target: Target = ALL_LINEAR,
         spec: TrainerSpec = _DEFAULT_SPEC,
     ) -> None:
         self._spec = spec
         self._device = resolve_device(spec.device)
-        self._model = adapted_base(base_dir, rank=rank, alpha=alpha, dtype=dtype).to(self._device)
+        model = adapted_base(base_dir, rank=rank, alpha=alpha, dtype=dtype, target=target)
+        self._model = model.to(self._device)
         self._keep: bool | None = None
         self._goes_on: bool | None = None
         self._backend: tuple[_Asked, GradientBackend[Row]] | None = None
@@ -319,9 +323,16 @@ def saves_memory(spec: TrainerSpec, device: torch.device) -> bool:
     return bool(device.type != "cpu" or spec.micro_batch_tokens or spec.gradient_checkpointing)
 
 
-def adapted_base(base_dir: str | Path, *, rank: int, alpha: float, dtype: str) -> Any:
-    """A frozen base with an adapter of float32, in evaluation mode, on the CPU."""
-    model = attach_lora(load_base(base_dir, dtype=dtype), rank=rank, alpha=alpha).eval()
+def adapted_base(
+    base_dir: str | Path, *, rank: int, alpha: float, dtype: str, target: Target = ALL_LINEAR
+) -> Any:
+    """A frozen base with an adapter of float32, in evaluation mode, on the CPU.
+
+    Raises:
+        AdapterMismatchError: The base does not have the target's layers.
+    """
+    base = load_base(base_dir, dtype=dtype)
+    model = attach_lora(base, rank=rank, alpha=alpha, target=target).eval()
     # The adapter is always trained in float32: it is what is averaged, clipped and noised.
     for parameter in lora_parameters(model).values():
         parameter.data = parameter.data.float()

@@ -8,12 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from evolution.train.trainer import Trainer, TrainerSpec
+from federation.adapter.target import Target
 
 __all__ = ["make_trainer"]
 
 
 def make_trainer(
-    base_dir: Path, *, rank: int, alpha: float, dtype: str, state_dir: Path, spec: TrainerSpec
+    base_dir: Path,
+    *,
+    rank: int,
+    alpha: float,
+    dtype: str,
+    target: Target,
+    state_dir: Path,
+    spec: TrainerSpec,
 ) -> Trainer:
     """Make the trainer a silo asked for; its adapter is still to be set.
 
@@ -21,13 +29,21 @@ def make_trainer(
 
     Raises:
         EvolverSetupError: This machine does not have what the spec names.
+        AdapterMismatchError: The base does not have the target's layers; of workers it is what
+            ends the first job.
     """
     if spec.processes > 1:
         from evolution.train.launched import LaunchedTrainer
 
         return LaunchedTrainer(
-            base_dir, rank=rank, alpha=alpha, dtype=dtype, state_dir=state_dir, spec=spec
+            base_dir,
+            rank=rank,
+            alpha=alpha,
+            dtype=dtype,
+            target=target,
+            state_dir=state_dir,
+            spec=spec,
         )
     from evolution.train.sft import SftTrainer
 
-    return SftTrainer(base_dir, rank=rank, alpha=alpha, dtype=dtype, spec=spec)
+    return SftTrainer(base_dir, rank=rank, alpha=alpha, dtype=dtype, target=target, spec=spec)

@@ -102,7 +102,9 @@ def main(argv: Sequence[str]) -> int:
     if accelerator.device.type != job.device:
         raise EvolverSetupError(f"a worker is on {accelerator.device.type}, not {job.device}")
     device = accelerator.device
-    inner = adapted_base(job.base_dir, rank=job.rank, alpha=job.alpha, dtype=job.dtype)
+    inner = adapted_base(
+        job.base_dir, rank=job.rank, alpha=job.alpha, dtype=job.dtype, target=job.target
+    )
     write_adapter(inner, adapter)
     chosen = choose(inner, frozenset(job.trainable))
     if len(chosen) != len(job.trainable):

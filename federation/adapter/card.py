@@ -26,6 +26,7 @@ from dp.accounting.compose import Epsilon
 from dp.config import ADJACENCY, RECORD_MODES, Mode, PrivacySpec
 from dp.noise.figures import NOT_REPORTED, success_words
 from dp.noise.metrics_block import Estimate
+from federation.adapter.target import ALL_LINEAR, Target
 from federation.text import escaped
 
 __all__ = ["FamilySuccess", "ModelCard", "render_card"]
@@ -92,6 +93,8 @@ class ModelCard:
     """r."""
     alpha: float
     """α."""
+    target: Target
+    """The layers that carry the adapter."""
     privacy: PrivacySpec
     """Of the plan."""
     releases: int
@@ -151,8 +154,8 @@ def _incomplete(card: ModelCard) -> str:
 
 def _use(card: ModelCard) -> str:
     return (
-        f"Base model: {escaped(card.base)}. Rank {card.rank}, α {card.alpha:g}, all linear "
-        "layers.\n\n"
+        f"Base model: {escaped(card.base)}. Rank {card.rank}, α {card.alpha:g}, "
+        f"{_layers(card.target)}.\n\n"
         "```python\n"
         "from peft import PeftModel\n"
         "from transformers import AutoModelForCausalLM\n\n"
@@ -164,6 +167,12 @@ def _use(card: ModelCard) -> str:
         "--lora-modules NAME=DIRECTORY\n"
         "```"
     )
+
+
+def _layers(target: Target) -> str:
+    if target == ALL_LINEAR:
+        return "all linear layers"
+    return f"on the linear layers {', '.join(escaped(name) for name in target)}"
 
 
 def _vllm_rank(rank: int) -> int:

@@ -10,8 +10,11 @@ bytes. Each file appears complete or not at all.
 ``bias`` "none" and ``modules_to_save`` null (vLLM, ``vllm/lora/peft_helper.py``), and r must not
 exceed its ``--max-lora-rank``.
 
-Covered: LoRA with one rank and one α, on linear layers named by their last component. Not covered:
-per-layer ranks, saved embeddings.
+``target_modules`` are the names of a plan's target as it lists them, else the last components of
+the adapted layers' names.
+
+Covered: LoRA with one rank and one α, on all linear layers but the head or on those that a target
+names. Not covered: per-layer ranks, saved embeddings.
 
 Errors::
 
@@ -29,6 +32,9 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
+
+from federation.adapter.target import ALL_LINEAR, Target, require_named
+from federation.errors import LayoutError
 
 __all__ = ["ExportError", "require_export_directory", "write_peft_adapter"]
 
@@ -66,19 +72,28 @@ def write_peft_adapter(
     base: str,
     rank: int,
     alpha: float,
+    target: Target = ALL_LINEAR,
     provenance: Mapping[str, str],
     card: str | None = None,
 ) -> Path:
     """Write an adapter directory, created if absent, with all factors by peft state-dict key.
 
-    ``base`` is what the adapter sits on: a directory or a model id. ``card`` is as
+    ``base`` is what the adapter sits on: a directory or a model id. ``target`` is what the adapter
+    was made for: whoever loads it puts factors on just those layers. ``card`` is as
     `federation.adapter.card` makes it; None writes none.
 
     Raises:
         ExportError: A name is not a LoRA factor's, a factor lacks its partner, a shape does not
-            fit the rank, or an entry is not finite.
+            fit the rank, a layer is not of the target, or an entry is not finite.
     """
     modules = _modules(tensors, rank)
+    names = {module.rpartition(".")[2] for module in modules}
+    if target != ALL_LINEAR:
+        try:
+            require_named(modules, target)
+        except LayoutError as error:
+            raise ExportError(str(error)) from error
+        names = set(target)
     config: dict[str, Any] = {
         "base_model_name_or_path": base,
         "bias": "none",
@@ -90,7 +105,7 @@ def write_peft_adapter(
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": rank,
-        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
+        "target_modules": sorted(names),
         "task_type": "CAUSAL_LM",
     }
     weights = {

@@ -6,10 +6,11 @@ the entries of A·x keep their size at other widths.
 
 Invariants:
 
-1. Names and shapes are those of an adapter that peft makes on all linear layers but the head.
+1. Names and shapes are those of an adapter that peft makes on the target's linear layers.
 2. Each tensor has a random stream of its own, derived from the seed and its module's name, so an
    adapter depends on seed, rank and shapes and on nothing else: asked for twice, here or with a
-   learning framework (``evolution/model/lora.py``), it is the same bytes.
+   learning framework (``evolution/model/lora.py``), it is the same bytes. On fewer layers it is
+   the same tensors, of those layers.
 
 Covered: the architectures of ``federation.adapter.shapes``, without a model's weights and without a
 learning framework. Not covered: other architectures; ``chorale-lab adapter init`` reads them.
@@ -24,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.adapter.shapes import ModelShape
+from federation.adapter.target import ALL_LINEAR, Target
 
 __all__ = ["first_factor", "initial_adapter"]
 
@@ -49,15 +51,16 @@ def first_factor(module: str, *, rank: int, in_features: int, seed: int) -> npt.
 
 
 def initial_adapter(
-    shape: ModelShape, *, rank: int, seed: int
+    shape: ModelShape, *, rank: int, seed: int, target: Target = ALL_LINEAR
 ) -> dict[str, npt.NDArray[np.float32]]:
     """φ₀ as the module defines it: float32 factors by name; the seed decides every entry of A.
 
     Raises:
         LayoutError: If the adapter would be larger than any the protocol carries.
+        TargetError: The target names a layer that there is not.
     """
     adapter: dict[str, npt.NDArray[np.float32]] = {}
-    for spec in shape.lora_layout(rank).specs:
+    for spec in shape.lora_layout(rank, target).specs:
         if spec.name.endswith(".lora_B.weight"):
             adapter[spec.name] = np.zeros(spec.shape, np.float32)
             continue

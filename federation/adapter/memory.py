@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from federation.adapter.shapes import ModelShape
+from federation.adapter.target import ALL_LINEAR, Target
 
 __all__ = [
     "DTYPE_BYTES",
@@ -98,6 +99,7 @@ def training_memory(
     shape: ModelShape,
     *,
     rank: int,
+    target: Target = ALL_LINEAR,
     tokens: int,
     dtype: str,
     gradient_checkpointing: bool,
@@ -109,7 +111,8 @@ def training_memory(
 
     Args:
         shape: The base model.
-        rank: LoRA r, on all linear layers.
+        rank: LoRA r.
+        target: The layers that carry an adapter.
         tokens: T, padded, in one forward pass of one GPU.
         dtype: Of the base weights and of products: a key of `DTYPE_BYTES`.
         gradient_checkpointing: Keep each block's input only.
@@ -119,6 +122,7 @@ def training_memory(
 
     Raises:
         ValueError: A number out of range, or another dtype.
+        TargetError: The target names a layer that there is not.
     """
     if min(rank, tokens, processes) < 1 or not 0 < agent_share <= 1 or dtype not in DTYPE_BYTES:
         raise ValueError("rank, tokens and processes count from 1, agent_share lies in (0, 1]")
@@ -139,35 +143,44 @@ def training_memory(
         gradient_checkpointing=gradient_checkpointing,
         tokens=tokens,
         weights_bytes=weights,
-        adapter_bytes=(_ADAMW_BYTES + size % 4) * sum(shape.lora_parameters(rank)),
+        adapter_bytes=(_ADAMW_BYTES + size % 4) * sum(shape.lora_parameters(rank, target)),
         activations_bytes=tokens * (kept + ends),
         logits_bytes=int(tokens * agent_share) * shape.vocabulary * (size + _LOGIT_BYTES),
     )
 
 
 def rollout_memory(
-    shape: ModelShape, *, conversations: int, tokens: int, dtype: str, paged: bool = False
+    shape: ModelShape,
+    *,
+    target: Target = ALL_LINEAR,
+    conversations: int,
+    tokens: int,
+    dtype: str,
+    paged: bool = False,
 ) -> Rollout:
     """Estimate playing so many conversations at once, the longest of ``tokens`` tokens.
 
-    The dtype, of weights and cache, is a key of `DTYPE_BYTES`. ``paged`` is for a model server,
-    which holds one copy of the weights and keys and values in pages.
+    The target's layers carry an adapter. The dtype, of weights and cache, is a key of
+    `DTYPE_BYTES`. ``paged`` is for a model server, which holds one copy of the weights and keys and
+    values in pages.
 
     Raises:
         ValueError: A number out of range, or another dtype.
+        TargetError: The target names a layer that there is not.
     """
     if min(conversations, tokens) < 1 or dtype not in DTYPE_BYTES:
         raise ValueError("conversations and tokens count from 1")
     size = DTYPE_BYTES[dtype]
     # In half precision factors stand beside the weights; see evolution/model/adapted.py.
     twice = size == 4 and not paged
-    merged = sum(out * width for out, width in shape.linears.values()) if twice else 0
+    adapted = shape.adapted(target).values() if twice else ()
+    merged = sum(out * width for out, width in adapted)
     kept = size * shape.kv_elements_per_token * conversations * tokens
     grown = 0 if paged else kept + kept // (2 * shape.layers)
     return Rollout(
         conversations=conversations,
         tokens=tokens,
-        weights_bytes=size * (shape.parameters + shape.layers * merged),
+        weights_bytes=size * (shape.parameters + merged),
         cache_bytes=kept + grown,
         pass_bytes=min(conversations * tokens, max(tokens, MOST_PASS_TOKENS))
         * _passing_bytes(shape, tokens, size)
@@ -198,7 +211,8 @@ def _block_bytes(shape: ModelShape, rank: int, size: int) -> int:
     attention = size * (3 * query + 2 * kv)
     # gate, up, SiLU(gate), and their product, the input of down_proj's A.
     mlp = size * 4 * shape.mlp
-    # Seven products A·x, inputs of B.
+    # Seven products A·x, inputs of B; fewer where a target names fewer layers, as what A alone
+    # keeps of its input is less: an upper bound there.
     lora = size * 7 * rank
     # Qwen3 normalises queries and keys head by head.
     per_head = (query + kv) * (4 + size) if shape.qk_norm else 0

@@ -7,7 +7,8 @@ shape is read from its own `config.json` (`shape_from_config`); what does not sa
 is refused, never completed by a default of some version of some library.
 
 Covered: dense decoders of the Llama, Mistral and Qwen families, LoRA on all linear layers but the
-head. Not covered: mixtures of experts; quantised weights; models of several modalities.
+head or on those that a target names. Not covered: mixtures of experts; quantised weights; models
+of several modalities.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from federation.adapter.layout import Layout, TensorSpec
+from federation.adapter.target import ALL_LINEAR, Target, targeted
 from federation.errors import ModelShapeError
 
 __all__ = ["MAX_CONFIG_BYTES", "PRESETS", "ModelShape", "shape_from_config", "shape_of"]
@@ -89,22 +91,39 @@ class ModelShape:
         """Keys and values that one token adds to a cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
-    def lora_parameters(self, rank: int) -> tuple[int, int]:
-        """Entries of all A (r x in) and of all B (out x r)."""
-        shapes = self.linears.values()
-        return (
-            self.layers * rank * sum(width for _, width in shapes),
-            self.layers * rank * sum(out for out, _ in shapes),
-        )
+    def adapted(self, target: Target = ALL_LINEAR) -> Mapping[str, tuple[int, int]]:
+        """(out, in) of each layer of the whole model that carries an adapter, by module name.
 
-    def lora_layout(self, rank: int) -> Layout:
-        """The adapter's tensors, as an exported one names them."""
+        Raises:
+            TargetError: The target names a layer that there is not.
+        """
+        linears = {
+            f"model.layers.{layer}.{name}": shape
+            for layer in range(self.layers)
+            for name, shape in self.linears.items()
+        }
+        return {module: linears[module] for module in targeted(target, linears)}
+
+    def lora_parameters(self, rank: int, target: Target = ALL_LINEAR) -> tuple[int, int]:
+        """Entries of all A (r x in) and of all B (out x r).
+
+        Raises:
+            TargetError: The target names a layer that there is not.
+        """
+        shapes = self.adapted(target).values()
+        return rank * sum(width for _, width in shapes), rank * sum(out for out, _ in shapes)
+
+    def lora_layout(self, rank: int, target: Target = ALL_LINEAR) -> Layout:
+        """The adapter's tensors, as an exported one names them.
+
+        Raises:
+            TargetError: The target names a layer that there is not.
+        """
         specs = []
-        for layer in range(self.layers):
-            for name, (out, width) in self.linears.items():
-                module = f"base_model.model.model.layers.{layer}.{name}"
-                specs.append(TensorSpec(name=f"{module}.lora_A.weight", shape=(rank, width)))
-                specs.append(TensorSpec(name=f"{module}.lora_B.weight", shape=(out, rank)))
+        for name, (out, width) in self.adapted(target).items():
+            module = f"base_model.model.{name}"
+            specs.append(TensorSpec(name=f"{module}.lora_A.weight", shape=(rank, width)))
+            specs.append(TensorSpec(name=f"{module}.lora_B.weight", shape=(out, rank)))
         return Layout(tuple(specs))
 
 

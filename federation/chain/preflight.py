@@ -65,6 +65,7 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "suite": f"{_NOT_ALLOWED} this suite of secure aggregation",
         "base_model_match": "this silo holds another base model",
         "base_model_allowed": f"{_NOT_ALLOWED} this base model",
+        "target": "the plan's target names layers that the base model does not have",
         "environments_allowed": f"{_NOT_ALLOWED} an environment of the plan",
         "environments_served": "this silo has none of the plan's environments",
         "evolver_allowed": f"{_NOT_ALLOWED} this evolution method",

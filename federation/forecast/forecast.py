@@ -283,7 +283,11 @@ def _too_noisy(plan: Plan, cosine: float, silos: int, needed: int | None, units:
     ways = [] if needed is None else [more.format(needed)]
     if units is not None:
         ways.append(f"raise privacy.record.expected_units to {units} and explore as much more")
-    ways += ["train fewer parameters", "add less noise", "or set privacy.accept_low_cosine"]
+    ways += [
+        "train fewer parameters (model.lora_rank, model.target)",
+        "add less noise",
+        "or set privacy.accept_low_cosine",
+    ]
     return (
         f"privacy.min_cosine is {plan.privacy.min_cosine:g} but the predicted cosine with {silos} "
         f"silos is {cosine:.3g} at best: {', '.join(ways)}"

@@ -26,6 +26,7 @@ from typing import Final, Self
 from dp.accounting.rdp import charged_attempts
 from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
 from federation.adapter.layout import Layout
+from federation.adapter.target import require_target
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.registry import make_aggregator, make_optimiser
@@ -197,8 +198,10 @@ class Plan(Section):
         """The plan's aggregation method over an adapter's layout.
 
         Raises:
-            LayoutError: If the method or the gauge needs LoRA pairs and the layout has others.
+            LayoutError: If the method or the gauge needs LoRA pairs and the layout has others, or
+                if its layers are not those of the plan's target.
         """
+        require_target(layout, self.model.target)
         section = self.aggregation
         return make_aggregator(
             section.method, layout, server_step=section.server_step, gauge=section.gauge

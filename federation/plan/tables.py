@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dp.config import MAX_GRID_STEPS, Unit
+from federation.adapter.target import ALL_LINEAR, TargetKey
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS
 from federation.aggregate.registry import require_method, require_optimiser
 from federation.errors import UnknownPartError
@@ -39,8 +40,8 @@ class ModelSection(Section):
     """r."""
     lora_alpha: Annotated[float, Field(gt=0, le=4096)] = 16.0
     """α; the adapter is scaled by α/r."""
-    target: Literal["all-linear"] = "all-linear"
-    """Which layers carry an adapter."""
+    target: TargetKey = ALL_LINEAR
+    """Which linear layers carry an adapter: all but the head, or those that a list names."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """LoRA dropout while training."""
 

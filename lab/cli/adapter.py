@@ -30,12 +30,21 @@ def init(
     rank: Annotated[int, typer.Option(help="LoRA rank.", min=1)] = 8,
     alpha: Annotated[float, typer.Option(help="LoRA alpha.", min=0.0)] = 16.0,
     seed: Annotated[int, typer.Option(help="Decides every entry.", min=0)] = 0,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A layer that carries the adapter, as a plan's target names it; may be given "
+            "several times. All linear layers if not given."
+        ),
+    ] = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Write φ_0, the adapter a run starts from: A random, B zero."""
     with answering(output):
+        from evolution.errors import AdapterMismatchError
         from evolution.model.lora import initial_adapter
         from federation.adapter.encoding import encode_adapter
+        from federation.adapter.target import ALL_LINEAR, target_of
 
         if not (base / "config.json").is_file():
             raise CommandError(
@@ -44,7 +53,17 @@ def init(
                 exit_code=Exit.ARGUMENTS,
                 next_step="name a model directory, or make one: chorale-lab base build --out DIR",
             )
-        out.write_bytes(encode_adapter(initial_adapter(base, rank, alpha, seed)))
+        try:
+            layers = target_of(target or ALL_LINEAR)
+            made = initial_adapter(base, rank, alpha, seed, layers)
+        except (ValueError, AdapterMismatchError) as error:
+            raise CommandError(
+                f"--target: {error}",
+                code="target",
+                exit_code=Exit.ARGUMENTS,
+                next_step="name layers as the plan's [model] target does",
+            ) from error
+        out.write_bytes(encode_adapter(made))
         show_result(output, f"wrote {out}")
         say(f"next: chorale run start PLAN --adapter {out}")
         succeed(output, {"adapter": str(out), "rank": rank})

@@ -147,7 +147,11 @@ class Demo:
         from evolution.model.lora import initial_adapter
 
         tensors = initial_adapter(
-            self.base_model, plan.model.lora_rank, plan.model.lora_alpha, plan.evolve.seed
+            self.base_model,
+            plan.model.lora_rank,
+            plan.model.lora_alpha,
+            plan.evolve.seed,
+            plan.model.target,
         )
         self.adapter_file.write_bytes(encode_adapter(tensors))
 

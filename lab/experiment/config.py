@@ -27,6 +27,7 @@ from pydantic import Field, ValidationError
 
 from evolution.envs.tasks import Split
 from evolution.errors import EnvironmentFailureError
+from federation.adapter.target import ALL_LINEAR, TargetKey
 from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
 from federation.errors import TomlError
 from federation.plan.toml import parse_toml
@@ -89,6 +90,8 @@ class Run(Section):
     """LoRA r."""
     alpha: Alpha
     """LoRA α."""
+    target: TargetKey = ALL_LINEAR
+    """Which linear layers carry an adapter."""
     sums: Sums
     """How vectors are summed."""
     evolve: EvolveTable
@@ -129,7 +132,7 @@ class Run(Section):
 
         What was added to the files later is in it only where it is used, so that runs which were
         done before keep their digests: groups, an attack, ``per_round``, another recipe or other
-        parts of it, another ``dtype``, another engine (whose draws are others), foreign
+        parts of it, another ``dtype``, a target, another engine (whose draws are others), foreign
         environments. Where a server listens, what is computed on and how it fits into memory
         change results by rounding at most.
         """
@@ -137,6 +140,8 @@ class Run(Section):
         without |= {name for name in _OPTIONAL if getattr(self, name) is None}
         if self.dtype == RUN_DTYPE:
             without.add("dtype")
+        if self.target == ALL_LINEAR:
+            without.add("target")
         found = self.model_dump(mode="json", exclude=without)
         plain = EvolveTable().model_dump(mode="json")
         for name in _OF_RECIPES:
@@ -172,6 +177,8 @@ class Experiment(Section):
     """LoRA r."""
     alpha: Alpha = 16.0
     """LoRA α; the adapter is scaled by α/r."""
+    target: TargetKey = ALL_LINEAR
+    """Which linear layers carry an adapter: all but the head, or those that a list names."""
     sums: Sums = "plain"
     """``masked`` runs every sum through the real secure aggregation; the bits are the same."""
     per_round: PerRound = 0
@@ -239,6 +246,7 @@ class Experiment(Section):
             base_sha256=base_sha256,
             rank=self.rank if row.rank is None else row.rank,
             alpha=self.alpha if row.alpha is None else row.alpha,
+            target=self.target if row.target is None else row.target,
             sums=self.sums if row.sums is None else row.sums,
             evolve=_overridden(self.evolve, row.evolve, f"setting.{index}.evolve"),
             aggregation=_overridden(

@@ -73,6 +73,7 @@ def machines_of(run: Run, scratch: Path) -> Machines:
             rank=run.rank,
             alpha=run.alpha,
             dtype=run.dtype,
+            target=run.target,
             threads=THREADS,
             engine=engine_spec(run),
             trainer=trainer_spec(run),

@@ -67,6 +67,7 @@ class Member:
             rank=run.rank,
             alpha=run.alpha,
             dtype=run.dtype,
+            target=run.target,
             threads=THREADS,
             engine=engine_spec(run),
             trainer=trainer_spec(run),

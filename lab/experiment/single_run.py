@@ -210,7 +210,7 @@ def _circles(
 ) -> list[Circle]:
     method = METHODS[run.method]
     everyone = range(len(run.silos))
-    first = initial_adapter(run.base, run.rank, run.alpha, run.seed)
+    first = initial_adapter(run.base, run.rank, run.alpha, run.seed, run.target)
 
     def member(indices: Sequence[int]) -> Member:
         made = Member(run, indices, stores, chat=judge.chat, machines=machines)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dp.config import MAX_GRID_STEPS
+from federation.adapter.target import TargetKey
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS, GroupRule
 from federation.errors import UnknownPartError
 from federation.plan.recipe import FED_SE, PartChoice, PartsSection, Recipe, recipe_of
@@ -263,6 +264,8 @@ class SettingTable(Section):
     rank: Rank | None = None
     """Instead of the experiment's."""
     alpha: Alpha | None = None
+    """Instead of the experiment's."""
+    target: TargetKey | None = None
     """Instead of the experiment's."""
     sums: Sums | None = None
     """Instead of the experiment's."""

@@ -181,6 +181,7 @@ def export(
             base=plan.model.base,
             rank=plan.model.lora_rank,
             alpha=plan.model.lora_alpha,
+            target=plan.model.target,
             provenance={
                 "run": run_id,
                 "round": str(record.round),
@@ -357,6 +358,7 @@ def _model_card(
         head_sha256=chain[-1].sha256.hex(),
         rank=plan.model.lora_rank,
         alpha=plan.model.lora_alpha,
+        target=plan.model.target,
         privacy=plan.spec,
         releases=charged.releases,
         epsilon=epsilon_spent(plan, charged),

@@ -25,6 +25,8 @@ _CONVERSATIONS: Final = 64
 """Those of ``[rollout] max_in_flight`` if a silo says nothing."""
 _MANY: Final = 8
 _GIB: Final = 1 << 30
+_FEW: Final = 1_000_000
+"""Numbers of an adapter that are not told in millions."""
 
 
 def base_shape(plan: Plan, base_config: Path | None) -> tuple[ModelShape, str] | None:
@@ -80,7 +82,9 @@ def first_adapter(plan: Plan, base_config: Path | None) -> tuple[bytes, str]:
             ),
         )
     shape, source = found
-    made = initial_adapter(shape, rank=plan.model.lora_rank, seed=plan.evolve.seed)
+    made = initial_adapter(
+        shape, rank=plan.model.lora_rank, seed=plan.evolve.seed, target=plan.model.target
+    )
     return encode_adapter(made), source
 
 
@@ -90,7 +94,7 @@ def memory_figures(plan: Plan, shape: ModelShape | None) -> dict[str, Any] | Non
         return None
     from federation.adapter.memory import DTYPE_BYTES
 
-    A, B = shape.lora_parameters(plan.model.lora_rank)
+    A, B = shape.lora_parameters(plan.model.lora_rank, plan.model.target)
     training, rollout = _estimates(plan, shape)
     return {
         "base": plan.model.base,
@@ -111,12 +115,12 @@ def describe_memory(output: Format, plan: Plan, shape: ModelShape | None) -> Non
             f"memory of a GPU: not estimated, the shape of {plan.model.base!r} is not known here",
         )
         return
-    A, B = shape.lora_parameters(plan.model.lora_rank)
+    A, B = shape.lora_parameters(plan.model.lora_rank, plan.model.target)
     training, rollout = _estimates(plan, shape)
     show_result(
         output,
         f"{plan.model.base}: {shape.parameters / 1e9:.2f} billion parameters; adapter at "
-        f"r = {plan.model.lora_rank}: A {A / 1e6:.2f}, B {B / 1e6:.2f} million, "
+        f"r = {plan.model.lora_rank}{_on(plan)}: {_numbers(A, B)}, "
         f"{_mib(A + B):.1f} MiB in float32 (B alone {_mib(B):.1f})",
     )
     show_result(
@@ -148,6 +152,7 @@ def _estimates(plan: Plan, shape: ModelShape) -> tuple[list[Training], Rollout]:
         training_memory(
             shape,
             rank=plan.model.lora_rank,
+            target=plan.model.target,
             tokens=tokens,
             dtype=dtype,
             gradient_checkpointing=checkpointing,
@@ -156,12 +161,27 @@ def _estimates(plan: Plan, shape: ModelShape) -> tuple[list[Training], Rollout]:
         )
         for processes, checkpointing in ((1, False), (1, True), (_MANY, True))
     ]
-    rollout = rollout_memory(shape, conversations=_CONVERSATIONS, tokens=tokens, dtype=dtype)
+    rollout = rollout_memory(
+        shape, target=plan.model.target, conversations=_CONVERSATIONS, tokens=tokens, dtype=dtype
+    )
     return training, rollout
 
 
 def _gpus(row: Training) -> str:
     return "one GPU" if row.processes == 1 else f"each of {row.processes} GPUs with {row.sharding}"
+
+
+def _on(plan: Plan) -> str:
+    from federation.adapter.target import ALL_LINEAR
+
+    target = plan.model.target
+    return "" if target == ALL_LINEAR else f" on {', '.join(target)}"
+
+
+def _numbers(A: int, B: int) -> str:
+    if A + B < _FEW:
+        return f"A {A:,}, B {B:,} numbers"
+    return f"A {A / 1e6:.2f}, B {B / 1e6:.2f} million"
 
 
 def _gib(size_bytes: int) -> str:

@@ -110,6 +110,7 @@ def plan(
         terms = _beyond_terms(data, federation, parsed) if federation else ()
         known = base_shape(parsed, base_config)
         shape = None if known is None else known[0]
+        _require_target(parsed, shape, path)
         shared, whole = _dimensions(parsed, adapter, dimension, shape)
         short, silent = "", ""
         if silos and colluding:
@@ -158,6 +159,23 @@ def plan(
                 **({} if asked is None else {"live": asked.figures()}),
             },
         )
+
+
+def _require_target(parsed: Plan, shape: ModelShape | None, path: Path) -> None:
+    """Refuse a target of layers that the base model, where its shape is known, does not have."""
+    from federation.errors import TargetError
+
+    if shape is None:
+        return
+    try:
+        shape.adapted(parsed.model.target)
+    except TargetError as error:
+        raise CommandError(
+            f"this plan cannot start: {error}",
+            code="plan_refused",
+            exit_code=Exit.ARGUMENTS,
+            next_step=f"change [model] target in {path}, and ask again",
+        ) from error
 
 
 def _ask(data: Path, plan_toml: bytes, submit_token: str, federation: str) -> Asked:
@@ -249,7 +267,7 @@ def _dimensions(
         )
         return shared_dimension(parsed, layout), layout.dimension
     if shape is not None:
-        layout = shape.lora_layout(parsed.model.lora_rank)
+        layout = shape.lora_layout(parsed.model.lora_rank, parsed.model.target)
         return shared_dimension(parsed, layout), layout.dimension
     raise CommandError(
         "how big is the upload?",

@@ -120,16 +120,13 @@ def policy_check(
             "cohort_may_vary": policy.privacy.cohort_may_vary,
         }
         if not decision.accepted:
-            where = f"allow it in {config.policy_file}"
-            if decision.rule in _IN_SILO_TOML:
-                where = f"{_IN_SILO_TOML[decision.rule]} in {data / 'silo.toml'}"
             show_result(output, f"refused by rule {decision.rule}")
             raise CommandError(
                 f"refused by rule {decision.rule}: {decision.detail}",
                 code="policy_refusal",
                 exit_code=Exit.SERVER,
                 hint=f'the coordinator would be told "{decision.public_reason}"',
-                next_step=f"{where}, or ask for another plan",
+                next_step=_way_out(decision.rule, config, data),
                 data=data_out,
             )
         show_result(output, "accepted: no rule about plans refuses it")
@@ -185,6 +182,18 @@ def suite_lines(policy: Policy) -> tuple[str, ...]:
     old = "accepted, though not post-quantum" if SUITES["v1"] in accepted else "refused"
     new = "accepted" if SUITES["v2"] in accepted else "refused"
     return (f"a run of suite v2 is {new}, one of suite v1 is {old} (secure_aggregation.suites)",)
+
+
+def _way_out(rule: str, config: SiloConfig, data: Path) -> str:
+    """What to do about a rule that refuses a plan."""
+    from silo_agent.policy.plan import TARGET_RULE
+
+    if rule == TARGET_RULE:
+        return "ask the admin for a plan whose target names layers of this base model"
+    where = f"allow it in {config.policy_file}"
+    if rule in _IN_SILO_TOML:
+        where = f"{_IN_SILO_TOML[rule]} in {data / 'silo.toml'}"
+    return f"{where}, or ask for another plan"
 
 
 def _fitted(config: SiloConfig, policy: Policy, plan: Plan) -> tuple[tuple[str, ...], str]:

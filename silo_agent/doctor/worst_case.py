@@ -110,7 +110,11 @@ def worst_case(config: SiloConfig, plan: Plan) -> WorstCase:
     from evolution.model.lora import initial_adapter
 
     adapter = initial_adapter(
-        config.base_model, plan.model.lora_rank, plan.model.lora_alpha, seed=plan.evolve.seed
+        config.base_model,
+        plan.model.lora_rank,
+        plan.model.lora_alpha,
+        seed=plan.evolve.seed,
+        target=plan.model.target,
     )
     explore_s, context = _explore_s(config, config.base_model, plan, adapter)
     rows = rows_of_step(plan, spec.record)
@@ -243,6 +247,7 @@ def _step_s(
             rank=plan.model.lora_rank,
             alpha=plan.model.lora_alpha,
             dtype=plan.model.dtype,
+            target=plan.model.target,
             state_dir=Path(directory),
             spec=config.training,
         )

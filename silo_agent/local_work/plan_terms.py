@@ -73,6 +73,7 @@ def evolver_setup(
         rank=plan.model.lora_rank,
         alpha=plan.model.lora_alpha,
         dtype=plan.model.dtype,
+        target=plan.model.target,
         threads=config.threads,
         catalogue=catalogue,
         engine=config.rollout,

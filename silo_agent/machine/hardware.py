@@ -43,7 +43,7 @@ from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
 from evolution.train.trainer import TrainerSpec
 from federation.adapter.memory import rollout_memory, training_memory
 from federation.adapter.shapes import ModelShape
-from federation.errors import TomlError
+from federation.errors import TargetError, TomlError
 from federation.plan.plan import Plan
 from federation.plan.toml import parse_toml
 from silo_agent.config import CONFIG_FILE, ENVIRONMENT_PREFIX, SiloConfig
@@ -212,7 +212,10 @@ class _Site:
         """Weights of whatever plays on that device."""
         if not self.plays_here or gpu != self.plays_on_gpu:
             return 0
-        one = rollout_memory(self.shape, conversations=1, tokens=1, dtype=self.plan.model.dtype)
+        model = self.plan.model
+        one = rollout_memory(
+            self.shape, target=model.target, conversations=1, tokens=1, dtype=model.dtype
+        )
         return one.weights_bytes * self.config.rollout.workers
 
     def training_bytes(self, tokens: int, *, checkpointing: bool) -> int:
@@ -221,6 +224,7 @@ class _Site:
         trained = training_memory(
             self.shape,
             rank=self.plan.model.lora_rank,
+            target=self.plan.model.target,
             tokens=tokens,
             dtype=self.plan.model.dtype,
             gradient_checkpointing=checkpointing,
@@ -230,7 +234,11 @@ class _Site:
         return trained.total_bytes + self.engine_bytes(gpu=self.trains_on_gpu)
 
     def unfit(self) -> str | None:
-        """Whether the weights alone are more than a device holds."""
+        """Why the target's layers are not there, or the weights alone more than a device holds."""
+        try:
+            self.shape.adapted(self.plan.model.target)
+        except TargetError as error:
+            return str(error)
         for gpu in (self.trains_on_gpu, self.plays_on_gpu):
             held = self.memory_bytes(gpu=gpu)
             needed = self.engine_bytes(gpu=gpu)

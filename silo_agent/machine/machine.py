@@ -73,6 +73,7 @@ def site_of(config: SiloConfig) -> Site:
     return Site(
         base_sha256=config.base_sha256(),
         environments={entry.environment: entry.declared_tasks for entry in config.environments},
+        shape=shape_in(config.base_model, ""),
     )
 
 

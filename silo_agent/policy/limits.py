@@ -36,6 +36,7 @@ from typing import Final
 
 from dp.config import RECORD_MODES, Mode
 from federation.adapter.shapes import shape_of
+from federation.errors import TargetError
 from secagg.bounds import MAX_METRICS
 from silo_agent.policy.document import Policy
 from silo_agent.policy.passed_time import Passed
@@ -148,7 +149,11 @@ def _disk(case: PlanCase) -> str | None:
     most, shape = case.policy.limits.max_disk_bytes, shape_of(case.plan.model.base)
     if most is None or shape is None:
         return None
-    needed = disk_bytes_of(sum(shape.lora_parameters(case.plan.model.lora_rank)))
+    model = case.plan.model
+    try:
+        needed = disk_bytes_of(sum(shape.lora_parameters(model.lora_rank, model.target)))
+    except TargetError:
+        return None  # Refused as such, by a rule of its own.
     if needed > most:
         return f"{needed} bytes of adapters and uploads are above limits.max_disk_bytes {most}"
     return None

@@ -27,7 +27,9 @@ from dp.accounting.compose import capped_kinds, epsilon_of
 from dp.config import RECORD_MODES, Mode, PrivacySpec
 from evolution.errors import EvolverSetupError
 from evolution.package import package_sha256
+from federation.adapter.shapes import shape_of
 from federation.chain.task import CLOCKS_DISAGREE, OUTSIDE_HOURS, RoundTask
+from federation.errors import TargetError
 from federation.plan.charges import charged_steps, charges_of_run, protected_unit
 from secagg import hybrid, suite
 from silo_agent.policy.approvals import Standing
@@ -41,6 +43,7 @@ __all__ = [
     "SELECTION_RULE",
     "SUITE_REASON",
     "SUITE_RULE",
+    "TARGET_RULE",
     "TASK_RULES",
     "TaskCase",
     "largest_clip",
@@ -88,6 +91,17 @@ def _base_model_match(case: PlanCase) -> str | None:
     mine = case.site.base_sha256.hex()
     if case.plan.model.base_sha256 != mine:
         return f"the plan is for base model {case.plan.model.base_sha256}, this silo has {mine}"
+    return None
+
+
+def _target(case: PlanCase) -> str | None:
+    shape = case.site.shape or shape_of(case.plan.model.base)
+    if shape is None or not case.plan.needs_tasks:
+        return None
+    try:
+        shape.adapted(case.plan.model.target)
+    except TargetError as error:
+        return str(error)
     return None
 
 
@@ -313,6 +327,7 @@ def suite_problem(policy: Policy, number: int) -> str | None:
 
 SELECTION_RULE: Final = "selection"
 SUITE_RULE: Final = "suite"
+TARGET_RULE: Final = "target"
 SUITE_REASON: Final = f"{POLICY_DOES_NOT_ALLOW} this suite of secure aggregation"
 
 PLAN_RULES: tuple[Rule[PlanCase], ...] = (
@@ -325,6 +340,11 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
         name="base_model_allowed",
         public_reason=f"{POLICY_DOES_NOT_ALLOW} this base model",
         fires=_base_model_allowed,
+    ),
+    Rule(
+        name=TARGET_RULE,
+        public_reason="the plan's target names layers that the base model does not have",
+        fires=_target,
     ),
     Rule(
         name="environments_allowed",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from federation.adapter.shapes import ModelShape
 from federation.plan.plan import Plan
 from silo_agent.policy.approvals import Standing
 from silo_agent.policy.document import Policy
@@ -34,6 +35,8 @@ class Site:
     """Digest of the base model."""
     environments: Mapping[str, int | None]
     """What is explored here, each with its ``declared_tasks``; None where nothing is declared."""
+    shape: ModelShape | None = None
+    """Of the base model, as its own ``config.json`` says; None where it says none that is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -374,7 +374,9 @@ class _Look:
             return Layout.from_tensors(tensors), "the adopted adapter"
         shape = shape_in(self._config.base_model, self._plan.model.base)
         if shape is not None:
-            return shape.lora_layout(self._plan.model.lora_rank), "the base model's shape"
+            model = self._plan.model
+            layout = shape.lora_layout(model.lora_rank, model.target)
+            return layout, "the base model's shape"
         return None, ""
 
     def _spool(self) -> Spool | None:

@@ -69,6 +69,22 @@ def test_a_failing_command_shows_what_it_said(tmp_path):
         loopback.silo("status", "--data", str(tmp_path / "nowhere"))
 
 
+def test_the_initial_adapter_command_takes_a_plans_target(tmp_path):
+    out = tmp_path / "phi0.safetensors"
+    arguments = ["adapter", "init", str(BASE_MODEL), "--out", str(out), "--rank", "2"]
+    names = ["--target", "q_proj", "--target", "v_proj"]
+    result = CliRunner().invoke(app, [*arguments, *names])
+    assert result.exit_code == 0, result.output
+    tensors = decode_adapter(out.read_bytes(), max_bytes=1 << 24)
+    expected = initial_adapter(BASE_MODEL, 2, 16.0, 0, ("q_proj", "v_proj"))
+    assert tensors.keys() == expected.keys()
+    assert {name.split(".")[-3] for name in tensors} == {"q_proj", "v_proj"}
+    out.unlink()
+    result = CliRunner().invoke(app, [*arguments, "--target", "w_proj"])
+    assert result.exit_code != 0
+    assert not out.exists()
+
+
 def test_the_initial_adapter_command_writes_what_a_run_starts_from(tmp_path):
     out = tmp_path / "phi0.safetensors"
     arguments = [

@@ -109,6 +109,77 @@ def test_exported_adapter_loads_in_peft_and_gives_our_logits(tiny_base, tmp_path
     assert provenance == {"run": "r1", "base_sha256": base_sha256(tiny_base)}
 
 
+def test_an_adapter_on_some_layers_is_attached_exported_and_played_on_just_those(
+    tiny_base, tmp_path
+):
+    target = ("v_proj", "layers.0.mlp.up_proj")
+    first = initial_adapter(tiny_base, RANK, ALPHA, 0, target)
+    layers = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in first}
+    assert layers == {
+        *(f"model.layers.{n}.self_attn.v_proj" for n in range(len(layers) - 1)),
+        "model.layers.0.mlp.up_proj",
+    }
+    model = attach_lora(load_base(tiny_base), rank=RANK, alpha=ALPHA, target=target)
+    write_adapter(model, first)
+    rng = np.random.default_rng(1)
+    tensors = {k: (v + rng.normal(0, 0.3, v.shape)).astype("f4") for k, v in first.items()}
+    whole = trained(tiny_base)
+    with pytest.raises(AdapterMismatchError, match="names differ"):
+        write_adapter(model, whole)
+    arguments = {"base": str(tiny_base), "rank": RANK, "alpha": ALPHA, "provenance": {}}
+    out = write_peft_adapter(tensors, tmp_path / "out", target=target, **arguments)
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(target)
+    with pytest.raises(ExportError, match="does not name"):
+        write_peft_adapter(whole, tmp_path / "whole", target=target, **arguments)
+    with warnings.catch_warnings():
+        # peft says so of a factor that a file lacks, or that a model lacks.
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        loaded = PeftModel.from_pretrained(load_base(tiny_base), out).eval()
+    assert {k: v.tobytes() for k, v in read_adapter(loaded).items()} == {
+        k: v.tobytes() for k, v in tensors.items()
+    }
+    engine = HfEngine(tiny_base, alpha=ALPHA)
+    prompt = engine.chat.opening("craft", "goal plank .")
+    # What all layers played with before leaves nothing behind.
+    engine.load_adapter("whole", whole)
+    engine.load_adapter("some", tensors)
+    sampling = Sampling(temperature=1.0, max_new_tokens=1, seed=0)
+    ours = engine.generate([Prompt(key=0, token_ids=prompt)], sampling)[0]
+    with torch.no_grad():
+        theirs = torch.log_softmax(loaded(input_ids=torch.tensor([prompt])).logits[0, -1], -1)
+        bare = torch.log_softmax(load_base(tiny_base)(torch.tensor([prompt])).logits[0, -1], -1)
+    assert abs(ours.logprobs[0] - float(theirs[ours.token_ids[0]])) < 1e-5
+    assert (bare - theirs).abs().max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("w_proj", "names 'w_proj', and no linear layer.*q_proj, up_proj, v_proj"),
+        ("lm_head", "no linear layer.*below its head"),
+        ("self_attn", "no linear layer"),
+        ("embed_tokens", "no linear layer"),
+    ],
+)
+def test_a_target_that_the_model_lacks_says_what_it_has(tiny_base, name, says):
+    with pytest.raises(AdapterMismatchError, match=says):
+        initial_adapter(tiny_base, RANK, ALPHA, 0, ("v_proj", name))
+    with pytest.raises(AdapterMismatchError, match=says):
+        attach_lora(load_base(tiny_base), rank=RANK, alpha=ALPHA, target=("v_proj", name))
+
+
+def test_a_name_that_means_another_module_too_is_refused(tiny_base):
+    """peft goes by names alone, and would put factors on the embedding as well."""
+    model = load_base(tiny_base)
+    model.model.register_module("v_proj", torch.nn.Embedding(4, 4))
+    with pytest.raises(AdapterMismatchError, match=r"'model.v_proj', which is no linear layer"):
+        attach_lora(model, rank=RANK, alpha=ALPHA, target=("v_proj",))
+    some = attach_lora(model, rank=RANK, alpha=ALPHA, target=("self_attn.v_proj",))
+    assert all("self_attn.v_proj" in name for name in lora_parameters(some))
+
+
 def test_export_is_reproducible(tiny_base, tmp_path):
     tensors = trained(tiny_base)
     arguments = {"base": "b", "rank": RANK, "alpha": ALPHA, "provenance": {}}

@@ -55,12 +55,13 @@ def adapter(tiny_base) -> dict[str, np.ndarray]:
     return {k: (v + rng.normal(0, 0.02, v.shape)).astype("f4") for k, v in first.items()}
 
 
-def made(base, state_dir, *, dtype="float32", **spec):
+def made(base, state_dir, *, dtype="float32", target="all-linear", **spec):
     return make_trainer(
         base,
         rank=RANK,
         alpha=ALPHA,
         dtype=dtype,
+        target=target,
         state_dir=state_dir,
         spec=TrainerSpec(device="cpu", **spec),
     )
@@ -104,6 +105,20 @@ def require_equal(base, tmp_path, adapter, **spec):
     assert abs(report.first_loss - expected.first_loss) < ROUNDING
     assert abs(report.last_loss - expected.last_loss) < ROUNDING
     assert list((state_dir / "training").iterdir()) == []
+
+
+def test_workers_adapt_the_targets_layers_alone(tiny_base, tmp_path):
+    adapter = initial_adapter(tiny_base, RANK, ALPHA, 0, ("v_proj",))
+    here, there = (
+        trained(made(tiny_base, tmp_path / name, target=("v_proj",), **spec), adapter)[0]
+        for name, spec in (("here", {}), ("there", {"processes": 2}))
+    )
+    assert apart(here, adapter) > 1e-3
+    assert apart(here, there) < ROUNDING
+    trainer = made(tiny_base, tmp_path / "wrong", target=("w_proj",), processes=2)
+    trainer.reset(adapter)
+    with pytest.raises(TrainingWorkerError, match=r"names 'w_proj'.*v_proj"):
+        trainer.train(ROWS, NLL, PLAN, trainable=frozenset(adapter))
 
 
 def listening(root: int) -> tuple[set[str], int]:
@@ -311,6 +326,7 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
         rank=RANK,
         alpha=ALPHA,
         dtype="float32",
+        target=("q_proj", "v_proj"),
         device="cpu",
         micro_batch_tokens=3,
         gradient_checkpointing=True,
@@ -329,7 +345,7 @@ def test_a_job_comes_back_as_it_was_written_and_rows_must_add_up(tmp_path, adapt
         # What it is called and whose it is are numbers there.
         assert replace(two, name=one.name, unit=one.unit) == one
     settings = json.loads((tmp_path / "settings.json").read_text())
-    for wrong in ({"more": 1}, {"settings": {"more": 1}}, {"settings": 3}):
+    for wrong in ({"more": 1}, {"settings": {"more": 1}}, {"settings": 3}, {"target": ["*"]}):
         (tmp_path / "settings.json").write_text(json.dumps({**settings, **wrong}))
         with pytest.raises(TrainingJobError):
             read_job(tmp_path)

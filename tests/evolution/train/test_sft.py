@@ -337,5 +337,11 @@ def test_a_gpu_that_is_not_there_is_refused_and_auto_does_without(tiny_base, tmp
         spec = TrainerSpec(device="cuda", processes=processes)
         with pytest.raises(EvolverSetupError, match="GPU"):
             make_trainer(
-                tiny_base, rank=RANK, alpha=ALPHA, dtype="float32", state_dir=tmp_path, spec=spec
+                tiny_base,
+                rank=RANK,
+                alpha=ALPHA,
+                dtype="float32",
+                target="all-linear",
+                state_dir=tmp_path,
+                spec=spec,
             )

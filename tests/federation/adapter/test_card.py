@@ -124,6 +124,12 @@ def test_only_the_last_rounds_are_shown():
     assert "| 20 | craft" not in text
 
 
+def test_the_layers_are_named_as_the_plan_names_them():
+    assert "Rank 8, α 16, all linear layers." in render_card(CARD)
+    some = render_card(replace(CARD, target=("q_proj", "v_proj")))
+    assert "Rank 8, α 16, on the linear layers q\\_proj, v\\_proj." in some
+
+
 def test_the_export_is_what_vllm_reads(tmp_path):
     """vLLM's PEFTHelper: r and lora_alpha integers, target_modules, bias none, no saved modules."""
     import numpy as np

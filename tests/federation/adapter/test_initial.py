@@ -32,14 +32,14 @@ TINY = {
 }
 
 
-def state_dict_of(config):
+def state_dict_of(config, target="all-linear"):
     """What peft itself puts on such a model."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
         model = get_peft_model(
             AutoModelForCausalLM.from_config(config),
-            LoraConfig(r=4, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"),
+            LoraConfig(r=4, lora_dropout=0.0, target_modules=target, task_type="CAUSAL_LM"),
         )
     return {name: part.detach().numpy() for name, part in lora.lora_parameters(model).items()}
 
@@ -60,6 +60,22 @@ def test_names_and_shapes_are_those_of_peft_and_the_values_those_of_a_silo(tmp_p
         # Of at least 256 normal entries the spread is within a quarter: 5 standard errors.
         assert part.std() == pytest.approx(0.08 * (128 / part.shape[1]) ** 0.5, rel=0.25)
     silos = lora.initial_adapter(tmp_path, rank=4, alpha=8, seed=3)
+    assert encode_adapter(made) == encode_adapter(silos)
+
+
+@pytest.mark.parametrize(
+    "target", [("v_proj",), ("q_proj", "mlp.down_proj"), ("layers.1.mlp.up_proj",)]
+)
+def test_on_the_targets_layers_it_is_what_peft_adapts_and_a_part_of_the_whole(tmp_path, target):
+    TINY["qwen3"].save_pretrained(tmp_path)
+    shape = shape_from_config((tmp_path / "config.json").read_bytes())
+    made = initial_adapter(shape, rank=4, seed=3, target=target)
+    theirs = state_dict_of(TINY["qwen3"], list(target))
+    assert {n: part.shape for n, part in made.items()} == {n: p.shape for n, p in theirs.items()}
+    whole = initial_adapter(shape, rank=4, seed=3)
+    assert len(made) < len(whole)
+    assert all(part.tobytes() == whole[name].tobytes() for name, part in made.items())
+    silos = lora.initial_adapter(tmp_path, rank=4, alpha=8, seed=3, target=target)
     assert encode_adapter(made) == encode_adapter(silos)
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from dp.config import Mode
 from federation.adapter.layout import Layout, TensorSpec
+from federation.adapter.shapes import shape_of
 from federation.aggregate.registry import AGGREGATORS, OPTIMISERS, REFUSED_METHODS, make_aggregator
-from federation.errors import PlanError
+from federation.errors import LayoutError, PlanError
 from federation.plan.plan import plan_sha256
 from federation.plan.read import MAX_PLAN_BYTES, read_plan
 from tests.kit.paths import ROOT
@@ -69,6 +70,41 @@ def test_values_and_defaults_are_read():
     assert demo.charged_releases == 10
     assert (demo.tasks_per_round, demo.kept_rounds, demo.population_cap) == (32, 1, 32)
     assert demo.evolve.environments == ("craft",)
+
+
+def test_a_target_is_all_linear_layers_or_those_that_a_list_names():
+    assert read_plan(DEMO).model.target == "all-linear"
+    one = read_plan(edited("lora_rank = 8", 'lora_rank = 8\ntarget = ["q_proj", "v_proj"]'))
+    assert one.model.target == ("q_proj", "v_proj")
+    same = read_plan(edited("lora_rank = 8", 'lora_rank = 8\ntarget = "all-linear"'))
+    assert same == read_plan(DEMO)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ('"v_proj"', "not 'all-linear' or a list of layers' names"),
+        ("[]", "names 0 layers: name 1 to 32"),
+        ('["v_proj", "v_proj"]', "names a layer twice"),
+        ('["v proj"]', "'v proj' is no layer's name"),
+        ("3", "not 'all-linear' or a list"),
+    ],
+)
+def test_what_is_no_target_is_one_problem_that_says_what_is(target, says):
+    (problem,) = problems(edited("lora_rank = 8", f"lora_rank = 8\ntarget = {target}"))
+    assert problem.startswith("model.target: ")
+    assert says in problem
+
+
+def test_an_adapter_of_other_layers_than_the_targets_has_no_aggregator():
+    """Every party asks for it: the coordinator at a start, a silo before its work."""
+    plan = read_plan(edited("lora_rank = 8", 'lora_rank = 8\ntarget = ["v_proj"]'))
+    shape = shape_of("Qwen/Qwen2.5-0.5B")
+    assert plan.aggregator(shape.lora_layout(8, ("v_proj",))).layout.dimension == 24 * 8 * 1024
+    for layout in (shape.lora_layout(8), shape.lora_layout(8, ("q_proj",))):
+        with pytest.raises(LayoutError, match=r"changes layer 'model.layers.0.*chorale run start"):
+            plan.aggregator(layout)
+    assert read_plan(DEMO).aggregator(shape.lora_layout(8)).layout == shape.lora_layout(8)
 
 
 def test_the_digest_is_of_the_exact_bytes():

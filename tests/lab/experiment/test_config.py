@@ -96,11 +96,16 @@ def test_what_was_added_later_changes_no_digest_of_a_run_without_it(tmp_path):
     """Finished runs stand for the digest that they were written down with."""
     (run,) = resolved(tmp_path, HEAD + SILOS + setting("one", "fedse"))
     assert run.sha256 == "879983d02cc0dc5cd1612d14a5c2c746c056f8b86e6417c433bd0d5473a39238"
-    assert not {"per_round", "dtype", "rollout", "training", "plugins", "foreign"} & (
+    assert not {"per_round", "dtype", "target", "rollout", "training", "plugins", "foreign"} & (
         run.described().keys()
     )
     tables = '[rollout]\ndevice = "cpu"\n[training]\nmicro_batch_tokens = 9\n[evolve]'
-    text = HEAD.replace("[evolve]", f'dtype = "float32"\nper_round = 0\n{tables}') + SILOS
+    text = (
+        HEAD.replace(
+            "[evolve]", f'dtype = "float32"\ntarget = "all-linear"\nper_round = 0\n{tables}'
+        )
+        + SILOS
+    )
     (same,) = resolved(tmp_path, text + setting("one", "fedse"))
     assert same.sha256 == run.sha256
     assert same.training.micro_batch_tokens == 9
@@ -117,8 +122,22 @@ def test_some_of_the_silos_are_a_run_of_their_own_and_a_setting_says_otherwise(t
     assert four.described()["per_round"] == 4
 
 
+def test_a_target_is_part_of_a_run_and_a_setting_names_another(tmp_path):
+    text = HEAD.replace("[evolve]", 'target = ["v_proj"]\n[evolve]') + SILOS
+    rows = [("a", ""), ("b", 'target = "all-linear"'), ("c", 'target = ["q_proj", "v_proj"]')]
+    one, every, two = resolved(
+        tmp_path, text + "".join(setting(name, "fedse", extra) for name, extra in rows)
+    )
+    assert one.described()["target"] == ["v_proj"]
+    assert two.described()["target"] == ["q_proj", "v_proj"]
+    assert "target" not in every.described()
+    assert every.target == "all-linear"
+
+
 def test_a_run_survives_its_file(tmp_path):
-    tables = 'dtype = "bfloat16"\nper_round = 3\n[rollout]\nworkers = 2\n[evolve]'
+    tables = (
+        'dtype = "bfloat16"\ntarget = ["v_proj"]\nper_round = 3\n[rollout]\nworkers = 2\n[evolve]'
+    )
     text = HEAD.replace("[evolve]", tables) + NINE + setting("one", "fedse")
     (run,) = resolved(tmp_path, text)
     (tmp_path / "run.json").write_text(run.model_dump_json())

@@ -1,12 +1,20 @@
 import json
+import warnings
 
 import numpy as np
 import pytest
+import torch
+from peft import PeftModel
 from safetensors.numpy import load_file
 
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Evolution
+from evolution.model.causal_lm import load_base
 from evolution.model.identity import base_sha256
+from evolution.model.lora import initial_adapter
+from evolution.rollout.engine import Prompt, Sampling
+from evolution.rollout.hf import HfEngine
+from federation.adapter.export import write_peft_adapter
 from lab.experiment.config import load_experiment
 from lab.experiment.errors import DemonstrationError
 from lab.experiment.federation_round import RoundFigures, SharingCircle
@@ -55,6 +63,37 @@ def test_masked_and_plain_sums_give_the_same_adapters_and_curves(tmp_path, metho
     rounds = [row for row in plain.rows if row["kind"] == "round"]
     assert all(row["delta_l2_mean"] > 0 for row in rounds)
     assert sum(row["successes"]["craft"] for row in rounds) > 0
+
+
+def test_an_adapter_on_one_layer_type_is_learned_together_and_served_elsewhere(tmp_path):
+    """Played, trained, summed under masks; peft and the engine agree on what came out."""
+    text = HEAD.replace("[evolve]", 'target = ["v_proj"]\n[evolve]') + SILOS
+    text += setting("some", "fedse", 'aggregation = { method = "ffa" }\nsums = "masked"')
+    path = tmp_path / "experiment.toml"
+    path.write_text(text)
+    (run,) = load_experiment(path).runs(base_dir=BASE, base_sha256=base_sha256(BASE))
+    (adapter,) = play(run, tmp_path / "run").adapters
+    assert {name.split(".")[-3] for name in adapter} == {"v_proj"}
+    first = initial_adapter(BASE, run.rank, run.alpha, run.seed, run.target)
+    moved = {name for name in adapter if (adapter[name] != first[name]).any()}
+    assert moved == {name for name in adapter if ".lora_B." in name}
+    out = write_peft_adapter(
+        adapter, tmp_path / "out", base=str(BASE), rank=run.rank, alpha=run.alpha,
+        target=run.target, provenance={},
+    )  # fmt: skip
+    assert json.loads((out / "adapter_config.json").read_text())["target_modules"] == ["v_proj"]
+    engine = HfEngine(BASE, alpha=run.alpha)
+    engine.load_adapter("one", adapter)
+    prompt = engine.chat.opening("craft", "goal plank .")
+    sampling = Sampling(temperature=1.0, max_new_tokens=1, seed=0)
+    ours = engine.generate([Prompt(key=0, token_ids=prompt)], sampling)[0]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        model = PeftModel.from_pretrained(load_base(BASE), out).eval()
+        theirs = torch.log_softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1], -1)
+        bare = torch.log_softmax(load_base(BASE)(torch.tensor([prompt])).logits[0, -1], -1)
+    assert abs(ours.logprobs[0] - float(theirs[ours.token_ids[0]])) < 1e-5
+    assert (bare - theirs).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from federation.adapter.encoding import encode_adapter
+from federation.adapter.initial import initial_adapter
+from federation.adapter.shapes import shape_from_config
 from federation.aggregate.registry import INCOMPLETE_ADAPTERS
 from federation.forecast.forecast import forecast_plan
 from federation.plan.read import read_plan
@@ -156,6 +159,62 @@ def test_a_known_base_says_its_memory_and_needs_no_dimension(monkeypatch, capsys
     assert "7.62 billion parameters; adapter at r = 8: A 9.06" in out
     assert "77.0 MiB in float32 (B alone 42.4)" in out
     assert sum("GiB" in line or "training" in line for line in out.splitlines()) >= 4
+
+
+def test_a_target_decides_the_dimension_and_the_memory(monkeypatch, capsys, tmp_path):
+    plan = edited(tmp_path, "lora_rank = 8", 'lora_rank = 8\ntarget = ["v_proj"]', QWEN)
+    # With so few numbers the aggregation need not be refused for its noise; only sizes count here.
+    arguments = ("run", "plan", plan, "--silos", 10, "--colluding", 2)
+    code, out, err = call(monkeypatch, capsys, *arguments, "--format", "json")
+    assert code == 0, err
+    data = json.loads(out)["data"]
+    memory = data["memory"]
+    assert (memory["lora_a_parameters"], memory["lora_b_parameters"]) == (
+        28 * 8 * 3584,
+        28 * 8 * 512,
+    )
+    # rolora uploads the larger factor: four bytes a number, and the protocol's own.
+    assert 0 <= data["bytes_up"] - 4 * 28 * 8 * 3584 < 20_000
+    code, out, _ = call(monkeypatch, capsys, *arguments)
+    assert "adapter at r = 8 on v_proj: A 802,816, B 114,688 numbers" in out
+
+
+def test_a_target_of_layers_that_the_base_lacks_is_refused_with_those_it_has(
+    monkeypatch, capsys, tmp_path
+):
+    plan = edited(tmp_path, "lora_rank = 1", 'lora_rank = 1\ntarget = ["c_attn"]')
+    base = ("--base-config", ROOT / "lab" / "base_model")
+    for size in ((), ("--dimension", 3072)):
+        code, out, err = call(
+            monkeypatch, capsys, "run", "plan", plan, *TEN, *base, *size, "--format", "json"
+        )
+        assert code == 4, err
+        answer = json.loads(out)
+        assert answer["error_code"] == "plan_refused"
+        assert "names 'c_attn'" in answer["message"]
+        assert "q_proj, up_proj, v_proj" in answer["message"]
+        assert answer["next_step"] == f"change [model] target in {plan}, and ask again"
+    # The right one is a smaller upload than all layers are.
+    plan.write_text(plan.read_text().replace("c_attn", "v_proj"))
+    sizes = [
+        json.loads(call(monkeypatch, capsys, "run", "plan", p, *TEN, *base, "--format", "json")[1])
+        for p in (plan, DISTRIBUTED)
+    ]
+    assert sizes[0]["data"]["bytes_up"] < sizes[1]["data"]["bytes_up"]
+
+
+def test_an_adapter_of_other_layers_is_refused_before_the_start(monkeypatch, capsys, tmp_path):
+    plan = edited(tmp_path, "lora_rank = 1", 'lora_rank = 1\ntarget = ["v_proj"]')
+    shape = shape_from_config((ROOT / "lab" / "base_model" / "config.json").read_bytes())
+    answers = []
+    for target in (("v_proj",), "all-linear"):
+        adapter = tmp_path / "adapter.safetensors"
+        adapter.write_bytes(encode_adapter(initial_adapter(shape, rank=1, seed=0, target=target)))
+        arguments = ("run", "plan", plan, *TEN, "--adapter", adapter, "--format", "json")
+        answers.append(call(monkeypatch, capsys, *arguments))
+    assert answers[0][0] == 0
+    assert answers[1][0] == 4
+    assert "model.target does not name" in json.loads(answers[1][1])["message"]
 
 
 def test_an_unknown_base_says_so(monkeypatch, capsys, tmp_path):

@@ -27,6 +27,9 @@ def world(tmp_path):
         yield made
 
 
+OTHER_LAYERS = sw.plan_toml().replace(b"[evolve]", b'target = ["v_proj"]\n[evolve]')
+
+
 def test_a_token_starts_one_run_also_after_its_end(world):
     async def scenario():
         first = await world.conductor.start_run(sw.plan_toml(), sw.INITIAL, "token")
@@ -47,6 +50,7 @@ def test_a_token_starts_one_run_also_after_its_end(world):
         (sw.plan_toml(), b"no adapter", FederationError, "adapter|tensors|bytes"),
         (sw.plan_toml(quorum=9), sw.INITIAL, FederationError, "quorum"),
         (sw.plan_toml(n_min=7, quorum=7), sw.INITIAL, FederationError, "n_min"),
+        (OTHER_LAYERS, sw.INITIAL, FederationError, "'layer', which model.target does not name"),
     ],
 )
 def test_a_start_that_is_refused_leaves_nothing(world, plan, adapter, error, match):

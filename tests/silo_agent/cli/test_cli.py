@@ -100,6 +100,18 @@ def test_a_refused_plan_names_its_rule(silo: Path, monkeypatch, capsys):
     assert err.startswith("error: refused by rule clip: ")
 
 
+def test_a_target_that_the_base_lacks_is_the_plans_to_change(silo: Path, monkeypatch, capsys):
+    published = ('base = "small"', 'base = "Qwen/Qwen2.5-0.5B"')
+    target = ('dtype = "float32"', 'dtype = "float32"\ntarget = ["c_attn"]')
+    (silo / "plan.toml").write_text(edited(PLAN, NO_MODEL, published, target))
+    arguments = ("policy", "check", str(silo / "plan.toml"), "--data", str(silo))
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--format", "json")
+    answer = json.loads(out)
+    assert (code, answer["data"]["rule"]) == (Exit.SERVER, "target")
+    assert "names 'c_attn'" in answer["message"]
+    assert "target names layers" in answer["next_step"]
+
+
 def test_the_budget_is_a_table_on_stdout(silo: Path, monkeypatch, capsys):
     code, out, err = call(monkeypatch, capsys, "budget", "--data", str(silo))
     assert (code, err) == (Exit.OK, "")

@@ -38,9 +38,11 @@ def config(tiny_base):
     )
 
 
-@pytest.mark.parametrize("mode", ["record_local", "record_distributed"])
-def test_the_longest_work_is_measured_and_counted_up(config, mode):
-    plan = plan_of(mode)
+@pytest.mark.parametrize(
+    ("mode", "target"), [("record_local", '["v_proj"]'), ("record_distributed", '"all-linear"')]
+)
+def test_the_longest_work_is_measured_and_counted_up(config, mode, target):
+    plan = plan_of(mode, ('dtype = "float32"', f'dtype = "float32"\ntarget = {target}'))
     found = worst_case(config, plan)
     assert found.explore_s > 0
     assert found.step_s > 0

@@ -8,6 +8,9 @@ import pytest
 
 from evolution.errors import EvolverSetupError
 from evolution.methods import options as recipe_options
+from federation.adapter.initial import initial_adapter
+from federation.adapter.shapes import PRESETS
+from federation.errors import LayoutError
 from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.local_work.plan_terms import (
@@ -15,6 +18,7 @@ from silo_agent.local_work.plan_terms import (
     evaluation_of,
     evaluations_of,
     evolver_setup,
+    shared_layout_of,
 )
 from tests.kit.silo_agent.policy_samples import PLAN, edited
 
@@ -33,6 +37,18 @@ def terms(tmp_path, options="", *changes):
 def test_a_run_begins_with_what_was_imported_for_all_runs(tmp_path):
     setup, _ = terms(tmp_path)
     assert setup.expert_file == tmp_path / "experts.sqlite"
+
+
+def test_the_target_reaches_the_method_and_refuses_an_adapter_of_other_layers(tmp_path):
+    named = ('dtype = "float32"', 'dtype = "float32"\ntarget = ["v_proj"]')
+    assert terms(tmp_path)[0].target == "all-linear"
+    assert terms(tmp_path, "", named)[0].target == ("v_proj",)
+    plan = read_plan(edited(PLAN, named).encode())
+    shape = PRESETS["Qwen/Qwen2.5-0.5B"]
+    one = initial_adapter(shape, rank=1, seed=0, target=("v_proj",))
+    assert shared_layout_of(plan, one, 1).dimension == sum(shape.lora_parameters(1, ("v_proj",)))
+    with pytest.raises(LayoutError, match=r"which model.target does not name"):
+        shared_layout_of(plan, initial_adapter(shape, rank=1, seed=0), 1)
 
 
 def test_a_personal_adapter_is_the_silos_choice(tmp_path):

@@ -198,6 +198,20 @@ def test_what_the_file_and_the_environment_set_is_fixed(tmp_path, monkeypatch):
     assert "micro_batch_tokens" in fixed_keys(SiloConfig.load(tmp_path))
 
 
+def test_a_target_of_few_layers_takes_less_and_one_of_none_is_unfit():
+    plans = {
+        names: make_plan(('dtype = "float32"', f'dtype = "float32"\ntarget = {names}'))
+        for names in ('"all-linear"', '["v_proj"]', '["w_proj"]')
+    }
+    # In float32 a layer that carries an adapter is held twice where episodes are played.
+    every, one, none = plans.values()
+    tight = machine(memory_gib=6)
+    assert "6.0 GiB" in fit(tight, every, HALF).unfit
+    assert fit(tight, one, HALF).unfit == ""
+    refused = fit(machine(2000), none, HALF)
+    assert "names 'w_proj'" in refused.unfit
+
+
 def test_a_silo_without_a_model_looks_at_no_gpu(tmp_path, monkeypatch):
     (tmp_path / "silo.toml").write_text("environments = []\n")
     monkeypatch.setattr("silo_agent.machine.machine._gpus", lambda: pytest.fail("it looked"))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from federation.adapter.layout import Layout, TensorSpec
+from federation.adapter.shapes import PRESETS
 from federation.chain.groups import groups_of
 from federation.chain.task import PASSING_REASONS
 from federation.plan.tables import GroupsSection
@@ -38,6 +39,9 @@ from tests.kit.silo_agent.policy_samples import (
     make_task,
     mode_policy,
 )
+
+SHAPE = PRESETS["Qwen/Qwen2.5-0.5B"]
+"""Of this silo's base model."""
 
 
 def judge_task(policy=None, task=None, plan=None, now=NOW_UNIX_S, site=SITE) -> Decision:
@@ -89,6 +93,7 @@ def test_an_empty_policy_refuses_everything_for_many_reasons():
 PLAN_RULES = {
     "base_model_match": {"plan": [(BASE.hex(), "cd" * 32)]},
     "base_model_allowed": {"policy": [(BASE.hex(), "cd" * 32)]},
+    "target": {"plan": [('dtype = "float32"', 'dtype = "float32"\ntarget = ["w_proj"]')]},
     "environments_allowed": {"policy": [('["craft", "maze"]', '["craft"]')]},
     "environments_served": {"site": {"babyai": None}},
     "evolver_allowed": {"policy": [('evolvers = ["fed-se"]', 'evolvers = ["constant"]')]},
@@ -125,7 +130,7 @@ PLAN_RULES = {
 
 def changed(rule):
     changes = PLAN_RULES[rule]
-    site = replace(SITE, environments=changes.get("site", SITE.environments))
+    site = replace(SITE, environments=changes.get("site", SITE.environments), shape=SHAPE)
     return make_plan(*changes.get("plan", ())), make_policy(*changes.get("policy", ())), site
 
 
@@ -137,6 +142,21 @@ def test_each_plan_rule_fires_alone_on_plans_tasks_and_descriptors(rule):
     # The plan a descriptor names is judged again, whatever plan the task came with.
     descriptor = make_descriptor(make_plan())
     assert judge(policy=policy, plan=plan, descriptor=descriptor, site=site).rule == rule
+
+
+def test_a_target_is_judged_by_what_the_base_model_has():
+    named = ('dtype = "float32"', 'dtype = "float32"\ntarget = ["v_proj", "w_proj"]')
+    plan, knows = make_plan(named), replace(SITE, shape=SHAPE)
+    decision = check_plan(make_policy(), plan=plan, site=knows)
+    assert decision.rule == "target"
+    assert "names 'w_proj'" in decision.detail
+    assert "q_proj, up_proj, v_proj" in decision.detail
+    # Of an architecture that is not known the trainer says it; a published base is known by name.
+    assert check_plan(make_policy(), plan=plan, site=SITE).accepted
+    published = make_plan(named, ('base = "small"', 'base = "Qwen/Qwen2.5-0.5B"'))
+    assert check_plan(make_policy(), plan=published, site=SITE).rule == "target"
+    good = make_plan((named[0], 'dtype = "float32"\ntarget = ["v_proj"]'))
+    assert check_plan(make_policy(), plan=good, site=knows).accepted
 
 
 def test_metrics_noise_counts_as_noise():

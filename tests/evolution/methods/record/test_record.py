@@ -9,10 +9,13 @@ import pytest
 
 from dp.steps.units import UnitId
 from evolution.errors import EvolverSetupError
+from evolution.model.lora import initial_adapter
 from evolution.part import Part
 from evolution.train.sft import RowTerms
 from tests.kit.evolution.record_round import (
+    ALPHA,
     LOCAL,
+    RANK,
     SHARED,
     STEPS,
     Coin,
@@ -47,6 +50,18 @@ def test_the_steps_are_charged_after_exploring_and_all_of_them_run(
     assert all(d.dtype == np.float32 for d in evolution.delta.values())
     # Three Adam steps of 0.01 each move every coordinate by 0.03 at most.
     assert 0.01 < max(np.abs(d).max() for d in evolution.delta.values()) < 0.0301
+
+
+@pytest.mark.parametrize("backend", ["loop", "hooks", "functorch"])
+def test_an_adapter_on_one_layer_type_is_noised_and_moved_alone(
+    make_silo, tiny_base, ledger, backend
+):
+    some = initial_adapter(tiny_base, RANK, ALPHA, 0, ("v_proj",))
+    silo = make_silo(target=("v_proj",), options={"gradient_backend": backend})
+    evolution = silo.evolve(work(some, ledger)[0])
+    assert evolution.delta.keys() == some.keys()
+    assert all(delta.any() for delta in evolution.delta.values())
+    assert silo._trainer.adapter().keys() == some.keys()
 
 
 def test_without_a_success_the_noisy_steps_still_run(make_silo, adapter, ledger, monkeypatch):
