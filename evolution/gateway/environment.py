@@ -53,7 +53,7 @@ from evolution.gateway.layout import Layout
 from evolution.gateway.process import require_command, run_harness
 from evolution.gateway.session import Session
 from evolution.local_time import require_time, require_wanted
-from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
+from evolution.rollout.engine import ANY_NUMBER, Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.episodes import EpisodeBatch
 from evolution.trajectory import Task
 
@@ -141,6 +141,8 @@ class HarnessEnvironment(Environment):
         pool = ThreadPoolExecutor(at_once, thread_name_prefix="harness")
         try:
             for company in _companies(sessions, apart=try_s is not None):
+                if try_s is not None:
+                    engine.most_at_once = ANY_NUMBER
                 running = {pool.submit(self._run, session, limit_s) for session in company}
                 while running:
                     require_wanted()

@@ -113,7 +113,8 @@ class RolloutEngine(ABC):
     context_limit: int
     """Most tokens a conversation may have."""
     most_at_once: int = ANY_NUMBER
-    """Conversations that are worth playing together; fewer once memory has run out."""
+    """Conversations that are worth playing together; fewer once memory has run out. Whoever
+    plays may set it back."""
     adapter_version: str
     """What ``load_adapter`` was last given; empty for the bare base model."""
 

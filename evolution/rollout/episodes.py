@@ -7,7 +7,8 @@ different in length its episodes are. Invariants:
 1. An episode's random draws depend on the seed and on its key, never on the batch, so the same
    call with another batch size plays the same episodes (up to rounding). Where even rounding may
    not pass from one task to another they are played ``apart``: only tries of one task, which come
-   one after the other, share a batch.
+   one after the other, share a batch, and where memory ran out in one task the next one is tried
+   in whole batches again.
 2. An environment is foreign: whatever it raises, from its making to its verdict, ends *its*
    episode, which is dropped and counted. The other episodes go on, and no later one is played in
    an environment that failed. What its closing raises is logged and changes nothing.
@@ -53,7 +54,13 @@ from evolution.envs.foreign.spec import HARNESS
 from evolution.envs.outcome import Outcome, outcome_of
 from evolution.errors import PartlyAnsweredError, PrefixError, RolloutError, VariantError
 from evolution.local_time import require_time, require_wanted
-from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
+from evolution.rollout.engine import (
+    ANY_NUMBER,
+    Generation,
+    Prompt,
+    RolloutEngine,
+    Sampling,
+)
 from evolution.rollout.own_time import OwnTime
 from evolution.trajectory import Group, Step, Task, Trajectory
 
@@ -214,6 +221,7 @@ def run_episodes(
                 try_s=try_s,
                 make_environment=make_environment,
                 apart=apart,
+                max_tokens=max_tokens,
             )
 
         def by_itself(asked: Sequence[Task], own_keys: Sequence[int]) -> EpisodeBatch:
@@ -247,7 +255,7 @@ def run_episodes(
     seats: list[_Episode] = []
     try:
         while True:
-            size = min(batch_size, engine.most_at_once)
+            size = min(batch_size, _most_at_once(engine, seats, apart=apart))
             seats, joined = _seated(seats, waiting, size=size, apart=apart)
             if not seats:
                 break
@@ -295,6 +303,16 @@ def _by_who_plays(
         tasks=tuple(tasks),
         round=parts[0].round,
     )
+
+
+def _most_at_once(engine: RolloutEngine, seats: Sequence[_Episode], *, apart: bool) -> int:
+    """How many the engine has room for; memory that ran out in one task is not held against others.
+
+    Else it would divide their tries, where nothing may pass from one task to another.
+    """
+    if apart and all(episode.over for episode in seats):
+        engine.most_at_once = ANY_NUMBER
+    return engine.most_at_once
 
 
 def _seated(

@@ -9,10 +9,11 @@ Invariants:
    dropped from it, others may take their rows; the last sampled token of a turn joins the next
    chunk. A prompt that is no continuation of what the cache holds under its key begins with an
    empty row: it can cost time, never correctness.
-3. Where memory runs out the batch is halved, for as long as this engine lives (a run): prompts are
-   answered in batches of that size, one after the other, each fed anew, until whoever plays has no
-   more than that at once (``most_at_once``). What was drawn is drawn again, the same. One
-   conversation alone that does not fit is an error that says what to do.
+3. Where memory runs out the batch is halved, for as long as this engine lives (a run) or until
+   whoever plays takes that back (``most_at_once``; for the next task, where units are protected):
+   prompts are answered in batches of that size, one after the other, each fed anew, until whoever
+   plays has no more than that at once. What was drawn is drawn again, the same. One conversation
+   alone that does not fit is an error that says what to do.
 4. What conversations that begin together have alike, a task's prompt or an instruction and its
    example turns, is computed once and copied (``_opened``).
 

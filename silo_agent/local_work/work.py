@@ -9,7 +9,8 @@ Invariants:
    the training and none to the release, so there the silo says nothing, as after a crash. What is
    told depends on configuration, ledger and randomness alone
    (``silo_agent/local_work/result.py``).
-3. The method (and with it torch) is loaded once per run, by the first job that needs it.
+3. The method (and with it torch) is loaded once per run, by the first job that needs it, and let go
+   of, with the memory of its model, when the run is over.
 4. Figures go to the silo's own files and metrics, nowhere else.
 5. A silo says ready, or refuses, no sooner than the plan's ``ready_after_s`` after the task,
    however short or unlucky its work was; a silo that is stopped before then does not say it. A sum
@@ -62,7 +63,6 @@ from dp.ledger.ledger import Ledger
 from dp.noise.unit_sum import UnitSum
 from evolution.local_time import local_time, while_wanted
 from evolution.methods.evolver import Evolver, Work
-from evolution.methods.registry import make_evolver
 from federation.adapter.layout import Layout
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
@@ -81,9 +81,10 @@ from silo_agent.errors import (
 )
 from silo_agent.follow.chain import Head
 from silo_agent.line.transport import Coordinator
+from silo_agent.local_work.held_method import HeldMethod
 from silo_agent.local_work.judge import Judge
 from silo_agent.local_work.pace import Due, Pace
-from silo_agent.local_work.plan_terms import evolver_setup, shared_layout_of, step_work_of, work_of
+from silo_agent.local_work.plan_terms import shared_layout_of, step_work_of, work_of
 from silo_agent.local_work.reservation import Reservation
 from silo_agent.local_work.result import KeptResults, Result, result_of
 from silo_agent.local_work.result_file import ResultFiles
@@ -159,7 +160,7 @@ class LocalWork:
         self._kept_runs = KeptRuns(
             config.data_dir, store=store, ledger_of=ledger_of, most=limits.max_kept_runs
         )
-        self._evolver: tuple[str, Evolver] | None = None
+        self._method = HeldMethod(config, fitting=self.fitting, kept_runs=self._kept_runs)
         self._thread = threading.Thread(target=self._serve, name="local-work", daemon=True)
         self._thread.start()
 
@@ -168,8 +169,7 @@ class LocalWork:
         self._stopping.set()
         self._jobs.put(None)
         self._thread.join(timeout=30.0)
-        if self._evolver is not None:
-            self._evolver[1].close()
+        self._method.close()
 
     def finished(self, run_id: str, round_number: int) -> Result | None:
         """The result of a round, if it is done."""
@@ -231,10 +231,12 @@ class LocalWork:
     def runs_over(self, run_ids: frozenset[str]) -> None:
         """The coordinator says that these runs are over: work for them ends, its results go."""
         with self._lock:
-            self._over = run_ids
+            heard, self._over = self._over, run_ids
             for run_id in run_ids:
                 self._let_go(self._finished.forget(run_id))
         self._files.end_runs(run_ids)
+        if run_ids - heard:
+            self._jobs.put(self._release)
 
     def unit_sum(self, descriptor: Descriptor, plan: Plan, head: Head) -> Future[UnitSum]:
         """Begin the sum of unit gradients for one attempt.
@@ -259,15 +261,20 @@ class LocalWork:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except TransportError as error:  # What was done is kept: the next task asks for it.
-                self._metrics.count_error("TransportError")
-                log.warning("ready_not_taken", reason=error)
-            except Exception:
-                # A failed job is data, not a crash; the daemon must stay to be asked again.
-                self._metrics.errors.labels(kind="local_work").inc()
-                log.exception("local_work_failed")
+            self._do(job)
+            # Also what a job made anew for a run that is over: its last adapter is judged then.
+            self._do(self._release)
+
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except TransportError as error:  # What was done is kept: the next task asks for it.
+            self._metrics.count_error("TransportError")
+            log.warning("ready_not_taken", reason=error)
+        except Exception:
+            # A failed job is data, not a crash; the daemon must stay to be asked again.
+            self._metrics.errors.labels(kind="local_work").inc()
+            log.exception("local_work_failed")
 
     @spanned("local_work")
     def _evolve(self, task: RoundTask, plan: Plan, head: Head, asked_at: float) -> None:
@@ -333,7 +340,7 @@ class LocalWork:
         reservation.require_wanted()
         if due.apart:
             try:
-                self._method(plan, task.run_id)
+                self._method.of(plan, task.run_id)
             except Exception:  # Doing the work again says what becomes of it.
                 log.exception("result_not_used", run=task.run_id, round=task.round)
                 return None
@@ -359,7 +366,7 @@ class LocalWork:
             reservation.require_allowed()
             reservation.require_wanted()
             require_disk(self._config.data_dir, self._limits)
-            evolver = self._method(plan, task.run_id)
+            evolver = self._method.of(plan, task.run_id)
             self._require_asked(_key(task))
             due.begin()
             return evolver
@@ -409,7 +416,7 @@ class LocalWork:
 
         def compute() -> UnitSum:
             nonlocal begun
-            method = self._method(plan, identity.run_id)
+            method = self._method.of(plan, identity.run_id)
             begun = self._pace.now()
             work = step_work_of(
                 plan,
@@ -574,26 +581,12 @@ class LocalWork:
         if self._stopping.is_set():
             return
         with local_time(self._limits.max_local_hours_per_round):
-            self._judge.judge(self._method(plan, head.record.run_id), head, plan)
+            self._judge.judge(self._method.of(plan, head.record.run_id), head, plan)
 
-    def _method(self, plan: Plan, run_id: str) -> Evolver:
-        if self._evolver is not None and self._evolver[0] == run_id:
-            return self._evolver[1]
-        # What is closed is nobody's any more, also if the next one cannot be made.
-        other, self._evolver = self._evolver, None
-        if other is not None:
-            other[1].close()
-        config = self._config
-        setup = evolver_setup(
-            config,
-            plan,
-            # Nothing in the directories of other runs is open any more.
-            state_dir=self._kept_runs.directory(run_id),
-            privacy=plan.spec,
-        )
-        evolver = make_evolver(self.fitting.setup(plan, setup))
-        self._evolver = (run_id, evolver)
-        return evolver
+    def _release(self) -> None:
+        with self._lock:
+            over = self._over
+        self._method.release(over)
 
 
 def _key(task: RoundTask) -> tuple[str, int, bytes]:

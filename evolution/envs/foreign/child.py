@@ -16,12 +16,13 @@ whose ``answer`` takes a question and returns what JSON can hold. Invariants:
    deal tasks out by the order of a set) and its own limits of memory and of written files. It ends
    with its parent, or has ``_WORK_S`` seconds of work left then.
 4. A question that nobody waits for any more (``evolution/rollout/own_time.py``) holds nobody else
-   up: whoever asks gets a child that is free.
+   up: whoever asks gets a child that is free, and one more than are asked is made ready beside
+   them, so that nobody's own time goes into starting what another's question has cost.
 5. A question leaves nothing behind that another answer depends on.
 
-Covered: code that hangs, crashes, fills the memory or prints. Not covered: code that means harm. A
-child has the rights of the daemon's user; what it is asked to evaluate is checked before
-(``reasoning_gym_scorer.py``).
+Covered: code that hangs, crashes, fills the memory or prints. Not covered: two children that are
+lost within the seconds that one takes to start; code that means harm. A child has the rights of the
+daemon's user; what it is asked to evaluate is checked before (``reasoning_gym_scorer.py``).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from typing import Any, Final
 
 from evolution.envs.foreign.reply import field_of, json_of
 from evolution.errors import (
+    EnvironmentFailureError,
     EnvironmentSetupError,
     ForeignReplyError,
     ForeignTimeoutError,
@@ -94,9 +96,18 @@ class Child:
             ForeignReplyError: It failed, or its answer is too large or not of the form.
         """
         message = json.dumps({"question": question}, ensure_ascii=False).encode("utf-8", "replace")
-        if self._process is None or self._process.poll() is not None:
-            self._start()
+        self.start()
         return _value(self._exchange(message + b"\n", timeout_s))
+
+    @property
+    def ready(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Have it ready; raises what ``ask`` does."""
+        if not self.ready:
+            self._start()
 
     def close(self) -> None:
         """End the child."""
@@ -175,32 +186,48 @@ class Child:
 
 
 class Children:
-    """As many children of a role as are asked at once."""
+    """As many children of a role as are asked at once, and one that waits."""
 
     def __init__(self, role: Role) -> None:
         self._role = role
         self._idle: list[Child] = []
+        self._next: threading.Thread | None = None
         self._turn = threading.Lock()
 
     def ask(self, question: Mapping[str, Any], *, timeout_s: float) -> Any:
         """The answer to one question; raises what ``Child.ask`` does."""
         with self._turn:
             child = self._idle.pop() if self._idle else Child(self._role)
+            if not self._idle and (self._next is None or not self._next.is_alive()):
+                self._next = threading.Thread(target=self._add, name="child", daemon=True)
+                self._next.start()
         try:
             return child.ask(question, timeout_s=timeout_s)
         finally:
-            with self._turn:
-                kept = len(self._idle) < _MOST_IDLE
-                if kept:
-                    self._idle.append(child)
-            if not kept:
-                child.close()
+            self._keep(child)
 
     def close(self) -> None:
         """End those that are not being asked."""
+        if self._next is not None:
+            self._next.join()
         with self._turn:
             idle, self._idle = self._idle, []
         for child in idle:
+            child.close()
+
+    def _add(self) -> None:
+        child = Child(self._role)
+        # What is wrong with the package is said by the child that is asked.
+        with suppress(EnvironmentFailureError, OSError):
+            child.start()
+        self._keep(child)
+
+    def _keep(self, child: Child) -> None:
+        with self._turn:
+            kept = child.ready and len(self._idle) < _MOST_IDLE
+            if kept:
+                self._idle.append(child)
+        if not kept:
             child.close()
 
 

@@ -85,6 +85,27 @@ def test_whoever_plays_seats_no_more_and_loses_no_episode(tiny_base):
     assert max(batches[fits:]) <= 4
 
 
+def test_what_one_task_left_no_room_for_divides_no_other_tasks_tries(tiny_base):
+    """Played apart, each task begins in a whole batch, whatever memory the task before it took."""
+    engine = HfEngine(tiny_base)
+    holding(engine, 4)
+    first, generate = {}, engine.generate
+
+    def noted(asked, sampling):
+        first.setdefault(asked[0].key // 8, len(asked))
+        return generate(asked, sampling)
+
+    engine.generate = noted
+    tasks = [task for task in TASKS[:3] for _ in range(8)]
+    options = {"temperature": 1.0, "seed": 7, "max_new_tokens": 4, "batch_size": 8}
+    played = run_episodes(engine, tasks, apart=True, **options)
+    assert played.dropped == 0
+    assert first == {0: 8, 1: 8, 2: 8}
+    first.clear()
+    run_episodes(engine, tasks, apart=False, **options)
+    assert first == {0: 8, 1: 4, 2: 4}
+
+
 def test_one_conversation_that_does_not_fit_is_told_what_to_do(tiny_base):
     engine = HfEngine(tiny_base)
     holding(engine, 0)

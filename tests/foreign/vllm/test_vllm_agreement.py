@@ -11,7 +11,9 @@ thinks of the tokens that the engine in this process drew.
 
 Covered: float32 and bfloat16, each party in the same type. In bfloat16 two of the likeliest tokens
 often have the same score, so answers may part there; where they do, peft's own scores of both must
-be a rounding apart. Not covered: GPUs, whose products sum in another order again.
+be a rounding apart. What bfloat16 itself costs is measured as well: every party's distance from
+peft in float32, on the same tokens, and nobody may be much further from it than peft in bfloat16
+(ADR 61). Not covered: GPUs, whose products sum in another order again.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ GREEDY = Sampling(temperature=0.0, max_new_tokens=NEW_TOKENS, seed=0)
 DRAWN = Sampling(temperature=1.0, max_new_tokens=NEW_TOKENS, seed=3)
 NATS = 1e-4
 HALF_MEAN_NATS = 0.1
-"""In bfloat16, in the mean. Measured between peft and the engine in this process: 0.058. The aim is
-0.02; this bound was set after the measurement, whose cause is not known, and is to be lowered."""
+"""In bfloat16 two parties may be so far apart in the mean: each is 0.045 off float32 (ADR 61)."""
+HALF_ERROR = 1.25
+"""So much more than peft's own distance from float32 a party's may be."""
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.375}
 """By so much peft's scores of two tokens may differ where answers part; 0.25 was measured in
 bfloat16."""
@@ -272,3 +275,26 @@ def test_log_probabilities_are_the_same(said):
             assert apart.max() <= NATS, names
         else:
             assert apart.mean() <= HALF_MEAN_NATS, names
+
+
+def test_nobody_is_further_from_float32_than_bfloat16_is(said, base, exported):
+    if said.dtype == "float32":
+        pytest.skip("it is what the others are compared with")
+    truth = peft_of(base, exported, "float32")
+    recorded = {name: [one.logprobs for one in found] for name, found in said.drawn.items()}
+    drawn = {**said.drawn, "vLLM": said.drawn["HfEngine"]}
+    for party, values in (recorded | {"vLLM": said.scored["HfEngine"]}).items():
+        tokens = [one.token_ids for one in drawn[party]]
+        exact, peft = (
+            np.concatenate(
+                [logprobs_of(model, *one) for one in zip(said.prompts, tokens, strict=True)]
+            )
+            for model in (truth, said.peft)
+        )
+        own = np.abs(np.concatenate(values) - exact).mean()
+        reference = np.abs(peft - exact).mean()
+        print(
+            f"\nfigure: bfloat16: {party} is {own:.4f} off float32 in the mean over {len(exact)} "
+            f"tokens, peft {reference:.4f}"
+        )
+        assert own <= HALF_ERROR * reference, party

@@ -13,6 +13,7 @@ from typing import Any
 from evolution.errors import EnvironmentSetupError
 
 seen: list[Any] = []
+since_s = time.time()
 
 
 def answer(question: dict[str, Any]) -> Any:
@@ -35,6 +36,7 @@ def _start(question: dict[str, Any]) -> int:
 
 
 def _await(question: dict[str, Any]) -> None:
+    Path(question["asked"]).touch()
     while not Path(question["path"]).exists():
         time.sleep(0.01)
 
@@ -49,6 +51,7 @@ _DEEDS = {
     "limit": lambda q: resource.getrlimit(resource.RLIMIT_CPU),
     "print": _print,
     "raise": lambda q: _raise(KeyError(q["text"])),
+    "since": lambda q: since_s,
     "setup": lambda q: _raise(EnvironmentSetupError(q["text"])),
     "start": _start,
     "surround": lambda q: {**os.environ},

@@ -116,7 +116,7 @@ def test_a_figure_that_cannot_be_reported_does_not_stop_the_ready(tmp_path):
         "layer.lora_A.weight": np.ones((8, 16), np.float32),
         "layer.lora_B.weight": np.ones((16, 8), np.float32),
     }
-    work._method = lambda *_: SimpleNamespace(  # type: ignore[method-assign,assignment]
+    work._method.of = lambda *_: SimpleNamespace(  # type: ignore[method-assign,assignment]
         evolve=lambda _w: SimpleNamespace(
             delta={}, episodes={}, successes={}, metrics={}, duration_s={}
         ),
@@ -136,9 +136,9 @@ def test_a_run_id_cannot_leave_the_data_directory(tmp_path, monkeypatch):
     work = local_work(tmp_path, store, None)
     seen = {}
     monkeypatch.setattr(
-        "silo_agent.local_work.work.make_evolver", lambda setup: seen.update(s=setup)
+        "silo_agent.local_work.held_method.make_evolver", lambda setup: seen.update(s=setup)
     )
-    work._method(make_plan(), run_id)
+    work._method.of(make_plan(), run_id)
     inside = (tmp_path / "data").resolve()
     assert seen["s"].state_dir.resolve().is_relative_to(inside)
     work._jobs.put(None)

@@ -53,7 +53,7 @@ def silo(tmp_path, monkeypatch):
         assert setup.recipe.method.name == "fed-se"
         return Personal(EvolverSetup(options=options))
 
-    monkeypatch.setattr("silo_agent.local_work.work.make_evolver", make)
+    monkeypatch.setattr("silo_agent.local_work.held_method.make_evolver", make)
     monkeypatch.setattr("silo_agent.local_work.alone.make_evolver", make)
     made = []
 
@@ -62,7 +62,7 @@ def silo(tmp_path, monkeypatch):
         made.append(one)
         file = tmp_path / personal / "silo.toml"
         file.write_text(f'environments = ["craft"]\n[evolve]\npersonal = "{personal}"\n')
-        one.work._config = one.work._judge._config = SiloConfig.load(tmp_path / personal)
+        one.work._method._config = one.work._judge._config = SiloConfig.load(tmp_path / personal)
         return one
 
     yield start

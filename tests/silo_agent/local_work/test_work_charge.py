@@ -255,7 +255,7 @@ def test_a_round_that_is_over_before_exploring_begins_is_not_charged(silo, monke
         assert go_on.wait(10)
         return make_evolver(setup)
 
-    monkeypatch.setattr("silo_agent.local_work.work.make_evolver", slow)
+    monkeypatch.setattr("silo_agent.local_work.held_method.make_evolver", slow)
     one = silo()
     one.work.start(task=task_of(), plan=PLAN, head=head_of())
     assert begun.wait(10)
@@ -273,18 +273,18 @@ def test_a_round_that_is_over_before_exploring_begins_is_not_charged(silo, monke
 
 def test_a_task_that_comes_while_work_is_called_off_is_not_lost(silo, monkeypatch):
     one = silo()
-    method, call_off = one.work._method, one.work._call_off
+    method, call_off = one.work._method.of, one.work._call_off
 
     def over(plan, run_id):
         one.work.call_off()
         return method(plan, run_id)
 
     def asked_again(key):
-        one.work._method = method
+        one.work._method.of = method
         one.work.start(task=task_of(), plan=PLAN, head=head_of())
         call_off(key)
 
-    one.work._method, one.work._call_off = over, asked_again
+    one.work._method.of, one.work._call_off = over, asked_again
     one.ask()
     assert one.work.finished("run-1", 1) is not None
     assert spent(one) == pytest.approx(COST)
@@ -298,7 +298,7 @@ def test_work_that_was_called_off_holds_up_no_other(silo, monkeypatch):
         assert go_on.wait(10)
         return make_evolver(setup)
 
-    monkeypatch.setattr("silo_agent.local_work.work.make_evolver", slow)
+    monkeypatch.setattr("silo_agent.local_work.held_method.make_evolver", slow)
     padded = PLAN.rounds.model_copy(update={"ready_after_s": 600, "ready_deadline_s": 900})
     one = silo()
     one.work.start(task=task_of(), plan=PLAN.model_copy(update={"rounds": padded}), head=head_of())
@@ -319,7 +319,7 @@ def test_a_method_that_was_closed_for_another_run_is_made_anew(silo, monkeypatch
         made.append(make_evolver(setup))
         return made[-1]
 
-    monkeypatch.setattr("silo_agent.local_work.work.make_evolver", make)
+    monkeypatch.setattr("silo_agent.local_work.held_method.make_evolver", make)
     one = silo()
     one.ask()
     broken.append(True)

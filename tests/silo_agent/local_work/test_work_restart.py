@@ -299,6 +299,21 @@ def test_exploring_ends_with_its_run_and_nothing_is_charged(silo, monkeypatch, p
     assert one.errors() in {None, 0.0}
 
 
+def test_the_model_of_a_run_is_let_go_of_when_that_run_is_over(silo, monkeypatch):
+    closed, close = [], ConstantEvolver.close
+    monkeypatch.setattr(ConstantEvolver, "close", lambda self: (closed.append(self), close(self)))
+    one = silo()
+    one.ask()
+    one.settle()
+    one.work.runs_over(frozenset({"run-0"}))
+    one.settle()
+    assert closed == []
+    for _ in range(2):  # The coordinator says it again and again.
+        one.work.runs_over(frozenset({"run-0", "run-1"}))
+        one.settle()
+    assert len(closed) == 1
+
+
 def test_a_run_that_ends_right_before_the_charge_is_not_charged(silo, monkeypatch):
     honest, one = ConstantEvolver.evolve, silo()
 

@@ -32,7 +32,7 @@ def silo(tmp_path):
     one = WorkingSilo(tmp_path / "silo")
     toml = tmp_path / "silo" / "silo.toml"
     toml.write_text(toml.read_text() + f"units = {UNITS}\n")
-    one.work._config = type(one.config).load(tmp_path / "silo")
+    one.work._method._config = type(one.config).load(tmp_path / "silo")
     yield one
     one.work.close()
     one.ledger.close()

@@ -34,7 +34,7 @@ def make_silo(tmp_path):
         one = WorkingSilo(directory, pace=pace or FakePace())
         toml = directory / "silo.toml"
         toml.write_text(toml.read_text() + f"units = {units}\n")
-        one.work._config = type(one.config).load(directory)
+        one.work._method._config = type(one.config).load(directory)
         made.append(one)
         return one
 

@@ -41,7 +41,7 @@ from silo_agent.identity import renewal
 from silo_agent.line import upload
 from silo_agent.line.transport import Coordinator
 from silo_agent.line.upload import UploadStream
-from silo_agent.local_work import work
+from silo_agent.local_work import held_method
 from silo_agent.local_work.reservation import Reservation
 from silo_agent.local_work.result_file import ResultFiles
 from tests.kit.processes.deaths import Deaths
@@ -88,7 +88,7 @@ def _in_upload(deaths: Deaths) -> None:
 
 
 def _in_work(deaths: Deaths) -> None:
-    make, rounds = work.make_evolver, [0]
+    make, rounds = held_method.make_evolver, [0]
 
     def making(setup: Any) -> Any:
         evolver = make(setup)
@@ -102,7 +102,7 @@ def _in_work(deaths: Deaths) -> None:
         evolver.evolve = evolving
         return evolver
 
-    work.make_evolver = making
+    held_method.make_evolver = making
     _in_training(deaths, rounds)
 
 

@@ -27,6 +27,20 @@ def child():
     made.close()
 
 
+@pytest.fixture
+def children():
+    made = Children(ROLE)
+    yield made
+    made.close()
+
+
+def until(true):
+    end_s = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 def ask(child: Child, do: str, *, timeout_s: float = 60.0, **more: object):
     return child.ask({"do": do, **more}, timeout_s=timeout_s)
 
@@ -104,20 +118,28 @@ def test_a_module_that_cannot_be_imported_is_named():
     child.close()
 
 
-def test_whoever_asks_while_another_answer_is_awaited_gets_a_child_that_is_free(tmp_path):
-    children = Children(ROLE)
-    assert children.ask({"do": "count"}, timeout_s=60.0) == 1
-    question = {"do": "await", "path": str(tmp_path / "go on")}
+def test_whoever_asks_while_another_answer_is_awaited_gets_a_child_that_is_free(tmp_path, children):
+    asked, go_on = tmp_path / "asked", tmp_path / "go on"
+    question = {"do": "await", "asked": str(asked), "path": str(go_on)}
     late = threading.Thread(target=lambda: children.ask(question, timeout_s=120.0))
     late.start()
-    while children._idle:
-        time.sleep(0.01)
+    until(asked.exists)
     assert children.ask({"do": "count"}, timeout_s=60.0) == 1
     assert late.is_alive()
-    (tmp_path / "go on").touch()
+    go_on.touch()
     late.join()
-    assert len(children._idle) == 2
-    children.close()
+    assert children.ask({"do": "count"}, timeout_s=60.0) == 2
+
+
+def test_nobody_waits_until_another_child_stands_in_for_a_lost_one(children):
+    """The question after a lost child goes to one that was started before it was lost."""
+    children.ask({"do": "count"}, timeout_s=60.0)
+    for _ in range(2):
+        children._next.join()
+        with pytest.raises(ForeignTimeoutError):
+            children.ask({"do": "hang"}, timeout_s=0.2)
+        lost_s = time.time()
+        assert children.ask({"do": "since"}, timeout_s=60.0) < lost_s
 
 
 def test_a_child_whose_parent_is_gone_works_no_longer_than_an_answer_may_take(child):
