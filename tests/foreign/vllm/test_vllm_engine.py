@@ -54,7 +54,7 @@ def play(engine, tasks, temperature):
 
 
 def served(engine):
-    models = models_of(engine._client.ask(Request(path="/v1/models")))
+    models = models_of(engine._clients[0].ask(Request(path="/v1/models")))
     return sorted(model.name for model in models if model.name != "base")
 
 
@@ -65,7 +65,7 @@ def scores_of(model, ids, temperature=1.0):
 
 
 def test_the_server_is_healthy_and_its_limits_are_ours(engine):
-    engine._client.require_healthy()
+    engine._clients[0].require_healthy()
     assert engine.context_limit == 1024
     assert served(engine) == []
 

@@ -36,16 +36,14 @@ def test_an_outage_in_a_round_costs_its_episodes_and_the_round_ends(base, tmp_pa
         stopped_s = []
 
         class Dying:
-            """Passes everything on, and ends the server before the third turn of wave two."""
-
-            turns = 0
+            """Passes everything on, and ends the server once a third of the episodes are over."""
 
             def __getattr__(self, name):
                 return getattr(engine, name)
 
             def generate(self, prompts, sampling):
-                self.turns += len(prompts) == 32 and prompts[0].key >= 32
-                if self.turns == 3 and not stopped_s:
+                # Who plays with this key has taken the seat of the 33rd that ended.
+                if not stopped_s and any(prompt.key == 64 for prompt in prompts):
                     getattr(server, outage)()
                     stopped_s.append(time.monotonic())
                 return engine.generate(prompts, sampling)

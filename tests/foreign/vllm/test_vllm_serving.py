@@ -131,7 +131,7 @@ def test_the_exported_adapter_is_served_as_its_readme_says(base, exported, openi
 
 
 def test_the_merged_model_is_served_without_an_adapter(base, exported, openings, tmp_path):
-    merged = merge(read_adapter_at(exported), base, tmp_path / "merged")
+    merged = merge(read_adapter_at(exported), base, tmp_path / "merged").directory
     expected = greedy_with(load_base(merged), openings)
     server = VllmServer(PYTHON, merged, tmp_path)
     try:
