@@ -27,7 +27,9 @@ def plan_of(**choices):
 
 
 def forecast_of(plan):
-    tensors = initial_adapter(BASE_MODEL, plan.model.lora_rank, plan.model.lora_alpha, 0)
+    tensors = initial_adapter(
+        BASE_MODEL, plan.model.lora_rank, plan.model.lora_alpha, 0, plan.model.target
+    )
     layout = Layout.from_tensors(tensors)
     return forecast_plan(
         plan, silos=len(SILOS), colluding=1, dimension=shared_dimension(plan, layout)
