@@ -40,6 +40,7 @@ from evolution.errors import (
     RolloutError,
 )
 from evolution.model.adapted import adapt
+from evolution.model.allocator import give_back
 from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.model.lora import adapted_linears, split_name
 from evolution.rollout.conversation import ChatFormat
@@ -130,6 +131,8 @@ class HfEngine(RolloutEngine):
             else:
                 linear.clear()
         self._forget()
+        # What was trained or played before has left much that is free.
+        give_back()
         self.adapter_version = version
 
     @torch.inference_mode()
@@ -159,8 +162,7 @@ class HfEngine(RolloutEngine):
     def _halve(self, rows: int) -> None:
         self.most_at_once = rows // 2
         self._forget()
-        if self._device != "cpu":
-            torch.cuda.empty_cache()
+        give_back()
         _log.warning("rollout_batch_halved", episodes=self.most_at_once, device=self._device)
 
     def _generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:

@@ -37,6 +37,7 @@ import torch
 
 from dp.steps.grads import BACKENDS, GradientBackend
 from evolution.errors import EvolverSetupError
+from evolution.model.allocator import give_back
 from evolution.model.causal_lm import load_base
 from evolution.model.lora import attach_lora, lora_parameters, read_adapter, write_adapter
 from evolution.part import Part
@@ -157,6 +158,8 @@ class SftTrainer(Trainer):
     def reset(self, adapter: Mapping[str, np.ndarray]) -> None:
         """Become the global adapter, bit for bit."""
         write_adapter(self._model, adapter)
+        # Exploring has left much that is free.
+        give_back()
 
     def adapter(self) -> dict[str, np.ndarray]:
         """The adapter as it is now."""

@@ -6,13 +6,14 @@ Invariants:
 2. A run that is over holds no memory of this machine: its method is closed. Who asks for it again,
    to judge the last adapter, gets another one, which finds what the first one kept on disk.
 
-Covered: one thread that asks. Not covered: memory that a GPU's allocator keeps for later.
+Covered: one thread that asks. Not covered: two runs that are worked on at once.
 """
 
 from __future__ import annotations
 
 from evolution.methods.evolver import Evolver
 from evolution.methods.registry import make_evolver
+from evolution.model.allocator import give_back
 from federation.plan.plan import Plan
 from silo_agent.books.kept_runs import KeptRuns
 from silo_agent.config import SiloConfig
@@ -54,5 +55,8 @@ class HeldMethod:
     def close(self) -> None:
         """Close the method that is held; it is nobody's any more, also if closing it fails."""
         held, self._held = self._held, None
-        if held is not None:
-            held[1].close()
+        if held is None:
+            return
+        held[1].close()
+        del held
+        give_back(collect=True)
