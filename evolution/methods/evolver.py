@@ -201,6 +201,8 @@ class Evaluation:
     """How many silos the labels are dealt out over, to tell own tasks from others'."""
     max_new_tokens: int = 8
     """Longest answer per turn."""
+    rollout_batch: int = 64
+    """Episodes played at once."""
     seed: int = 0
     """Decides every draw."""
     personal: bool = False

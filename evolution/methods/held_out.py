@@ -46,6 +46,7 @@ def judge(
                 temperature=temperature,
                 seed=work.seed,
                 max_new_tokens=work.max_new_tokens,
+                batch_size=work.rollout_batch,
                 round_index=work.round,
                 make_environment=make_environment,
             )

@@ -126,6 +126,7 @@ def evaluation_of(
         first_task=config.held_out_offset,
         temperatures=plan.evaluate.temperatures,
         max_new_tokens=plan.evolve.max_new_tokens,
+        rollout_batch=config.rollout.episodes_at_once,
         shards=max((a.shard.count for a in config.assignments() if a.shard), default=1),
         seed=config.seed,
         personal=_keeps_b(plan),

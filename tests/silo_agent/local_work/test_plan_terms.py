@@ -8,6 +8,8 @@ import pytest
 
 from evolution.errors import EvolverSetupError
 from evolution.methods import options as recipe_options
+from evolution.methods.held_out import judge
+from evolution.rollout.hf import HfEngine
 from federation.adapter.initial import initial_adapter
 from federation.adapter.shapes import PRESETS
 from federation.errors import LayoutError
@@ -99,3 +101,17 @@ def test_a_personal_adapter_is_judged_beside_the_global_one(
     )
     assert [one.personal for one in asked] == personal
     assert all(replace(one, personal=personal[0]) == asked[0] for one in asked)
+
+
+def test_no_more_episodes_are_judged_at_once_than_the_site_plays(tmp_path, tiny_base):
+    _, asked = terms(tmp_path, "[rollout]\nrollout_batch = 5\n")
+    engine, batches = HfEngine(tiny_base), []
+    generate = engine.generate
+
+    def noted(prompts, sampling):
+        batches.append(len(prompts))
+        return generate(prompts, sampling)
+
+    engine.generate = noted
+    judge(engine, ["craft"], replace(asked, episodes=12, temperatures=(0.0,)))
+    assert max(batches) == 5
