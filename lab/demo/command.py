@@ -10,7 +10,10 @@ import importlib.util
 import json
 import math
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -138,7 +141,8 @@ def demo(
         directory=out, settings=settings, progress=progress, base_model=base, kill=kill, alone=alone
     )
     try:
-        outcome = stage.run()
+        with _ended_by_sigterm():
+            outcome = stage.run()
     except (DemoError, LoopbackError) as error:
         typer.echo(f"error: {error}\nhint: the processes' logs are in {out / 'logs'}", err=True)
         raise typer.Exit(1) from error
@@ -187,6 +191,20 @@ def demo(
             err=True,
         )
         raise typer.Exit(1)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM end this process as Ctrl-C does, with the daemons that it started."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _verdict(outcome: Outcome, settings: DemoSettings) -> tuple[str, bool]:

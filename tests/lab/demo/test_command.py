@@ -1,6 +1,7 @@
 """The demo's command line: what it asks for, what it says, and how it ends."""
 
 import json
+import signal
 from dataclasses import asdict
 
 import pytest
@@ -97,6 +98,22 @@ def test_every_privacy_can_be_asked_for(tmp_path, stage, privacy):
     assert result.exit_code == 0, result.output
     assert stage.settings.privacy is privacy
     assert (stage.settings.recipe.rounds, stage.settings.recipe.episodes) == (5, 80)
+
+
+def test_a_demo_that_is_told_to_end_ends_what_it_started(tmp_path, stage, monkeypatch):
+    ended = []
+
+    def run(self):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            ended.append("daemons")
+
+    monkeypatch.setattr(stage, "run", run)
+    before = signal.getsignal(signal.SIGTERM)
+    assert demo(tmp_path).exit_code == 143
+    assert ended == ["daemons"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_privacy_that_does_not_exist_is_refused(tmp_path, stage):
