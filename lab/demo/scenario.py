@@ -105,8 +105,12 @@ probes_listen = "127.0.0.1:0"
 
 
 _OF_A_LARGE_MODEL: Final = """
+# Four silos work at once on this machine. In playing and in judging each keeps the keys and values
+# of so many episodes:
+[rollout]
+rollout_batch = 32
+
+# In training a few tries at a time, and what their prompts open with alike is read once.
 [training]
-# Four silos train at once on this machine: a few tries at a time, and what their prompts open with
-# alike is read once.
 micro_batch_tokens = 1280
 """
