@@ -36,9 +36,16 @@ class BasePart:
     """As on its card."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """As on its card; of objectives only."""
+    options: Any
+    """An instance of its card's ``options``."""
 
     def __init__(self, options: Section) -> None:
         self.options = options
+
+    @classmethod
+    def needed(cls, options: Section) -> frozenset[str]:  # noqa: ARG003  # for those that ask less
+        """What of ``needs`` it asks for with these options."""
+        return cls.needs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,11 +87,20 @@ class Part:
                 )
         return found
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What an objective asks the trainer for, with its options: at most what its card says.
+
+        Raises:
+            EvolverSetupError: As ``make``.
+        """
+        return self.load().needed(self.options) & self.card.needs
+
     @classmethod
-    def own(cls, name: str) -> Self:
-        """One of Chorale's own parts, with its options as they are by default."""
+    def own(cls, name: str, **options: Any) -> Self:
+        """One of Chorale's own parts; options that are not given are as they are by default."""
         card = PARTS[name]
-        return cls(card=card, options=card.options())
+        return cls(card=card, options=card.options(**options))
 
     def as_json(self) -> dict[str, Any]:
         """Name and options, for a job of another process."""

@@ -161,7 +161,7 @@ def _terms(objective: Part, row: Row) -> np.ndarray:
     ids = torch.from_numpy(row.token_ids[1:])
     logits = torch.sin(torch.outer(ids + 1.0, torch.arange(64) + 1.0))
     logprob = torch.log_softmax(logits, dim=-1).gather(-1, ids[:, None])[:, 0]
-    known = dict.fromkeys(objective.card.needs, logprob - 0.01)
+    known = dict.fromkeys(objective.needs, logprob - 0.01)
     about = RowTensors(
         torch.from_numpy(row.mask[1:]),
         torch.from_numpy(row.weights[1:]),

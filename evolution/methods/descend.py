@@ -19,9 +19,10 @@ from dp.errors import PrivacyError
 from dp.steps.sgd import DpStep
 from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time, require_wanted
-from evolution.methods.evolver import Work
+from evolution.methods.evolver import EvolveSettings, Work
 from evolution.methods.population import Population
 from evolution.methods.protection import require_steps
+from evolution.methods.streams import temperature_of
 from evolution.part import Part
 from evolution.train.rows import Row
 from evolution.train.trainer import Trainer
@@ -30,7 +31,7 @@ from ops.tracing.spans import spanned
 if TYPE_CHECKING:
     from dp.steps.grads import GradientBackend
 
-__all__ = ["Descent", "descend", "require_descent"]
+__all__ = ["Descent", "descend", "knowing", "require_descent"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +44,18 @@ class Descent:
     """A key of ``dp.steps.grads.BACKENDS``."""
     divisor: float | None = None
     """What a unit's terms are divided by; None for its own tokens."""
+    temperature: float = 1.0
+    """Of what the objective sees."""
 
     def gradients(self, trainer: Trainer, names: Sequence[str]) -> GradientBackend[Row]:
         """Per-unit gradients of a trainer's adapter by these factors."""
-        return trainer.gradients(names, self.objective, backend=self.backend, divisor=self.divisor)
+        return trainer.gradients(
+            names,
+            self.objective,
+            backend=self.backend,
+            divisor=self.divisor,
+            temperature=self.temperature,
+        )
 
 
 def require_descent(trainer: Trainer, work: Work, spec: PrivacySpec, descent: Descent) -> None:
@@ -63,6 +72,28 @@ def require_descent(trainer: Trainer, work: Work, spec: PrivacySpec, descent: De
         descent.gradients(trainer, names)
     except PrivacyError as error:
         raise EvolverSetupError(f"this model has no gradient per unit: {error}") from error
+
+
+def knowing(
+    trainer: Trainer, rows: Sequence[Row], objective: Part, settings: EvolveSettings
+) -> Sequence[Row]:
+    """Rows with the log-probabilities that the objective needs, under the released adapter.
+
+    The adapter that the trainer was reset to is the anchor and the one before the first step.
+    """
+    needs = objective.needs
+    if not needs or not rows:
+        return rows
+    at = temperature_of(settings, objective)
+    known: dict[str, list[np.ndarray]] = {}
+    if released := sorted(needs - {"base"}):
+        known = dict.fromkeys(released, trainer.logprobs(rows, temperature=at))
+    if "base" in needs:
+        known["base"] = trainer.logprobs(rows, temperature=at, base=True)
+    return [
+        row.knowing({name: values[place] for name, values in known.items()})
+        for place, row in enumerate(rows)
+    ]
 
 
 @spanned("train")

@@ -69,7 +69,7 @@ from evolution.errors import (
     UnknownEnvironmentError,
 )
 from evolution.methods.chosen import parts_of
-from evolution.methods.descend import Descent, descend, require_descent
+from evolution.methods.descend import Descent, descend, knowing, require_descent
 from evolution.methods.evolver import (
     Evaluation,
     EvaluationRow,
@@ -111,7 +111,13 @@ from evolution.methods.returned import (
     require_tasks,
     short_enough,
 )
-from evolution.methods.streams import Stream, round_rng, round_seed, train_settings
+from evolution.methods.streams import (
+    Stream,
+    round_rng,
+    round_seed,
+    temperature_of,
+    train_settings,
+)
 from evolution.parts.seam import (
     Gate,
     MemoryView,
@@ -120,7 +126,7 @@ from evolution.parts.seam import (
 )
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
 from evolution.train.rows import Row
-from evolution.trajectory import Task
+from evolution.trajectory import Group, Task
 from federation.plan.methods import Normaliser, Reads
 from ops.tracing.spans import spanned
 
@@ -309,12 +315,16 @@ class RecipeEvolver(Evolver):
                 played = self._explore(work, tasks, adapter, identity, epoch=epoch)
             tally.explored_s += time.perf_counter() - began_s
             self._count(played, tally)
-            rows = self._credit(work, played, epoch=epoch)
+            rows = self._credit(work, groups_of(played, work), epoch=epoch)
             with spanned("train"):
                 report = self._trainer.train(
                     short_enough(rows, work.settings, tally) if work.settings.learn else [],
                     self._parts["objective"],
-                    train_settings(work.settings, seed=round_seed(work, Stream.TRAIN, epoch=epoch)),
+                    train_settings(
+                        work.settings,
+                        self._parts["objective"],
+                        seed=round_seed(work, Stream.TRAIN, epoch=epoch),
+                    ),
                     trainable=self._personal.trained_names(work),
                     anchor=start if epoch else None,
                     correction=work.correction,
@@ -329,7 +339,7 @@ class RecipeEvolver(Evolver):
             tally.figures["last_loss"] = report.last_loss
             tally.mean_gradient = report.mean_gradient if work.correction is not None else None
 
-    def _credit(self, work: Work, played: Played, *, epoch: int) -> list[Row]:
+    def _credit(self, work: Work, groups: Sequence[Group], *, epoch: int) -> list[Row]:
         """What the whole round comes to as rows, by one instance that may see everything."""
         view = self._whole_memory(work)
         with view.opened():
@@ -337,7 +347,7 @@ class RecipeEvolver(Evolver):
                 self._parts["credit"]
                 .make()
                 .credit(
-                    groups_of(played, work),
+                    groups,
                     view,
                     self._part_work(work, Stream.CREDIT, epoch=epoch),
                 )
@@ -406,26 +416,12 @@ class RecipeEvolver(Evolver):
                     .credit(groups, view, self._part_work(work, Stream.CREDIT, unit=unit))
                 )
             kept = short_enough(require_rows(rows), work.settings, tally)
-            return tuple(self._known(kept))
+            return tuple(knowing(self._trainer, kept, self._parts["objective"], work.settings))
         except (LocalTimeError, NotWantedError):
             raise
         except Exception as error:  # noqa: BLE001  # which unit's credit failed is data: its rows go
             _log.warning("credit_failed", error=type(error).__name__)
             return ()
-
-    def _known(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Rows with the log-probabilities that the objective needs, under the released adapter.
-
-        The adapter that the trainer was reset to is the anchor and the one before the first step.
-        """
-        needs = sorted(self._parts["objective"].card.needs)
-        if not needs or not rows:
-            return rows
-        values = self._trainer.logprobs(rows)
-        return [
-            row.knowing(dict.fromkeys(needs, value))
-            for row, value in zip(rows, values, strict=True)
-        ]
 
     def _descent(self, settings: EvolveSettings) -> Descent:
         constant = settings.normaliser is Normaliser.CONSTANT
@@ -435,6 +431,7 @@ class RecipeEvolver(Evolver):
             divisor=settings.tries_per_task * float(settings.nominal_tokens or 1)
             if constant
             else None,
+            temperature=temperature_of(settings, self._parts["objective"]),
         )
 
     # In every mode --------------------------------------------------------------------------------
@@ -579,7 +576,8 @@ class RecipeEvolver(Evolver):
         if not self._personal.trained_apart:
             return {}
         try:
-            rows = self._credit(work, _NOTHING_PLAYED, epoch=0)
+            tries = self._memory.groups(round_index=work.round, window=1)
+            rows = self._credit(work, tries, epoch=0)
             kept = short_enough(rows, work.settings, None)
             return self._personal.train_apart(self._trainer, kept, self._parts["objective"], work)
         except Exception:  # noqa: BLE001  # what is uploaded may not depend on it

@@ -17,9 +17,10 @@ import numpy as np
 
 from dp.steps.units import UnitId
 from evolution.methods.evolver import EvolveSettings, StepWork, Work
+from evolution.part import Part
 from evolution.train.trainer import SftSettings
 
-__all__ = ["Stream", "round_rng", "round_seed", "train_settings"]
+__all__ = ["Stream", "round_rng", "round_seed", "temperature_of", "train_settings"]
 
 
 class Stream(enum.IntEnum):
@@ -54,8 +55,13 @@ def round_rng(
     return np.random.default_rng([seed, own])
 
 
-def train_settings(plan: EvolveSettings, *, seed: int) -> SftSettings:
-    """The plan's part of one training, whose own seed is ``seed``."""
+def temperature_of(plan: EvolveSettings, objective: Part) -> float:
+    """Of the distributions that an objective sees; see ``PartCard.tempered``."""
+    return plan.temperature if objective.card.tempered else 1.0
+
+
+def train_settings(plan: EvolveSettings, objective: Part, *, seed: int) -> SftSettings:
+    """The plan's part of one training of an objective, whose own seed is ``seed``."""
     return SftSettings(
         epochs=plan.epochs,
         batch_size=plan.batch_size,
@@ -66,4 +72,5 @@ def train_settings(plan: EvolveSettings, *, seed: int) -> SftSettings:
         proximal_mu=plan.proximal_mu,
         normaliser=plan.normaliser,
         constant=plan.batch_size * float(plan.nominal_tokens or 1),
+        temperature=temperature_of(plan, objective),
     )

@@ -14,8 +14,9 @@ Covered: dense ``torch.nn.Linear`` layers. Not covered: fused expert weights, em
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ __all__ = [
     "lora_parameters",
     "read_adapter",
     "split_name",
+    "without_adapter",
     "write_adapter",
 ]
 
@@ -147,6 +149,22 @@ def lora_parameters(model: PeftModel) -> dict[str, torch.nn.Parameter]:
         for name, parameter in model.named_parameters()
         if ".lora_A." in name or ".lora_B." in name
     }
+
+
+@contextlib.contextmanager
+def without_adapter(model: PeftModel) -> Iterator[None]:
+    """While this lasts, the model is the base alone.
+
+    peft lets every factor have gradients when it switches the adapter on again; which of them are
+    trained is put back here.
+    """
+    trained = {one: one.requires_grad for one in lora_parameters(model).values()}
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        for one, wanted in trained.items():
+            one.requires_grad_(wanted)
 
 
 @torch.no_grad()

@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
@@ -135,7 +136,9 @@ class LaunchedTrainer(Trainer):
             )
         return report
 
-    def logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def logprobs(
+        self, rows: Sequence[Row], *, temperature: float = 1.0, base: bool = False
+    ) -> list[np.ndarray]:
         """Log-probability of every token of each row; see ``Trainer.logprobs``.
 
         Raises:
@@ -147,7 +150,8 @@ class LaunchedTrainer(Trainer):
         # Workers deal sorted rows, so that each has lengths alike.
         ordered = sorted(range(len(rows)), key=lambda i: (len(rows[i]), rows[i].name, i))
         dealt = [rows[i] for i in ordered]
-        with self._done(self._job(_NO_SETTINGS), dealt) as directory:
+        settings = replace(_NO_SETTINGS, temperature=temperature)
+        with self._done(self._job(settings, base_alone=base), dealt) as directory:
             values = read_logprobs(directory, dealt, processes=self._spec.processes)
         found = dict(zip(ordered, values, strict=True))
         return [found[i] for i in range(len(rows))]
@@ -158,6 +162,7 @@ class LaunchedTrainer(Trainer):
         *,
         objective: Mapping[str, Any] | None = None,
         trainable: frozenset[str] = frozenset(),
+        base_alone: bool = False,
     ) -> Job:
         return Job(
             base_dir=str(self._base_dir),
@@ -172,6 +177,7 @@ class LaunchedTrainer(Trainer):
             trainable=tuple(sorted(trainable or self._adapter)),
             settings=settings,
             objective=objective,
+            base_alone=base_alone,
         )
 
     @contextlib.contextmanager
@@ -206,13 +212,14 @@ class LaunchedTrainer(Trainer):
         *,
         backend: str,
         divisor: float | None = None,
+        temperature: float = 1.0,
     ) -> GradientBackend[Row]:
         """Refuse.
 
         Raises:
             EvolverSetupError: Always.
         """
-        _refuse(names, objective, backend, divisor)
+        _refuse(names, objective, backend, divisor, temperature)
 
     def descend(
         self,

@@ -85,6 +85,8 @@ class Job:
     """The plan's."""
     objective: Mapping[str, Any] | None
     """``Part.as_json``; None asks for log-probabilities and trains nothing."""
+    base_alone: bool = False
+    """Those are of the base without an adapter."""
 
 
 def write_job(

@@ -35,7 +35,7 @@ from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time, require_wanted
 from evolution.train.loss import Batch, as_batch, batch_total, logprobs_of
 from evolution.train.objective import Batchwise, Objective
-from evolution.train.rows import Row, cut, deal
+from evolution.train.rows import Row, cut, deal, in_order
 from evolution.train.trainer import SftReport, SftSettings, share_of_step
 from federation.plan.methods import Normaliser
 
@@ -95,7 +95,9 @@ class Loop:
     keep: bool = False
     """The model computes only the logits it is asked for (``loss.keeps_agent_logits``)."""
     needs: frozenset[str] = frozenset()
-    """What the objective's card asks for."""
+    """What the objective asks for."""
+    without_adapter: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    """While this lasts, the model is the base alone."""
 
     def run(
         self,
@@ -129,7 +131,7 @@ class Loop:
         shift = None if correction is None else _like(chosen, correction)
         sums = None if correction is None else [torch.zeros_like(p) for p in parameters]
         scale_of = _scales(rows, plan.normaliser)
-        batches = [_Dealt(batch, self, processes, scale_of) for batch in cut(rows, plan.batch_size)]
+        batches = [_Dealt(batch, self, processes, scale_of) for batch in self._batches(rows)]
         self._look_back(model, chosen, batches, device, anchor)
         rng = np.random.default_rng(plan.seed)
         steps, all_tokens = 0, 0
@@ -170,6 +172,20 @@ class Loop:
             },
         )
 
+    def _batches(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
+        """The plan's batches: of rows alike in length, or by a public constant of any rows.
+
+        How long a try is tells how good it is, and a batch of short tries alone would be one of
+        successes: the gradient of a step would be of another objective than the whole's.
+        """
+        size = self.settings.batch_size
+        if self.settings.normaliser is not Normaliser.CONSTANT or len(rows) <= size:
+            return cut(rows, size)
+        order = np.random.default_rng([self.settings.seed, 1]).permutation(len(rows))
+        mixed = [rows[place] for place in order]
+        batches = [in_order(mixed[start : start + size]) for start in range(0, len(mixed), size)]
+        return [batch for batch in batches if any(row.loss_tokens for row in batch)]
+
     def logprobs(
         self,
         model: Callable[..., Any],
@@ -198,7 +214,9 @@ class Loop:
     ) -> torch.Tensor:
         require_wanted()
         require_time()
-        return logprobs_of(model, batch.to(device), keep=self.keep)
+        return logprobs_of(
+            model, batch.to(device), keep=self.keep, temperature=self.settings.temperature
+        )
 
     def _look_back(
         self,
@@ -218,6 +236,9 @@ class Loop:
         if "reference" in self.needs:
             with _as_if(chosen, anchor):
                 self._note(model, passes, device, "reference")
+        if "base" in self.needs:
+            with self.without_adapter():
+                self._note(model, passes, device, "base")
 
     def _note(
         self,
@@ -249,7 +270,12 @@ class Loop:
             with processes.alone() if turn < last else contextlib.nullcontext():
                 scales_B = None if one.scales is None else one.scales.to(device)
                 found = batch_total(
-                    model, one.batch.to(device), objective, keep=self.keep, scales_B=scales_B
+                    model,
+                    one.batch.to(device),
+                    objective,
+                    keep=self.keep,
+                    scales_B=scales_B,
+                    temperature=self.settings.temperature,
                 )
                 found = found if one.real else found * 0.0
                 part = found / (batch.divisor / processes.averages)

@@ -80,13 +80,19 @@ def as_batch(rows: Sequence[Row]) -> Batch:
 
 
 def row_sums(
-    model: Callable[..., Any], batch: Batch, objective: Objective, *, keep: bool
+    model: Callable[..., Any],
+    batch: Batch,
+    objective: Objective,
+    *,
+    keep: bool,
+    temperature: float = 1.0,
 ) -> torch.Tensor:
     """Σ of the objective's terms over each row's mask, float32 of length B.
 
-    With ``keep``, logits are computed only where there is a loss; see ``keeps_agent_logits``.
+    With ``keep``, logits are computed only where there is a loss; see ``keeps_agent_logits``. All
+    that the objective sees is of the distribution at the temperature.
     """
-    outs, rows, logprob = _look(model, batch, keep=keep)
+    outs, rows, logprob = _look(model, batch, keep=keep, temperature=temperature)
     terms = [objective.terms(out, row) for out, row in zip(outs, rows, strict=True)]
     loss_BT = batch.mask[:, 1:]
     if keep:
@@ -102,6 +108,7 @@ def batch_total(
     *,
     keep: bool,
     scales_B: torch.Tensor | None = None,
+    temperature: float = 1.0,
 ) -> torch.Tensor:
     """The sum over all rows, each times its scale if there are any.
 
@@ -109,15 +116,17 @@ def batch_total(
         EvolverSetupError: The objective needs what the batch does not know.
     """
     if isinstance(objective, Batchwise):
-        outs, rows, _ = _look(model, batch, keep=keep)
+        outs, rows, _ = _look(model, batch, keep=keep, temperature=temperature)
         return objective.batch_terms(outs, rows).sum()
-    sums_B = row_sums(model, batch, objective, keep=keep)
+    sums_B = row_sums(model, batch, objective, keep=keep, temperature=temperature)
     return (sums_B if scales_B is None else sums_B * scales_B).sum()
 
 
-def logprobs_of(model: Callable[..., Any], batch: Batch, *, keep: bool) -> torch.Tensor:
+def logprobs_of(
+    model: Callable[..., Any], batch: Batch, *, keep: bool, temperature: float = 1.0
+) -> torch.Tensor:
     """The log-probability of each predicted token of the mask, B×(T − 1); zero elsewhere."""
-    _, _, logprob = _look(model, batch, keep=keep)
+    _, _, logprob = _look(model, batch, keep=keep, temperature=temperature)
     loss_BT = batch.mask[:, 1:]
     if keep:
         return logprob.new_zeros(loss_BT.shape).masked_scatter(loss_BT, logprob)
@@ -125,7 +134,7 @@ def logprobs_of(model: Callable[..., Any], batch: Batch, *, keep: bool) -> torch
 
 
 def _look(
-    model: Callable[..., Any], batch: Batch, *, keep: bool
+    model: Callable[..., Any], batch: Batch, *, keep: bool, temperature: float
 ) -> tuple[list[TokenOut], list[RowTensors], torch.Tensor]:
     """What the model says of each row, what is known of it, and all log-probabilities."""
     target_BT, loss_BT = batch.ids[:, 1:], batch.mask[:, 1:]
@@ -133,6 +142,7 @@ def _look(
     weights_BT, behaviour_BT = batch.weights[:, 1:], batch.logprobs[:, 1:]
     if not keep:
         logits_BTV = model(input_ids=batch.ids, use_cache=False).logits[:, :-1]
+        logits_BTV = _at(logits_BTV, temperature)
         logprob_BT = -torch.nn.functional.cross_entropy(
             logits_BTV.float().transpose(1, 2),
             target_BT.masked_fill(~loss_BT, -100),
@@ -150,6 +160,7 @@ def _look(
     logits_NV = model(
         input_ids=batch.ids, use_cache=False, logits_to_keep=positions_before(batch.mask)
     ).logits.flatten(0, -2)
+    logits_NV = _at(logits_NV, temperature)
     logprob_N = -torch.nn.functional.cross_entropy(
         logits_NV.float(), target_BT[loss_BT], reduction="none"
     )
@@ -165,6 +176,11 @@ def _look(
         for i in range(len(target_BT))
     ]
     return outs, rows, logprob_N
+
+
+def _at(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits of the distribution at a temperature above 0; at 1 the same, bit for bit."""
+    return logits if temperature == 1.0 else logits.float() / temperature
 
 
 @torch.no_grad()
@@ -213,7 +229,7 @@ def _public(answer_tokens: int) -> Row:
         name=f"public {answer_tokens}",
         known={
             name: np.full(len(ids), -1.0, dtype=np.float32)
-            for name in ("first", "old", "reference")
+            for name in ("base", "first", "old", "reference")
         },
     )
 

@@ -9,12 +9,19 @@ operations of torch that ``torch.func.vmap`` takes may be used.
     logprob      log π(x_t | x_<t) under the present factors
     old          the same before the training's first step
     reference    the same under the anchor: the adapter that the round was given
+    base         the same under the base model without an adapter
     first        the same at the row's first pass of this training, without gradient
     entropy      of the distribution that the token was predicted from, in nats
     top(k)       log-probabilities and ids of its k likeliest tokens
 
-``old``, ``reference`` and ``first`` are there where the objective's card asks for them. Where units
-are protected all three are under the released adapter that the round, or the step, began with.
+``old``, ``reference``, ``first`` and ``base`` are there where the objective asks for them. Where
+units are protected the first three are under the released adapter that the round, or the step,
+began with. Where the card says ``tempered``, all of it, entropy and likeliest tokens too, is of the
+distribution at the temperature that tries are played at, else at 1.
+
+An objective that has ``figures`` is asked for them when the training is over: numbers for the
+silo's own operator, of the tokens that its terms were asked for. Where units are protected it is
+made anew for each row, and nobody asks.
 
 A ``Batchwise`` objective gets a whole mini-batch, and so couples all units: it runs only where none
 is protected, in one process and without micro-batches.
@@ -71,6 +78,11 @@ class TokenOut:
     def first(self) -> torch.Tensor:
         """See the module."""
         return self._of("first")
+
+    @property
+    def base(self) -> torch.Tensor:
+        """See the module."""
+        return self._of("base")
 
     @property
     def entropy(self) -> torch.Tensor:

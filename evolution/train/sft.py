@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +41,13 @@ from dp.steps.grads import BACKENDS, GradientBackend
 from evolution.errors import EvolverSetupError
 from evolution.model.allocator import give_back
 from evolution.model.causal_lm import load_base
-from evolution.model.lora import attach_lora, lora_parameters, read_adapter, write_adapter
+from evolution.model.lora import (
+    attach_lora,
+    lora_parameters,
+    read_adapter,
+    without_adapter,
+    write_adapter,
+)
 from evolution.part import Part
 from evolution.train.loop import Loop, OneProcess, checkpointed
 from evolution.train.loss import PROBE_ROWS, Batch, as_batch, keeps_agent_logits, row_sums
@@ -65,7 +73,7 @@ _NO_SETTINGS: Final = SftSettings(
     epochs=1, batch_size=1, learning_rate=0.0, grad_clip_l2=1.0, seed=0
 )
 """Of a pass that trains nothing."""
-_Asked = tuple[tuple[str, ...], Part, str, float | None]
+_Asked = tuple[tuple[str, ...], Part, str, float | None, float]
 _log = structlog.get_logger(__name__)
 
 
@@ -75,16 +83,17 @@ class RowTerms:
     Each row meets an instance of its own, so that none can leave anything for another.
     """
 
-    def __init__(self, objective: Part) -> None:
-        """Take the objective.
+    def __init__(self, objective: Part, *, temperature: float = 1.0) -> None:
+        """Take the objective, and the temperature of what it sees.
 
         Raises:
             EvolverSetupError: It looks at whole batches, or cannot be loaded.
         """
-        self._made = objective.load()
-        if issubclass(self._made, Batchwise):
+        if issubclass(objective.load(), Batchwise):
             raise EvolverSetupError(f"{objective} looks at whole batches: no row stands alone")
         self._objective = objective
+        self._needs = sorted(objective.needs)
+        self._temperature = temperature
 
     def length(self, row: Row) -> int:
         """Tokens of a row."""
@@ -97,10 +106,10 @@ class RowTerms:
         Each B×T.
         """  # noqa: D205  # one sentence
         batch = as_batch(rows)
-        lacking = sorted(self._made.needs - set(batch.known))
+        lacking = sorted(set(self._needs) - set(batch.known))
         if lacking:
             raise EvolverSetupError(f"{self._objective} needs {lacking[0]!r}, which no row knows")
-        return (*batch[:4], *(batch.known[name] for name in sorted(self._made.needs)))
+        return (*batch[:4], *(batch.known[name] for name in self._needs))
 
     def sums(
         self, model: Callable[..., Any], *batch: torch.Tensor
@@ -110,9 +119,11 @@ class RowTerms:
         The batch is what ``collate`` returned.
         """
         ids_BT, mask_BT, weights_BT, logprobs_BT, *rest = batch
-        known = dict(zip(sorted(self._made.needs), rest, strict=True))
+        known = dict(zip(self._needs, rest, strict=True))
         padded = Batch(ids_BT, mask_BT, weights_BT, logprobs_BT, known)
-        sums_B = row_sums(model, padded, _Fresh(self._objective), keep=False)
+        sums_B = row_sums(
+            model, padded, _Fresh(self._objective), keep=False, temperature=self._temperature
+        )
         return sums_B, padded.mask[:, 1:].sum(dim=1)
 
 
@@ -183,7 +194,7 @@ class SftTrainer(Trainer):
         """
         chosen = self._choose(trainable)
         with self._ready():
-            return self._loop(settings, objective.card.needs).run(
+            return self._loop(settings, objective.needs).run(
                 self._reader(),
                 chosen,
                 in_order(rows),
@@ -194,10 +205,14 @@ class SftTrainer(Trainer):
                 correction=correction,
             )
 
-    def logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def logprobs(
+        self, rows: Sequence[Row], *, temperature: float = 1.0, base: bool = False
+    ) -> list[np.ndarray]:
         """Log-probability of every token of each row; see ``Trainer.logprobs``."""
-        with self._ready():
-            return self._loop(_NO_SETTINGS, frozenset()).logprobs(
+        settings = replace(_NO_SETTINGS, temperature=temperature)
+        without = without_adapter(self._model) if base else contextlib.nullcontext()
+        with self._ready(), without:
+            return self._loop(settings, frozenset()).logprobs(
                 self._reader(), rows, device=self._device, processes=OneProcess()
             )
 
@@ -234,6 +249,7 @@ class SftTrainer(Trainer):
             micro_batch_tokens=self._spec.micro_batch_tokens,
             keep=self._keeps(),
             needs=needs,
+            without_adapter=partial(without_adapter, self._model),
         )
 
     def gradients(
@@ -243,6 +259,7 @@ class SftTrainer(Trainer):
         *,
         backend: str,
         divisor: float | None = None,
+        temperature: float = 1.0,
     ) -> GradientBackend[Row]:
         """Per-unit gradients by these factors, at whatever values they have when asked.
 
@@ -251,14 +268,14 @@ class SftTrainer(Trainer):
             EvolverSetupError: The silo asked for a GPU, or the objective looks at whole batches.
         """
         self._to_cpu()
-        key = (tuple(names), objective, backend, divisor)
+        key = (tuple(names), objective, backend, divisor, temperature)
         if self._backend is not None and self._backend[0] == key:
             return self._backend[1]
         chosen = self._choose(frozenset(names))
         made = BACKENDS[backend](
             model=self._model,
             parameters={name: chosen[name] for name in names},
-            loss=RowTerms(objective),
+            loss=RowTerms(objective, temperature=temperature),
             probe=PROBE_ROWS,
             divisor=divisor,
         )

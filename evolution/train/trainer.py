@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
@@ -57,6 +57,8 @@ class SftSettings:
     """By what a batch's terms are divided (``evolution/train/loop.py``)."""
     constant: float = 1.0
     """Of the normaliser ``constant``."""
+    temperature: float = 1.0
+    """Of every distribution that the objective sees; above 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +120,8 @@ class SftReport:
     mean_gradient: dict[str, np.ndarray] | None = None
     """Mean over the steps of the clipped gradient before the correction, where one was given: the
     silo's next control variate. Zeros where there was nothing to imitate."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What the objective says of the training, for the silo's own operator."""
 
 
 class Trainer(ABC):
@@ -156,10 +160,13 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def logprobs(
+        self, rows: Sequence[Row], *, temperature: float = 1.0, base: bool = False
+    ) -> list[np.ndarray]:
         """Log-probability of every token of each row under the present factors.
 
-        float32, as long as the row; zero outside its mask and for its first token.
+        Under the base without an adapter, if that is asked for. float32, as long as the row; zero
+        outside its mask and for its first token.
         """
 
     @abstractmethod
@@ -170,13 +177,14 @@ class Trainer(ABC):
         *,
         backend: str,
         divisor: float | None = None,
+        temperature: float = 1.0,
     ) -> GradientBackend[Row]:
         """Per-unit gradients by these factors, at whatever values they have when asked.
 
         The names are in the order of the flat vector; ``backend`` is a key of
         ``dp.steps.grads.BACKENDS``. A unit's terms are divided by its own tokens, or by
-        ``divisor``. What is returned is good until another backend, or ``train``, chooses other
-        factors.
+        ``divisor``; what the objective sees is at the temperature. What is returned is good until
+        another backend, or ``train``, chooses other factors.
         """
 
     @abstractmethod

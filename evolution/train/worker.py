@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from evolution.errors import EvolverSetupError
-from evolution.model.lora import lora_parameters, read_adapter, write_adapter
+from evolution.model.lora import (
+    lora_parameters,
+    read_adapter,
+    without_adapter,
+    write_adapter,
+)
 from evolution.part import Part
 from evolution.train.launched_job import (
     Job,
@@ -119,13 +125,15 @@ def main(argv: Sequence[str]) -> int:
         settings=job.settings,
         micro_batch_tokens=job.micro_batch_tokens,
         keep=keep,
-        needs=frozenset() if objective is None else objective.card.needs,
+        needs=frozenset() if objective is None else objective.needs,
+        without_adapter=partial(without_adapter, inner),
     )
     with checkpointed(inner, on=job.gradient_checkpointing), autocast(inner, device):
         model = _divided(inner, device) if job.sharding == "fsdp" else accelerator.prepare(inner)
         workers = _Workers(accelerator, model, averaged=job.sharding == "ddp")
         if objective is None:
-            found = loop.logprobs(model, rows, device=device, processes=workers)
+            with without_adapter(inner) if job.base_alone else contextlib.nullcontext():
+                found = loop.logprobs(model, rows, device=device, processes=workers)
             write_logprobs(directory, accelerator.process_index, found)
         else:
             report = loop.run(

@@ -37,9 +37,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from federation.errors import UnknownPartError
+from federation.plan.part_options import (
+    ClippedOptions,
+    GroupRelativeOptions,
+    RewardOptions,
+)
 from federation.plan.section import Section
 
 __all__ = [
@@ -63,7 +68,7 @@ KINDS: Final = ("sampler", "play", "credit", "objective", "gate")
 """What a recipe is made of, in the order in which a round uses them; a gate is optional."""
 DRIVER: Final = "evolution.methods.recipe:RecipeEvolver"
 """What runs every recipe and holds its parts to their cards."""
-NEEDS: Final = frozenset({"old", "reference", "first"})
+NEEDS: Final = frozenset({"old", "reference", "first", "base"})
 """What an objective may ask the trainer for beside the present log-probability."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}")
@@ -137,11 +142,20 @@ class PartCard:
     options: type[Section] = NoOptions
     """Its keys in a plan."""
     needs: frozenset[str] = frozenset()
-    """Out of ``NEEDS``; of objectives only."""
+    """Out of ``NEEDS``, at most; of objectives only."""
+    tempered: bool = False
+    """All log-probabilities are at the temperature that tries are played at, as those of the
+    behaviour policy are, so it must be above 0; else at 1. Of objectives only."""
+    least_tries: int = 1
+    """At each task, for it to mean anything."""
 
     def __post_init__(self) -> None:
         """Refuse what is no card, whoever made it."""
         _require_named(self.name, self.code, self.says)
+        if not isinstance(self.tempered, bool) or (self.tempered and self.kind != "objective"):
+            raise UnknownPartError(f"part {self.name!r}: objectives alone are tempered, or not")
+        if isinstance(self.least_tries, bool) or not isinstance(self.least_tries, int):
+            raise UnknownPartError(f"part {self.name!r}: least_tries is a whole number")
         if self.kind not in KINDS:
             raise UnknownPartError(f"part {self.name!r}: its kind is one of {', '.join(KINDS)}")
         if not isinstance(self.couples, Couples) or not isinstance(self.reads, Reads):
@@ -171,6 +185,9 @@ class MethodCard:
     """One line for people."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """The recipe: a part's name for each kind. Empty where ``code`` is the whole method."""
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By kind: options that the recipe gives its part. A plan that names the same part changes
+    those that it says."""
     code: str = DRIVER
     """``module:attribute`` of its evolver; of a recipe always the driver's."""
     normaliser: Normaliser = Normaliser.BATCH_TOKENS
@@ -191,7 +208,11 @@ class MethodCard:
             raise UnknownPartError(f"method {self.name!r}: a recipe is run by {DRIVER} alone")
         if not self.parts and self.needs_model:
             raise UnknownPartError(f"method {self.name!r} has no parts: it cannot need a model")
+        if set(self.presets) - set(self.parts):
+            raise UnknownPartError(f"method {self.name!r}: options of a part that it does not have")
         object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
+        presets = {kind: MappingProxyType(dict(one)) for kind, one in self.presets.items()}
+        object.__setattr__(self, "presets", MappingProxyType(presets))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +222,13 @@ class Found:
     card: PartCard | MethodCard
     package: str = ""
 
+
+_GRPO: Final = {
+    "sampler": "uniform",
+    "play": "once",
+    "credit": "group-relative",
+    "objective": "clipped",
+}
 
 METHODS: Final[Mapping[str, MethodCard]] = MappingProxyType(
     {
@@ -221,6 +249,35 @@ METHODS: Final[Mapping[str, MethodCard]] = MappingProxyType(
                     "credit": "shortest-success",
                     "objective": "nll",
                 },
+            ),
+            MethodCard(
+                name="grpo",
+                says="better than the task's other tries is reinforced, in clipped steps",
+                parts=_GRPO,
+                normaliser=Normaliser.CONSTANT,
+            ),
+            MethodCard(
+                name="fedagent",
+                says="GRPO with FedAgent's constants: scaled, symmetric clip, KL to the base",
+                parts=_GRPO,
+                presets={
+                    "credit": {"scale": "std"},
+                    "objective": {
+                        "clip_high": 0.2,
+                        "kl": "k3",
+                        "kl_beta": 0.01,
+                        "kl_to": "base",
+                        "entropy": 0.001,
+                    },
+                },
+                normaliser=Normaliser.CONSTANT,
+            ),
+            MethodCard(
+                name="rloo",
+                says="better than the mean of the task's other tries is reinforced (2402.14740)",
+                parts=_GRPO,
+                presets={"credit": {"baseline": "others"}},
+                normaliser=Normaliser.CONSTANT,
             ),
         )
     }
@@ -262,6 +319,37 @@ PARTS: Final[Mapping[str, PartCard]] = MappingProxyType(
                 says="every try of the window, solved or not: the ablation of the success filter",
                 couples=Couples.TASK,
                 reads=Reads.UNIT,
+            ),
+            PartCard(
+                kind="credit",
+                name="group-relative",
+                code="evolution.parts.credits.group_relative:GroupRelative",
+                says="what a try is worth beside the other tries at its task (GRPO)",
+                couples=Couples.TASK,
+                reads=Reads.UNIT,
+                options=GroupRelativeOptions,
+                least_tries=2,
+            ),
+            PartCard(
+                kind="credit",
+                name="batch-scaled",
+                code="evolution.parts.credits.batch_scaled:BatchScaled",
+                says="the same over the standard deviation of the whole round (REINFORCE++)",
+                couples=Couples.ALL,
+                reads=Reads.UNIT,
+                options=RewardOptions,
+                least_tries=2,
+            ),
+            PartCard(
+                kind="objective",
+                name="clipped",
+                code="evolution.parts.objectives.clipped:Clipped",
+                says="credit times the ratio of policies, bounded, and KL to a reference (GRPO)",
+                couples=Couples.TRY,
+                reads=Reads.UNIT,
+                options=ClippedOptions,
+                needs=frozenset({"reference", "base", "first"}),
+                tempered=True,
             ),
             PartCard(
                 kind="objective",

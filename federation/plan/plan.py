@@ -99,7 +99,8 @@ class Plan(Section):
         Raises:
             UnknownPartError: A package was removed meanwhile; never of a plan that was just read.
         """
-        return recipe_of(self.evolve.method, self.evolve.parts)
+        evolve = self.evolve
+        return recipe_of(evolve.method, evolve.parts, evolve.normaliser)
 
     def __copy__(self) -> Self:
         """A copy that computes its own ``spec`` and ``recipe``: it may be given other tables."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -29,6 +29,7 @@ from federation.plan.methods import (
     KINDS,
     Couples,
     MethodCard,
+    Normaliser,
     PartCard,
     Reads,
     method_card,
@@ -36,9 +37,21 @@ from federation.plan.methods import (
 )
 from federation.plan.section import Section, Slug
 
-__all__ = ["FED_SE", "ChosenPart", "PartChoice", "PartsSection", "Recipe", "recipe_of", "refusal"]
+__all__ = [
+    "FED_SE",
+    "ChosenPart",
+    "NormaliserName",
+    "PartChoice",
+    "PartsSection",
+    "Recipe",
+    "recipe_of",
+    "refusal",
+    "require_fitting",
+]
 
 FED_SE: Final = "fed-se"
+NormaliserName = Literal["batch_tokens", "unit_tokens", "constant"]
+"""A value of ``Normaliser``, as plans write it."""
 _WITHIN: Final[Mapping[Unit, frozenset[Couples]]] = MappingProxyType(
     {
         "task": frozenset({Couples.TRY, Couples.TASK}),
@@ -110,6 +123,23 @@ class Recipe:
     """The distribution that brings the method; empty for Chorale's own."""
     parts: Mapping[str, ChosenPart]
     """By kind; empty for a method that is no recipe."""
+    divided_by: Normaliser | None = None
+    """The plan's word on it; None leaves it to the method."""
+
+    @property
+    def normaliser(self) -> Normaliser:
+        """By what a mini-batch's terms are divided where no unit is protected."""
+        return self.method.normaliser if self.divided_by is None else self.divided_by
+
+    @property
+    def tempered(self) -> bool:
+        """Whether log-probabilities are at the temperature of exploring; see ``PartCard``."""
+        return any(part.card.tempered for part in self.parts.values())
+
+    @property
+    def least_tries(self) -> int:
+        """Tries that each task needs."""
+        return max((part.card.least_tries for part in self.parts.values()), default=1)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -124,6 +154,13 @@ class Recipe:
                 f"evolve.method: {self.method.name!r} of {self.package} is no recipe, so nothing "
                 f"keeps its units apart, and mode {mode.value!r} protects each {unit} by itself: "
                 "use a recipe, or a mode that protects whole silos"
+            )
+            return (whole,)
+        if mode in RECORD_MODES and self.divided_by not in {None, Normaliser.CONSTANT}:
+            whole = (
+                f"evolve.normaliser: {self.divided_by} divides by what all tries of a batch have, "
+                f"so each {unit}'s part depends on others, and mode {mode.value!r} protects each "
+                f"{unit} by itself: remove it, or set it to 'constant'"
             )
             return (whole,)
         return tuple(
@@ -157,8 +194,10 @@ def refusal(card: PartCard, mode: Mode, unit: Unit) -> str | None:
     return None
 
 
-def recipe_of(method: str, choices: PartsSection) -> Recipe:
-    """A method with a plan's choices of parts.
+def recipe_of(
+    method: str, choices: PartsSection, normaliser: NormaliserName | None = None
+) -> Recipe:
+    """A method with a plan's choices of parts, and of the normaliser if it is not the method's.
 
     Raises:
         UnknownPartError: Something is not there, or does not fit; one line that begins with the key
@@ -176,14 +215,53 @@ def recipe_of(method: str, choices: PartsSection) -> Recipe:
         own = found.card.parts.get(kind)
         if choice is not None and not found.card.parts:
             raise UnknownPartError(f"parts.{kind}: method {method!r} is no recipe and has no parts")
+        preset = found.card.presets.get(kind, {})
         if choice is not None:
-            parts[kind] = _chosen(kind, choice)
+            same = choice.name == own and not choice.package
+            parts[kind] = _chosen(kind, choice, preset if same else {})
         elif own is not None:
-            parts[kind] = _chosen(kind, PartChoice(name=own), by_method=True)
-    return Recipe(method=found.card, package=found.package, parts=MappingProxyType(parts))
+            parts[kind] = _chosen(kind, PartChoice(name=own), preset, by_method=True)
+    if normaliser is not None and not parts:
+        raise UnknownPartError(f"normaliser: method {method!r} trains nothing; remove it")
+    return Recipe(
+        method=found.card,
+        package=found.package,
+        parts=MappingProxyType(parts),
+        divided_by=None if normaliser is None else Normaliser(normaliser),
+    )
 
 
-def _chosen(kind: str, choice: PartChoice, *, by_method: bool = False) -> ChosenPart:
+def require_fitting(
+    recipe: Recipe, *, nominal_tokens: int | None, temperature: float, tries_per_task: int
+) -> None:
+    """Check numbers of ``[evolve]`` against what its recipe needs.
+
+    Raises:
+        ValueError: One does not fit; the text says what to set.
+    """
+    name = recipe.method.name
+    constant = recipe.normaliser is Normaliser.CONSTANT
+    if constant != (nominal_tokens is not None):
+        raise ValueError(
+            f"method {name!r} divides by a public constant: set nominal_tokens"
+            if constant
+            else f"nominal_tokens would change nothing with method {name!r}: remove it"
+        )
+    if recipe.tempered and temperature <= 0:
+        raise ValueError(
+            f"method {name!r} compares probabilities with those that tries were played with, and "
+            "at temperature 0 all of these are 1: set a temperature above 0"
+        )
+    if tries_per_task < recipe.least_tries:
+        raise ValueError(
+            f"method {name!r} compares the tries at a task with each other: set tries_per_task to "
+            f"at least {recipe.least_tries}"
+        )
+
+
+def _chosen(
+    kind: str, choice: PartChoice, preset: Mapping[str, Any], *, by_method: bool = False
+) -> ChosenPart:
     where = f"parts.{kind}"
     try:
         found = part_card(kind, choice.name)
@@ -201,7 +279,7 @@ def _chosen(kind: str, choice: PartChoice, *, by_method: bool = False) -> Chosen
             "install"
         )
     try:
-        options = card.options.model_validate(choice.given)
+        options = card.options.model_validate({**preset, **choice.given})
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -18,8 +18,7 @@ from federation.adapter.target import ALL_LINEAR, TargetKey
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS
 from federation.aggregate.registry import require_method, require_optimiser
 from federation.errors import UnknownPartError
-from federation.plan.methods import Normaliser
-from federation.plan.recipe import PartsSection, recipe_of
+from federation.plan.recipe import NormaliserName, PartsSection, recipe_of, require_fitting
 from federation.plan.section import Section, Slug
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
@@ -66,8 +65,11 @@ class EvolveSection(Section):
     local_epochs: Annotated[int, Field(ge=1, le=100)] = 1
     """How often a round plays, gives credit and trains; each time after the first with the adapter
     as it was trained. 1 in the record-level modes, where the released adapter alone plays."""
+    normaliser: NormaliserName | None = None
+    """By what the terms of a step's tries are divided where no unit is protected:
+    ``batch_tokens``, ``unit_tokens`` or ``constant``. None leaves it to the method."""
     nominal_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Of a method whose normaliser is ``constant``: tokens that a try is taken to have."""
+    """Of the normaliser ``constant``: tokens that a try is taken to have."""
     episodes_per_round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Episodes each silo explores, tries included; also the public bound of its metrics."""
     epochs: Annotated[int, Field(ge=1, le=100)] = 2
@@ -128,16 +130,15 @@ class EvolveSection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> EvolveSection:
         try:
-            recipe = recipe_of(self.method, self.parts)
+            recipe = recipe_of(self.method, self.parts, self.normaliser)
         except UnknownPartError as error:
             raise ValueError(str(error)) from error
-        constant = recipe.method.normaliser is Normaliser.CONSTANT
-        if constant != (self.nominal_tokens is not None):
-            raise ValueError(
-                f"method {self.method!r} divides by a public constant: set nominal_tokens"
-                if constant
-                else f"nominal_tokens would change nothing with method {self.method!r}: remove it"
-            )
+        require_fitting(
+            recipe,
+            nominal_tokens=self.nominal_tokens,
+            temperature=self.temperature,
+            tries_per_task=self.tries_per_task,
+        )
         if recipe.parts:
             if not self.environments:
                 raise ValueError(f"method {self.method!r} explores: name at least one environment")

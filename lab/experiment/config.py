@@ -65,7 +65,7 @@ MAX_FILE_BYTES: Final = 1 << 20
 RUN_DTYPE: Final = "float32"
 """Of every run that says nothing else."""
 _OPTIONAL: Final = ("groups", "attack", "per_round")
-_OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "nominal_tokens")
+_OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens")
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
 

@@ -143,7 +143,7 @@ def _settings(run: Run, *, pooled: int) -> EvolveSettings:
         use_expert=evolve.use_expert or not method.explores,
         proximal_mu=evolve.proximal_mu,
         local_epochs=evolve.local_epochs,
-        normaliser=evolve.made.method.normaliser,
+        normaliser=evolve.made.normaliser,
         nominal_tokens=evolve.nominal_tokens,
         seed=run.seed,
     )

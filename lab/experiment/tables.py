@@ -17,7 +17,15 @@ from dp.config import MAX_GRID_STEPS
 from federation.adapter.target import TargetKey
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS, GroupRule
 from federation.errors import UnknownPartError
-from federation.plan.recipe import FED_SE, PartChoice, PartsSection, Recipe, recipe_of
+from federation.plan.recipe import (
+    FED_SE,
+    NormaliserName,
+    PartChoice,
+    PartsSection,
+    Recipe,
+    recipe_of,
+    require_fitting,
+)
 from federation.plan.section import Slug as PartName
 
 __all__ = [
@@ -98,8 +106,10 @@ class EvolveTable(Section):
     """Other parts in the place of the recipe's own, as in a plan."""
     local_epochs: Annotated[int, Field(ge=1, le=100)] = 1
     """How often a round plays, gives credit and trains."""
+    normaliser: NormaliserName | None = None
+    """By what a step's terms are divided; None leaves it to the recipe."""
     nominal_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Of a recipe that divides by a public constant: tokens that a try is taken to have."""
+    """Of the normaliser ``constant``: tokens that a try is taken to have."""
 
     @model_validator(mode="after")
     def _one_recipe(self) -> EvolveTable:
@@ -109,6 +119,12 @@ class EvolveTable(Section):
             raise ValueError(str(error)) from error
         if not made.parts:
             raise ValueError(f"{self.recipe!r} is no recipe, and has nothing to explore or learn")
+        require_fitting(
+            made,
+            nominal_tokens=self.nominal_tokens,
+            temperature=self.temperature,
+            tries_per_task=self.tries_per_task,
+        )
         if not self.success_filter and self.parts.credit is not None:
             raise ValueError("success_filter = false is the credit 'all-tries': name one of them")
         return self
@@ -123,7 +139,7 @@ class EvolveTable(Section):
         parts = self.parts
         if not self.success_filter:
             parts = parts.model_copy(update={"credit": PartChoice(name="all-tries")})
-        return recipe_of(self.recipe, parts)
+        return recipe_of(self.recipe, parts, self.normaliser)
 
 
 class AggregationTable(Section):

@@ -175,7 +175,7 @@ def settings_of(plan: Plan) -> EvolveSettings:
         explore=evolve.explore,
         packing=evolve.packing,
         local_epochs=evolve.local_epochs,
-        normaliser=plan.recipe.method.normaliser,
+        normaliser=plan.recipe.normaliser,
         nominal_tokens=evolve.nominal_tokens,
         learn=evolve.learn,
         use_expert=evolve.use_expert,

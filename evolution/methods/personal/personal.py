@@ -139,7 +139,7 @@ class PersonalAdapter:
             rows,
             objective,
             replace(
-                train_settings(work.settings, seed=round_seed(work, Stream.PERSONAL)),
+                train_settings(work.settings, objective, seed=round_seed(work, Stream.PERSONAL)),
                 epochs=self._options.personal_epochs or work.settings.epochs,
                 proximal_mu=self._options.personal_lambda,
             ),

@@ -1,0 +1,70 @@
+"""Options that a plan may give Chorale's own parts. No torch, and no code of the parts.
+
+Covered: names, types, ranges. Not covered: what a part makes of them (``evolution/parts``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from federation.plan.section import Section
+
+__all__ = ["ClippedOptions", "GroupRelativeOptions", "RewardOptions"]
+
+Width = Annotated[float, Field(gt=0, le=100)]
+Coefficient = Annotated[float, Field(ge=0, le=100)]
+
+
+class RewardOptions(Section):
+    """Of every credit that compares what tries came to."""
+
+    reward: Literal["success", "return"] = "success"
+    """What a try is worth: 1 if the environment calls it solved, else 0; or the sum of what the
+    environment gave for its steps."""
+    invalid_penalty: Coefficient = 0.1
+    """Taken off for each action that the environment could not read."""
+
+
+class GroupRelativeOptions(RewardOptions):
+    """Of the credit ``group-relative``."""
+
+    baseline: Literal["group", "others"] = "group"
+    """The mean of all tries at the task, or of all but the try itself (RLOO)."""
+    scale: Literal["none", "std", "mean"] = "none"
+    """By what the difference is divided: nothing, the group's standard deviation, or its mean."""
+
+
+class ClippedOptions(Section):
+    """Of the objective ``clipped``."""
+
+    surrogate: Literal["clip", "dppo", "cispo"] = "clip"
+    """What bounds a step; see the objective."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio is cut below 1 minus this."""
+    clip_high: Width = 0.28
+    """The ratio is cut above 1 plus this."""
+    dual_clip: Annotated[float, Field(ge=0, le=1000)] = 3.0
+    """Of a token with negative credit: the loss is at most this times it; 0 for no bound."""
+    dppo_width: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Of ``dppo``: how far a probability may have moved."""
+    cispo_most: Width = 5.0
+    """Of ``cispo``: the greatest weight of a token."""
+    kl: Literal["k2", "k3"] = "k2"
+    """The estimator of the divergence from the reference."""
+    kl_beta: Coefficient = 1e-3
+    """Its coefficient; 0 leaves it out."""
+    kl_to: Literal["round", "base"] = "round"
+    """The reference: the adapter that the round was given, or the base without any."""
+    entropy: Coefficient = 0.0
+    """Coefficient of the entropy that is asked for."""
+    mask_mismatch: bool = False
+    """Leave tokens out whose probability in the trainer's first pass is not within ½ and 5 times
+    the one that was recorded. For federations in which another engine than the trainer plays."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> ClippedOptions:
+        if 0 < self.dual_clip <= 1:
+            raise ValueError("dual_clip is above 1, or 0 for no bound")
+        return self
