@@ -286,3 +286,71 @@ def test_a_row_is_of_one_length_and_finite_and_leaves_scaffold_out():
     ):
         with pytest.raises(Exception, match=r"row|scaffold"):
             Row.of(one, **wrong)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_at_a_temperature_all_of_it_is_of_the_tempered_distribution(tiny_base, keep, part):
+    seen = []
+
+    class Looks(BasePart):
+        def terms(self, out, row):
+            seen.append((out.logprob.detach(), out.entropy.detach()))
+            return -out.logprob
+
+    model, (row, *_) = load_base(tiny_base), WEIGHTED
+    sums = row_sums(model, as_batch([row]), part(Looks).make(), keep=keep, temperature=0.5)
+    ids = torch.from_numpy(row.token_ids)
+    tempered = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1].float() / 0.5, -1)
+    mask = torch.from_numpy(row.mask[1:])
+    own = tempered.gather(-1, ids[1:, None])[:, 0]
+    torch.testing.assert_close(sums[0], -own[mask].sum())
+    logprob, entropy = seen[0]
+    expected = -(tempered.exp() * tempered).sum(-1)
+    kept = mask if keep else torch.ones_like(mask)
+    torch.testing.assert_close(entropy, expected[kept])
+    torch.testing.assert_close(logprob if keep else logprob[mask], own[mask])
+
+
+@pytest.mark.parametrize("frozen", [None, ".lora_A."])
+def test_the_base_is_asked_without_its_adapter_and_training_goes_on_as_before(
+    tiny_base, adapter, part, frozen
+):
+    rows = WEIGHTED[:4]
+    names = frozenset(name for name in adapter if frozen is None or frozen not in name)
+    found = []
+
+    class Looks(BasePart):
+        def terms(self, out, row):
+            found.append(torch.where(row.mask, out.base, 0.0))
+            return -out.logprob * row.weights
+
+    trained, plain = trainer_of(tiny_base, adapter), trainer_of(tiny_base, adapter)
+    settings = replace(PLAN, epochs=1, batch_size=len(rows))
+    trained.train(rows, part(Looks, ["base"]), settings, trainable=names)
+    plain.train(rows, NLL, settings, trainable=names)
+    assert apart(trained.adapter(), plain.adapter()) == 0.0
+    assert apart(trained.adapter(), adapter) > 0
+    alone = {
+        name: np.zeros_like(value) if ".lora_B." in name else value
+        for name, value in adapter.items()
+    }
+    expected = trainer_of(tiny_base, alone).logprobs(rows)
+    told = sorted(float(one.sum()) for one in found)
+    assert told == pytest.approx(sorted(float(one.sum()) for one in expected), abs=1e-4)
+    again = trainer_of(tiny_base, adapter).logprobs(rows, base=True)
+    for one, other in zip(again, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_batches_by_a_public_constant_are_of_tries_of_any_length(tiny_base, adapter):
+    rows = sorted(WEIGHTED + [Row.of(one) for one in EPISODES[6:16]], key=len)
+    settings = replace(PLAN, batch_size=4, normaliser=Normaliser.CONSTANT, constant=9.0)
+    loop = trainer_of(tiny_base, adapter)._loop(settings, frozenset())
+    batches = loop._batches(rows)
+    assert sorted(row.name for batch in batches for row in batch) == sorted(r.name for r in rows)
+    assert [len(batch) for batch in batches] == [4, 4, 4, 4]
+    shortest = {row.name for row in rows[:4]}
+    assert all({row.name for row in batch} != shortest for batch in batches)
+    by_tokens = replace(settings, normaliser=Normaliser.BATCH_TOKENS)
+    loop = trainer_of(tiny_base, adapter)._loop(by_tokens, frozenset())
+    assert {row.name for row in loop._batches(rows)[0]} == shortest
