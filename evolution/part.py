@@ -36,8 +36,12 @@ class BasePart:
     """As on its card."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """As on its card; of objectives only."""
+    watches: ClassVar[tuple[str, ...]] = ()
+    """Figures that an objective notes of a training."""
     options: Any
     """An instance of its card's ``options``."""
+    watch: Any = None
+    """An ``evolution.train.objective.Watch`` while an objective is watched."""
 
     def __init__(self, options: Section) -> None:
         self.options = options

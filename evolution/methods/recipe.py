@@ -315,7 +315,8 @@ class RecipeEvolver(Evolver):
                 played = self._explore(work, tasks, adapter, identity, epoch=epoch)
             tally.explored_s += time.perf_counter() - began_s
             self._count(played, tally)
-            rows = self._credit(work, groups_of(played, work), epoch=epoch)
+            groups = groups_of(played, work)
+            rows = self._credit(work, groups, epoch=epoch)
             with spanned("train"):
                 report = self._trainer.train(
                     short_enough(rows, work.settings, tally) if work.settings.learn else [],
@@ -336,7 +337,8 @@ class RecipeEvolver(Evolver):
             )
             if epoch == 0:
                 tally.figures["first_loss"] = report.first_loss
-            tally.figures["last_loss"] = report.last_loss
+            tally.figures |= {**report.figures, "last_loss": report.last_loss}
+            tally.add(groups=float(len(groups)), groups_used=float(len({r.unit for r in rows})))
             tally.mean_gradient = report.mean_gradient if work.correction is not None else None
 
     def _credit(self, work: Work, groups: Sequence[Group], *, epoch: int) -> list[Row]:

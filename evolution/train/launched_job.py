@@ -157,6 +157,7 @@ def write_result(directory: Path, adapter: Tensors, report: SftReport) -> None:
         "agent_tokens": report.agent_tokens,
         "first_loss": report.first_loss,
         "last_loss": report.last_loss,
+        "figures": dict(report.figures),
     }
     (directory / "report.json").write_text(json.dumps(figures))
 
@@ -211,8 +212,9 @@ def read_result(
             first_loss=float(figures["first_loss"]),
             last_loss=float(figures["last_loss"]),
             mean_gradient=mean,
+            figures={str(name): float(value) for name, value in figures["figures"].items()},
         )
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise TrainingJobError(f"the result cannot be read: {type(error).__name__}") from error
 
 

@@ -33,8 +33,9 @@ from torch.utils.checkpoint import checkpoint
 from dp.steps.units import UnitId
 from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time, require_wanted
+from evolution.part import BasePart
 from evolution.train.loss import Batch, as_batch, batch_total, logprobs_of
-from evolution.train.objective import Batchwise, Objective
+from evolution.train.objective import Batchwise, Objective, Watch
 from evolution.train.rows import Row, cut, deal, in_order
 from evolution.train.trainer import SftReport, SftSettings, share_of_step
 from federation.plan.methods import Normaliser
@@ -66,6 +67,10 @@ class Processes(ABC):
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of a number over all processes."""
 
+    @abstractmethod
+    def greatest(self, value: torch.Tensor) -> torch.Tensor:
+        """The greatest of each number over all processes."""
+
 
 class OneProcess(Processes):
     """Nobody else."""
@@ -80,6 +85,10 @@ class OneProcess(Processes):
         """Nothing to exchange."""
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The number itself."""
+        return value
+
+    def greatest(self, value: torch.Tensor) -> torch.Tensor:
         """The number itself."""
         return value
 
@@ -133,6 +142,7 @@ class Loop:
         scale_of = _scales(rows, plan.normaliser)
         batches = [_Dealt(batch, self, processes, scale_of) for batch in self._batches(rows)]
         self._look_back(model, chosen, batches, device, anchor)
+        watch = _watching(objective)
         rng = np.random.default_rng(plan.seed)
         steps, all_tokens = 0, 0
         all_steps = plan.epochs * len(batches)
@@ -155,6 +165,8 @@ class Loop:
                 )
                 optimiser.step()
                 steps += 1
+                if watch is not None:
+                    watch.first_step = False
             tokens = sum(batch.tokens for batch in batches)
             all_tokens += tokens
             epoch_losses.append(float(processes.total(loss_sum)) / tokens)
@@ -170,6 +182,7 @@ class Loop:
                 name: (total / max(1, steps)).cpu().numpy()
                 for name, total in zip(chosen, sums, strict=True)
             },
+            figures={} if watch is None else watch.figures(processes.total, processes.greatest),
         )
 
     def _batches(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
@@ -263,12 +276,15 @@ class Loop:
     ) -> torch.Tensor:
         """Add this process's part of the gradient; return its part of the loss."""
         loss = torch.zeros((), dtype=torch.float64, device=device)
+        watch: Watch | None = getattr(objective, "watch", None)
         last = len(batch.passes) - 1
         if "first" in self.needs:
             self._note(model, batch.passes, device, "first")
         for turn, one in enumerate(batch.passes):
             with processes.alone() if turn < last else contextlib.nullcontext():
                 scales_B = None if one.scales is None else one.scales.to(device)
+                if watch is not None:
+                    watch.paused = not one.real
                 found = batch_total(
                     model,
                     one.batch.to(device),
@@ -341,6 +357,14 @@ def _scales(rows: Sequence[Row], normaliser: Normaliser) -> dict[UnitId | None, 
     for row in rows:
         tokens[row.unit] += row.loss_tokens
     return {unit: 1.0 / max(1, count) for unit, count in tokens.items()}
+
+
+def _watching(objective: Objective | Batchwise) -> Watch | None:
+    """What the objective notes its figures in, if it has some."""
+    if not isinstance(objective, BasePart) or not objective.watches:
+        return None
+    objective.watch = Watch(objective.watches)
+    return objective.watch
 
 
 @contextlib.contextmanager

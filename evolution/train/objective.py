@@ -19,9 +19,8 @@ units are protected the first three are under the released adapter that the roun
 began with. Where the card says ``tempered``, all of it, entropy and likeliest tokens too, is of the
 distribution at the temperature that tries are played at, else at 1.
 
-An objective that has ``figures`` is asked for them when the training is over: numbers for the
-silo's own operator, of the tokens that its terms were asked for. Where units are protected it is
-made anew for each row, and nobody asks.
+An objective whose class names ``watches`` is given a ``Watch`` where nobody is protected, and notes
+in it what the silo's own operator wants to see of a training.
 
 A ``Batchwise`` objective gets a whole mini-batch, and so couples all units: it runs only where none
 is protected, in one process and without micro-batches.
@@ -31,15 +30,16 @@ Covered: the seam. Not covered: a value head, which nothing here has.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from evolution.errors import EvolverSetupError
 
-__all__ = ["Batchwise", "Objective", "RowTensors", "TokenOut"]
+__all__ = ["Batchwise", "Objective", "RowTensors", "TokenOut", "Watch"]
 
 
 class RowTensors(NamedTuple):
@@ -99,6 +99,65 @@ class TokenOut:
         if name not in self._known:
             raise EvolverSetupError(f"the objective's card does not say that it needs {name!r}")
         return self._known[name]
+
+
+class Watch:
+    """Figures of a training, over the tokens of all its passes; see the module.
+
+    Means, but for names that end in ``_max`` or ``_min``. The names are fixed, so that processes
+    that share a training can put theirs together.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Note nothing yet."""
+        self._sums = {name: 0.0 for name in names if not _extreme(name)}
+        self._counts = dict.fromkeys(self._sums, 0.0)
+        self._most = {name: -math.inf for name in names if _extreme(name)}
+        self.paused = False
+        """Whether a pass is made-up rows."""
+        self.first_step = True
+        """Whether no step has been taken: the policy is the one that played, as far as engine and
+        trainer agree."""
+
+    @torch.no_grad()
+    def note(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        """Note one value a token; those outside the mask count as nothing."""
+        if self.paused:
+            return
+        kept = values.detach()[mask].double()
+        if name in self._most:
+            if len(kept):
+                found = float(-kept.min() if name.endswith("_min") else kept.max())
+                self._most[name] = max(self._most[name], found)
+            return
+        self._sums[name] += float(kept.sum())
+        self._counts[name] += len(kept)
+
+    def figures(
+        self,
+        total: Callable[[torch.Tensor], torch.Tensor],
+        greatest: Callable[[torch.Tensor], torch.Tensor],
+    ) -> dict[str, float]:
+        """All of them, over all processes; what no token was noted for is left out."""
+        names, extremes = sorted(self._sums), sorted(self._most)
+        sums = [*(self._sums[name] for name in names), *(self._counts[name] for name in names)]
+        summed = total(torch.tensor(sums, dtype=torch.float64)).tolist()
+        most = greatest(
+            torch.tensor([self._most[name] for name in extremes], dtype=torch.float64)
+        ).tolist()
+        found = {
+            name: value / count
+            for name, value, count in zip(names, summed, summed[len(names) :], strict=False)
+            if count
+        }
+        for name, value in zip(extremes, most, strict=True):
+            if value > -math.inf:
+                found[name] = -value if name.endswith("_min") else value
+        return found
+
+
+def _extreme(name: str) -> bool:
+    return name.endswith(("_max", "_min"))
 
 
 @runtime_checkable

@@ -89,6 +89,12 @@ class _Workers(Processes):
         summed: torch.Tensor = self._accelerator.reduce(value, reduction="sum")
         return summed
 
+    def greatest(self, value: torch.Tensor) -> torch.Tensor:
+        """The greatest over all workers."""
+        on_device = value.to(self._accelerator.device)
+        torch.distributed.all_reduce(on_device, op=torch.distributed.ReduceOp.MAX)
+        return on_device
+
 
 def main(argv: Sequence[str]) -> int:
     """Do a job, given by its directory and the daemon's process id.

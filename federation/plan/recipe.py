@@ -282,10 +282,10 @@ def _chosen(
         options = card.options.model_validate({**preset, **choice.given})
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = "".join(f".{part}" for part in first["loc"])
         known = ", ".join(sorted(card.options.model_fields)) or "none"
         raise UnknownPartError(
-            f"{where}.{key}: {first['msg'].removeprefix('Value error, ')} (options of "
+            f"{where}{key}: {first['msg'].removeprefix('Value error, ')} (options of "
             f"{choice.name!r}: {known})"
         ) from error
     return ChosenPart(card=card, options=options, package=found.package)

@@ -47,6 +47,15 @@ class Clipped(BasePart):
     couples: ClassVar = Couples.TRY
     reads: ClassVar = Reads.UNIT
     needs: ClassVar = frozenset({"reference", "base", "first"})
+    watches: ClassVar = (
+        "clip_low",
+        "clip_high",
+        "entropy",
+        "kl",
+        "mismatch",
+        "ratio_min",
+        "ratio_max",
+    )
     options: ClippedOptions
 
     @classmethod
@@ -61,12 +70,17 @@ class Clipped(BasePart):
         said = self.options
         ratio = _ratio(out.logprob, row.logprobs)
         gain = self._gain(ratio, out.logprob, row)
+        if self.watch is not None:
+            self._note(ratio, out, row)
         if said.mask_mismatch:
             first = _ratio(out.first, row.logprobs)
             gain = torch.where((first >= _MATCH[0]) & (first <= _MATCH[1]), gain, 0.0)
         loss = -gain
         if said.kl_beta:
-            loss = loss + said.kl_beta * self._divergence(ratio, out)
+            divergence = self._divergence(ratio, out)
+            loss = loss + said.kl_beta * divergence
+            if self.watch is not None:
+                self.watch.note("kl", divergence, row.mask)
         if said.entropy:
             loss = loss - said.entropy * out.entropy
         return loss
@@ -83,6 +97,20 @@ class Clipped(BasePart):
         if said.dual_clip:
             gain = torch.where(credit < 0, torch.maximum(gain, said.dual_clip * credit), gain)
         return gain
+
+    @torch.no_grad()
+    def _note(self, ratio: torch.Tensor, out: TokenOut, row: RowTensors) -> None:
+        said, credit, watch = self.options, row.weights, self.watch
+        low = (ratio < 1.0 - said.clip_low) & (credit < 0)
+        high = (ratio > 1.0 + said.clip_high) & (credit > 0)
+        watch.note("clip_low", low.float(), row.mask)
+        watch.note("clip_high", high.float(), row.mask)
+        watch.note("ratio_min", ratio, row.mask)
+        watch.note("ratio_max", ratio, row.mask)
+        watch.note("entropy", out.entropy, row.mask)
+        if watch.first_step:
+            # k3 of μ and π, over what μ sampled: what engine and trainer do not agree on.
+            watch.note("mismatch", ratio - 1.0 - ratio.log(), row.mask)
 
     def _divergence(self, ratio: torch.Tensor, out: TokenOut) -> torch.Tensor:
         said = out.base if self.options.kl_to == "base" else out.reference

@@ -104,7 +104,7 @@ def test_wrong_options_are_refused(options):
 
 def test_unknown_methods_are_refused():
     with pytest.raises(UnknownPartError, match="constant"):
-        recipe_of("grpo", PartsSection())
+        recipe_of("none-such", PartsSection())
 
 
 @pytest.mark.parametrize("code", ["evolution.methods.nowhere:It", "json:It", "builtins:str"])
@@ -116,7 +116,7 @@ def test_a_card_whose_code_is_no_method_is_refused(code):
 
 
 def test_every_method_runs_under_every_mode_and_its_parts_say_what_their_cards_say():
-    assert METHODS.keys() == {"constant", "fed-se"}
+    assert METHODS.keys() == {"constant", "fed-se", "fedagent", "grpo", "rloo"}
     for name in METHODS:
         recipe = recipe_of(name, PartsSection())
         assert not any(recipe.refusals(mode, unit) for mode in Mode for unit in ("task", "user"))

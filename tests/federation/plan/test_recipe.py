@@ -226,11 +226,54 @@ def test_a_plan_is_refused_with_the_part_and_the_reason_where_units_are_apart(in
         ("nominal_tokens = 9\n", ["nominal_tokens would change nothing"]),
         ('method = "even"\n', ["set nominal_tokens"]),
         ('method = "none-such"\n', ["unknown method 'none-such'", "fed-se"]),
+        ('method = "grpo"\n', ["set nominal_tokens"]),
+        (
+            'method = "grpo"\nnominal_tokens = 9\ntemperature = 0.0\n',
+            ["at temperature 0", "above 0"],
+        ),
+        (
+            'method = "grpo"\nnominal_tokens = 9\ntries_per_task = 1\n',
+            ["set tries_per_task to at least 2"],
+        ),
+        (
+            'method = "grpo"\nnormaliser = "batch_tokens"\n',
+            ["evolve.normaliser: batch_tokens", "record_local", "'constant'"],
+        ),
+        ('normaliser = "halves"\n', ["evolve.normaliser", "batch_tokens"]),
+        (
+            'method = "grpo"\nnominal_tokens = 9\nparts = { objective = { name = "clipped", dual_clip = 0.5 } }\n',  # noqa: E501  # one line of TOML
+            ["evolve: parts.objective: dual_clip is above 1"],
+        ),
     ],
 )
 def test_keys_that_a_recipe_asks_for_or_has_no_use_for(installed, text, words):
     plan = PLAN.replace('method = "fed-se"\n', "" if "method" in text else 'method = "fed-se"\n')
+    if "tries_per_task" in text:
+        plan = plan.replace("tries_per_task = 4\n", "")
     plan = plan.replace("[evolve]\n", f"[evolve]\n{text}")
     with pytest.raises(PlanError) as refused:
         read_plan(plan.encode())
     assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_a_recipes_own_options_stay_but_for_those_that_a_plan_gives_the_same_part():
+    def objective(method, **given):
+        chosen = PartsSection(objective=PartChoice(name="clipped", **given)) if given else None
+        return recipe_of(method, chosen or PartsSection()).parts["objective"].options
+
+    assert (objective("grpo").clip_high, objective("grpo").kl) == (0.28, "k2")
+    theirs = objective("fedagent")
+    assert (theirs.clip_high, theirs.kl, theirs.kl_beta, theirs.kl_to) == (0.2, "k3", 0.01, "base")
+    changed = objective("fedagent", kl_beta=0.5)
+    assert changed == theirs.model_copy(update={"kl_beta": 0.5})
+    # Another part in its place has options of its own.
+    other = recipe_of("fedagent", PartsSection(objective="nll")).parts["objective"]
+    assert other.card.name == "nll"
+    assert recipe_of("fedagent", PartsSection()).parts["credit"].options.scale == "std"
+    assert recipe_of("rloo", PartsSection()).parts["credit"].options.baseline == "others"
+
+
+def test_a_card_gives_options_to_parts_that_it_has_alone():
+    parts = METHODS["grpo"].parts
+    with pytest.raises(UnknownPartError, match="a part that it does not have"):
+        MethodCard(name="odd", says="odd", parts=parts, presets={"gate": {"at": 1}})
