@@ -363,8 +363,9 @@ def _watching(objective: Objective | Batchwise) -> Watch | None:
     """What the objective notes its figures in, if it has some."""
     if not isinstance(objective, BasePart) or not objective.watches:
         return None
-    objective.watch = Watch(objective.watches)
-    return objective.watch
+    watch = Watch(objective.watches)
+    objective.watch = watch
+    return watch
 
 
 @contextlib.contextmanager
