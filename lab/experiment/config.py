@@ -147,6 +147,8 @@ class Run(Section):
         for name in _OF_RECIPES:
             if found["evolve"][name] == plain[name]:
                 del found["evolve"][name]
+        if self.judge.split == JudgeTable().split:
+            del found["judge"]["split"]
         if self.rollout.kind != "hf":
             found["engine"] = self.rollout.kind
         if self.foreign:

@@ -96,7 +96,7 @@ class Judge:
     def _play(self, name: str, count: int, temperature: float) -> list[Judged]:
         catalogue = catalogue_of(self._run)
         environment = catalogue.make(name)
-        ids = environment.task_ids(Split.HELD_OUT)[:count]
+        ids = environment.task_ids(Split(self._run.judge.split))[:count]
         labels = environment.labels
         environment.close()
         played = run_episodes(

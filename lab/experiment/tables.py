@@ -175,6 +175,8 @@ class JudgeTable(Section):
     """Held-out tasks per environment, in the order of the split."""
     held_out_other: Annotated[int, Field(ge=0, le=100_000)] = 64
     """The same, where one silo's own adapter is judged outside its families."""
+    split: Literal["held_out", "pretrain"] = "held_out"
+    """``pretrain`` is for tuning: tasks that no reported table is about."""
     temperatures: Annotated[
         tuple[Annotated[float, Field(ge=0, le=10)], ...], Field(min_length=1, max_length=8)
     ] = (1.0, 0.0)

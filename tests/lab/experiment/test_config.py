@@ -111,6 +111,15 @@ def test_what_was_added_later_changes_no_digest_of_a_run_without_it(tmp_path):
     assert same.training.micro_batch_tokens == 9
 
 
+def test_tuning_is_judged_on_the_tasks_of_another_split(tmp_path):
+    told = HEAD.replace("[judge]", '[judge]\nsplit = "pretrain"')
+    runs = [resolved(tmp_path, text + SILOS + setting("one", "fedse"))[0] for text in (HEAD, told)]
+    assert "split" not in runs[0].described()["judge"]
+    assert runs[1].described()["judge"]["split"] == "pretrain"
+    (problem,) = problems(tmp_path, told.replace("pretrain", "train") + SILOS)
+    assert problem.startswith("judge.split")
+
+
 def test_some_of_the_silos_are_a_run_of_their_own_and_a_setting_says_otherwise(tmp_path):
     text = HEAD.replace("[evolve]", "per_round = 4\n[evolve]") + NINE
     rows = [("a", "per_round = 0"), ("b", ""), ("c", "per_round = 5")]
