@@ -154,6 +154,7 @@ COHORTS = {
     "plan-demo-environments": (4, 1, 49_152),
     "plan-demo-shards": (4, 1, 49_152),
     "plan-fed-se": (5, 1, 20_190_000),
+    "plan-grpo": (4, 1, 305_280),
     "plan-record-distributed": (10, 1, 3072),
     "plan-record-local": (10, 1, 3072),
     "plan-silo-dp": (200, 20, DIMENSION),

@@ -47,6 +47,7 @@ def test_the_examples_are_the_expected_ones():
         "plan-demo-environments.toml",
         "plan-demo-shards.toml",
         "plan-fed-se.toml",
+        "plan-grpo.toml",
         "plan-record-distributed.toml",
         "plan-record-local.toml",
         "plan-silo-dp.toml",

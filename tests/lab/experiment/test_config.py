@@ -116,7 +116,8 @@ def test_tuning_is_judged_on_the_tasks_of_another_split(tmp_path):
     runs = [resolved(tmp_path, text + SILOS + setting("one", "fedse"))[0] for text in (HEAD, told)]
     assert "split" not in runs[0].described()["judge"]
     assert runs[1].described()["judge"]["split"] == "pretrain"
-    (problem,) = problems(tmp_path, told.replace("pretrain", "train") + SILOS)
+    wrong = told.replace("pretrain", "train") + SILOS + setting("one", "fedse")
+    (problem,) = problems(tmp_path, wrong)
     assert problem.startswith("judge.split")
 
 
