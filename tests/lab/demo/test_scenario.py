@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -105,6 +106,14 @@ def test_every_silo_file_is_read_and_the_tasks_are_dealt_out(tmp_path, scenario)
     starts = [config.held_out_offset for config in configs]
     assert starts == [settings.held_out * index for index in range(4)]
     assert len({config.seed for config in configs}) == 4
+
+
+def test_how_many_are_judged_can_be_said_and_is_kept_with_the_rest():
+    few = DemoSettings(held_out=4)
+    assert "held_out = 4\n" in plan_toml(few, base="b", base_sha256="ab" * 32)
+    assert "held_out_offset = 8\n" in silo_toml(few, 2, base_model="b")
+    assert DemoSettings(**asdict(few)) == few
+    assert DemoSettings().held_out > DemoSettings(scenario=Scenario.WORDS).held_out > 4
 
 
 @pytest.mark.parametrize("scenario", list(Scenario))
