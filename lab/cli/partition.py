@@ -177,13 +177,12 @@ def _lines(report: PartitionReport, settings: list[str], seeds: int) -> list[str
         if value is not None
     ]
     size = f"{sizes[0]}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    lines = [
-        f"{', '.join(settings)}: {table.kind} of {report.environment}, {', '.join(dials)}",
-        f"{len(sizes)} silos with {size} tasks each; {report.union} of the {table.pool} tasks of "
-        f"the pool are in use; {report.moved} were moved to another type",
-        f"{'dispersion':12}{'formula':>10}{'expected':>10}{f'seed {table.seed}':>12}  "
-        f"mean of {seeds} seeds",
-    ]
+    whose = f"{', '.join(settings)}: {table.kind} of {report.environment}, {', '.join(dials)}"
+    who = f"{len(sizes)} silos with {size} tasks each; {report.union} of {table.pool} are in use"
+    if report.moved:
+        who += f"; {report.moved} are of another type than was drawn, which had run out"
+    head = f"{'dispersion':12}{'formula':>10}{'expected':>10}{f'seed {table.seed}':>12}"
+    lines = [whose, who, f"{head}  mean of {seeds} seeds"]
     for one in report.measures:
         error = "" if one.standard_error is None else f" ± {one.standard_error:.4f}"
         lines.append(

@@ -16,6 +16,7 @@ Covered: whole quotas and shares. Not covered: which tasks (``partitions.py``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ from lab.partitions.streams import Streams
 __all__ = ["Bounds", "quotas", "require_concentration", "shares"]
 
 Floats = npt.NDArray[np.float64]
+_LEAST_DRAWN: Final = 1e-9
+"""What a draw is at least, of the upper bound."""
 Counts = npt.NDArray[np.int64]
 
 
@@ -123,14 +126,15 @@ def _scaled(
         a, b = bounds.mu * concentration, (1 - bounds.mu) * concentration
         x = np.array([rng.of("quota", silo).beta(a, b) for silo in range(silos)])
         drawn = bounds.least + x * (bounds.most - bounds.least)
-    # A draw of 0 would stay at 0 under every factor; the smallest float below the bounds does not.
-    drawn = np.maximum(drawn, np.finfo(np.float64).tiny)
+    # A draw of 0 would stay at 0 under every factor.
+    drawn = np.maximum(drawn, _LEAST_DRAWN * bounds.most)
 
     def at(factor: float) -> Floats:
         return np.clip(factor * drawn, bounds.least, bounds.most)
 
     low, high = 0.0, 1.0
-    while at(high).sum() < total and high < np.finfo(np.float64).max / 4 / drawn.max():
+    # Safety: with the largest factor everybody is at the upper bound, up to rounding of the sum.
+    while at(high).sum() < total and high < 2 / _LEAST_DRAWN:
         high *= 2
     # Down to neighbouring floats.
     while low < (middle := (low + high) / 2) < high:
