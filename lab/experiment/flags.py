@@ -61,8 +61,10 @@ def read_flags(path: str, sha256: str) -> Flags:
     found: dict[tuple[str, int], bool] = {}
     for number, line in enumerate(content.splitlines(), start=1):
         where = f"partition.solved: {path}, line {number}"
+        if len(line) > MAX_LINE_BYTES:
+            raise ExperimentFileError([f"{where}: longer than {MAX_LINE_BYTES} bytes: correct it"])
         try:
-            flag = Flag.model_validate_json(line[: MAX_LINE_BYTES + 1])
+            flag = Flag.model_validate_json(line)
         except ValidationError as error:
             raise ExperimentFileError(
                 [f'{where}: not {{"environment": …, "task_id": …, "solved": …}}: correct it']
