@@ -22,6 +22,7 @@ __all__ = ["app"]
 app = typer.Typer(
     no_args_is_help=True, help="How tasks are dealt to silos, and which the base solves."
 )
+_MEASURES = {"preference": "omega", "coverage": "xi", "hardness": "xi_hard"}
 _File = Annotated[Path, typer.Argument(help="Experiment file, TOML.", exists=True, dir_okay=False)]
 
 
@@ -36,6 +37,14 @@ def show(
     seeds: Annotated[
         int, typer.Option(help="Dealings to take the mean of, from the table's seed on.", min=1)
     ] = 20,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MEASURE=VALUE",
+            help="Say also which dial has this dispersion; repeat for preference, coverage, "
+            "hardness.",
+        ),
+    ] = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Say how unlike the silos are, beside what the formulas expect.
@@ -43,10 +52,15 @@ def show(
     For every partition of the file and every environment: how many tasks silos have, the dispersion
     of their types, of their sizes and of what the base solves, expected and measured, and whether
     types and solved tasks are independent, on which it rests that one dial leaves the others alone.
-    """
+
+    \b
+    chorale-lab partition show experiment.toml
+    chorale-lab partition show experiment.toml --target preference=0.4
+    """  # noqa: D301  # click reads the backspace: leave the block as it is
     with answering(output), _told():
         from lab.experiment.partition_report import report_partition
 
+        targets = _targets(target or [])
         runs = _runs(experiment)
         found: dict[Any, list[str]] = {}
         for run in runs:
@@ -61,7 +75,7 @@ def show(
             )
         data = []
         for table, settings in found.items():
-            for report in report_partition(runs[0], table, seeds=seeds):
+            for report in report_partition(runs[0], table, seeds=seeds, targets=targets):
                 show_result(output, *_lines(report, list(dict.fromkeys(settings)), seeds))
                 data.append({"settings": list(dict.fromkeys(settings)), **_data(report)})
         succeed(output, {"partitions": data, "seeds": seeds})
@@ -169,12 +183,25 @@ def _largest_pool(loaded: Experiment) -> int:
     return max(pools)
 
 
+def _targets(given: list[str]) -> dict[str, float]:
+    found = {}
+    for one in given:
+        measure, _, value = one.partition("=")
+        try:
+            found[measure] = float(value)
+        except ValueError:
+            measure = ""
+        if measure not in _MEASURES:
+            raise _wrong(f"--target takes MEASURE=VALUE, of {', '.join(_MEASURES)}; got {one!r}")
+    return found
+
+
 def _lines(report: PartitionReport, settings: list[str], seeds: int) -> list[str]:
     table, sizes = report.table, report.sizes
     dials = [
         f"{name} = {value:g}"
-        for name, value in (("omega", table.omega), ("xi", table.xi), ("xi_hard", table.xi_hard))
-        if value is not None
+        for name in _MEASURES.values()
+        if (value := getattr(table, name)) is not None
     ]
     size = f"{sizes[0]}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
     whose = f"{', '.join(settings)}: {table.kind} of {report.environment}, {', '.join(dials)}"
@@ -189,6 +216,8 @@ def _lines(report: PartitionReport, settings: list[str], seeds: int) -> list[str
             f"{one.name:12}{one.formula:10.4f}{one.expected:10.4f}{one.measured:12.4f}  "
             f"{one.mean:.4f}{error}"
         )
+    for name, value in report.dials.items():
+        lines.append(f"the target of {name} is expected at {_MEASURES[name]} = {value:.6g}")
     if (test := report.independence) is not None:
         few = "" if test.is_reliable else "; too few tasks of a type to rely on it"
         lines.append(

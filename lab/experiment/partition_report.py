@@ -7,6 +7,7 @@ Not covered: what the dispersion does to learning; that is what a run is for.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +22,13 @@ from lab.partitions.dispersion import (
     expected_preference,
     expected_quota,
     hardness_dispersion,
+    omega_of,
     preference_dispersion,
     sampling_floor,
     type_spread,
+    xi_of,
 )
-from lab.partitions.errors import PoolError
+from lab.partitions.errors import DialError, PoolError
 from lab.partitions.independence import Independence, independence
 from lab.partitions.quotas import Bounds
 
@@ -68,19 +71,36 @@ class PartitionReport:
     """Δ²_hard only where there are flags."""
     independence: Independence | None
     """Of types and flags; None where there are no flags, or none of one kind."""
+    dials: Mapping[str, float]
+    """For each measure that was asked for, the dial that has the dispersion."""
 
 
-def report_partition(run: Run, table: PartitionTable, *, seeds: int) -> list[PartitionReport]:
+def report_partition(
+    run: Run, table: PartitionTable, *, seeds: int, targets: Mapping[str, float] | None = None
+) -> list[PartitionReport]:
     """Report on every environment that silos of the run explore.
 
+    ``targets`` are dispersions, by measure, for which the dial is wanted.
+
     Raises:
-        PartitionError: It cannot be dealt so.
+        PartitionError: It cannot be dealt so, or no dial has such a dispersion.
     """
     explorers = Counter(name for silo in run.silos for name in silo.environments)
-    return [_report(run, table, name, silos, seeds) for name, silos in explorers.items()]
+    return [
+        _report(run, table, name, silos=silos, seeds=seeds, targets=targets or {})
+        for name, silos in explorers.items()
+    ]
 
 
-def _report(run: Run, table: PartitionTable, name: str, silos: int, seeds: int) -> PartitionReport:
+def _report(
+    run: Run,
+    table: PartitionTable,
+    name: str,
+    *,
+    silos: int,
+    seeds: int,
+    targets: Mapping[str, float],
+) -> PartitionReport:
     own = dealing_of(run, table, name, silos=silos)
     drawn = [own.dealt] + [
         deal(own.pool, table, name, silos=silos, seed=table.seed + k) for k in range(1, seeds)
@@ -104,6 +124,9 @@ def _report(run: Run, table: PartitionTable, name: str, silos: int, seeds: int) 
             for key, expected in _expected(table, own.pool, own.dealt).items()
         ),
         independence=tested,
+        dials={
+            key: _dial(table, own.pool, own.dealt, key, target) for key, target in targets.items()
+        },
     )
 
 
@@ -129,21 +152,42 @@ def _measured(dealt: Dealt, pool: Pool) -> dict[str, float]:
     return found
 
 
+def _dial(table: PartitionTable, pool: Pool, dealt: Dealt, name: str, target: float) -> float:
+    """The value of the dial that sets a measure, at which this is expected of it."""
+    silos = len(dealt.silos)
+    if name == "preference" and table.omega is not None:
+        shares = np.bincount(pool.types) / len(pool.types)
+        return omega_of(target, shares, _length(dealt), silos)
+    if name == "coverage" and table.xi is not None:
+        return xi_of(target, table.size_bounds, table.size_bounds.average, silos)
+    if name == "hardness" and table.xi_hard is not None:
+        return xi_of(target, *_hard_bounds(table), silos)
+    raise DialError(f"kind {table.kind!r} has no dial that sets {name!r}")
+
+
+def _length(dealt: Dealt) -> float:
+    """The harmonic mean of sizes: what the floor of a preference depends on."""
+    return float(1 / np.mean(1 / dealt.sizes))
+
+
+def _hard_bounds(table: PartitionTable) -> tuple[Bounds, float]:
+    """Bounds of solved tasks, and their unit."""
+    if table.kind == "hardness":
+        return Bounds(*table.solved_counts), float(table.length or 0)
+    return table.share_bounds, 1.0
+
+
 def _expected(table: PartitionTable, pool: Pool, dealt: Dealt) -> dict[str, Expected]:
     sizes, silos, size = dealt.sizes, len(dealt.silos), len(pool.types)
     shares = np.bincount(pool.types) / size
     types = sampling_floor(type_spread(shares), sizes, size)
     if table.omega is not None:
-        harmonic = float(1 / np.mean(1 / sizes))
-        types = expected_preference(shares, table.omega, harmonic, silos)
+        types = expected_preference(shares, table.omega, _length(dealt), silos)
     amounts = Expected(formula=0.0, floor=0.0, silos=silos)
     if table.xi is not None:
         bounds = table.size_bounds
         amounts = expected_quota(bounds, bounds.average, table.xi, silos)
     found = {"preference": types, "coverage": amounts}
     if pool.solved is not None and table.xi_hard is not None:
-        bounds, unit = table.share_bounds, 1.0
-        if table.kind == "hardness":
-            bounds, unit = Bounds(*table.solved_counts), float(table.length or 0)
-        found["hardness"] = expected_quota(bounds, unit, table.xi_hard, silos)
+        found["hardness"] = expected_quota(*_hard_bounds(table), table.xi_hard, silos)
     return found

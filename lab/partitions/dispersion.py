@@ -115,7 +115,7 @@ def sampling_floor(
     return Expected(formula=0.0, floor=float(spread * (kept / counts).mean()), silos=len(counts))
 
 
-def omega_of(target: float, shares: Sequence[float] | Floats, length: int, silos: int) -> float:
+def omega_of(target: float, shares: Sequence[float] | Floats, length: float, silos: int) -> float:
     """ω with this Δ²_pref.
 
     Raises:
@@ -123,9 +123,9 @@ def omega_of(target: float, shares: Sequence[float] | Floats, length: int, silos
     """
     spread = type_spread(shares) * _factor(silos)
     least = spread / length
-    if length < 2 or not least < target < spread:  # one task has one type
+    if length <= 1 or not least < target < spread:  # one task has one type
         raise UnreachableError(
-            f"preference: with {silos} silos of {length} tasks of these types omega reaches what "
+            f"preference: with {silos} silos of {length:g} tasks of these types omega reaches what "
             f"lies between {least:.6g} and {spread:.6g}, not {target:.6g}"
         )
     return (target - least) / (spread - least)
