@@ -15,7 +15,7 @@ from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_resul
 
 if TYPE_CHECKING:
     from lab.experiment.config import Experiment, Run
-    from lab.experiment.partition_report import PartitionReport
+    from lab.experiment.tasks.report import PartitionReport
 
 __all__ = ["app"]
 
@@ -58,7 +58,7 @@ def show(
     chorale-lab partition show experiment.toml --target preference=0.4
     """  # noqa: D301  # click reads the backspace: leave the block as it is
     with answering(output), _told():
-        from lab.experiment.partition_report import report_partition
+        from lab.experiment.tasks.report import report_partition
 
         targets = _targets(target or [])
         runs = _runs(experiment)
@@ -108,8 +108,8 @@ def flags(
     """  # noqa: D301  # click reads the backspace: leave the block as it is
     with answering(output), _told():
         from lab.experiment.config import load_experiment
-        from lab.experiment.flags import write_flags
-        from lab.experiment.reference import Asked, play_base
+        from lab.experiment.tasks.flags import write_flags
+        from lab.experiment.tasks.reference import Asked, play_base
 
         loaded = load_experiment(experiment)
         asked = Asked(
@@ -171,7 +171,7 @@ def _reference(experiment: Path, loaded: Experiment) -> Run:
 
 
 def _largest_pool(loaded: Experiment) -> int:
-    from lab.experiment.partition_table import overridden_partition
+    from lab.experiment.tasks.partition import overridden_partition
 
     tables = [loaded.partition] + [
         overridden_partition(loaded.partition, row.partition, f"setting.{index}.partition")

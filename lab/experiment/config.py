@@ -33,12 +33,10 @@ from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
 from federation.errors import TomlError
 from federation.plan.toml import parse_toml
 from lab.experiment.checked import validated
-from lab.experiment.dealing import dealing_of
 from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
 from lab.experiment.participation import needs_all
-from lab.experiment.partition_table import PartitionTable, overridden_partition, pinned
 from lab.experiment.tables import (
     MAX_SILOS,
     AggregationTable,
@@ -63,6 +61,8 @@ from lab.experiment.tables import (
     Sums,
     TrainingTable,
 )
+from lab.experiment.tasks.dealing import dealing_of
+from lab.experiment.tasks.partition import PartitionTable, overridden_partition, pinned
 from lab.partitions.errors import PartitionError
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]

@@ -17,7 +17,7 @@ whether the reference, the base model, solves it.
 Invariants:
     1. A silo has a task once, and as many as its quota says, whatever else happens.
     2. A category that runs out sends the excess to others, by the silo's own preference among
-       those that have room; where that is 0 for all of them, by their share of the pool.
+       those that have room; where that is 0 for all of them, by how many tasks they have.
     3. Tasks beside the solved ones are unsolved, all of them: the quota of solved tasks is exact.
        FedAgent's code fills from both (its realised dispersion at ξ′ = 1 was 0.086 where the
        quotas' was 0.149).
@@ -75,7 +75,8 @@ def preference(
         DialError: ω is not between 0 and 1, or a number is too small.
         PoolError: The pool has fewer than ``length`` tasks.
     """
-    categories = _Categories(_row("types", types))
+    names, which = np.unique(_row("types", types), return_inverse=True)
+    categories = _Categories(which, len(names))
     _require_silos(silos)
     if length < 1:
         raise DialError(f"length: at least one task for each silo, got {length}")
@@ -170,8 +171,9 @@ def joint(
     solved_counts = np.rint(easiness * counts).astype(np.int64)
     _require_tasks(len(easy), int(solved_counts.max()), "solved tasks")
     _require_tasks(len(hard), int((counts - solved_counts).max()), "unsolved tasks")
-    cells = [(places, _Categories(kinds[places])) for places in (easy, hard)]
-    everything = _Categories(kinds)
+    names, which = np.unique(kinds, return_inverse=True)
+    everything = _Categories(which, len(names))
+    cells = [(places, _Categories(which[places], len(names))) for places in (easy, hard)]
     dealt, moved = [], 0
     for silo in range(silos):
         liking = _liking(everything.shares, omega, rng.of("preference", silo))
@@ -180,8 +182,7 @@ def joint(
             ("easy", "hard"), cells, _split(counts[silo], solved_counts[silo]), strict=True
         ):
             if count:
-                within = liking[np.searchsorted(everything.names, cell.names)]
-                found, excess = cell.draw(count, within, rng.of(name, silo))
+                found, excess = cell.draw(count, liking, rng.of(name, silo))
                 parts.append(places[found])
                 moved += excess
         dealt.append(np.sort(np.concatenate(parts)))
@@ -189,27 +190,24 @@ def joint(
 
 
 class _Categories:
-    """The tasks of a pool by category."""
+    """Tasks by category, of which some may have none."""
 
-    def __init__(self, types: Places) -> None:
-        self.size = len(types)
-        self.names, which, counts = np.unique(types, return_inverse=True, return_counts=True)
-        self._counts = counts.astype(np.int64)
-        self.shares: Floats = counts / max(1, self.size)
-        self._members = np.split(np.argsort(which, kind="stable"), np.cumsum(counts)[:-1])
+    def __init__(self, which: Places, names: int) -> None:
+        """Sort tasks by the number of their category, of so many."""
+        self.size = len(which)
+        self._counts = np.bincount(which, minlength=names)
+        self.shares: Floats = self._counts / max(1, self.size)
+        self._members = np.split(np.argsort(which, kind="stable"), np.cumsum(self._counts)[:-1])
 
     def draw(self, count: int, liking: Floats, own: np.random.Generator) -> tuple[Places, int]:
         """So many tasks, of categories by ``liking``; and how many went elsewhere than drawn."""
-        amounts = np.zeros(len(self.names), dtype=np.int64)
-        left, moved = count, 0
-        weights = liking
-        while left:
-            # Safety: each pass deals everything, or fills one more category, and there is room.
-            amounts += own.multinomial(left, _normed(weights, self.shares, amounts < self._counts))
-            excess = np.maximum(amounts - self._counts, 0)
-            amounts -= excess
-            left = int(excess.sum())
-            moved += left
+        amounts = own.multinomial(count, liking)
+        moved = 0
+        # Safety: each pass deals everything, or fills one more category, and there is room.
+        while (excess := int(np.maximum(amounts - self._counts, 0).sum())) > 0:
+            moved += excess
+            amounts = np.minimum(amounts, self._counts)
+            amounts += own.multinomial(excess, _normed(liking, self.shares, amounts < self._counts))
         drawn = [
             own.choice(members, size=int(amount), replace=False)
             for members, amount in zip(self._members, amounts, strict=True)

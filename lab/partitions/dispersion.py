@@ -20,7 +20,7 @@ is refused with the range that one does.
 
 Covered: the dispersion that a dial sets, and the floor that sampling leaves where none does. Not
 covered: categories that run out, quotas that scaling pushes against a bound (it lowers Δ²_cov at
-ξ = 1 and FedAgent's bounds by about 2 %), and the rounding of quotas of few tasks.
+ξ = 1 and FedAgent's bounds by about 1 %), and the rounding of quotas of few tasks.
 """
 
 from __future__ import annotations

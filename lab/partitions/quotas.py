@@ -130,7 +130,7 @@ def _scaled(
     drawn = np.maximum(drawn, _LEAST_DRAWN * bounds.most)
 
     def at(factor: float) -> Floats:
-        return np.minimum(np.maximum(factor * drawn, bounds.least), bounds.most)
+        return np.asarray(np.clip(factor * drawn, bounds.least, bounds.most), dtype=np.float64)
 
     low, high = 0.0, 1.0
     # Safety: with the largest factor everybody is at the upper bound, up to rounding of the sum.

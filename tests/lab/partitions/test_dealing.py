@@ -144,6 +144,18 @@ def test_joint_keeps_sizes_and_shares_of_solved_tasks():
     assert np.abs(found - easy).max() <= 0.5 / 20
 
 
+def test_joint_counts_what_a_type_has_no_tasks_of_the_kind_for():
+    """Of type 1 nothing is solved: who likes it gets solved tasks of type 0, and that is told."""
+    types, solved = np.repeat([0, 1], 500), np.repeat([True, False], 500)
+    given = {"omega": 0.999, "xi": 1e9, "xi_hard": 1e9, "sizes": Bounds(20, 20, 20), "silos": 60}
+    given |= {"solved_shares": Bounds(0.5, 0.5, 0.5), "rng": Streams(1)}
+    dealt = joint(types, solved, **given)
+    assert set(dealt.sizes) == {20}
+    assert all(solved[places].sum() == 10 for places in dealt.silos)
+    # Half of each silo, whichever of the two types it likes.
+    assert dealt.moved == pytest.approx(600, abs=20)
+
+
 def test_means_are_kept():
     """(D3): a dial moves silos apart, and leaves what they are in the mean where it was."""
     for omega in (0.01, 0.5):

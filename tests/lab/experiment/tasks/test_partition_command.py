@@ -8,8 +8,8 @@ from evolution.envs.tasks import Split
 from lab.cli.main import app
 from lab.experiment.config import load_experiment
 from lab.experiment.errors import JudgeError
-from lab.experiment.flags import Flag
-from lab.experiment.reference import Asked, play_base
+from lab.experiment.tasks.flags import Flag
+from lab.experiment.tasks.reference import Asked, play_base
 from tests.kit.lab.experiment_samples import setting, write
 from tests.kit.paths import ROOT
 

@@ -28,8 +28,8 @@ from evolution.trajectory import Task
 from lab.experiment.config import Run
 from lab.experiment.environments import catalogue_of
 from lab.experiment.errors import JudgeError
-from lab.experiment.flags import Flag
 from lab.experiment.machines import engine_of
+from lab.experiment.tasks.flags import Flag
 
 __all__ = ["Asked", "play_base"]
 

@@ -13,9 +13,9 @@ from evolution.memory.memory import Memory
 from evolution.methods.population import MEMORY_FILE
 from lab.experiment.config import load_experiment, read_run
 from lab.experiment.errors import ExperimentFileError
-from lab.experiment.flags import read_flags
-from lab.experiment.own_tasks import FewTasks, own_labels, task_ids_of
 from lab.experiment.single_run import play_run
+from lab.experiment.tasks.flags import read_flags
+from lab.experiment.tasks.own_tasks import FewTasks, own_labels, task_ids_of
 from tests.kit.lab.experiment_samples import HEAD, SILOS, runs, setting, silo, write
 
 SHA = "0" * 64

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.experiment.config import Run
-from lab.experiment.dealing import Pool, deal, dealing_of
-from lab.experiment.partition_table import PartitionTable
+from lab.experiment.tasks.dealing import Pool, deal, dealing_of
+from lab.experiment.tasks.partition import PartitionTable
 from lab.partitions.dealing import Dealt
 from lab.partitions.dispersion import (
     Expected,

@@ -23,9 +23,9 @@ from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment
 from lab.experiment.config import Run
-from lab.experiment.dealing import Dealing, dealing_of
 from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.tables import SiloTable
+from lab.experiment.tasks.dealing import Dealing, dealing_of
 
 __all__ = ["FewTasks", "assignments_of", "own_labels", "task_ids_of"]
 
