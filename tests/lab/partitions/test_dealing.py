@@ -117,8 +117,10 @@ def test_coverage_deals_r_copies_of_the_pool():
 def test_coverage_never_runs_into_a_dead_end(average, xi):
     """Silos that need every task that is left leave the last tasks no choice."""
     for seed in range(40):
-        dealt = coverage(7, xi=xi, sizes=Bounds(1, average, 7), silos=4, rng=Streams(seed))
-        assert dealt.sizes.sum() == round(4 * average)
+        given = {"silos": 4, "rng": Streams(seed)}
+        dealt = coverage(7, xi=xi, sizes=Bounds(1, average, 7), **given)
+        quota = quotas(Bounds(1, average, 7), xi, total=round(4 * average), **given)
+        assert list(dealt.sizes) == list(quota)
         assert all(len(np.unique(places)) == len(places) for places in dealt.silos)
         copies = np.bincount(np.concatenate(dealt.silos), minlength=7)
         assert copies.max() - copies.min() <= 1
