@@ -16,7 +16,9 @@ from lab.experiment.errors import ExperimentFileError
 from lab.experiment.single_run import play_run
 from lab.experiment.tasks.flags import read_flags
 from lab.experiment.tasks.own_tasks import FewTasks, own_labels, task_ids_of
+from lab.experiment.tasks.report import report_partition
 from tests.kit.lab.experiment_samples import HEAD, SILOS, runs, setting, silo, write
+from tests.kit.paths import ROOT
 
 SHA = "0" * 64
 FIRST = make("craft").task_ids(Split.TRAIN)[0]
@@ -311,6 +313,33 @@ def test_silos_explore_and_are_shown_what_they_were_dealt_and_nothing_else(tmp_p
     judged = [row for row in result.rows if row["kind"] == "eval" and row["silo"] == 1]
     for row in judged:
         assert row["own"] == (row["label"] in own_labels(run, 1, "craft"))
+
+
+PAGE = (ROOT / "docs" / "partitions.md").read_text()
+
+
+def test_the_example_of_the_page_is_read_and_has_the_figures_of_the_page(tmp_path):
+    flags(tmp_path, count=6400)
+    example = PAGE.split("```toml\n")[1].split("```")[0]
+    head = 'name = "page"\nbase = "base"\nrounds = 1\nseeds = [0]\n'
+    alike, types, sizes, ease = resolved(tmp_path, head + example)
+    assert [run.setting for run in (alike, types, sizes, ease)] == (
+        ["alike", "types", "sizes", "ease"]
+    )
+    for run, begins, measures in (
+        (alike, "alike, ω = 0.01", ("preference",)),
+        (types, "types, ω = 0.99", ("preference",)),
+        (sizes, "sizes, ξ = 1", ("coverage", "preference")),
+    ):
+        (report,) = report_partition(run, run.partition, seeds=1)
+        found = {one.name: one for one in report.measures}
+        lines = PAGE.split(f"| {begins} |")[1].splitlines()
+        for measure, line in zip(measures, lines, strict=False):
+            cells = [cell.strip() for cell in line.split("|") if cell.strip()]
+            one = found[measure]
+            assert cells[:1] == [measure]
+            assert cells[2:4] == [f"{one.expected:.4f}", f"{one.measured:.4f}"]
+            assert float(cells[1]) == round(one.formula, 4)
 
 
 def test_a_file_without_a_partition_has_the_silos_that_it_had(tmp_path):
