@@ -46,6 +46,11 @@ class Recipe:
     rounds: int
     episodes: int
     """Per silo and round, tries included."""
+    method: str = "fed-se"
+    nominal_tokens: int | None = None
+    """Of a method that divides by a public constant."""
+    objective: str = ""
+    """Options of the method's objective, as in a plan: ``name = "clipped", kl_beta = 0.1``."""
     tries_per_task: int = 4
     window: int = 1
     steps: int = 0
@@ -184,8 +189,8 @@ lora_rank = {self.lora_rank}
 lora_alpha = {self.lora_alpha}
 {self._target_toml()}
 [evolve]
-method = "fed-se"
-environments = [{named}]
+method = "{self.method}"
+{self._objective_toml()}environments = [{named}]
 episodes_per_round = {self.episodes}
 tries_per_task = {self.tries_per_task}
 window = {self.window}
@@ -217,6 +222,12 @@ held_out = {held_out}
 every_rounds = {self.rounds}
 temperatures = [1.0, 0.0]
 """
+
+    def _objective_toml(self) -> str:
+        nominal = "" if self.nominal_tokens is None else f"nominal_tokens = {self.nominal_tokens}\n"
+        return nominal + (
+            f"parts = {{ objective = {{ {self.objective} }} }}\n" * bool(self.objective)
+        )
 
     def _target_toml(self) -> str:
         named = ", ".join(f'"{layer}"' for layer in self.target)

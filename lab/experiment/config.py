@@ -19,6 +19,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -37,6 +38,7 @@ from lab.experiment.errors import ExperimentFileError
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
 from lab.experiment.participation import needs_all
 from lab.experiment.tables import (
+    MAX_SILOS,
     AggregationTable,
     Alpha,
     AttackTable,
@@ -53,18 +55,22 @@ from lab.experiment.tables import (
     Section,
     Seed,
     SettingTable,
+    SilosTable,
     SiloTable,
     Slug,
     Sums,
     TrainingTable,
 )
+from lab.experiment.tasks.dealing import dealing_of
+from lab.experiment.tasks.partition import PartitionTable, overridden_partition, pinned
+from lab.partitions.errors import PartitionError
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 
 MAX_FILE_BYTES: Final = 1 << 20
 RUN_DTYPE: Final = "float32"
 """Of every run that says nothing else."""
-_OPTIONAL: Final = ("groups", "attack", "per_round")
+_OPTIONAL: Final = ("groups", "attack", "per_round", "partition")
 _OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens")
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
@@ -110,6 +116,8 @@ class Run(Section):
     """Who does not keep to the protocol; None: nobody."""
     per_round: Annotated[int, Field(ge=3)] | None = None
     """How many silos take part in a round; None: all."""
+    partition: PartitionTable | None = None
+    """Who has which training tasks; None: as ``silos`` says."""
     dtype: Dtype = "float32"
     """Of the base weights."""
     rollout: RolloutTable = RolloutTable()
@@ -131,10 +139,11 @@ class Run(Section):
         """Everything that decides the result, as JSON.
 
         What was added to the files later is in it only where it is used, so that runs which were
-        done before keep their digests: groups, an attack, ``per_round``, another recipe or other
-        parts of it, another ``dtype``, a target, another engine (whose draws are others), foreign
-        environments. Where a server listens, what is computed on and how it fits into memory
-        change results by rounding at most.
+        done before keep their digests: groups, an attack, ``per_round``, a partition, another
+        recipe or other parts of it, another ``dtype``, a target, another engine (whose draws are
+        others), foreign environments. Where a server listens, what is computed on and how it fits
+        into memory change results by rounding at most; where a partition's file of flags lies
+        changes nothing, and its content stands for it.
         """
         without = {"base", "rollout", "training", "plugins", "foreign"}
         without |= {name for name in _OPTIONAL if getattr(self, name) is None}
@@ -149,6 +158,8 @@ class Run(Section):
                 del found["evolve"][name]
         if self.judge.split == JudgeTable().split:
             del found["judge"]["split"]
+        if self.partition is not None:
+            found["partition"] = self.partition.described()
         if self.rollout.kind != "hf":
             found["engine"] = self.rollout.kind
         if self.foreign:
@@ -205,10 +216,17 @@ class Experiment(Section):
     """Clip, grid, noise."""
     judge: JudgeTable = JudgeTable()
     """On what adapters are judged, and when."""
-    silo: Annotated[tuple[SiloTable, ...], Field(min_length=1, max_length=200)]
+    partition: PartitionTable | None = None
+    """Who has which training tasks; without it each ``[[silo]]`` says what it has."""
+    silo: Annotated[tuple[SilosTable, ...], Field(min_length=1, max_length=MAX_SILOS)]
     """Who takes part."""
     setting: Annotated[tuple[SettingTable, ...], Field(min_length=1, max_length=1000)]
     """The rows."""
+
+    @property
+    def silos(self) -> tuple[SiloTable, ...]:
+        """Every silo, one by one."""
+        return tuple(silo for table in self.silo for silo in table.silos)
 
     def runs(self, *, base_dir: Path, base_sha256: str) -> list[Run]:
         """Every run, seed by seed, so that what finishes first can be compared already.
@@ -227,7 +245,8 @@ class Experiment(Section):
             problems += [f"setting.{index}: {problem}" for problem in _unrunnable(one)]
             runs.append(one)
         if problems:
-            raise ExperimentFileError(problems)
+            # What is wrong with the file's own [partition] is found once for each setting.
+            raise ExperimentFileError(list(dict.fromkeys(problems)))
         return [run.model_copy(update={"seed": seed}) for seed in self.seeds for run in runs]
 
     def _resolve(self, row: SettingTable, index: int, *, base_dir: Path, base_sha256: str) -> Run:
@@ -235,8 +254,11 @@ class Experiment(Section):
         if METHODS[row.method].topology == "none":
             rounds = 0
         per_round = self.per_round if row.per_round is None else row.per_round
-        if problem := _wrong_part(per_round, len(self.silo), row.method):
+        silos = self.silos
+        if problem := _wrong_part(per_round, len(silos), row.method):
             raise ExperimentFileError([f"setting.{index}: per_round: {problem}"])
+        where = f"setting.{index}.partition" if row.partition else "partition"
+        partition = overridden_partition(self.partition, row.partition, where)
         explored = {name for silo in self.silo for name in silo.environments}
         return Run(
             experiment=self.name,
@@ -256,10 +278,11 @@ class Experiment(Section):
             ),
             noise=_overridden(self.noise, row.noise, f"setting.{index}.noise"),
             judge=self.judge,
-            silos=self.silo,
+            silos=silos,
             groups=row.groups,
             attack=row.attack,
             per_round=per_round or None,
+            partition=None if partition is None else pinned(partition, where),
             dtype=self.dtype,
             rollout=self.rollout,
             training=self.training,
@@ -282,8 +305,13 @@ def load_experiment(path: Path) -> Experiment:
     problems = list(_between_tables(experiment))
     if problems:
         raise ExperimentFileError(problems)
-    rollout = _below(path.resolve().parent, experiment.rollout)
-    return experiment.model_copy(update={"rollout": rollout})
+    directory = path.resolve().parent
+    update: dict[str, Any] = {"rollout": _below(directory, experiment.rollout)}
+    if experiment.partition is not None and experiment.partition.solved is not None:
+        solved = str(directory / experiment.partition.solved)
+        update["partition"] = experiment.partition.model_copy(update={"solved": solved})
+    update["setting"] = tuple(_flags_below(directory, row) for row in experiment.setting)
+    return experiment.model_copy(update=update)
 
 
 def read_run(path: Path) -> Run:
@@ -305,9 +333,17 @@ def _below(directory: Path, rollout: RolloutTable) -> RolloutTable:
     return rollout.model_copy(update=given)
 
 
+def _flags_below(directory: Path, row: SettingTable) -> SettingTable:
+    """The setting with the path of its file of flags below the experiment's directory."""
+    named = row.partition.get("solved")
+    if not isinstance(named, str):
+        return row
+    return row.model_copy(update={"partition": {**row.partition, "solved": str(directory / named)}})
+
+
 def _between_tables(experiment: Experiment) -> Iterator[str]:
     for table, names in (
-        ("silo", [silo.name for silo in experiment.silo]),
+        ("silo", [silo.name for silo in experiment.silos]),
         ("setting", [setting.name for setting in experiment.setting]),
     ):
         for name in sorted({name for name in names if names.count(name) > 1}):
@@ -316,6 +352,8 @@ def _between_tables(experiment: Experiment) -> Iterator[str]:
     for key in ("url", "model", "adapter_dir") if asked.kind == "openai" else ():
         if not getattr(asked, key) and not (key == "url" and asked.urls):
             yield f"rollout.{key}: kind 'openai' needs it: add it"
+    if (silos := len(experiment.silos)) > MAX_SILOS:
+        yield f"silo: at most {MAX_SILOS} silos, and with every count there are {silos}"
     if len(set(experiment.seeds)) != len(experiment.seeds):
         yield "seeds: a seed appears twice"
     for index, silo in enumerate(experiment.silo):
@@ -416,8 +454,29 @@ def _unrunnable(run: Run) -> Iterator[str]:
         yield f"a sum needs at least {LEAST_CLUSTER} silos, and the file has {len(run.silos)}"
     if run.groups is not None or run.attack is not None:
         yield from _between_silos(run)
+    if run.partition is not None:
+        yield from _undealt(run, run.partition)
     if method.explores and run.evolve.episodes < run.evolve.tries_per_task:
         yield "evolve.episodes: fewer than evolve.tries_per_task, so no task is tried in full"
+
+
+def _undealt(run: Run, partition: PartitionTable) -> Iterator[str]:
+    """What a partition and the silos do not allow each other."""
+    for silo in run.silos:
+        if silo.tasks or silo.shard_count > 1:
+            yield (
+                f"partition: it deals all tasks, and silo {silo.name!r} has its own by "
+                f"{'tasks' if silo.tasks else 'shard_count'}: remove one of the two"
+            )
+            return
+    explorers = Counter(name for silo in run.silos for name in silo.environments)
+    for name, silos in explorers.items():
+        try:
+            dealing_of(run, partition, name, silos=silos)
+        except (PartitionError, EnvironmentFailureError) as error:
+            yield f"partition: {name}: {error}"
+        except ExperimentFileError as error:
+            yield from error.problems
 
 
 def _between_silos(run: Run) -> Iterator[str]:

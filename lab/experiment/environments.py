@@ -8,7 +8,7 @@ Invariant: within a process there is one catalogue for equal plugins and tables,
 hangs is left alone by all silos at once.
 
 Covered: reading the tables, names and labels. Not covered: starting a server; ``[[silo]]`` says who
-explores what (``own_tasks.py``).
+explores what (``tasks/own_tasks.py``).
 """
 
 from __future__ import annotations

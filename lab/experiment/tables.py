@@ -9,7 +9,7 @@ Covered: types and ranges. Not covered: what tables ask of each other, and the w
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -39,10 +39,13 @@ __all__ = [
     "Section",
     "SettingTable",
     "SiloTable",
+    "SilosTable",
     "Sums",
     "TrainingTable",
 ]
 
+MAX_SILOS: Final = 200
+_MAX_SHARED_NAME: Final = 60
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._+-]{0,63}$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -50,7 +53,7 @@ Rounds = Annotated[int, Field(ge=0, le=10_000)]
 Rank = Annotated[int, Field(ge=1, le=256)]
 Alpha = Annotated[float, Field(gt=0, le=4096)]
 Sums = Literal["plain", "masked"]
-PerRound = Annotated[int, Field(ge=0, le=200)]
+PerRound = Annotated[int, Field(ge=0, le=MAX_SILOS)]
 Dtype = Literal["float32", "bfloat16"]
 PlainText = Annotated[str, Field(max_length=512)]
 
@@ -248,6 +251,32 @@ class SiloTable(Section):
     """Expert demonstrations it has in each environment, of its own tasks."""
 
 
+class SilosTable(SiloTable):
+    """``[[silo]]`` as the file has it: one silo, or several that differ in their names alone."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_SILOS)] | None = None
+    """So many silos, named ``NAME-001`` and so on; without it one of this name."""
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> SilosTable:
+        if self.count is not None and len(self.name) > _MAX_SHARED_NAME:
+            raise ValueError(
+                f"name: at most {_MAX_SHARED_NAME} characters, because a number follows it"
+            )
+        return self
+
+    @property
+    def silos(self) -> tuple[SiloTable, ...]:
+        """Each of them."""
+        table = self.model_dump(exclude={"count"})
+        if self.count is None:
+            return (SiloTable(**table),)
+        return tuple(
+            SiloTable(**{**table, "name": f"{self.name}-{number:03d}"})
+            for number in range(1, self.count + 1)
+        )
+
+
 class GroupsTable(Section):
     """``groups`` of a setting: a sum for each of several groups, combined by a rule."""
 
@@ -295,6 +324,8 @@ class SettingTable(Section):
     """Keys of ``[aggregation]`` that differ."""
     noise: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[noise]`` that differ."""
+    partition: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``[partition]`` that differ, or all of them."""
     groups: GroupsTable | None = None
     """None: one sum of all."""
     attack: AttackTable | None = None

@@ -19,10 +19,10 @@ from lab.experiment.config import load_experiment
 from lab.experiment.errors import DemonstrationError
 from lab.experiment.federation_round import RoundFigures, SharingCircle
 from lab.experiment.methods import METHODS
-from lab.experiment.own_tasks import FewTasks, task_ids_of
 from lab.experiment.single_run import play_run
 from lab.experiment.sums import PlainSum
 from lab.experiment.tables import NoiseTable
+from lab.experiment.tasks.own_tasks import FewTasks, task_ids_of
 from lab.report.lines import EvalLine, RoundLine, RunLine, parse_line
 from tests.kit.lab.experiment_samples import HEAD, SILOS, runs, setting, silo
 from tests.kit.paths import ROOT

@@ -33,6 +33,16 @@ ELSEWHERE = {
     ("chorale-silo", "replay"): "needs two adapters of a base model that explores",
     ("chorale-lab", "base", "build"): "makes a model, which takes minutes",
     ("chorale-lab", "adapter", "merge"): "tests/lab/serving/test_merge.py",
+    (
+        "chorale-lab",
+        "partition",
+        "flags",
+    ): "plays: tests/lab/experiment/tasks/test_partition_command.py",
+    (
+        "chorale-lab",
+        "partition",
+        "show",
+    ): "tests/lab/experiment/tasks/test_partition_command.py",
     ("chorale-lab", "report"): "needs an experiment's results: tests/lab/report/test_report.py",
 }
 EPISODE = {

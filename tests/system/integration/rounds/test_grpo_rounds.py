@@ -16,7 +16,6 @@ from lab.demo.kills import COORDINATOR, Kills
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, silo_toml
 from lab.loopback import LoopbackFederation
-from tests.kit.processes import constant_federation as cf
 from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.xdist_group("grpo_rounds"), pytest.mark.long]
@@ -66,7 +65,10 @@ def written(loopback):
             *("policy", "init", "--plan", str(plan), "--data", str(directory)),
             "--accept-no-privacy",
         )
-    cf.let_cohorts_vary(loopback)
+        # Without noise a silo that was lost stays out, unless every site lets it in again.
+        policy, stays = directory / "policy.toml", "\ncohort_may_vary = false\n"
+        assert stays in policy.read_text()
+        policy.write_text(policy.read_text().replace(stays, "\ncohort_may_vary = true\n"))
     return plan, adapter
 
 

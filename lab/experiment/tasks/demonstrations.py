@@ -21,7 +21,7 @@ from evolution.trajectory import Trajectory
 from lab.experiment.config import Run
 from lab.experiment.environments import catalogue_of
 from lab.experiment.errors import DemonstrationError
-from lab.experiment.own_tasks import task_ids_of
+from lab.experiment.tasks.own_tasks import task_ids_of
 
 __all__ = ["seed_buffer"]
 

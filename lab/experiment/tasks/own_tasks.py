@@ -1,8 +1,9 @@
-"""Which training tasks a silo has: its shard of the labels, or a fixed few of them.
+"""Which training tasks a silo has: its shard of the labels, a few of them, or what it is dealt.
 
 Real silos have few tasks (Fed-SE, arXiv 2512.08870, appendix B: 215 to 3,930). ``tasks = n`` gives
 a silo n of its shard's training tasks, drawn once by the run's seed and the silo's place in the
-file, so two silos with the same environment have different ones.
+file, so two silos with the same environment have different ones. A ``[partition]`` deals the tasks
+to all silos at once (``dealing.py``), by its own seed.
 
 Invariants: the pre-training and held-out splits are never touched; a pooled silo has the union of
 what the silos have.
@@ -24,6 +25,7 @@ from evolution.methods.evolver import Assignment
 from lab.experiment.config import Run
 from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.tables import SiloTable
+from lab.experiment.tasks.dealing import Dealing, dealing_of
 
 __all__ = ["FewTasks", "assignments_of", "own_labels", "task_ids_of"]
 
@@ -39,7 +41,7 @@ class FewTasks(Catalogue):
         found: dict[_Place, dict[int, None]] = {}
         for index in indices:
             silo = run.silos[index]
-            if silo.tasks:
+            if silo.tasks or run.partition is not None:
                 for name in silo.environments:
                     ids = task_ids_of(run, index, name)
                     found.setdefault((name, _shard(silo)), {}).update(dict.fromkeys(ids))
@@ -69,6 +71,9 @@ def assignments_of(run: Run, indices: Sequence[int]) -> tuple[Assignment, ...]:
 
 def task_ids_of(run: Run, index: int, name: str) -> Sequence[int]:
     """The training tasks of one silo in one of its environments."""
+    if (dealt := _dealing(run, index, name)) is not None:
+        dealing, place = dealt
+        return dealing.task_ids(place)
     silo = run.silos[index]
     environment = catalogue_of(run).make(name)
     ids = environment.task_ids(Split.TRAIN, shard=_shard(silo))
@@ -81,14 +86,25 @@ def task_ids_of(run: Run, index: int, name: str) -> Sequence[int]:
 
 
 def own_labels(run: Run, index: int, name: str) -> frozenset[str]:
-    """The labels of an environment that are in a silo's shard; none where it is not its own."""
+    """The labels that a silo is dealt tasks of, or its shard's; none where it does not explore."""
     silo = run.silos[index]
     if name not in silo.environments:
         return frozenset()
+    if (dealt := _dealing(run, index, name)) is not None:
+        dealing, place = dealt
+        return dealing.labels(place)
     labels = labels_of(run, name)
     return frozenset(
         label for i, label in enumerate(labels) if i % silo.shard_count == silo.shard_index
     )
+
+
+def _dealing(run: Run, index: int, name: str) -> tuple[Dealing, int] | None:
+    """What a silo is dealt of an environment: of which dealing, and its place in it."""
+    if run.partition is None:
+        return None
+    explorers = [i for i, silo in enumerate(run.silos) if name in silo.environments]
+    return dealing_of(run, run.partition, name, silos=len(explorers)), explorers.index(index)
 
 
 def _shard(silo: SiloTable) -> Shard | None:
