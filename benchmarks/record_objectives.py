@@ -1,7 +1,7 @@
 """What a silo's record-level steps should minimise: arms of the demo's private run, in one process.
 
 Four silos of the demo with a quarter of the crafting goals each, every task protected by its own
-silo at epsilon 8 over the run (``lab.demo.recipe``). The arms differ in the method, its options, its
+silo at epsilon 8 over the run (``lab.demo.recipe``). Arms differ in the method, its options, its
 rate and its steps. Deltas are averaged as they are; masks would add nothing but rounding.
 
 What imitation of successes does to greedy answers is the question: it moves what is easy most, and
