@@ -13,6 +13,7 @@ Not covered: their temperature and load, for which the exporter of their maker i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -38,6 +39,7 @@ RENEWALS = ("renewed", "failed")
 PHASES = ("explore", "train", "gradients", "evaluate", *STEPS)
 FAMILIES = (*sorted(ENVIRONMENTS), "constant", OTHER)
 _DURATION_BUCKETS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
+CLIP_SIDES = ("low", "high")
 _REWARD = "task_reward"
 _LOSS = "last_loss"
 _TOKENS = "agent_tokens"
@@ -107,6 +109,21 @@ class SiloMetrics:
         self.success_ratio = self._gauge(
             "success_ratio", "Successes per episode of the last round's exploration", "environment"
         )
+        self.entropy = self._gauge(
+            "entropy_nats",
+            "Mean entropy of the agent's tokens in the last training that compared tries",
+        )
+        self.kl = self._gauge("kl_nats", "Mean divergence from its reference in that training")
+        self.engine_mismatch = self._gauge(
+            "engine_mismatch_nats",
+            "How far player and trainer disagreed about its tokens, before its first step",
+        )
+        self.clipped_tokens = self._gauge(
+            "clipped_tokens_ratio", "Share of its tokens whose policy ratio was cut", "side"
+        )
+        self.groups_used = self._gauge(
+            "groups_used_ratio", "Share of the last round's tasks whose tries differed"
+        )
         self.dp_epsilon_spent = self._gauge(
             "dp_epsilon_spent", "Epsilon charged in the silo's ledger", "unit"
         )
@@ -166,8 +183,8 @@ class SiloMetrics:
     ) -> None:
         """Show one round of local work: episodes, and solved ones, per family.
 
-        ``figures`` are the method's own; ``last_loss``, ``agent_tokens``, ``too_long`` and
-        ``task_reward`` are shown where present.
+        ``figures`` are the method's own; ``last_loss``, ``agent_tokens``, ``too_long``,
+        ``task_reward`` and what a training that compares tries notes are shown where present.
         """
         played = dict.fromkeys(self._families, 0)
         solved = dict.fromkeys(self._families, 0)
@@ -182,8 +199,21 @@ class SiloMetrics:
             self.task_reward.set(figures.get(_REWARD, sum(solved.values()) / total))
         if _LOSS in figures:
             self.train_loss.set(figures[_LOSS])
+        self._observe_comparing(figures)
         self.rollout_tokens.inc(max(0.0, figures.get(_TOKENS, 0.0)))
         self.too_long_trajectories.inc(max(0.0, figures.get(_TOO_LONG, 0.0)))
+
+    def _observe_comparing(self, figures: Mapping[str, float]) -> None:
+        for gauge, name in (
+            (self.entropy, "entropy"),
+            (self.kl, "kl"),
+            (self.engine_mismatch, "mismatch"),
+            *((self.clipped_tokens.labels(side=side), f"clip_{side}") for side in CLIP_SIDES),
+        ):
+            if name in figures:
+                gauge.set(figures[name])
+        if groups := figures.get("groups", 0.0):
+            self.groups_used.set(figures.get("groups_used", 0.0) / groups)
 
     def _known(self, family: str) -> str:
         return family if family in self._families else OTHER
@@ -208,17 +238,23 @@ class SiloMetrics:
             self.failed_checks.labels(check=check.value)
         for kind in ERROR_KINDS:
             self.errors.labels(kind=kind)
-        for family in self._families:
-            # Nothing was played yet, which is not the same as nothing was solved.
-            self.success_ratio.labels(environment=family).set(float("nan"))
-        self.train_loss.set(float("nan"))
-        self.task_reward.set(float("nan"))
         for unit in UNIT_KINDS:
             self.dp_epsilon_spent.labels(unit=unit)
             self.dp_epsilon_cap.labels(unit=unit)
             self.dp_partial_releases.labels(unit=unit)
         for phase in PHASES:
             self.phase_duration.labels(phase=phase)
+        self._initialise_work()
+
+    def _initialise_work(self) -> None:
+        """No number: nothing was played yet, which is not the same as nothing was solved."""
+        for gauge in (
+            *(self.success_ratio.labels(environment=family) for family in self._families),
+            *(self.train_loss, self.task_reward, self.entropy, self.kl, self.engine_mismatch),
+            *(self.clipped_tokens.labels(side=side) for side in CLIP_SIDES),
+            self.groups_used,
+        ):
+            gauge.set(math.nan)
 
 
 def _tree(base: type[Exception]) -> Iterator[str]:

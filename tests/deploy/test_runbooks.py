@@ -42,7 +42,10 @@ WORDS = {
 KEYS_OF_FILES = {
     # [rounds], [privacy], [training], [limits] of plan.toml, policy.toml and silo.toml.
     "ready_deadline_s", "phase_deadline_s", "spare_attempts", "max_quarantined", "clip_l2",
-    "epsilon_cap", "epsilon_caps", "sit_out_after", "sit_out_rounds",
+    "epsilon_cap", "epsilon_caps", "sit_out_after", "sit_out_rounds", "base_sha256",
+    "learning_rate", "kl_beta", "clip_low", "clip_high", "mask_mismatch", "processed_logprobs",
+    # What rounds.jsonl says of a training.
+    "ratio_min", "ratio_max", "groups_used",
     "micro_batch_tokens", "gradient_checkpointing", "approval", "allow_rollback", "max_kept_runs",
     "max_disk_bytes",
     # Words of a rule and of a configuration of Prometheus.

@@ -1,5 +1,6 @@
 """The silo's metrics: names and closed label sets."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,11 @@ NAMES = {
     "chorale_silo_too_long_trajectories": "counter",
     "chorale_silo_success_ratio": "gauge",
     "chorale_silo_train_loss": "gauge",
+    "chorale_silo_entropy_nats": "gauge",
+    "chorale_silo_kl_nats": "gauge",
+    "chorale_silo_engine_mismatch_nats": "gauge",
+    "chorale_silo_clipped_tokens_ratio": "gauge",
+    "chorale_silo_groups_used_ratio": "gauge",
     "chorale_silo_dp_epsilon_spent": "gauge",
     "chorale_silo_dp_epsilon_cap": "gauge",
     "chorale_silo_dp_partial_releases": "gauge",
@@ -114,6 +120,20 @@ def test_a_round_of_local_work_is_shown(metrics: SiloMetrics):
     assert value(metrics, "chorale_silo_rollout_tokens_total") == 640.0
     assert value(metrics, "chorale_silo_too_long_trajectories_total") == 3.0
     assert value(metrics, "chorale_silo_task_reward") == pytest.approx(25 / 150)
+
+
+def test_what_a_training_that_compares_tries_notes_is_shown_and_is_no_number_before(
+    metrics: SiloMetrics,
+):
+    names = ("entropy_nats", "kl_nats", "engine_mismatch_nats", "groups_used_ratio")
+    assert all(math.isnan(value(metrics, f"chorale_silo_{name}")) for name in names)
+    figures = {"entropy": 0.5, "kl": 0.1, "mismatch": 1e-7, "clip_low": 0.2, "clip_high": 0.25}
+    groups = {"groups": 8.0, "groups_used": 6.0}
+    metrics.observe_evolution(episodes={"maze": 8}, successes={"maze": 4}, figures=figures | groups)
+    found = [value(metrics, f"chorale_silo_{name}") for name in names]
+    assert found == [0.5, 0.1, 1e-7, 0.75]
+    for side, share in (("low", 0.2), ("high", 0.25)):
+        assert value(metrics, "chorale_silo_clipped_tokens_ratio", side=side) == share
 
 
 def test_the_ledger_is_shown(metrics: SiloMetrics, tmp_path: Path):

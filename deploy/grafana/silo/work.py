@@ -22,7 +22,7 @@ def learning_row() -> Row:
     """What the silo learns."""
     return Row(
         title="Learning at this site",
-        panels=(_success(), _reward(), _loss(), _tokens(), _too_long()),
+        panels=(_success(), _reward(), _loss(), *_policy(), _tokens(), _too_long()),
     )
 
 
@@ -90,6 +90,59 @@ def _loss() -> Panel:
         quiet="none measured",
         width=6,
     )
+
+
+def _policy() -> tuple[Panel, Panel]:
+    entropy = Panel(
+        kind=Kind.LINES,
+        title="Entropy and divergence",
+        shows=(
+            "Of the agent's tokens, in the last training of a method that compares tries: how "
+            "open its answers are, how far they have moved from the reference, and how far what "
+            "played and what trained disagreed before the first step."
+        ),
+        remedy=(
+            "Entropy that falls to a tenth: answers are certain and nothing is tried any more. "
+            "That rises without end: they are random. Disagreement: the model server's version, "
+            "data type or adapter."
+        ),
+        queries=(
+            Query(expr=f"{_OF('chorale_silo_entropy_nats')} > -Inf", legend="entropy"),
+            Query(expr=f"{_OF('chorale_silo_kl_nats')} > -Inf", legend="divergence"),
+            Query(expr=f"{_OF('chorale_silo_engine_mismatch_nats')} > -Inf", legend="mismatch"),
+        ),
+        unit="none",
+        decimals=3,
+        steps=True,
+        quiet="nothing compared tries yet",
+        width=12,
+        runbooks=("SiloEntropyOffCourse", "SiloEngineMismatch"),
+    )
+    shares = Panel(
+        kind=Kind.LINES,
+        title="What tries were compared for",
+        shows=(
+            "Tasks of the last round whose tries differed, and tokens whose policy ratio was cut."
+        ),
+        remedy=(
+            "Few tasks: they are too easy or too hard, or there are too few tries of each. Many "
+            "cut tokens: fewer mini-batches, or a smaller learning rate."
+        ),
+        queries=(
+            Query(expr=f"{_OF('chorale_silo_groups_used_ratio')} >= 0", legend="tasks"),
+            Query(
+                expr=f"{_OF('chorale_silo_clipped_tokens_ratio')} >= 0",
+                legend="cut {{side}}",
+            ),
+        ),
+        unit="percentunit",
+        minimum=0,
+        maximum=1,
+        steps=True,
+        quiet="nothing compared tries yet",
+        width=12,
+    )
+    return entropy, shares
 
 
 def _tokens() -> Panel:

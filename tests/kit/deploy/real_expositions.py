@@ -58,7 +58,18 @@ def silo():
     metrics.observe_evolution(
         episodes={"maze": 8},
         successes={"maze": 4},
-        figures={"last_loss": 0.7, "agent_tokens": 900.0, "task_reward": 0.5},
+        figures={
+            "last_loss": 0.7,
+            "agent_tokens": 900.0,
+            "task_reward": 0.5,
+            "entropy": 0.6,
+            "kl": 0.01,
+            "mismatch": 1e-6,
+            "clip_low": 0.01,
+            "clip_high": 0.02,
+            "groups": 8.0,
+            "groups_used": 6.0,
+        },
     )
     for gauge in (metrics.gpu_memory_used, metrics.gpu_memory_total):
         gauge.labels(device="0").set(1e9)
