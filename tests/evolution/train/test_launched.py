@@ -33,6 +33,7 @@ from evolution.errors import (
 )
 from evolution.local_time import local_time, while_wanted
 from evolution.model.lora import initial_adapter
+from evolution.part import Part
 from evolution.train import launched, launched_job
 from evolution.train import worker as train_worker
 from evolution.train.launched import LaunchedTrainer
@@ -119,6 +120,38 @@ def test_workers_adapt_the_targets_layers_alone(tiny_base, tmp_path):
     trainer.reset(adapter)
     with pytest.raises(TrainingWorkerError, match=r"names 'w_proj'.*v_proj"):
         trainer.train(ROWS, NLL, PLAN, trainable=frozenset(adapter))
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_ratio_of_policies_is_the_same_in_several_processes(
+    tiny_base, tmp_path, adapter, sharding
+):
+    """With the base as reference, a temperature, and the figures of all processes together."""
+    rng = np.random.default_rng(4)
+    said = made(tiny_base, tmp_path / "said")
+    said.reset(adapter)
+    credited = [
+        replace(
+            row,
+            weights=np.full(len(row), rng.normal(), dtype=np.float32),
+            logprobs=value + rng.normal(0, 0.1, len(row)).astype("f4"),
+        )
+        for row, value in zip(ROWS, said.logprobs(ROWS, temperature=0.7), strict=True)
+    ]
+    objective = Part.own("clipped", kl="k3", kl_to="base", kl_beta=0.1, mask_mismatch=True)
+    plan = replace(PLAN, temperature=0.7, normaliser=Normaliser.CONSTANT, constant=20.0)
+    found = []
+    for name, spec in (("here", {}), ("there", {"processes": 2, "sharding": sharding})):
+        trainer = made(tiny_base, tmp_path / name, **spec)
+        trainer.reset(adapter)
+        report = trainer.train(credited, objective, plan, trainable=frozenset(adapter))
+        found.append((trainer.adapter(), report.figures))
+    (here, figures), (there, other) = found
+    assert apart(here, adapter) > 1e-3
+    assert apart(here, there) < ROUNDING
+    assert figures.keys() == other.keys() == set(objective.load().watches)
+    assert dict(other) == pytest.approx(dict(figures), rel=1e-3, abs=1e-6)
+    assert figures["ratio_min"] < 1 < figures["ratio_max"]
 
 
 def listening(root: int) -> tuple[set[str], int]:
