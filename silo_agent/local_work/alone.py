@@ -161,7 +161,7 @@ def replay(
                 environment=name,
                 task_id=first.task.task_id,
                 label=environment.task_label(first.task.task_id),
-                instruction=environment.instruction,
+                instruction=environment.told,
                 before=first,
                 after=second,
             )

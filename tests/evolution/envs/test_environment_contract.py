@@ -28,6 +28,7 @@ EXPERT_SOLVES = {
     "craft": 1.0,
     "desk": 1.0,
     "desk-long": 1.0,
+    "market": 1.0,
     "maze": 1.0,
     "shop": 1.0,
     "wordle": 0.97,
@@ -172,6 +173,7 @@ def test_an_action_that_is_only_impossible_is_not_invalid(environment):
         "craft": ("craft forge", "get 9 wheat"),
         "desk": ("open: Nora", "book: nine", "delete: the last"),
         "desk-long": ("open: Nora", "order: two teacups"),
+        "market": ("buy", "next", "back", "open 4", "pick red"),
         "maze": ("move up", "move left", "move down", "move right"),
         "shop": ("buy", "next", "back", "open 4", "pick red"),
     }
@@ -187,7 +189,9 @@ def test_an_action_that_is_only_impossible_is_not_invalid(environment):
 
 def test_every_admissible_action_is_possible_and_read(environment):
     if not isinstance(environment, SaysAdmissible):
-        assert environment.name in {"shop", "words"}, "anything may be searched for, and said"
+        assert environment.name in {"market", "shop", "words"}, (
+            "anything may be searched for, and said"
+        )
         return
     rng = np.random.default_rng(3)
     offered = set()

@@ -25,6 +25,8 @@ Covered: any catalogue of the same vocabulary. Not covered: wishes in sentences,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from evolution.envs.builtin.shop.goal import PAGE, Goal, draw_goal, score
@@ -33,8 +35,8 @@ from evolution.envs.builtin.shop.products import (
     COLOURS,
     DEPARTMENTS,
     SIZES,
-    Catalogue,
     Product,
+    Shelves,
     department,
     standard_catalogue,
 )
@@ -69,8 +71,8 @@ class Shop(ScriptedEnvironment):
         | {word for _, attributes in DEPARTMENTS.values() for word in attributes}
     )
 
-    def __init__(self, *, catalogue: Catalogue | None = None) -> None:
-        self._catalogue = standard_catalogue() if catalogue is None else catalogue
+    def __init__(self, *, catalogue: Shelves | None = None) -> None:
+        self._catalogue: Shelves = standard_catalogue() if catalogue is None else catalogue
         self._goal = Goal(category="", attributes=(), colour="", size="", budget=0)
         self._query: frozenset[str] = frozenset()
         self._found: tuple[int, ...] = ()
@@ -95,13 +97,7 @@ class Shop(ScriptedEnvironment):
         """
         category = self.task_label(task_id)
         rng = task_rng(self.name, task_id)
-        self._goal = draw_goal(self._catalogue, category, rng=rng)
-        self._leave()
-        self._seen = set()
-        self._reward = 0.0
-        self._step = 0
-        self._over = False
-        return self._observe(""), self._info()
+        return self._begin(draw_goal(self._catalogue, category, rng=rng))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Play one of the actions that the module lists.
@@ -163,6 +159,16 @@ class Shop(ScriptedEnvironment):
         category = str(rng.choice(CATEGORIES))
         words = [*DEPARTMENTS[department(category)][1], category]
         return f"search {' '.join(rng.choice(words, size=int(rng.integers(1, 4)), replace=False))}"
+
+    def _begin(self, goal: Goal) -> tuple[str, Info]:
+        """Start an episode with a wish."""
+        self._goal = goal
+        self._leave()
+        self._seen = set()
+        self._reward = 0.0
+        self._step = 0
+        self._over = False
+        return self._observe(""), self._info()
 
     def _apply(self, words: list[str]) -> bool:
         """Play an action that does not buy; False if it is not possible."""
@@ -247,6 +253,7 @@ class Shop(ScriptedEnvironment):
             picked = " ".join(self._picked.values()) or "none"
             parts += [
                 f"item {' '.join(self._item.title)} {self._item.price} .",
+                *self._details(self._item),
                 f"colour {' '.join(self._item.colours)} .",
                 f"size {' '.join(self._item.sizes)} .",
                 f"picked {picked} .",
@@ -258,6 +265,11 @@ class Shop(ScriptedEnvironment):
             seen = " seen" if number in self._seen else ""
             parts.append(f"{place} {' '.join(product.title)} {product.price}{seen} .")
         return " ".join(parts)
+
+    def _details(self, item: Product) -> Sequence[str]:
+        """What else a product's page says."""
+        del item
+        return ()
 
     def _info(self) -> Info:
         return {"score": self._reward, "step": self._step}
