@@ -26,6 +26,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import Field, ValidationError
 
 from evolution.envs.tasks import Split
+from evolution.envs.variants.spec import VariantSpec
 from evolution.errors import EnvironmentFailureError
 from federation.adapter.target import ALL_LINEAR, TargetKey
 from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
@@ -57,6 +58,7 @@ from lab.experiment.tables import (
     Slug,
     Sums,
     TrainingTable,
+    VariantsTable,
 )
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
@@ -133,8 +135,8 @@ class Run(Section):
         What was added to the files later is in it only where it is used, so that runs which were
         done before keep their digests: groups, an attack, ``per_round``, another recipe or other
         parts of it, another ``dtype``, a target, another engine (whose draws are others), foreign
-        environments. Where a server listens, what is computed on and how it fits into memory
-        change results by rounding at most.
+        environments, variants. Where a server listens, what is computed on and how it fits into
+        memory change results by rounding at most.
         """
         without = {"base", "rollout", "training", "plugins", "foreign"}
         without |= {name for name in _OPTIONAL if getattr(self, name) is None}
@@ -147,6 +149,9 @@ class Run(Section):
         for name in _OF_RECIPES:
             if found["evolve"][name] == plain[name]:
                 del found["evolve"][name]
+        for silo in found["silos"]:
+            if silo["variant"] is None:
+                del silo["variant"]
         if self.rollout.kind != "hf":
             found["engine"] = self.rollout.kind
         if self.foreign:
@@ -203,6 +208,8 @@ class Experiment(Section):
     """Clip, grid, noise."""
     judge: JudgeTable = JudgeTable()
     """On what adapters are judged, and when."""
+    variants: VariantsTable | None = None
+    """How environments differ from silo to silo; None: as each silo's own table says."""
     silo: Annotated[tuple[SiloTable, ...], Field(min_length=1, max_length=200)]
     """Who takes part."""
     setting: Annotated[tuple[SettingTable, ...], Field(min_length=1, max_length=1000)]
@@ -254,7 +261,7 @@ class Experiment(Section):
             ),
             noise=_overridden(self.noise, row.noise, f"setting.{index}.noise"),
             judge=self.judge,
-            silos=self.silo,
+            silos=self._silos(row, index),
             groups=row.groups,
             attack=row.attack,
             per_round=per_round or None,
@@ -263,6 +270,24 @@ class Experiment(Section):
             training=self.training,
             plugins=self.plugins,
             foreign={name: table for name, table in self.foreign.items() if name in explored},
+        )
+
+    def _silos(self, row: SettingTable, index: int) -> tuple[SiloTable, ...]:
+        """The silos of a setting, each with its variant."""
+        given: dict[str, Any] = {}
+        if self.variants is not None and "kind" not in row.variants:
+            given = self.variants.model_dump(exclude_none=True)
+        if not given and not row.variants:
+            return self.silo
+        prefix = f"setting.{index}.variants"
+        table = validated(VariantsTable, {**given, **row.variants}, prefix=prefix)
+        if own := [silo.name for silo in self.silo if silo.variant is not None]:
+            raise ExperimentFileError(
+                [f"{prefix}: silo {own[0]!r} has a variant of its own: leave one of the two out"]
+            )
+        return tuple(
+            silo.model_copy(update={"variant": table.of_silo(number)})
+            for number, silo in enumerate(self.silo, start=1)
         )
 
 
@@ -414,8 +439,35 @@ def _unrunnable(run: Run) -> Iterator[str]:
         yield f"a sum needs at least {LEAST_CLUSTER} silos, and the file has {len(run.silos)}"
     if run.groups is not None or run.attack is not None:
         yield from _between_silos(run)
+    yield from _variants(run)
     if method.explores and run.evolve.episodes < run.evolve.tries_per_task:
         yield "evolve.episodes: fewer than evolve.tries_per_task, so no task is tried in full"
+
+
+def _variants(run: Run) -> Iterator[str]:
+    """What variants are not possible, alone or beside each other."""
+    known = catalogue_of(run)
+    by_name: dict[str, list[VariantSpec | None]] = {}
+    for silo in run.silos:
+        for name in silo.environments:
+            by_name.setdefault(name, []).append(silo.variant)
+            try:
+                if silo.variant is not None:
+                    known.require_variant(name, silo.variant)
+            except EnvironmentFailureError as error:
+                yield f"variant of silo {silo.name!r}: {error}"
+    for name, specs in by_name.items():
+        if METHODS[run.method].topology == "central" and len(set(specs)) > 1:
+            yield (
+                f"method {run.method!r} pools silos, and each has its own {name!r}: set "
+                'variants = { kind = "none" } here, and it learns in the one that all are judged in'
+            )
+        said = {spec.kind if spec is not None and spec.descriptor else None for spec in specs}
+        if len(said) > 1:
+            yield (
+                f"variants: where all silos of {name!r} are judged it says one line before the "
+                "instruction: set descriptor alike in all, with one kind"
+            )
 
 
 def _between_silos(run: Run) -> Iterator[str]:

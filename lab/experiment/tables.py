@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dp.config import MAX_GRID_STEPS
+from evolution.envs.variants.spec import Kind, Part, VariantSpec
 from federation.adapter.target import TargetKey
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS, GroupRule
 from federation.errors import UnknownPartError
@@ -33,6 +34,7 @@ __all__ = [
     "SiloTable",
     "Sums",
     "TrainingTable",
+    "VariantsTable",
 ]
 
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._+-]{0,63}$")]
@@ -228,6 +230,41 @@ class SiloTable(Section):
     """Distinct training tasks it has in each environment; 0: as many as there are."""
     demonstrations: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Expert demonstrations it has in each environment, of its own tasks."""
+    variant: VariantSpec | None = None
+    """What its environments differ in; None: as everybody has them, and is judged in them."""
+
+
+class VariantsTable(Section):
+    """``[variants]``: gives each silo a variant of its environments, the n-th that of index n."""
+
+    kind: Kind
+    """Of all silos; ``none`` leaves environments as they are."""
+    pool: Annotated[int, Field(ge=1, le=64)] | None = None
+    """As in a silo's own ``variant``."""
+    env_div: Part | None = None
+    """The same."""
+    keep_ratio: Part | None = None
+    """The same."""
+    descriptor: bool = False
+    """The same: whether environments say in a line which they are, also where all are judged."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> VariantsTable:
+        self.of_silo(1)
+        return self
+
+    def of_silo(self, number: int) -> VariantSpec | None:
+        """The variant of a silo, counted from 1.
+
+        Raises:
+            ValueError: The table says what no variant can be.
+        """
+        if self.kind == "none" and not self.descriptor:
+            return None
+        given = self.model_dump(exclude_none=True)
+        if self.kind != "none":
+            given["index"] = number
+        return VariantSpec.model_validate(given)
 
 
 class GroupsTable(Section):
@@ -277,6 +314,8 @@ class SettingTable(Section):
     """Keys of ``[aggregation]`` that differ."""
     noise: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[noise]`` that differ."""
+    variants: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``[variants]`` that differ; with ``kind`` among them the whole table."""
     groups: GroupsTable | None = None
     """None: one sum of all."""
     attack: AttackTable | None = None

@@ -125,7 +125,7 @@ def replay(
     """
     if config.base_model is None or not plan.evolve.environments:
         raise ConfigError("a replay needs base_model in silo.toml and environments in the plan")
-    catalogue = config.catalogue()
+    catalogue = config.catalogue().unperturbed()
     name = next((n for n in plan.evolve.environments if n in catalogue), None)
     if name is None:
         raise ConfigError("this silo has no environment of the plan")

@@ -29,7 +29,7 @@ from evolution.envs.variants.spec import VariantSpec
 from evolution.envs.variants.stages import Searchable, Stages
 from evolution.errors import EnvironmentSetupError
 
-__all__ = ["SaysDescriptor", "descriptor_of", "stages_of", "varied"]
+__all__ = ["SaysDescriptor", "descriptor_of", "require_variable", "stages_of", "varied"]
 
 
 @runtime_checkable
@@ -47,17 +47,30 @@ def varied(environment: Environment, spec: VariantSpec, *, perturbed: bool = Tru
         EnvironmentSetupError: The environment has nothing that the variant could change, or no
             descriptor.
     """
-    if spec.kind != "none":
-        if not isinstance(environment, Searchable):
-            raise EnvironmentSetupError(
-                f"{environment.name} has no search whose stages could differ: variants of kind "
-                f"{spec.kind!r} are for market and others with stages of their own"
-            )
-        if perturbed:
-            environment.use(stages_of(environment.stages, spec))
+    require_variable(type(environment), spec)
+    if perturbed and spec.kind != "none" and isinstance(environment, Searchable):
+        environment.use(stages_of(environment.stages, spec))
     if spec.descriptor:
         environment.descriptor = descriptor_of(environment, spec, perturbed=perturbed)
     return environment
+
+
+def require_variable(kind: type[Environment], spec: VariantSpec) -> None:
+    """Refuse a variant that no object of a class could be.
+
+    Raises:
+        EnvironmentSetupError: The class has no stages, or no descriptor.
+    """
+    # By its members, as the protocols are meant: an object need not be made.
+    if spec.kind != "none" and not (hasattr(kind, "stages") and hasattr(kind, "use")):
+        raise EnvironmentSetupError(
+            f"{kind.name} has no search whose stages could differ: variants of kind "
+            f"{spec.kind!r} are for market and others with stages of their own"
+        )
+    if spec.kind == "none" and spec.descriptor and not hasattr(kind, "describe"):
+        raise EnvironmentSetupError(
+            f"{kind.name} has no line that says which it is: leave descriptor out"
+        )
 
 
 @lru_cache(maxsize=256)

@@ -25,8 +25,6 @@ Covered: any catalogue of the same vocabulary. Not covered: wishes in sentences,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from evolution.envs.builtin.shop.goal import PAGE, Goal, draw_goal, score
@@ -253,7 +251,6 @@ class Shop(ScriptedEnvironment):
             picked = " ".join(self._picked.values()) or "none"
             parts += [
                 f"item {' '.join(self._item.title)} {self._item.price} .",
-                *self._details(self._item),
                 f"colour {' '.join(self._item.colours)} .",
                 f"size {' '.join(self._item.sizes)} .",
                 f"picked {picked} .",
@@ -265,11 +262,6 @@ class Shop(ScriptedEnvironment):
             seen = " seen" if number in self._seen else ""
             parts.append(f"{place} {' '.join(product.title)} {product.price}{seen} .")
         return " ".join(parts)
-
-    def _details(self, item: Product) -> Sequence[str]:
-        """What else a product's page says."""
-        del item
-        return ()
 
     def _info(self) -> Info:
         return {"score": self._reward, "step": self._step}

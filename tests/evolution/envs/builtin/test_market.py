@@ -46,13 +46,18 @@ def test_each_field_says_something_of_its_own():
     assert len({tuple(sorted(map(repr, d.text.items()))) for d in CONTENT.documents}) > 1990
 
 
-def test_a_page_shows_the_description_behind_the_title():
+def test_pages_are_the_shops_and_show_titles_alone():
     market = Market()
     market.reset(market.task_ids(Split.TRAIN)[0])
     market.step("search warm coat")
     observation = market.step("open 1")[0]
     document = CONTENT.documents[market._found[0]]
-    assert f" . word {' '.join(document.text['description'])} . " in observation
+    assert (
+        f" . item {' '.join(document.text['title'])} {document.price:.0f} . colour " in observation
+    )
+    assert not set(observation.split()) & set(ABOUT.values())
+    observation = market.step("back")[0]
+    assert market.step("search wool")[0] != observation, "what no page shows can be searched for"
 
 
 def test_the_shop_is_what_it_was():

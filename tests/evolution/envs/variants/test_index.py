@@ -1,4 +1,4 @@
-"""BM25 against the published formula, and against figures of two public implementations."""
+"""BM25 against the published formula, and against the figures of a public implementation."""
 
 import math
 
@@ -19,6 +19,21 @@ TEXTS = [
 ]
 QUERIES = (("quick", "fox"), ("brown", "lazy", "all"), ("the",), ("quick", "brown", "night"))
 PAIRS = ((1.2, 0.75), (0.3, 0.75), (5.0, 0.75), (1.2, 0.0), (2.0, 0.5))
+BM25S = (
+    ((1.2, 0.75), QUERIES[0], (0.6607311, 1.0645446, 0.0, 0.0, 0.0)),
+    ((1.2, 0.75), QUERIES[1], (0.6607311, 0.0, 1.1423557, 0.5740779, 0.0)),
+    ((1.2, 0.75), QUERIES[2], (0.2033949, 0.2836824, 0.0, 0.0, 0.2836824)),
+    ((1.2, 0.75), QUERIES[3], (0.6607311, 0.6037715, 0.5545177, 0.5740779, 0.0)),
+    ((0.3, 0.75), QUERIES[0], (1.2396018, 1.5016065, 0.0, 0.0, 0.0)),
+    ((0.3, 0.75), QUERIES[3], (1.2396018, 0.7869382, 1.0082141, 0.773895, 0.0)),
+    ((5.0, 0.75), QUERIES[0], (0.2223413, 0.4888201, 0.0, 0.0, 0.0)),
+    ((5.0, 0.75), QUERIES[1], (0.2223413, 0.0, 0.4568257, 0.2746569, 0.0)),
+    ((1.2, 0.0), QUERIES[0], (0.7958807, 0.9451083, 0.0, 0.0, 0.0)),
+    ((1.2, 0.0), QUERIES[1], (0.7958807, 0.0, 1.2643743, 0.547168, 0.0)),
+    ((2.0, 0.5), QUERIES[2], (0.153999, 0.2021237, 0.0, 0.0, 0.2021237)),
+    ((2.0, 0.5), QUERIES[3], (0.5002678, 0.4775284, 0.4158883, 0.4567663, 0.0)),
+)
+"""What the package bm25s 0.3.16 says with ``method="lucene"``: constants, query, scores."""
 
 
 def published(query, k1, b):
@@ -41,6 +56,14 @@ def published(query, k1, b):
 def test_scores_are_those_of_the_formula(query, k1, b):
     index = Index(TEXTS, k1=k1, b=b)
     assert index.scores(query) == pytest.approx(published(query, k1, b), rel=1e-12)
+
+
+@pytest.mark.parametrize(("constants", "query", "expected"), BM25S)
+def test_scores_are_those_of_a_known_implementation(constants, query, expected):
+    """Lucene's form has no factor k1 + 1, which is the same for every document and word."""
+    k1, b = constants
+    ours = Index(TEXTS, k1=k1, b=b).scores(query) / (k1 + 1)
+    assert ours == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_holds_no_word_is_not_listed_and_ties_keep_the_documents_order():
