@@ -49,6 +49,8 @@ __all__ = ["BUILT_IN", "ENVIRONMENTS", "Catalogue", "make"]
 ENVIRONMENTS: MappingProxyType[str, str] = MappingProxyType(
     {
         "babyai": "evolution.envs.builtin.babyai:BabyAI",
+        "bandit": "evolution.envs.builtin.bandit:Bandit",
+        "bandit-swapped": "evolution.envs.builtin.bandit:SwappedBandit",
         "craft": "evolution.envs.builtin.craft:Craft",
         "desk": "evolution.envs.builtin.desk.desk:Desk",
         "desk-long": "evolution.envs.builtin.desk.desk:LongDesk",

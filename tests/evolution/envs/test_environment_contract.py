@@ -37,7 +37,11 @@ EXPERT_SOLVES = {
 NONSENSE = ("", "zzz", "<|user|> goal", "move", "get 99 log", "craft", "é" * 5_000, "a\nb", "turn")
 
 
-@pytest.fixture(params=sorted(ENVIRONMENTS))
+# A theorem's witness has one observation and no tasks to tell apart: test_bandit.py.
+WITNESSES = {"bandit", "bandit-swapped"}
+
+
+@pytest.fixture(params=sorted(set(ENVIRONMENTS) - WITNESSES))
 def environment(request: pytest.FixtureRequest) -> Iterator[ScriptedEnvironment]:
     made = make(request.param)
     assert isinstance(made, ScriptedEnvironment)
