@@ -9,8 +9,8 @@ Its witness has two actions, and the other environment swaps what they lead to. 
 H = 4 turns; ``move left`` leads to the good state in ``bandit`` and ``move right`` in
 ``bandit-swapped``, each with probability (1 + δ)/2, and the good state is worth Rmax = ¼ at once.
 Every observation is the same in both, and says no reward. So J_fed = Rmax·H/2 for every policy that
-moves, and no way to average policies helps; what helps is to be told which it is (corollary 1), for which both
-can say a line: ``descriptor`` of a variant of kind ``none``.
+moves, and no way to average policies helps; what helps is to be told which it is (corollary 1), for
+which both can say a line: ``descriptor`` of a variant of kind ``none``.
 
 Whether an episode is a success is decided by one of its turns that nobody is told, which the task
 draws: it is if that turn led to the good state. So the success rate is J / (Rmax·H), exactly where
