@@ -20,7 +20,7 @@ import difflib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -154,17 +154,13 @@ class Run(Section):
         if self.target == ALL_LINEAR:
             without.add("target")
         found = self.model_dump(mode="json", exclude=without)
-        plain = EvolveTable().model_dump(mode="json")
-        for name in _OF_RECIPES:
-            if found["evolve"][name] == plain[name]:
-                del found["evolve"][name]
-        if self.judge.split == JudgeTable().split:
-            del found["judge"]["split"]
-        if self.partition is not None:
-            found["partition"] = self.partition.described()
+        _leave_out(found["evolve"], _OF_RECIPES, EvolveTable())
+        _leave_out(found["judge"], ("split",), JudgeTable())
         for silo in found["silos"]:
             if silo["variant"] is None:
                 del silo["variant"]
+        if self.partition is not None:
+            found["partition"] = self.partition.described()
         if self.rollout.kind != "hf":
             found["engine"] = self.rollout.kind
         if self.foreign:
@@ -178,6 +174,14 @@ class Run(Section):
         """Whether adapters are judged after a round: shared ones, or each silo's or cluster's."""
         every = self.judge.every if shared else self.judge.silos_every
         return round_number == self.rounds or (every > 0 and round_number % every == 0)
+
+
+def _leave_out(found: dict[str, Any], names: Sequence[str], usual: Section) -> None:
+    """Remove keys that say what an empty table says."""
+    plain = usual.model_dump(mode="json")
+    for name in names:
+        if found[name] == plain[name]:
+            del found[name]
 
 
 class Experiment(Section):
