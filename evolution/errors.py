@@ -18,6 +18,7 @@
     │   ├── UnknownEnvironmentError        no environment is registered under that name
     │   ├── EnvironmentPluginError         an installed package's environment cannot be used
     │   ├── EnvironmentSetupError          what the operator wrote does not fit the environment
+    │   │   └── ProductFileError           a file of products is not of the form
     │   ├── TaskIdError                    the task id lies outside the environment's ranges
     │   ├── ShardError                     the tasks cannot be dealt out that way
     │   ├── EpisodeStateError              step before reset, or after the episode ended
@@ -70,6 +71,7 @@ code raises and catches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 __all__ = [
@@ -118,6 +120,7 @@ __all__ = [
     "PartlyAnsweredError",
     "PersonalStoreError",
     "PrefixError",
+    "ProductFileError",
     "RolloutError",
     "RolloutWorkerError",
     "RowError",
@@ -197,6 +200,17 @@ class EnvironmentPluginError(EnvironmentFailureError):
 
 class EnvironmentSetupError(EnvironmentFailureError):
     """What the operator wrote does not fit the environment."""
+
+
+class ProductFileError(EnvironmentSetupError):
+    """A file of products is not of the form; the text names the file, the entry and the field."""
+
+    def __init__(self, path: Path, what: str, *, entry: str = "", field: str = "") -> None:
+        place = f": entry {entry[:80]!r}" if entry else ""
+        super().__init__(f"{path}{place}{f': {field}' if field else ''}: {what}")
+        self.path = path
+        self.entry = entry
+        self.field = field
 
 
 class TaskIdError(EnvironmentFailureError):

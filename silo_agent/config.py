@@ -9,6 +9,8 @@
     evaluate = true
     environments = [{ environment = "craft", shard_index = 0, shard_count = 4 }]
                                          # and declared_tasks = 400, if plans are held against it
+                                         # and variant = { kind = "field-subset", index = 3 }, where
+                                         # the environment has stages: ``evolution/envs/variants``
 
     plugins = ["chess"]                  # environments of installed packages
 
@@ -70,6 +72,7 @@ from pydantic_settings.exceptions import SettingsError
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.foreign.spec import KINDS, ForeignSpec, kind_of
 from evolution.envs.tasks import Shard
+from evolution.envs.variants.spec import VariantSpec
 from evolution.errors import BaseModelError, EnvironmentFailureError
 from evolution.methods.evolver import Assignment
 from evolution.model.identity import base_sha256
@@ -124,6 +127,8 @@ class EnvironmentEntry(BaseModel):
     declared_tasks: Annotated[int, Field(ge=1)] | None = None
     """How many tasks of a round may be asked for: a round number of the operator's choice, which a
     refusal may tell. No comparison is made when absent."""
+    variant: VariantSpec | None = None
+    """What this silo's own differs in; nobody outside is told. As everybody has it when absent."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -278,12 +283,15 @@ class SiloConfig(BaseSettings):
                     known = ", ".join(catalogue.names)
                     raise ValueError(f"unknown environment {entry.environment!r}; known: {known}")
                 catalogue.require_shards(entry.environment, entry.shard_count or 1)
+                if entry.variant is not None:
+                    catalogue.require_variant(entry.environment, entry.variant)
         except EnvironmentFailureError as error:
             raise ValueError(f"environments: {error}") from error
 
     @cached_property
     def _catalogue(self) -> Catalogue:
-        return Catalogue(plugins=self.plugins, foreign=self.foreign)
+        variants = {e.environment: e.variant for e in self.environments if e.variant is not None}
+        return Catalogue(plugins=self.plugins, foreign=self.foreign, variants=variants)
 
     def catalogue(self) -> Catalogue:
         """The environments this silo has; always the same object.

@@ -13,6 +13,9 @@ Invariants:
    imported only when the environment is needed.
 3. A name that two packages give, or that Chorale has itself, is refused: nobody takes a name over.
 
+4. A silo may have a variant of an environment (``evolution/envs/variants``). Name and family are
+   the environment's own, so nobody outside sees which; and everybody is judged in it as it is.
+
 Covered: names, families, finding, importing and checking a package's class, making. Not covered:
 reading silo.toml (``silo_agent/config.py``); limiting what a package's code does, which runs with
 the daemon's rights. What it shows the agent is bounded by ``evolution/rollout/conversation.py``,
@@ -21,27 +24,37 @@ what it raises ends the episode.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import re
 import sys
 from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 
 from evolution.envs.environment import Environment
 from evolution.envs.foreign.foreign import Breaker, make_foreign
 from evolution.envs.foreign.spec import ForeignSpec
-from evolution.errors import EnvironmentPluginError, UnknownEnvironmentError
+from evolution.envs.variants.spec import VariantSpec
+from evolution.envs.variants.variant import require_variable, varied
+from evolution.errors import (
+    EnvironmentPluginError,
+    EnvironmentSetupError,
+    UnknownEnvironmentError,
+)
 
 __all__ = ["BUILT_IN", "ENVIRONMENTS", "Catalogue", "make"]
 
 ENVIRONMENTS: MappingProxyType[str, str] = MappingProxyType(
     {
         "babyai": "evolution.envs.builtin.babyai:BabyAI",
+        "bandit": "evolution.envs.builtin.bandit:Bandit",
+        "bandit-swapped": "evolution.envs.builtin.bandit:SwappedBandit",
         "craft": "evolution.envs.builtin.craft:Craft",
         "desk": "evolution.envs.builtin.desk.desk:Desk",
         "desk-long": "evolution.envs.builtin.desk.desk:LongDesk",
+        "market": "evolution.envs.builtin.shop.market:Market",
         "maze": "evolution.envs.builtin.maze:Maze",
         "shop": "evolution.envs.builtin.shop.shop:Shop",
         "words": "evolution.envs.builtin.words.words:Words",
@@ -70,12 +83,15 @@ class Catalogue:
         *,
         plugins: Collection[str] = (),
         foreign: Mapping[str, ForeignSpec] | None = None,
+        variants: Mapping[str, VariantSpec] | None = None,
         patient: bool = False,
     ) -> None:
         for name in plugins:
             _require_plugin(name)
         self._plugins = frozenset(plugins)
         self._foreign = dict(foreign or {})
+        self._variants = dict(variants or {})
+        self._perturbed = True
         # Shared by all objects of an environment: a server that hangs hangs for all of them.
         self._breakers = {
             name: Breaker(failures=sys.maxsize) if patient else Breaker() for name in self._foreign
@@ -95,7 +111,15 @@ class Catalogue:
         Raises:
             UnknownEnvironmentError: The silo has no environment of that name.
             EnvironmentPluginError: The installed package's environment cannot be used.
+            EnvironmentSetupError: It cannot be the variant that the silo has of it.
         """
+        environment = self._make(name)
+        spec = self._variants.get(name)
+        if spec is None:
+            return environment
+        return varied(environment, spec, perturbed=self._perturbed)
+
+    def _make(self, name: str) -> Environment:
         if name in self._foreign:
             return make_foreign(self._foreign[name], self._breakers[name])
         if name in self._plugins:
@@ -125,7 +149,37 @@ class Catalogue:
         Where units are protected, episodes that one task let fail may not cost another task its
         own. A server that hangs then costs every episode its time limit.
         """
-        return Catalogue(plugins=self._plugins, foreign=self._foreign, patient=True)
+        other = Catalogue(
+            plugins=self._plugins, foreign=self._foreign, variants=self._variants, patient=True
+        )
+        other._perturbed = self._perturbed
+        return other
+
+    def with_variants(self, variants: Mapping[str, VariantSpec]) -> Self:
+        """The same environments, of which some are variants instead of what they are here."""
+        other = copy.copy(self)
+        other._variants = dict(variants)  # noqa: SLF001  # a copy of this very object
+        return other
+
+    def unperturbed(self) -> Self:
+        """The same environments as everybody has them: what adapters are judged in."""
+        other = copy.copy(self)
+        other._perturbed = False  # noqa: SLF001  # a copy of this very object
+        return other
+
+    def require_variant(self, name: str, spec: VariantSpec) -> None:
+        """Refuse a variant that an environment cannot be; nothing is started or made.
+
+        Raises:
+            EnvironmentSetupError: It has no stages, or no line that says which it is.
+            EnvironmentPluginError: The installed package's environment cannot be used.
+        """
+        if name in self._foreign:
+            raise EnvironmentSetupError(
+                f"{name} is described in a table and has no stages here: leave its variant out"
+            )
+        kind = _load_plugin(name) if name in self._plugins else _built_in(name)
+        require_variable(kind, spec)
 
     def require_shards(self, name: str, count: int) -> None:
         """Refuse a number of shards that a foreign environment's labels do not allow.
@@ -143,14 +197,18 @@ def make(name: str) -> Environment:
     Raises:
         UnknownEnvironmentError: The name is not in the table, or does not name an environment.
     """
+    return _built_in(name)()
+
+
+def _built_in(name: str) -> type[Environment]:
     target = ENVIRONMENTS.get(name)
     if target is None:
         raise UnknownEnvironmentError(f"no environment {name!r}; known: {', '.join(ENVIRONMENTS)}")
     module, _, attribute = target.partition(":")
-    environment = getattr(importlib.import_module(module), attribute)()
-    if not isinstance(environment, Environment):
+    kind = getattr(importlib.import_module(module), attribute)
+    if not isinstance(kind, type) or not issubclass(kind, Environment):
         raise UnknownEnvironmentError(f"{target} is not an environment")
-    return environment
+    return kind
 
 
 def _require_plugin(name: str) -> EntryPoint:

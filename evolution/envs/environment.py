@@ -68,11 +68,17 @@ class Environment(ABC):
     labels: ClassVar[tuple[str, ...]]  # values of the attribute tasks are dealt out by
     vocabulary: ClassVar[frozenset[str]] = frozenset()  # empty: open vocabulary
     waits: ClassVar[bool] = False  # for somebody else: objects are called at the same time
+    descriptor: str = ""  # of one object: a line before the instruction that says which it is
 
     @property
     @abstractmethod
     def instruction(self) -> str:
+        """What the agent has to do."""
+
+    @property
+    def told(self) -> str:
         """What the agent is told once, before the first observation."""
+        return f"{self.descriptor} {self.instruction}" if self.descriptor else self.instruction
 
     @property
     def examples(self) -> Sequence[Example]:

@@ -68,7 +68,7 @@ def _play(
     steps: list[Step] = []
     try:
         observation, _ = environment.reset(task_id)
-        context = chat.opening(environment.instruction, observation, environment.examples)
+        context = chat.opening(environment.told, observation, environment.examples)
         ended = solved = False
         while not ended:
             action = environment.expert_action(rng)

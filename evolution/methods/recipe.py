@@ -256,7 +256,7 @@ class RecipeEvolver(Evolver):
             self._engine,
             self._setup.judged or tuple(self._environments),
             work,
-            make_environment=self._setup.catalogue.make,
+            make_environment=self._setup.catalogue.unperturbed().make,
         )
 
     def choose(

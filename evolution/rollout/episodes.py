@@ -486,7 +486,7 @@ def _asked(
 def _begin(environment: Environment, task: Task) -> tuple[str, str, tuple[Example, ...]]:
     """Start an episode: what the agent sees first, the instruction and the examples."""
     first = _begun(environment, task)
-    return first, environment.instruction, tuple(environment.examples)
+    return first, environment.told, tuple(environment.examples)
 
 
 def _take_first(

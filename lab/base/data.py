@@ -88,7 +88,7 @@ def play_weakly(
         observation, _, terminated, truncated, info = environment.step(action)
         ended = terminated or truncated
     return Episode(
-        instruction=environment.instruction,
+        instruction=environment.told,
         observations=tuple(observations),
         actions=tuple(actions),
         success=environment.success(info),

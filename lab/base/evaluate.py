@@ -84,7 +84,7 @@ def _play(
     rows = []
     for number, (environment, task_id) in enumerate(zip(environments, task_ids, strict=False)):
         first, _ = environment.reset(task_id)
-        chunk = chat.opening(environment.instruction, first, environment.examples)
+        chunk = chat.opening(environment.told, first, environment.examples)
         rows.append(_Row(number=number, environment=environment, chunk=chunk))
     cache = DynamicCache(config=model.config)
     seen_BT = torch.zeros((len(rows), 0), dtype=torch.long)

@@ -20,13 +20,14 @@ import difflib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field, ValidationError
 
 from evolution.envs.tasks import Split
+from evolution.envs.variants.spec import VariantSpec
 from evolution.errors import EnvironmentFailureError
 from federation.adapter.target import ALL_LINEAR, TargetKey
 from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
@@ -60,6 +61,7 @@ from lab.experiment.tables import (
     Slug,
     Sums,
     TrainingTable,
+    VariantsTable,
 )
 from lab.experiment.tasks.dealing import dealing_of
 from lab.experiment.tasks.partition import PartitionTable, overridden_partition, pinned
@@ -139,11 +141,11 @@ class Run(Section):
         """Everything that decides the result, as JSON.
 
         What was added to the files later is in it only where it is used, so that runs which were
-        done before keep their digests: groups, an attack, ``per_round``, a partition, another
-        recipe or other parts of it, another ``dtype``, a target, another engine (whose draws are
-        others), foreign environments. Where a server listens, what is computed on and how it fits
-        into memory change results by rounding at most; where a partition's file of flags lies
-        changes nothing, and its content stands for it.
+        done before keep their digests: groups, an attack, ``per_round``, a partition, variants,
+        another recipe or other parts of it, another ``dtype``, a target, another engine (whose
+        draws are others), foreign environments. Where a server listens, what is computed on and how
+        it fits into memory change results by rounding at most; where a partition's file of flags
+        lies changes nothing, and its content stands for it.
         """
         without = {"base", "rollout", "training", "plugins", "foreign"}
         without |= {name for name in _OPTIONAL if getattr(self, name) is None}
@@ -152,12 +154,11 @@ class Run(Section):
         if self.target == ALL_LINEAR:
             without.add("target")
         found = self.model_dump(mode="json", exclude=without)
-        plain = EvolveTable().model_dump(mode="json")
-        for name in _OF_RECIPES:
-            if found["evolve"][name] == plain[name]:
-                del found["evolve"][name]
-        if self.judge.split == JudgeTable().split:
-            del found["judge"]["split"]
+        _leave_out(found["evolve"], _OF_RECIPES, EvolveTable())
+        _leave_out(found["judge"], ("split",), JudgeTable())
+        for silo in found["silos"]:
+            if silo["variant"] is None:
+                del silo["variant"]
         if self.partition is not None:
             found["partition"] = self.partition.described()
         if self.rollout.kind != "hf":
@@ -173,6 +174,14 @@ class Run(Section):
         """Whether adapters are judged after a round: shared ones, or each silo's or cluster's."""
         every = self.judge.every if shared else self.judge.silos_every
         return round_number == self.rounds or (every > 0 and round_number % every == 0)
+
+
+def _leave_out(found: dict[str, Any], names: Sequence[str], usual: Section) -> None:
+    """Remove keys that say what an empty table says."""
+    plain = usual.model_dump(mode="json")
+    for name in names:
+        if found[name] == plain[name]:
+            del found[name]
 
 
 class Experiment(Section):
@@ -216,6 +225,8 @@ class Experiment(Section):
     """Clip, grid, noise."""
     judge: JudgeTable = JudgeTable()
     """On what adapters are judged, and when."""
+    variants: VariantsTable | None = None
+    """How environments differ from silo to silo; None: as each silo's own table says."""
     partition: PartitionTable | None = None
     """Who has which training tasks; without it each ``[[silo]]`` says what it has."""
     silo: Annotated[tuple[SilosTable, ...], Field(min_length=1, max_length=MAX_SILOS)]
@@ -254,7 +265,7 @@ class Experiment(Section):
         if METHODS[row.method].topology == "none":
             rounds = 0
         per_round = self.per_round if row.per_round is None else row.per_round
-        silos = self.silos
+        silos = self._silos(row, index)
         if problem := _wrong_part(per_round, len(silos), row.method):
             raise ExperimentFileError([f"setting.{index}: per_round: {problem}"])
         where = f"setting.{index}.partition" if row.partition else "partition"
@@ -288,6 +299,24 @@ class Experiment(Section):
             training=self.training,
             plugins=self.plugins,
             foreign={name: table for name, table in self.foreign.items() if name in explored},
+        )
+
+    def _silos(self, row: SettingTable, index: int) -> tuple[SiloTable, ...]:
+        """The silos of a setting, each with its variant."""
+        given: dict[str, Any] = {}
+        if self.variants is not None and "kind" not in row.variants:
+            given = self.variants.model_dump(exclude_none=True)
+        if not given and not row.variants:
+            return self.silos
+        prefix = f"setting.{index}.variants"
+        table = validated(VariantsTable, {**given, **row.variants}, prefix=prefix)
+        if own := [silo.name for silo in self.silos if silo.variant is not None]:
+            raise ExperimentFileError(
+                [f"{prefix}: silo {own[0]!r} has a variant of its own: leave one of the two out"]
+            )
+        return tuple(
+            silo.model_copy(update={"variant": table.of_silo(number)})
+            for number, silo in enumerate(self.silos, start=1)
         )
 
 
@@ -456,6 +485,7 @@ def _unrunnable(run: Run) -> Iterator[str]:
         yield from _between_silos(run)
     if run.partition is not None:
         yield from _undealt(run, run.partition)
+    yield from _variants(run)
     if method.explores and run.evolve.episodes < run.evolve.tries_per_task:
         yield "evolve.episodes: fewer than evolve.tries_per_task, so no task is tried in full"
 
@@ -477,6 +507,32 @@ def _undealt(run: Run, partition: PartitionTable) -> Iterator[str]:
             yield f"partition: {name}: {error}"
         except ExperimentFileError as error:
             yield from error.problems
+
+
+def _variants(run: Run) -> Iterator[str]:
+    """What variants are not possible, alone or beside each other."""
+    known = catalogue_of(run)
+    by_name: dict[str, list[VariantSpec | None]] = {}
+    for silo in run.silos:
+        for name in silo.environments:
+            by_name.setdefault(name, []).append(silo.variant)
+            try:
+                if silo.variant is not None:
+                    known.require_variant(name, silo.variant)
+            except EnvironmentFailureError as error:
+                yield f"variant of silo {silo.name!r}: {error}"
+    for name, specs in by_name.items():
+        if METHODS[run.method].topology == "central" and len(set(specs)) > 1:
+            yield (
+                f"method {run.method!r} pools silos, and each has its own {name!r}: set "
+                'variants = { kind = "none" } here, and it learns in the one that all are judged in'
+            )
+        said = {spec.kind if spec is not None and spec.descriptor else None for spec in specs}
+        if len(said) > 1:
+            yield (
+                f"variants: where all silos of {name!r} are judged it says one line before the "
+                "instruction: set descriptor alike in all, with one kind"
+            )
 
 
 def _between_silos(run: Run) -> Iterator[str]:

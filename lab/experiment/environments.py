@@ -7,8 +7,11 @@ run has the same ones.
 Invariant: within a process there is one catalogue for equal plugins and tables, so a server that
 hangs is left alone by all silos at once.
 
-Covered: reading the tables, names and labels. Not covered: starting a server; ``[[silo]]`` says who
-explores what (``tasks/own_tasks.py``).
+A silo's variant of an environment is its own (``variants_of``); adapters are judged in the
+environment as it is (``judged_catalogue``).
+
+Covered: reading the tables, names and labels, variants. Not covered: starting a server;
+``[[silo]]`` says who explores what (``tasks/own_tasks.py``).
 """
 
 from __future__ import annotations
@@ -16,14 +19,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.foreign.spec import KINDS, ForeignSpec, kind_of
+from evolution.envs.variants.spec import VariantSpec
 from lab.experiment.checked import validated
 from lab.experiment.errors import ExperimentFileError
 
-__all__ = ["ForeignTables", "HasEnvironments", "catalogue_of", "foreign_of", "labels_of"]
+if TYPE_CHECKING:
+    from lab.experiment.tables import SiloTable
+
+__all__ = [
+    "ForeignTables",
+    "HasEnvironments",
+    "HasSilos",
+    "catalogue_of",
+    "foreign_of",
+    "judged_catalogue",
+    "labels_of",
+    "variants_of",
+]
 
 ForeignTables = Mapping[str, Mapping[str, Any]]
 """``[foreign]`` as the file has it: by name, checked by ``foreign_of``."""
@@ -41,6 +57,14 @@ class HasEnvironments(Protocol):
         """Tables by name."""
 
 
+class HasSilos(HasEnvironments, Protocol):
+    """A run."""
+
+    @property
+    def silos(self) -> tuple[SiloTable, ...]:
+        """Who takes part."""
+
+
 def catalogue_of(owner: HasEnvironments) -> Catalogue:
     """The catalogue of a file or a run; always the same object for equal tables.
 
@@ -49,6 +73,27 @@ def catalogue_of(owner: HasEnvironments) -> Catalogue:
         ExperimentFileError: A foreign table is wrong.
     """
     return _catalogue(owner.plugins, json.dumps(owner.foreign, sort_keys=True))
+
+
+def variants_of(run: HasSilos, indices: Sequence[int]) -> dict[str, VariantSpec]:
+    """The variants that silos have, by environment; those that are pooled have the same ones."""
+    return {
+        name: silo.variant
+        for silo in (run.silos[index] for index in indices)
+        if silo.variant is not None
+        for name in silo.environments
+    }
+
+
+def judged_catalogue(run: HasSilos) -> Catalogue:
+    """The environments as everybody is judged in them, with the line that they may say.
+
+    Raises:
+        EnvironmentPluginError: No installed package has one of the plugins.
+        ExperimentFileError: A foreign table is wrong.
+    """
+    everyone = variants_of(run, range(len(run.silos)))
+    return catalogue_of(run).with_variants(everyone).unperturbed()
 
 
 @lru_cache(maxsize=16)

@@ -26,7 +26,7 @@ from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from lab.experiment.config import Run
-from lab.experiment.environments import catalogue_of
+from lab.experiment.environments import judged_catalogue
 from lab.experiment.errors import JudgeError
 from lab.experiment.machines import engine_of
 
@@ -94,7 +94,7 @@ class Judge:
             self._engine.close()
 
     def _play(self, name: str, count: int, temperature: float) -> list[Judged]:
-        catalogue = catalogue_of(self._run)
+        catalogue = judged_catalogue(self._run)
         environment = catalogue.make(name)
         ids = environment.task_ids(Split(self._run.judge.split))[:count]
         labels = environment.labels

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dp.config import MAX_GRID_STEPS
+from evolution.envs.variants.spec import Kind, Part, VariantSpec
 from federation.adapter.target import TargetKey
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS, GroupRule
 from federation.errors import UnknownPartError
@@ -42,6 +43,7 @@ __all__ = [
     "SilosTable",
     "Sums",
     "TrainingTable",
+    "VariantsTable",
 ]
 
 MAX_SILOS: Final = 200
@@ -249,6 +251,41 @@ class SiloTable(Section):
     """Distinct training tasks it has in each environment; 0: as many as there are."""
     demonstrations: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Expert demonstrations it has in each environment, of its own tasks."""
+    variant: VariantSpec | None = None
+    """What its environments differ in; None: as everybody has them, and is judged in them."""
+
+
+class VariantsTable(Section):
+    """``[variants]``: gives each silo a variant of its environments, the n-th that of index n."""
+
+    kind: Kind
+    """Of all silos; ``none`` leaves environments as they are."""
+    pool: Annotated[int, Field(ge=1, le=64)] | None = None
+    """As in a silo's own ``variant``."""
+    env_div: Part | None = None
+    """The same."""
+    keep_ratio: Part | None = None
+    """The same."""
+    descriptor: bool = False
+    """The same: whether environments say in a line which they are, also where all are judged."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> VariantsTable:
+        self.of_silo(1)
+        return self
+
+    def of_silo(self, number: int) -> VariantSpec | None:
+        """The variant of a silo, counted from 1.
+
+        Raises:
+            ValueError: The table says what no variant can be.
+        """
+        if self.kind == "none" and not self.descriptor:
+            return None
+        given = self.model_dump(exclude_none=True)
+        if self.kind != "none":
+            given["index"] = number
+        return VariantSpec.model_validate(given)
 
 
 class SilosTable(SiloTable):
@@ -268,7 +305,7 @@ class SilosTable(SiloTable):
     @property
     def silos(self) -> tuple[SiloTable, ...]:
         """Each of them."""
-        table = self.model_dump(exclude={"count"})
+        table = {key: value for key, value in self if key != "count"}
         if self.count is None:
             return (SiloTable(**table),)
         return tuple(
@@ -326,6 +363,8 @@ class SettingTable(Section):
     """Keys of ``[noise]`` that differ."""
     partition: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[partition]`` that differ, or all of them."""
+    variants: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``[variants]`` that differ; with ``kind`` among them the whole table."""
     groups: GroupsTable | None = None
     """None: one sum of all."""
     attack: AttackTable | None = None

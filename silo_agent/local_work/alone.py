@@ -125,7 +125,7 @@ def replay(
     """
     if config.base_model is None or not plan.evolve.environments:
         raise ConfigError("a replay needs base_model in silo.toml and environments in the plan")
-    catalogue = config.catalogue()
+    catalogue = config.catalogue().unperturbed()
     name = next((n for n in plan.evolve.environments if n in catalogue), None)
     if name is None:
         raise ConfigError("this silo has no environment of the plan")
@@ -161,7 +161,7 @@ def replay(
                 environment=name,
                 task_id=first.task.task_id,
                 label=environment.task_label(first.task.task_id),
-                instruction=environment.instruction,
+                instruction=environment.told,
                 before=first,
                 after=second,
             )

@@ -19,7 +19,7 @@ from evolution.methods.population import MEMORY_FILE
 from evolution.rollout.conversation import ChatFormat
 from evolution.trajectory import Trajectory
 from lab.experiment.config import Run
-from lab.experiment.environments import catalogue_of
+from lab.experiment.environments import catalogue_of, variants_of
 from lab.experiment.errors import DemonstrationError
 from lab.experiment.tasks.own_tasks import task_ids_of
 
@@ -48,6 +48,7 @@ def seed_buffer(run: Run, indices: Sequence[int], state_dir: Path, *, chat: Chat
 
 def _of_silo(run: Run, index: int, chat: ChatFormat) -> list[Trajectory]:
     silo = run.silos[index]
+    catalogue = catalogue_of(run).with_variants(variants_of(run, [index]))
     found: list[Trajectory] = []
     for name in silo.environments if silo.demonstrations else ():
         ids = task_ids_of(run, index, name)
@@ -59,9 +60,7 @@ def _of_silo(run: Run, index: int, chat: ChatFormat) -> list[Trajectory]:
             wanted = silo.demonstrations - len(solved)
             chosen = [ids[int(place)] for place in drawn[start : start + silo.demonstrations]]
             if wanted:
-                shown = demonstrations(
-                    name, chosen, chat=chat, seed=run.seed, catalogue=catalogue_of(run)
-                )
+                shown = demonstrations(name, chosen, chat=chat, seed=run.seed, catalogue=catalogue)
                 solved += shown[:wanted]
         if len(solved) < silo.demonstrations:
             raise DemonstrationError(

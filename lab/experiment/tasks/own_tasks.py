@@ -23,7 +23,7 @@ from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment
 from lab.experiment.config import Run
-from lab.experiment.environments import catalogue_of, foreign_of, labels_of
+from lab.experiment.environments import catalogue_of, foreign_of, labels_of, variants_of
 from lab.experiment.tables import SiloTable
 from lab.experiment.tasks.dealing import Dealing, dealing_of
 
@@ -37,7 +37,11 @@ class FewTasks(Catalogue):
 
     def __init__(self, run: Run, indices: Sequence[int]) -> None:
         """Collect the tasks of silos; of several silos the union."""
-        super().__init__(plugins=run.plugins, foreign=foreign_of(run.foreign))
+        super().__init__(
+            plugins=run.plugins,
+            foreign=foreign_of(run.foreign),
+            variants=variants_of(run, indices),
+        )
         found: dict[_Place, dict[int, None]] = {}
         for index in indices:
             silo = run.silos[index]

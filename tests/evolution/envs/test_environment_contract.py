@@ -28,6 +28,7 @@ EXPERT_SOLVES = {
     "craft": 1.0,
     "desk": 1.0,
     "desk-long": 1.0,
+    "market": 1.0,
     "maze": 1.0,
     "shop": 1.0,
     "wordle": 0.97,
@@ -36,7 +37,11 @@ EXPERT_SOLVES = {
 NONSENSE = ("", "zzz", "<|user|> goal", "move", "get 99 log", "craft", "é" * 5_000, "a\nb", "turn")
 
 
-@pytest.fixture(params=sorted(ENVIRONMENTS))
+# A theorem's witness has one observation and no tasks to tell apart: test_bandit.py.
+WITNESSES = {"bandit", "bandit-swapped"}
+
+
+@pytest.fixture(params=sorted(set(ENVIRONMENTS) - WITNESSES))
 def environment(request: pytest.FixtureRequest) -> Iterator[ScriptedEnvironment]:
     made = make(request.param)
     assert isinstance(made, ScriptedEnvironment)
@@ -172,6 +177,7 @@ def test_an_action_that_is_only_impossible_is_not_invalid(environment):
         "craft": ("craft forge", "get 9 wheat"),
         "desk": ("open: Nora", "book: nine", "delete: the last"),
         "desk-long": ("open: Nora", "order: two teacups"),
+        "market": ("buy", "next", "back", "open 4", "pick red"),
         "maze": ("move up", "move left", "move down", "move right"),
         "shop": ("buy", "next", "back", "open 4", "pick red"),
     }
@@ -187,7 +193,9 @@ def test_an_action_that_is_only_impossible_is_not_invalid(environment):
 
 def test_every_admissible_action_is_possible_and_read(environment):
     if not isinstance(environment, SaysAdmissible):
-        assert environment.name in {"shop", "words"}, "anything may be searched for, and said"
+        assert environment.name in {"market", "shop", "words"}, (
+            "anything may be searched for, and said"
+        )
         return
     rng = np.random.default_rng(3)
     offered = set()

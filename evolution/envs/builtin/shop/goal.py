@@ -23,10 +23,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evolution.envs.builtin.shop.products import Catalogue, Product, department
+from evolution.envs.builtin.shop.products import Catalogue, Product, Shelves, department
 from evolution.errors import EnvironmentFailureError
 
-__all__ = ["CAREFUL_STEPS", "PAGE", "Goal", "NoGoalError", "draw_goal", "score"]
+__all__ = [
+    "CAREFUL_STEPS",
+    "PAGE",
+    "Goal",
+    "NoGoalError",
+    "careful_steps",
+    "draw_goal",
+    "score",
+    "wish_for",
+]
 
 PAGE = 4  # products on a results page
 CAREFUL_STEPS = 8
@@ -97,20 +106,24 @@ def draw_goal(catalogue: Catalogue, category: str, *, rng: np.random.Generator) 
     """
     candidates = [p for p in catalogue.products if p.category == category]
     for number in rng.permutation(len(candidates)):
-        wanted = candidates[number]
-        goal = Goal(
-            category=category,
-            attributes=tuple(str(word) for word in rng.permutation(wanted.attributes)),
-            colour=str(rng.choice(wanted.colours)),
-            size=str(rng.choice(wanted.sizes)),
-            budget=min(_HIGHEST_PRICE, wanted.price + int(rng.integers(0, 2))),
-        )
-        if _careful_steps(catalogue, goal) <= CAREFUL_STEPS:
+        goal = wish_for(candidates[number], rng=rng)
+        if careful_steps(catalogue, goal) <= CAREFUL_STEPS:
             return goal
     raise NoGoalError(f"no {category} in the catalogue can be found in {CAREFUL_STEPS} actions")
 
 
-def _careful_steps(catalogue: Catalogue, goal: Goal) -> int:
+def wish_for(wanted: Product, *, rng: np.random.Generator) -> Goal:
+    """Draw a wish that a product fulfils."""
+    return Goal(
+        category=wanted.category,
+        attributes=tuple(str(word) for word in rng.permutation(wanted.attributes)),
+        colour=str(rng.choice(wanted.colours)),
+        size=str(rng.choice(wanted.sizes)),
+        budget=min(_HIGHEST_PRICE, wanted.price + int(rng.integers(0, 2))),
+    )
+
+
+def careful_steps(catalogue: Shelves, goal: Goal) -> int:
     """How many actions a careful customer needs; one more than allowed if it is more than that."""
     steps = _SEARCH
     for place, number in enumerate(catalogue.search(goal.words)):

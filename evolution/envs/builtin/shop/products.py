@@ -18,6 +18,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 
@@ -30,7 +31,9 @@ __all__ = [
     "SIZES",
     "Catalogue",
     "Product",
+    "Shelves",
     "department",
+    "draw_product",
     "standard_catalogue",
 ]
 
@@ -84,6 +87,17 @@ class Product:
         return colour in self.colours and size in self.sizes
 
 
+class Shelves(Protocol):
+    """What a shop sells, and how it is found."""
+
+    @property
+    def products(self) -> Sequence[Product]:
+        """By number."""
+
+    def search(self, words: Sequence[str]) -> Sequence[int]:
+        """Numbers of products that answer a query, in the order in which they are shown."""
+
+
 class Catalogue:
     """Products and the search over their titles."""
 
@@ -105,10 +119,13 @@ def department(category: str) -> str:
 def standard_catalogue() -> Catalogue:
     """The catalogue every silo has, the same object on every call."""
     rng = np.random.default_rng(_SEED)
-    return Catalogue([_product(CATEGORIES[n % len(CATEGORIES)], rng=rng) for n in range(_PRODUCTS)])
+    return Catalogue(
+        [draw_product(CATEGORIES[n % len(CATEGORIES)], rng=rng) for n in range(_PRODUCTS)]
+    )
 
 
-def _product(category: str, *, rng: np.random.Generator) -> Product:
+def draw_product(category: str, *, rng: np.random.Generator) -> Product:
+    """Draw a product of a category."""
     _, attributes = DEPARTMENTS[department(category)]
     return Product(
         category=category,

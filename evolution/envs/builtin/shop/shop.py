@@ -33,8 +33,8 @@ from evolution.envs.builtin.shop.products import (
     COLOURS,
     DEPARTMENTS,
     SIZES,
-    Catalogue,
     Product,
+    Shelves,
     department,
     standard_catalogue,
 )
@@ -69,8 +69,8 @@ class Shop(ScriptedEnvironment):
         | {word for _, attributes in DEPARTMENTS.values() for word in attributes}
     )
 
-    def __init__(self, *, catalogue: Catalogue | None = None) -> None:
-        self._catalogue = standard_catalogue() if catalogue is None else catalogue
+    def __init__(self, *, catalogue: Shelves | None = None) -> None:
+        self._catalogue: Shelves = standard_catalogue() if catalogue is None else catalogue
         self._goal = Goal(category="", attributes=(), colour="", size="", budget=0)
         self._query: frozenset[str] = frozenset()
         self._found: tuple[int, ...] = ()
@@ -95,13 +95,7 @@ class Shop(ScriptedEnvironment):
         """
         category = self.task_label(task_id)
         rng = task_rng(self.name, task_id)
-        self._goal = draw_goal(self._catalogue, category, rng=rng)
-        self._leave()
-        self._seen = set()
-        self._reward = 0.0
-        self._step = 0
-        self._over = False
-        return self._observe(""), self._info()
+        return self._begin(draw_goal(self._catalogue, category, rng=rng))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Play one of the actions that the module lists.
@@ -163,6 +157,16 @@ class Shop(ScriptedEnvironment):
         category = str(rng.choice(CATEGORIES))
         words = [*DEPARTMENTS[department(category)][1], category]
         return f"search {' '.join(rng.choice(words, size=int(rng.integers(1, 4)), replace=False))}"
+
+    def _begin(self, goal: Goal) -> tuple[str, Info]:
+        """Start an episode with a wish."""
+        self._goal = goal
+        self._leave()
+        self._seen = set()
+        self._reward = 0.0
+        self._step = 0
+        self._over = False
+        return self._observe(""), self._info()
 
     def _apply(self, words: list[str]) -> bool:
         """Play an action that does not buy; False if it is not possible."""
