@@ -95,7 +95,7 @@ def specs(kind: str) -> list[VariantSpec]:
     """The pool of four."""
     return [
         VariantSpec.model_validate({"kind": kind, "index": place + 1, "choice": place})
-        for place in range(min(KINDS[kind]))  # type: ignore[index]  # one of POOLED
+        for place in range(min(KINDS[kind]))
     ]
 
 
@@ -107,7 +107,7 @@ def careful_success(spec: VariantSpec, tasks: int) -> float:
         market.reset(task_id)
         over = False
         while not over:
-            action = market.expert_action(rng)  # type: ignore[attr-defined]  # it is a Market
+            action = market.expert_action(rng)
             *_, terminated, truncated, info = market.step(action)
             over = terminated or truncated
         solved += market.success(info)
