@@ -51,8 +51,8 @@ def varied(environment: EnvironmentT, spec: VariantSpec, *, perturbed: bool = Tr
             descriptor.
     """
     require_variable(type(environment), spec)
-    if perturbed and spec.kind != "none" and isinstance(environment, Searchable):
-        environment.use(stages_of(environment.stages, spec))
+    if perturbed and spec.kind != "none":
+        _perturb(environment, spec)
     if spec.descriptor:
         environment.descriptor = descriptor_of(environment, spec, perturbed=perturbed)
     return environment
@@ -125,6 +125,11 @@ def descriptor_of(environment: Environment, spec: VariantSpec, *, perturbed: boo
             f"{environment.name} has no line that says which it is: leave descriptor out"
         )
     return environment.describe()
+
+
+def _perturb(environment: object, spec: VariantSpec) -> None:
+    if isinstance(environment, Searchable):
+        environment.use(stages_of(environment.stages, spec))
 
 
 _with_lookalikes = lru_cache(maxsize=16)(inject_lookalikes)
