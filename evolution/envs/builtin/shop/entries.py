@@ -72,7 +72,7 @@ class _Reader:
         self._decoder = json.JSONDecoder(parse_constant=self._constant)
 
     def entries(self, brackets: str) -> Iterator[tuple[str, Any]]:
-        opening, closing = brackets
+        opening, closing = brackets[0], brackets[1]
         self._take(opening)
         if self._next() == closing:
             return

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evolution.envs.builtin.shop.products import Catalogue, Product, Shelves, department
+from evolution.envs.builtin.shop.products import Product, Shelves, department
 from evolution.errors import EnvironmentFailureError
 
 __all__ = [
@@ -98,7 +98,7 @@ def score(goal: Goal, product: Product, picked: Collection[str]) -> float:
     return r_type * matched / (len(goal.attributes) + 2 + 1)
 
 
-def draw_goal(catalogue: Catalogue, category: str, *, rng: np.random.Generator) -> Goal:
+def draw_goal(catalogue: Shelves, category: str, *, rng: np.random.Generator) -> Goal:
     """Draw a wish that some product of a category fulfils.
 
     Raises:

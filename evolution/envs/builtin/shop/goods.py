@@ -23,7 +23,7 @@ Covered: one content, the same at every silo. Not covered: somebody's own produc
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -95,7 +95,7 @@ class Aisles:
         """Start an episode."""
         self._search.begin(task_id)
 
-    def search(self, words: list[str] | tuple[str, ...]) -> tuple[int, ...]:
+    def search(self, words: Sequence[str]) -> tuple[int, ...]:
         """See ``Shelves``."""
         return self._search.find(words)
 
@@ -209,7 +209,7 @@ def _document(number: int, product: Product, rng: np.random.Generator) -> Docume
     )
 
 
-def _some(words: tuple[str, ...] | list[str], share: float, rng: np.random.Generator) -> list[str]:
+def _some(words: Sequence[str], share: float, rng: np.random.Generator) -> list[str]:
     """Each word with this probability."""
     return [word for word in words if rng.random() < share]
 

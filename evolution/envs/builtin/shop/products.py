@@ -94,7 +94,7 @@ class Shelves(Protocol):
     def products(self) -> Sequence[Product]:
         """By number."""
 
-    def search(self, words: Sequence[str]) -> Sequence[int]:
+    def search(self, words: Sequence[str]) -> tuple[int, ...]:
         """Numbers of products that answer a query, in the order in which they are shown."""
 
 

@@ -12,8 +12,8 @@ from evolution.envs.builtin.shop.products import (
     CATEGORIES,
     DEPARTMENTS,
     Product,
-    _product,
     department,
+    draw_product,
     standard_catalogue,
 )
 from evolution.envs.builtin.shop.ranking import K1, B, Bm25
@@ -70,7 +70,7 @@ def test_catalogue_is_a_thousand_products_from_one_seed():
     assert len(products) == 1_000
     assert set(Counter(p.category for p in products).values()) == {125}
     rng = np.random.default_rng(0x53484F50)
-    again = [_product(CATEGORIES[n % len(CATEGORIES)], rng=rng) for n in range(1_000)]
+    again = [draw_product(CATEGORIES[n % len(CATEGORIES)], rng=rng) for n in range(1_000)]
     assert list(products) == again
     for p in products:
         assert set(p.attributes) <= set(DEPARTMENTS[department(p.category)][1])

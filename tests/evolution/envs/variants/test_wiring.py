@@ -2,12 +2,16 @@
 
 import pytest
 
+import evolution.methods.recipe
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.tasks import Split
 from evolution.envs.variants.spec import VariantSpec
 from evolution.errors import EnvironmentSetupError
+from evolution.methods.evolver import Evaluation
+from evolution.model.lora import initial_adapter
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError
+from tests.kit.evolution.silos import silos
 
 SPEC = VariantSpec(kind="field-subset", choice=2, descriptor=True)
 
@@ -72,3 +76,21 @@ def test_an_environment_without_stages_is_an_error_of_the_configuration(tmp_path
     table = '{ environment = "maze", variant = { kind = "lookalike", index = 6 } }'
     with pytest.raises(ConfigError, match="maze has no search"):
         load(tmp_path, table)
+
+
+def test_a_silo_plays_its_own_and_is_judged_in_everybodys(tiny_base, tmp_path, monkeypatch):
+    made = []
+
+    def judge(engine, names, work, *, make_environment):
+        del engine, work
+        made.extend(make_environment(name).told for name in names)
+        return []
+
+    monkeypatch.setattr(evolution.methods.recipe, "judge", judge)
+    adapter = initial_adapter(tiny_base, 2, 4.0, 0)
+    known = Catalogue(variants={"market": SPEC})
+    with silos(tiny_base, tmp_path, "market", rank=2, alpha=4.0) as make_silo:
+        silo = make_silo(catalogue=known)
+        assert silo._environments["market"].told.startswith("search on 3 . ")
+        silo.evaluate(Evaluation(round=0, adapter=adapter, adapter_sha256="x"))
+    assert [text.partition(" . ")[0] for text in made] == ["search on 1 2 3 4 5"]
