@@ -1,15 +1,17 @@
-"""One run in a process of its own: ``python -m lab.experiment.worker DIRECTORY``.
+"""One run in a process of its own: ``python -m lab.experiment.worker DIRECTORY [OPTIONS]``.
 
 Reads ``run.json`` of the directory; prints one JSON object per finished round to standard output;
 leaves ``rows.jsonl`` and the final adapters there. A process for each run keeps one run's failure,
 threads and memory from the others. What was kept of the run by a worker that was ended is taken up,
-and each round's state is kept (``state.py``); who has taken the rows removes it.
+and each round's state is kept (``state.py``); who has taken the rows removes it. The options say
+where members work (``engines/choice.py``).
 
 Covered: what happens inside. Not covered: results as a whole; only ``runner.py`` writes those.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -18,17 +20,27 @@ from pathlib import Path
 import structlog
 
 from lab.experiment.config import read_run
+from lab.experiment.engines.choice import EngineChoice, EngineKind
 from lab.experiment.federation_round import RoundFigures
 from lab.experiment.single_run import play_run, versions_of
 from lab.experiment.state import RunStates
 
-__all__ = ["ROWS", "RUN", "main"]
+__all__ = ["ROWS", "RUN", "arguments_of", "main"]
 
 RUN = "run.json"
 ROWS = "rows.jsonl"
 
 
-def main(directory: Path) -> None:
+def arguments_of(choice: EngineChoice) -> list[str]:
+    """What a worker is started with, after its directory, to work as ``choice`` says."""
+    return [
+        *("--engine", choice.kind),
+        *("--actors", str(choice.actors)),
+        *("--gpus-per-actor", str(choice.gpus_per_actor)),
+    ]
+
+
+def main(directory: Path, choice: EngineChoice) -> None:
     """Run what the directory's ``run.json`` describes.
 
     Raises:
@@ -39,7 +51,7 @@ def main(directory: Path) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     states = RunStates(directory=directory, run=run, versions=versions_of(run), say=_log)
     with tempfile.TemporaryDirectory(prefix="chorale-lab-") as scratch:
-        result = play_run(run, Path(scratch), progress=_tell, states=states)
+        result = play_run(run, Path(scratch), progress=_tell, states=states, choice=choice)
     result.write_adapters(directory)
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in result.rows)
     part = directory / f"{ROWS}.part"
@@ -64,5 +76,17 @@ def _tell(number: int, figures: RoundFigures, wall_s: float) -> None:
     sys.stdout.flush()
 
 
+def _asked() -> tuple[Path, EngineChoice]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--engine", type=EngineKind, default=EngineKind.PROCESS)
+    parser.add_argument("--actors", type=int, default=0)
+    parser.add_argument("--gpus-per-actor", type=float, default=0.0)
+    asked = parser.parse_args()
+    return asked.directory, EngineChoice(
+        kind=asked.engine, actors=asked.actors, gpus_per_actor=asked.gpus_per_actor
+    )
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*_asked())
