@@ -47,7 +47,7 @@ from lab.experiment.federation_round import (
     play_round,
 )
 from lab.experiment.groups import GroupedSum
-from lab.experiment.judge import Judge
+from lab.experiment.judge import Judge, Judged
 from lab.experiment.masked import MaskedSum
 from lab.experiment.member import Adapter, identity, personal_of
 from lab.experiment.methods import METHODS, clusters
@@ -68,6 +68,8 @@ __all__ = ["Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
 
 Progress = Callable[[int, RoundFigures, float], None]
 """Called after each round with its number, its figures and its seconds."""
+_Verdicts = dict[tuple[str, tuple[tuple[str, int], ...]], list[Judged]]
+"""Of one round, by the adapter and by how many tasks of each environment."""
 _ADAPTIVE = frozenset({"fedadagrad", "fedyogi", "fedadam"})
 _PROCESS = EngineChoice()
 _PACKAGES = ("chorale", "torch", "transformers", "peft", "numpy")
@@ -158,7 +160,7 @@ def play_run(
         for circle, state in zip(circles, at.circles, strict=bool(at.round)):
             circle.take_up(state)
         if not circles:
-            rows += _judge(run, 0, judge, {}, silos=_everyone(run), scope="global")
+            rows += _judge(run, 0, judge, {}, {}, silos=_everyone(run), scope="global")
         for number in range(at.round + 1, run.rounds + 1):
             round_started_s = time.perf_counter()
             figures = play_round(circles, number, engine=engine)
@@ -264,21 +266,22 @@ def _judge_round(
     """Judge what the method's silos would use after this round."""
     method = METHODS[run.method]
     rows: list[Row] = []
+    verdicts: _Verdicts = {}
     # Without a silo's own B the shared adapter of FedSA is the base model's function.
     shared = method.topology != "alone" and not method.clustered and method.personal != "fedsa"
     if shared and run.judged_after(number, shared=True):
         adapter = circles[0].adapter
-        rows += _judge(run, number, judge, adapter, silos=_everyone(run), scope="global")
+        rows += _judge(run, number, judge, adapter, verdicts, silos=_everyone(run), scope="global")
     if not run.judged_after(number, shared=False):
         return rows
     scope: Scope = "alone" if method.topology == "alone" else "personal"
     for circle in circles if method.clustered or method.topology == "alone" else ():
         silos = [index for member in circle.members for index in member]
-        rows += _judge(run, number, judge, circle.adapter, silos=silos, scope=scope)
+        rows += _judge(run, number, judge, circle.adapter, verdicts, silos=silos, scope=scope)
     for circle in circles if method.personal else ():
         for member in circle.members:
             own = personal_of(run, member, stores, circle.adapter)
-            rows += _judge(run, number, judge, own, silos=member, scope="personal")
+            rows += _judge(run, number, judge, own, verdicts, silos=member, scope="personal")
     return rows
 
 
@@ -287,11 +290,16 @@ def _judge(
     number: int,
     judge: Judge,
     adapter: Adapter,
+    verdicts: _Verdicts,
     *,
     silos: Sequence[int],
     scope: Scope,
 ) -> list[Row]:
-    """Judge one adapter: in full in the families of whoever it is for, elsewhere on fewer tasks."""
+    """Judge one adapter: in full in the families of whoever it is for, elsewhere on fewer tasks.
+
+    What is judged is put into ``verdicts``, and not judged again: of a hundred silos those that
+    have not taken part yet have one adapter.
+    """
     near = frozenset(
         family for silo in silos if silo != EVERYBODY for family in families_of(run, silo)
     )
@@ -303,8 +311,10 @@ def _judge(
         for name in names
     }
     version_of = identity(adapter) if adapter else "base"
-    judged = judge.judge(version_of, adapter, held_out)
-    return eval_rows(run, number, judged, silos=silos, scope=scope)
+    what = version_of, tuple(held_out.items())
+    if what not in verdicts:
+        verdicts[what] = judge.judge(version_of, adapter, held_out)
+    return eval_rows(run, number, verdicts[what], silos=silos, scope=scope)
 
 
 def _everyone(run: Run) -> list[int]:

@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import structlog
 
@@ -25,7 +29,7 @@ from lab.experiment.federation_round import RoundFigures
 from lab.experiment.single_run import play_run, versions_of
 from lab.experiment.state import RunStates
 
-__all__ = ["ROWS", "RUN", "arguments_of", "main"]
+__all__ = ["ROWS", "RUN", "arguments_of", "asked", "main"]
 
 RUN = "run.json"
 ROWS = "rows.jsonl"
@@ -40,18 +44,19 @@ def arguments_of(choice: EngineChoice) -> list[str]:
     ]
 
 
-def main(directory: Path, choice: EngineChoice) -> None:
-    """Run what the directory's ``run.json`` describes.
+def main(directory: Path, choice: EngineChoice, progress: TextIO) -> None:
+    """Run what the directory's ``run.json`` describes, and tell ``progress`` of each round.
 
     Raises:
         ExperimentError: It cannot be run as asked.
     """
     run = read_run(directory / RUN)
-    # Standard output is for progress, and ``runner.py`` reads it.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     states = RunStates(directory=directory, run=run, versions=versions_of(run), say=_log)
     with tempfile.TemporaryDirectory(prefix="chorale-lab-") as scratch:
-        result = play_run(run, Path(scratch), progress=_tell, states=states, choice=choice)
+        result = play_run(
+            run, Path(scratch), progress=partial(_tell, progress), states=states, choice=choice
+        )
     result.write_adapters(directory)
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in result.rows)
     part = directory / f"{ROWS}.part"
@@ -65,28 +70,41 @@ def _log(line: str) -> None:
     sys.stderr.flush()
 
 
-def _tell(number: int, figures: RoundFigures, wall_s: float) -> None:
+def _tell(progress: TextIO, number: int, figures: RoundFigures, wall_s: float) -> None:
     told = {
         "round": number,
         "successes": figures.successes.total(),
         "episodes": figures.episodes.total(),
         "wall_s": wall_s,
     }
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
+    progress.write(json.dumps(told) + "\n")
+    progress.flush()
 
 
-def _asked() -> tuple[Path, EngineChoice]:
+def asked(arguments: Sequence[str]) -> tuple[Path, EngineChoice]:
+    """The directory and the engine that a worker was started with."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--engine", type=EngineKind, default=EngineKind.PROCESS)
     parser.add_argument("--actors", type=int, default=0)
     parser.add_argument("--gpus-per-actor", type=float, default=0.0)
-    asked = parser.parse_args()
-    return asked.directory, EngineChoice(
-        kind=asked.engine, actors=asked.actors, gpus_per_actor=asked.gpus_per_actor
+    given = parser.parse_args(arguments)
+    return given.directory, EngineChoice(
+        kind=given.engine, actors=given.actors, gpus_per_actor=given.gpus_per_actor
     )
 
 
+def _standard_output() -> TextIO:
+    """Standard output, which ``runner.py`` reads, for progress alone.
+
+    Whatever else writes there, as Ray does, writes to the log from here on; and processes that are
+    started do not keep it open when this one is gone.
+    """
+    kept = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return kept
+
+
 if __name__ == "__main__":
-    main(*_asked())
+    with _standard_output() as output:
+        main(*asked(sys.argv[1:]), output)

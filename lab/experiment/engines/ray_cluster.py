@@ -5,7 +5,7 @@ Invariants:
        drawn for it: who may give Ray work runs code as this user. If Ray comes up on another
        address, that is an error.
     2. It has no dashboard and sends no usage statistics. Ray's own logs are in the session's
-       directory, and nothing of Ray's goes to standard output, which is for the run's progress.
+       directory; what it prints itself goes to the run's log (``worker.py``).
     3. Everything in it has one thread of OpenMP, as the process of a run has, so what is computed
        does not depend on where.
     4. It ends with the run, and its directory goes. When the run's process is killed Ray's
@@ -40,6 +40,8 @@ _SETTINGS: Final = {
     # Ray's own word for "stay on the loopback address", made for two systems and heeded on all.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
+    # How long what is left of a cluster looks for it when it was killed.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
     # An actor that was given no GPU sees none.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
