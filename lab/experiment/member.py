@@ -24,9 +24,9 @@ from evolution.rollout.conversation import ChatFormat
 from federation.adapter.encoding import adapter_sha256, encode_adapter
 from lab.experiment.config import Run
 from lab.experiment.demonstrations import seed_buffer
+from lab.experiment.engines.machines import THREADS, engine_spec, trainer_spec
 from lab.experiment.engines.stores import directory_of
 from lab.experiment.errors import ExperimentError
-from lab.experiment.machines import THREADS, engine_spec, trainer_spec
 from lab.experiment.methods import METHODS
 from lab.experiment.own_tasks import FewTasks, assignments_of
 

@@ -34,8 +34,8 @@ from federation.adapter.layout import Layout
 from lab.aggregation.aggregation import LabAggregation, make_lab_aggregation
 from lab.experiment.attack import AttackedMean
 from lab.experiment.config import Run
-from lab.experiment.engines.choice import EngineChoice
-from lab.experiment.engines.engine import make_engine
+from lab.experiment.engines.choice import EngineChoice, EngineKind
+from lab.experiment.engines.engine import MemberEngine, ProcessEngine
 from lab.experiment.engines.stores import STORES
 from lab.experiment.environments import catalogue_of
 from lab.experiment.federation_round import (
@@ -154,8 +154,7 @@ def play_run(
     rows, episodes = list(at.rows), at.episodes
     with ExitStack() as stack:
         circles = _circles(run)
-        members = run.per_round or sum(len(circle.members) for circle in circles)
-        engine = stack.enter_context(closing(make_engine(choice, run, scratch, members=members)))
+        engine = stack.enter_context(closing(_engine(choice, run, scratch, circles)))
         judge = Judge(run, engine=engine.rollout)
         for circle, state in zip(circles, at.circles, strict=bool(at.round)):
             circle.take_up(state)
@@ -212,6 +211,24 @@ def versions_of(run: Run) -> dict[str, str]:
         **{package: version(package) for package in _PACKAGES},
         **dict(sorted(plugins.items())),
     }
+
+
+def _engine(
+    choice: EngineChoice, run: Run, scratch: Path, circles: Sequence[Circle]
+) -> MemberEngine:
+    """What members work in; its caller closes it."""
+    members = run.per_round or sum(len(circle.members) for circle in circles)
+    # Without members nobody works but the judge, in this process.
+    if choice.kind is EngineKind.PROCESS or not members:
+        return ProcessEngine(run, scratch)
+    from lab.experiment.engines.ray_engine import RayEngine
+
+    return RayEngine(
+        run,
+        scratch,
+        actors=choice.actors_of(members),
+        gpus_per_actor=choice.gpus_per_actor,
+    )
 
 
 def _circles(run: Run) -> list[Circle]:

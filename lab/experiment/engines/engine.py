@@ -22,12 +22,11 @@ from typing import Final
 from evolution.methods.evolver import Evolution
 from evolution.rollout.engine import RolloutEngine
 from lab.experiment.config import Run
-from lab.experiment.engines.choice import EngineChoice, EngineKind
 from lab.experiment.engines.local_round import LocalRound, play_local_round
+from lab.experiment.engines.machines import machines_of
 from lab.experiment.engines.stores import Stores
-from lab.experiment.machines import machines_of
 
-__all__ = ["MACHINES", "MemberEngine", "ProcessEngine", "make_engine"]
+__all__ = ["MACHINES", "MemberEngine", "ProcessEngine"]
 
 MACHINES: Final = "machines"
 """Where processes that train are handed their jobs, in the run's scratch directory."""
@@ -84,26 +83,3 @@ class ProcessEngine(MemberEngine):
     def close(self) -> None:
         """Release the models."""
         self._machines.close()
-
-
-def make_engine(choice: EngineChoice, run: Run, scratch: Path, *, members: int) -> MemberEngine:
-    """The engine that was asked for; its caller closes it.
-
-    ``members`` is how many work in a round; where there are none, nothing but a judge works, in
-    this process. The run's files are in ``scratch``.
-
-    Raises:
-        EngineError: It cannot be made on this machine.
-        EvolverSetupError: This machine does not have what the file asks for.
-        RolloutError: The rollout engine cannot be made.
-    """
-    if choice.kind is EngineKind.PROCESS or not members:
-        return ProcessEngine(run, scratch)
-    from lab.experiment.engines.ray_engine import RayEngine
-
-    return RayEngine(
-        run,
-        scratch,
-        actors=choice.actors_of(members),
-        gpus_per_actor=choice.gpus_per_actor,
-    )

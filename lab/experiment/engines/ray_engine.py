@@ -37,10 +37,10 @@ from evolution.model.lora import initial_adapter
 from lab.experiment.config import Run
 from lab.experiment.engines.engine import MACHINES, MemberEngine
 from lab.experiment.engines.local_round import LocalRound, play_local_round
+from lab.experiment.engines.machines import engine_of, machines_of
 from lab.experiment.engines.ray_cluster import Cluster
 from lab.experiment.engines.stores import Stores
 from lab.experiment.errors import EngineError
-from lab.experiment.machines import engine_of, machines_of
 from lab.experiment.member import Adapter
 
 __all__ = ["MemberActor", "RayEngine"]
