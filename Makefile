@@ -201,6 +201,11 @@ test-vllm: setup
 test-environments:
 	tests/foreign/environments/run.sh .venv-environments --model
 
+.PHONY: test-ray
+# A real Ray cluster on this machine: the same bits as in one process, with actors that are killed.
+test-ray:
+	tests/foreign/ray/run.sh .venv-ray
+
 .PHONY: test-journey
 # The operators' handbook, typed command by command on an installed wheel.
 test-journey: setup
@@ -222,4 +227,4 @@ release:
 	deploy/release.sh dist $(PROFILES)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .venv-vllm .venv-environments .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(BENCH_VENV) .venv-vllm .venv-environments .venv-ray .mypy_cache .ruff_cache .pytest_cache

@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,11 +192,13 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> No
 
 def is_explored(scratch: Path, round_index: int) -> bool:
     """Whether a silo has written down what it is about to play in a round, counted from 0."""
-    for path in scratch.rglob("successes.sqlite"):
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-            query = "SELECT count(*) FROM explored WHERE round = ?"
-            if database.execute(query, (round_index,)).fetchone()[0]:
-                return True
+    # A round's copy of the stores may go while it is looked for.
+    with suppress(OSError, sqlite3.OperationalError):
+        for path in scratch.rglob("successes.sqlite"):
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+                query = "SELECT count(*) FROM explored WHERE round = ?"
+                if database.execute(query, (round_index,)).fetchone()[0]:
+                    return True
     return False
 
 

@@ -42,7 +42,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,9 +70,9 @@ from evolution.model.lora import initial_adapter
 from federation.adapter.layout import Layout
 from federation.aggregate.server_step import mean_of_sum, step
 from lab.experiment.config import Run, load_experiment
+from lab.experiment.engines.engine import ProcessEngine
 from lab.experiment.federation_round import SharingCircle
-from lab.experiment.judge import Judge
-from lab.experiment.member import Member, identity
+from lab.experiment.member import identity, personal_of
 from lab.experiment.single_run import aggregation_of
 from lab.experiment.sums import PlainSum
 
@@ -151,18 +151,15 @@ def shared_rounds(run: Run, scratch: Path) -> Iterator[Round]:
     """The rounds of one of the lab's settings."""
     first = initial_adapter(BASE, RANK, ALPHA, run.seed)
     mean = NotedSum(run.noise, silos=SILOS, key=(run.seed,))
-    with ExitStack() as stack:
-        judge = stack.enter_context(closing(Judge(run)))
-        members = [
-            stack.enter_context(closing(Member(run, [index], scratch, chat=judge.chat)))
-            for index in range(SILOS)
-        ]
-        circle = SharingCircle(
-            members, first, aggregation=aggregation_of(run, first, silos=SILOS), mean=mean
-        )
+    members = [(index,) for index in range(SILOS)]
+    circle = SharingCircle(
+        members, first, aggregation=aggregation_of(run, first, silos=SILOS), mean=mean
+    )
+    with closing(ProcessEngine(run, scratch)) as engine:
         for number in range(1, ROUNDS + 1):
             mean.noted = ()
-            evolutions = circle.play(number)
+            evolutions = list(engine.play(circle.work(number)))
+            circle.take(number, evolutions)
             require_learned(evolution.metrics["selected"] for evolution in evolutions)
             found = {
                 "deltas": sha256(*(evolution.delta for evolution in evolutions)),
@@ -170,7 +167,9 @@ def shared_rounds(run: Run, scratch: Path) -> Iterator[Round]:
                 "adapter": sha256(circle.adapter),
             }
             if run.setting in WITH_OWN:
-                found["personal"] = sha256(*(one.personal(circle.adapter) for one in members))
+                found["personal"] = sha256(
+                    *(personal_of(run, one, engine.stores.kept, circle.adapter) for one in members)
+                )
             yield found
 
 

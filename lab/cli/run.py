@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.cli.program import answering
+from lab.experiment.engines.choice import EngineChoice, EngineKind, require_engine
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 
 if TYPE_CHECKING:
@@ -43,9 +44,19 @@ def run(
         bool,
         typer.Option("--force-new", help="Set existing results aside and start again."),
     ] = False,
+    engine: Annotated[
+        EngineKind,
+        typer.Option(help="Where a run's silos work: one after another, or side by side on Ray."),
+    ] = EngineKind.PROCESS,
+    actors: Annotated[
+        int, typer.Option(help="With ray: processes of each run; 0 is one for each core.")
+    ] = 0,
+    gpus_per_actor: Annotated[
+        float, typer.Option(help="With ray: a part of one GPU, or several whole ones.")
+    ] = 0.0,
     output: Output = Format.TEXT,
 ) -> None:
-    """Run whole federations in one process, for every setting and every seed of a file.
+    """Run whole federations on one machine, for every setting and every seed of a file.
 
     An experiment file names a base model, silos with their environments and shards, and one row per
     setting: a method with what differs from the file's tables. The silos and their rounds are the
@@ -69,6 +80,9 @@ def run(
       fedsa              and factors B of each silo's own
       clustered          one federation per family of 3 silos or more
 
+    With --engine ray each run starts a Ray cluster of its own on this machine and ends it; its
+    results are those of --engine process, bit for bit. It needs: pip install 'chorale[ray]'.
+
     End it at any time, by Ctrl-C or SIGTERM: finished runs are in results.jsonl, the others go on
     next time after the last round that they finished.
     Settings and seeds may be added to the file later; a finished run whose values were changed is
@@ -77,8 +91,13 @@ def run(
     Exit code 1 if a run failed or the file is wrong.
     """  # noqa: D301  # click reads the backspace: leave the block as it is
     with answering(output), _sigterm_interrupts():
-        from lab.experiment.errors import ExperimentError
+        from lab.experiment.errors import EngineError, ExperimentError
 
+        choice = EngineChoice(kind=engine, actors=actors, gpus_per_actor=gpus_per_actor)
+        try:
+            require_engine(choice)
+        except EngineError as error:
+            raise CommandError(str(error), code="engine", exit_code=Exit.ARGUMENTS) from error
         try:
             failed = _run(
                 experiment,
@@ -89,6 +108,7 @@ def run(
                 check=check,
                 output=output,
                 force_new=force_new,
+                choice=choice,
             )
         except ExperimentError as error:
             raise CommandError(
@@ -132,6 +152,7 @@ def _run(
     check: bool,
     output: Format,
     force_new: bool,
+    choice: EngineChoice,
 ) -> tuple[str, ...]:
     from evolution.errors import BaseModelError
     from evolution.model.identity import base_sha256
@@ -157,7 +178,7 @@ def _run(
             say(f"set aside: {aside}")
         results.require_same(runs)
         results.keep_file(experiment.read_bytes())
-        outcome = run_all(chosen, results, workers=workers, say=say)
+        outcome = run_all(chosen, results, workers=workers, say=say, choice=choice)
     show_result(
         output,
         f"{outcome.finished} runs finished, {outcome.skipped} were finished before, "

@@ -8,6 +8,7 @@ The tree::
     ├── ChangedExperimentError the directory holds results of other settings
     ├── JudgeError             an adapter could not be judged on every held-out task
     ├── StateError             what was kept of an unfinished run is damaged
+    ├── EngineError            members cannot work where they were asked to
     ├── DemonstrationError     the expert does not solve as many tasks as a silo should have
     └── SumError               the silos' vectors cannot be summed as asked
 """
@@ -20,6 +21,7 @@ __all__ = [
     "ChangedExperimentError",
     "DemonstrationError",
     "DirectoryInUseError",
+    "EngineError",
     "ExperimentError",
     "ExperimentFileError",
     "JudgeError",
@@ -55,6 +57,10 @@ class JudgeError(ExperimentError):
 
 class StateError(ExperimentError):
     """What was kept of an unfinished run is damaged."""
+
+
+class EngineError(ExperimentError):
+    """Members cannot work where they were asked to."""
 
 
 class DemonstrationError(ExperimentError):

@@ -1,4 +1,4 @@
-"""One round of a federation in one process, and what the true deltas say about agreement.
+"""One round of a federation, and what the true deltas say about agreement.
 
 A *circle* is those who share one adapter: all silos, a cluster, or a single one. A circle of one
 keeps its own delta as it is, as ``silo_agent/local_work/alone.py`` does: no clip, no noise, no
@@ -14,7 +14,7 @@ Where only some silos take part in a round, both are about those. The others nei
 train, and keep their stores, personal adapters and control variates as they are.
 
 Covered: rounds of all silos or of some; leaving a circle between two rounds and taking it up. Not
-covered: dropouts, processes.
+covered: dropouts; where the local work is done (``engines``).
 """
 
 from __future__ import annotations
@@ -23,24 +23,30 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from evolution.methods.evolver import Evolution
 from lab.aggregation.aggregation import LabAggregation, SiloUpdate
-from lab.experiment.member import Adapter, Member
+from lab.experiment.engines.engine import MemberEngine
+from lab.experiment.engines.local_round import LocalRound
+from lab.experiment.member import Adapter
 from lab.experiment.sums import RoundMean
 
 __all__ = [
     "Chosen",
     "Circle",
     "CircleState",
+    "Indices",
     "RoundFigures",
     "SharingCircle",
     "SoleCircle",
     "play_round",
 ]
 
+Indices = tuple[int, ...]
+"""The silos that a member stands for; several are pooled."""
 Chosen = Callable[[int], Sequence[int]]
 """Places of the members that take part in a round of that number, in ascending order."""
 
@@ -108,18 +114,17 @@ class CircleState:
 class Circle(ABC):
     """Those who share one adapter."""
 
-    def __init__(self, members: Sequence[Member], adapter: Adapter) -> None:
+    def __init__(self, members: Sequence[Indices], adapter: Adapter) -> None:
         self.members = tuple(members)
         self.adapter: dict[str, np.ndarray] = dict(adapter)
 
     @abstractmethod
-    def play(self, round_number: int) -> list[Evolution]:
-        """One round; afterwards ``adapter`` is the next one."""
+    def work(self, round_number: int) -> list[LocalRound]:
+        """What the members that take part in a round are to do."""
 
-    def taking_part(self, round_number: int) -> tuple[Member, ...]:
-        """Who plays a round: everybody."""
-        del round_number
-        return self.members
+    @abstractmethod
+    def take(self, round_number: int, evolutions: Sequence[Evolution]) -> None:
+        """End the round with what came of its ``work``; ``adapter`` is the next one then."""
 
     def state(self) -> CircleState:
         """What the next round needs."""
@@ -141,15 +146,27 @@ class Circle(ABC):
 class SoleCircle(Circle):
     """One learner by itself."""
 
-    def play(self, round_number: int) -> list[Evolution]:
-        """Evolve and keep the delta as it is."""
+    def work(self, round_number: int) -> list[LocalRound]:
+        """Its own."""
         (member,) = self.members
-        evolution = member.evolve(
-            self.adapter, round_number=round_number, trainable=frozenset(self.adapter)
-        )
-        for name, delta in evolution.delta.items():
-            self.adapter[name] = np.asarray(self.adapter[name] + delta, dtype=np.float32)
-        return [evolution]
+        return [
+            LocalRound(
+                indices=member,
+                round_number=round_number,
+                adapter=self.adapter,
+                trainable=frozenset(self.adapter),
+            )
+        ]
+
+    def take(self, round_number: int, evolutions: Sequence[Evolution]) -> None:
+        """Keep the delta as it is."""
+        del round_number
+        (evolution,) = evolutions
+        moved = {
+            name: np.asarray(self.adapter[name] + delta, dtype=np.float32)
+            for name, delta in evolution.delta.items()
+        }
+        self.adapter = {**self.adapter, **moved}
 
 
 class SharingCircle(Circle):
@@ -157,7 +174,7 @@ class SharingCircle(Circle):
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[Indices],
         adapter: Adapter,
         *,
         aggregation: LabAggregation,
@@ -170,29 +187,29 @@ class SharingCircle(Circle):
         everybody = range(len(self.members))
         self._chosen: Chosen = (lambda _: everybody) if chosen is None else chosen
 
-    def play(self, round_number: int) -> list[Evolution]:
-        """Evolve each silo that takes part from the shared adapter, then combine."""
-        trainable, places = self._aggregation.trainable(round_number), self._chosen(round_number)
-        evolutions = [
-            self.members[place].evolve(
-                self.adapter,
+    def work(self, round_number: int) -> list[LocalRound]:
+        """Evolve each silo that takes part from the shared adapter."""
+        trainable = self._aggregation.trainable(round_number)
+        return [
+            LocalRound(
+                indices=self.members[place],
                 round_number=round_number,
+                adapter=self.adapter,
                 trainable=trainable,
                 correction=self._aggregation.correction(place),
             )
-            for place in places
+            for place in self._chosen(round_number)
         ]
+
+    def take(self, round_number: int, evolutions: Sequence[Evolution]) -> None:
+        """Combine the deltas."""
+        places = self._chosen(round_number)
         self.adapter = self._aggregation.combine(
             self.adapter,
             [_update(evolution, at) for evolution, at in zip(evolutions, places, strict=True)],
             round_number=round_number,
             mean=self._mean.among(places),
         )
-        return evolutions
-
-    def taking_part(self, round_number: int) -> tuple[Member, ...]:
-        """Who plays a round."""
-        return tuple(self.members[place] for place in self._chosen(round_number))
 
     def state(self) -> CircleState:
         """The adapter, the aggregation's state, and how many sums there were."""
@@ -209,13 +226,22 @@ class SharingCircle(Circle):
         self._mean.go_on_after(state.sums)
 
 
-def play_round(circles: Sequence[Circle], round_number: int) -> RoundFigures:
-    """One round, counted from 1, of every circle; they do not depend on one another."""
+def play_round(
+    circles: Sequence[Circle], round_number: int, *, engine: MemberEngine
+) -> RoundFigures:
+    """One round, counted from 1, of every circle; they do not depend on one another.
+
+    Raises:
+        ExperimentError: Some of the local work cannot be done.
+    """
     figures = RoundFigures()
-    for circle in circles:
-        figures.take(circle.play(round_number))
-        took_part = circle.taking_part(round_number)
-        figures.silos += [index for member in took_part for index in member.indices]
+    work = [circle.work(round_number) for circle in circles]
+    evolutions = engine.play([one for of_circle in work for one in of_circle])
+    for circle, of_circle in zip(circles, work, strict=True):
+        made = list(islice(evolutions, len(of_circle)))
+        figures.take(made)
+        figures.silos += [index for one in of_circle for index in one.indices]
+        circle.take(round_number, made)
     return figures
 
 

@@ -26,9 +26,9 @@ from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from lab.experiment.config import Run
+from lab.experiment.engines.machines import engine_of
 from lab.experiment.environments import judged_catalogue
 from lab.experiment.errors import JudgeError
-from lab.experiment.machines import engine_of
 
 __all__ = ["Judge", "Judged"]
 

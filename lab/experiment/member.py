@@ -1,5 +1,8 @@
 """One learner of a run: a silo, or all of them pooled, around the product's own recipe driver.
 
+It is built for a round and closed after it (``engines/local_round.py``); what it has learned is in
+its stores, a directory of its own, and so is its personal adapter, which is read without it.
+
 Covered: building it from the experiment's values, one round of it, its personal adapter. Not
 covered: what becomes of its delta (``federation_round.py``).
 """
@@ -15,17 +18,19 @@ from evolution.methods.evolver import Evolution, EvolverSetup, EvolveSettings, W
 from evolution.methods.machines import Machines
 from evolution.methods.options import RecipeOptions
 from evolution.methods.personal.personal import PersonalAdapter
+from evolution.methods.population import MEMORY_FILE
 from evolution.methods.recipe import RecipeEvolver
 from evolution.rollout.conversation import ChatFormat
 from federation.adapter.encoding import adapter_sha256, encode_adapter
 from lab.experiment.config import Run
+from lab.experiment.engines.machines import THREADS, engine_spec, trainer_spec
+from lab.experiment.engines.stores import directory_of
 from lab.experiment.errors import ExperimentError
-from lab.experiment.machines import THREADS, engine_spec, trainer_spec
 from lab.experiment.methods import METHODS
 from lab.experiment.tasks.demonstrations import seed_buffer
 from lab.experiment.tasks.own_tasks import FewTasks, assignments_of
 
-__all__ = ["Adapter", "Member", "identity"]
+__all__ = ["Adapter", "Member", "identity", "personal_of"]
 
 Adapter = Mapping[str, np.ndarray]
 
@@ -33,6 +38,16 @@ Adapter = Mapping[str, np.ndarray]
 def identity(adapter: Adapter) -> str:
     """SHA-256 of an adapter's published bytes, hexadecimal."""
     return adapter_sha256(encode_adapter(dict(adapter))).hex()
+
+
+def personal_of(
+    run: Run, indices: Sequence[int], stores: Path, adapter: Adapter
+) -> dict[str, np.ndarray]:
+    """A learner's own adapter beside the shared one, as its stores have it.
+
+    For a learner that has none it is the shared one.
+    """
+    return _personal(run, stores / directory_of(indices)).current(adapter)
 
 
 class Member:
@@ -47,10 +62,11 @@ class Member:
         chat: ChatFormat,
         machines: Machines | None = None,
     ) -> None:
-        """Build the learner and give it its demonstrations.
+        """Build the learner, and give it its demonstrations if it has no memory.
 
-        It stands for the silos of these indices; several are pooled. Its stores are in ``scratch``.
-        Without ``machines`` that are lent it makes an engine and a trainer of its own.
+        It stands for the silos of these indices; several are pooled. Its stores are in
+        ``directory_of`` them in ``scratch``. Without ``machines`` that are lent it makes an engine
+        and a trainer of its own.
 
         Raises:
             DemonstrationError: The expert does not solve enough tasks.
@@ -58,8 +74,9 @@ class Member:
         self.indices = tuple(indices)
         self._settings = _settings(run, pooled=len(self.indices))
         self._seed = self.indices[0]
-        state_dir = scratch / "-".join(map(str, self.indices))
-        self.demonstrations = seed_buffer(run, self.indices, state_dir, chat=chat)
+        state_dir = scratch / directory_of(self.indices)
+        if not (state_dir / MEMORY_FILE).exists():
+            seed_buffer(run, self.indices, state_dir, chat=chat)
         setup = EvolverSetup(
             assignments=assignments_of(run, self.indices),
             base_dir=Path(run.base),
@@ -77,7 +94,7 @@ class Member:
             options=_options(run),
         )
         self._evolver = RecipeEvolver(setup)
-        self._personal = PersonalAdapter(RecipeOptions.of(setup), state_dir=state_dir)
+        self._personal = _personal(run, state_dir)
 
     def evolve(
         self,
@@ -120,6 +137,11 @@ class Member:
     def close(self) -> None:
         """Release stores, and models that are not lent."""
         self._evolver.close()
+
+
+def _personal(run: Run, state_dir: Path) -> PersonalAdapter:
+    setup = EvolverSetup(recipe=run.evolve.made, options=_options(run))
+    return PersonalAdapter(RecipeOptions.of(setup), state_dir=state_dir)
 
 
 def _settings(run: Run, *, pooled: int) -> EvolveSettings:

@@ -30,15 +30,17 @@ from typing import Final
 
 from federation.errors import FederationError
 from lab.experiment.config import Run
+from lab.experiment.engines.choice import EngineChoice
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.results import Results
 from lab.experiment.state import remove_states
-from lab.experiment.worker import ROWS, RUN
+from lab.experiment.worker import ROWS, RUN, arguments_of
 
 __all__ = ["Outcome", "require_aggregations", "run_all"]
 
 _JUDGING_ROUNDS: Final = 1.0
 """What a run costs beside its rounds, in rounds; only the estimate of what is left uses it."""
+_PROCESS: Final = EngineChoice()
 _LOG: Final = "log.txt"
 _THREADS: Final = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -79,18 +81,23 @@ def require_aggregations(runs: Sequence[Run]) -> None:
 
 
 def run_all(
-    runs: Sequence[Run], results: Results, *, workers: int, say: Callable[[str], None]
+    runs: Sequence[Run],
+    results: Results,
+    *,
+    workers: int,
+    say: Callable[[str], None],
+    choice: EngineChoice = _PROCESS,
 ) -> Outcome:
     """Run what is not done yet, in this order, ``workers`` at a time in processes of their own.
 
-    ``say`` takes a line of progress.
+    ``say`` takes a line of progress; ``choice`` is where the members of each run work.
     """
     todo = [run for run in runs if (run.setting, run.seed) not in results.done]
     for run in runs:
         if (run.setting, run.seed) in results.done:
             # Of a process that was ended between writing the rows and removing it.
             remove_states(results.run_directory(run))
-    grid = _Grid(todo=todo, results=results, workers=workers, say=say)
+    grid = _Grid(todo=todo, results=results, workers=workers, say=say, choice=choice)
     if todo:
         say(f"{len(todo)} runs to do, {len(runs) - len(todo)} done before")
     with ThreadPoolExecutor(max_workers=workers) as pool:
@@ -112,6 +119,7 @@ class _Grid:
     results: Results
     workers: int
     say: Callable[[str], None]
+    choice: EngineChoice
     finished: int = 0
     failed: list[str] = field(default_factory=list)
     _ended: int = 0
@@ -163,7 +171,10 @@ class _Grid:
                 if self._stopped:
                     return 1
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "lab.experiment.worker", str(directory)],
+                    [
+                        *(sys.executable, "-m", "lab.experiment.worker", str(directory)),
+                        *arguments_of(self.choice),
+                    ],
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,

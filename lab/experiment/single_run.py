@@ -20,7 +20,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points, version
@@ -28,13 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from dp.noise.share import per_silo_sigma
-from evolution.methods.machines import Machines
 from evolution.model.lora import initial_adapter
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.layout import Layout
 from lab.aggregation.aggregation import LabAggregation, make_lab_aggregation
 from lab.experiment.attack import AttackedMean
 from lab.experiment.config import Run
+from lab.experiment.engines.choice import EngineChoice, EngineKind
+from lab.experiment.engines.engine import MemberEngine, ProcessEngine
+from lab.experiment.engines.stores import STORES
 from lab.experiment.environments import catalogue_of
 from lab.experiment.federation_round import (
     Chosen,
@@ -45,10 +47,9 @@ from lab.experiment.federation_round import (
     play_round,
 )
 from lab.experiment.groups import GroupedSum
-from lab.experiment.judge import Judge
-from lab.experiment.machines import machines_of
+from lab.experiment.judge import Judge, Judged
 from lab.experiment.masked import MaskedSum
-from lab.experiment.member import Adapter, Member, identity
+from lab.experiment.member import Adapter, identity, personal_of
 from lab.experiment.methods import METHODS, clusters
 from lab.experiment.participation import taking_part
 from lab.experiment.rows import (
@@ -67,7 +68,10 @@ __all__ = ["Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
 
 Progress = Callable[[int, RoundFigures, float], None]
 """Called after each round with its number, its figures and its seconds."""
+_Verdicts = dict[tuple[str, tuple[tuple[str, int], ...]], list[Judged]]
+"""Of one round, by the adapter and by how many tasks of each environment."""
 _ADAPTIVE = frozenset({"fedadagrad", "fedyogi", "fedadam"})
+_PROCESS = EngineChoice()
 _PACKAGES = ("chorale", "torch", "transformers", "peft", "numpy")
 
 
@@ -125,9 +129,14 @@ def _noise_variance(run: Run, *, silos: int) -> dict[str, float]:
 
 
 def play_run(
-    run: Run, scratch: Path, *, progress: Progress, states: RunStates | None = None
+    run: Run,
+    scratch: Path,
+    *,
+    progress: Progress,
+    states: RunStates | None = None,
+    choice: EngineChoice = _PROCESS,
 ) -> RunResult:
-    """Run one setting at one seed.
+    """Run one setting at one seed, with its members' local work where ``choice`` says.
 
     The silos' stores are in ``scratch``, an empty directory that the caller removes. Progress is
     told of every round that is played. With ``states`` the run goes on after the newest round whose
@@ -138,27 +147,26 @@ def play_run(
         ValueError: The aggregation is unknown, or its options are wrong.
     """
     started_s = time.perf_counter()
-    stores = scratch / "stores"
+    stores = scratch / STORES
     at = Kept()
     if states is not None:
         at = states.take_up(stores) or at
     rows, episodes = list(at.rows), at.episodes
     with ExitStack() as stack:
-        machines = machines_of(run, scratch / "machines")
-        stack.callback(machines.close)
-        judge = Judge(run, engine=machines.engine)
-        circles = _circles(run, stores, judge, machines, stack)
+        circles = _circles(run)
+        engine = stack.enter_context(closing(_engine(choice, run, scratch, circles)))
+        judge = Judge(run, engine=engine.rollout)
         for circle, state in zip(circles, at.circles, strict=bool(at.round)):
             circle.take_up(state)
         if not circles:
-            rows += _judge(run, 0, judge, {}, silos=_everyone(run), scope="global")
+            rows += _judge(run, 0, judge, {}, {}, silos=_everyone(run), scope="global")
         for number in range(at.round + 1, run.rounds + 1):
             round_started_s = time.perf_counter()
-            figures = play_round(circles, number)
+            figures = play_round(circles, number, engine=engine)
             wall_s = time.perf_counter() - round_started_s
             episodes += figures.episodes.total()
             rows.append(round_row(run, number, figures, wall_s=wall_s))
-            rows += _judge_round(run, number, judge, circles)
+            rows += _judge_round(run, number, judge, circles, stores=stores)
             if states is not None:
                 states.keep(
                     Kept(
@@ -173,10 +181,10 @@ def play_run(
             progress(number, figures, time.perf_counter() - round_started_s)
         adapters = [circle.adapter for circle in circles]
         personal = {
-            silo: member.personal(circle.adapter)
+            silo: personal_of(run, member, stores, circle.adapter)
             for circle in circles
             for member in circle.members
-            for silo in member.indices
+            for silo in member
             if METHODS[run.method].personal
         }
     rows.append(
@@ -205,30 +213,41 @@ def versions_of(run: Run) -> dict[str, str]:
     }
 
 
-def _circles(
-    run: Run, stores: Path, judge: Judge, machines: Machines, stack: ExitStack
-) -> list[Circle]:
+def _engine(
+    choice: EngineChoice, run: Run, scratch: Path, circles: Sequence[Circle]
+) -> MemberEngine:
+    """What members work in; its caller closes it."""
+    members = run.per_round or sum(len(circle.members) for circle in circles)
+    # Without members nobody works but the judge, in this process.
+    if choice.kind is EngineKind.PROCESS or not members:
+        return ProcessEngine(run, scratch)
+    from lab.experiment.engines.ray_engine import RayEngine
+
+    return RayEngine(
+        run,
+        scratch,
+        actors=choice.actors_of(members),
+        gpus_per_actor=choice.gpus_per_actor,
+    )
+
+
+def _circles(run: Run) -> list[Circle]:
     method = METHODS[run.method]
     everyone = range(len(run.silos))
     first = initial_adapter(run.base, run.rank, run.alpha, run.seed, run.target)
 
-    def member(indices: Sequence[int]) -> Member:
-        made = Member(run, indices, stores, chat=judge.chat, machines=machines)
-        stack.callback(made.close)
-        return made
-
     if method.topology == "none":
         return []
     if method.topology == "central":
-        return [SoleCircle([member(everyone)], first)]
+        return [SoleCircle([tuple(everyone)], first)]
     if method.topology == "alone":
-        return [SoleCircle([member([index])], first) for index in everyone]
+        return [SoleCircle([(index,)], first) for index in everyone]
     groups: tuple[tuple[int, ...], ...] = (tuple(everyone),)
     if method.clustered:
         groups = clusters([families_of(run, index) for index in everyone])
     return [
         SharingCircle(
-            [member([index]) for index in group],
+            [(index,) for index in group],
             first,
             aggregation=aggregation_of(run, first, silos=len(group)),
             mean=_mean(run, group),
@@ -258,25 +277,28 @@ def _mean(run: Run, group: tuple[int, ...]) -> RoundMean:
     return AttackedMean(mean, run.attack, place=place, key=key)
 
 
-def _judge_round(run: Run, number: int, judge: Judge, circles: Sequence[Circle]) -> list[Row]:
+def _judge_round(
+    run: Run, number: int, judge: Judge, circles: Sequence[Circle], *, stores: Path
+) -> list[Row]:
     """Judge what the method's silos would use after this round."""
     method = METHODS[run.method]
     rows: list[Row] = []
+    verdicts: _Verdicts = {}
     # Without a silo's own B the shared adapter of FedSA is the base model's function.
     shared = method.topology != "alone" and not method.clustered and method.personal != "fedsa"
     if shared and run.judged_after(number, shared=True):
         adapter = circles[0].adapter
-        rows += _judge(run, number, judge, adapter, silos=_everyone(run), scope="global")
+        rows += _judge(run, number, judge, adapter, verdicts, silos=_everyone(run), scope="global")
     if not run.judged_after(number, shared=False):
         return rows
     scope: Scope = "alone" if method.topology == "alone" else "personal"
     for circle in circles if method.clustered or method.topology == "alone" else ():
-        silos = [index for member in circle.members for index in member.indices]
-        rows += _judge(run, number, judge, circle.adapter, silos=silos, scope=scope)
+        silos = [index for member in circle.members for index in member]
+        rows += _judge(run, number, judge, circle.adapter, verdicts, silos=silos, scope=scope)
     for circle in circles if method.personal else ():
         for member in circle.members:
-            own = member.personal(circle.adapter)
-            rows += _judge(run, number, judge, own, silos=member.indices, scope="personal")
+            own = personal_of(run, member, stores, circle.adapter)
+            rows += _judge(run, number, judge, own, verdicts, silos=member, scope="personal")
     return rows
 
 
@@ -285,11 +307,16 @@ def _judge(
     number: int,
     judge: Judge,
     adapter: Adapter,
+    verdicts: _Verdicts,
     *,
     silos: Sequence[int],
     scope: Scope,
 ) -> list[Row]:
-    """Judge one adapter: in full in the families of whoever it is for, elsewhere on fewer tasks."""
+    """Judge one adapter: in full in the families of whoever it is for, elsewhere on fewer tasks.
+
+    What is judged is put into ``verdicts``, and not judged again: of a hundred silos those that
+    have not taken part yet have one adapter.
+    """
     near = frozenset(
         family for silo in silos if silo != EVERYBODY for family in families_of(run, silo)
     )
@@ -301,8 +328,10 @@ def _judge(
         for name in names
     }
     version_of = identity(adapter) if adapter else "base"
-    judged = judge.judge(version_of, adapter, held_out)
-    return eval_rows(run, number, judged, silos=silos, scope=scope)
+    what = version_of, tuple(held_out.items())
+    if what not in verdicts:
+        verdicts[what] = judge.judge(version_of, adapter, held_out)
+    return eval_rows(run, number, verdicts[what], silos=silos, scope=scope)
 
 
 def _everyone(run: Run) -> list[int]:

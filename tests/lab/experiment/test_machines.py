@@ -13,10 +13,10 @@ from evolution.rollout.engine import EngineSpec
 from evolution.rollout.hf import HfEngine
 from evolution.train.sft import SftTrainer
 from evolution.train.trainer import TrainerSpec
-from lab.experiment import machines as lab_machines
 from lab.experiment.config import load_experiment
+from lab.experiment.engines import machines as lab_machines
+from lab.experiment.engines.machines import engine_spec, machines_of, trainer_spec
 from lab.experiment.judge import Judge
-from lab.experiment.machines import engine_spec, machines_of, trainer_spec
 from lab.experiment.member import Member
 from lab.experiment.single_run import play_run
 from lab.experiment.tables import EvolveTable, RolloutTable, TrainingTable

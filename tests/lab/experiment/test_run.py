@@ -239,26 +239,20 @@ class Heard:
         return dict(tensors)
 
 
-class Fixed:
-    """A member that did this."""
-
-    def __init__(self, episodes, successes):
-        self.made = Evolution(
-            delta={},
-            episodes={"a": episodes},
-            successes={"a": successes},
-            metrics={"selected": 9.0},
-            duration_s={},
-        )
-
-    def evolve(self, _adapter, **_):
-        return self.made
+def did(episodes, successes):
+    return Evolution(
+        delta={},
+        episodes={"a": episodes},
+        successes={"a": successes},
+        metrics={"selected": 9.0},
+        duration_s={},
+    )
 
 
 def test_a_silo_that_explored_and_solved_nothing_weighs_nothing():
     """Without exploration what was imitated stands for the successes; with it, it does not."""
     heard = Heard()
-    members = [Fixed(4, 3), Fixed(4, 0), Fixed(0, 0)]
     mean = PlainSum(NoiseTable(), silos=3, key=(0,))
-    SharingCircle(members, {}, aggregation=heard, mean=mean).play(1)
+    circle = SharingCircle([(0,), (1,), (2,)], {}, aggregation=heard, mean=mean)
+    circle.take(1, [did(4, 3), did(4, 0), did(0, 0)])
     assert heard.successes == [3, 0, 9]

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -132,11 +132,13 @@ def wait_until_explored(scratch, round_index):
     """Until some silo has written down what it is about to play in a round, counted from 0."""
     deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
-        for path in scratch.rglob("successes.sqlite"):
-            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-                query = "SELECT count(*) FROM explored WHERE round = ?"
-                if database.execute(query, (round_index,)).fetchone()[0]:
-                    return
+        # A round's copy of the stores may go while it is looked for.
+        with suppress(OSError, sqlite3.OperationalError):
+            for path in scratch.rglob("successes.sqlite"):
+                with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+                    query = "SELECT count(*) FROM explored WHERE round = ?"
+                    if database.execute(query, (round_index,)).fetchone()[0]:
+                        return
         time.sleep(0.01)
     raise TimeoutError
 

@@ -1,7 +1,8 @@
-"""The engine and the trainer of a worker, as the file's ``[rollout]`` and ``[training]`` say.
+"""The engine and the trainer of a process, as the file's ``[rollout]`` and ``[training]`` say.
 
-A worker makes one pair and lends it to all its silos and to the judge, which take turns: with a
-pair for each, twenty silos would need twenty times the memory of one.
+A process makes one pair and lends it to all silos that work in it, which take turns: with a pair
+for each, twenty silos would need twenty times the memory of one. In a worker without Ray the judge
+takes its turn too.
 
 Covered: making them. Not covered: who may borrow (``evolution/methods/machines.py``).
 """
