@@ -210,7 +210,14 @@ def _circles(
 ) -> list[Circle]:
     method = METHODS[run.method]
     everyone = range(len(run.silos))
-    first = initial_adapter(run.base, run.rank, run.alpha, run.seed, run.target)
+    first = initial_adapter(
+        run.base,
+        run.rank,
+        run.alpha,
+        run.seed,
+        run.target,
+        value_head=run.evolve.made.shares_value_head,
+    )
 
     def member(indices: Sequence[int]) -> Member:
         made = Member(run, indices, stores, chat=judge.chat, machines=machines)
