@@ -297,10 +297,14 @@ class Loop:
         device: torch.device,
         name: str,
     ) -> None:
-        """Note log-probabilities, or values, under the present factors where nobody has."""
+        """Note log-probabilities, or values, under the present factors where nobody has.
+
+        Made-up rows know them already and are passed all the same: where the base is divided, every
+        pass is one that all processes make.
+        """
         said = self._values if name == "old_value" else self._logprobs
         for one in passes:
-            if name not in one.batch.known:
+            if not one.real or name not in one.batch.known:
                 values_BT = said(model, one.batch, device).cpu()
                 one.batch.known[name] = torch.nn.functional.pad(values_BT, (1, 0))
 
