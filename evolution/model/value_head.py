@@ -43,6 +43,14 @@ class ValueHead(torch.nn.Linear):
         self._said: torch.Tensor | None = None
         self._handles: list[Any] = []
 
+    @property
+    def parameter(self) -> torch.nn.Parameter:
+        """Its weight."""
+        weight = self.weight
+        if not isinstance(weight, torch.nn.Parameter):
+            raise TypeError("a value head's weight is in use by a functional call")
+        return weight
+
     def watch(self, model: torch.nn.Module, output_head: torch.nn.Module) -> None:
         """Say a value in every forward pass of the model from now on, until ``leave``."""
         self._handles = [
@@ -106,7 +114,7 @@ def adapter_parameters(
 ) -> dict[str, torch.nn.Parameter]:
     """The factors of a model's adapter by name, and the weight of its value head if it has one."""
     found = head_on(model)
-    return factors if found is None else {**factors, VALUE_HEAD: found.weight}
+    return factors if found is None else {**factors, VALUE_HEAD: found.parameter}
 
 
 def values_in(output: Any) -> torch.Tensor:

@@ -47,7 +47,7 @@ class Clipped(BasePart):
     couples: ClassVar = Couples.TRY
     reads: ClassVar = Reads.UNIT
     needs: ClassVar = frozenset({"reference", "base", "first"})
-    watches: ClassVar = (
+    watches: ClassVar[tuple[str, ...]] = (
         "clip_low",
         "clip_high",
         "entropy",

@@ -43,7 +43,7 @@ class Ppo(Clipped):
     """See the module."""
 
     needs: ClassVar = Clipped.needs | {"value", "old_value"}
-    watches: ClassVar = (
+    watches: ClassVar[tuple[str, ...]] = (
         *Clipped.watches,
         "return_mean",
         "return_square",
@@ -71,15 +71,12 @@ class Ppo(Clipped):
 
     def concluded(self, figures: Mapping[str, float]) -> dict[str, float]:
         """With the part of the returns' variance that V° explains, in the place of moments."""
+        if "return_mean" not in figures:
+            # No token was noted, so there is none of the other moments either.
+            return dict(figures)
         found = dict(figures)
-        moments = [
-            found.pop(name, None)
-            for name in ("return_mean", "return_square", "value_error_mean", "value_error_square")
-        ]
-        if None in moments:
-            return found
-        mean, square, error, error_square = moments
-        found["return_mean"] = mean
+        mean, square = found["return_mean"], found.pop("return_square")
+        error, error_square = found.pop("value_error_mean"), found.pop("value_error_square")
         spread = square - mean**2
         # Where all returns are alike there is nothing to explain.
         if spread > 1e-12:
