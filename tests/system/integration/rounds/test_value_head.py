@@ -61,9 +61,9 @@ def write(loopback, value_head):
     return plan
 
 
-def heads(loopback, silo_id, run_id):
-    (store,) = (loopback.silo_dir(silo_id) / "evolve").glob(f"{run_id}*")
-    return PersonalStore(store / "personal" / "value_head").newest()
+def stores(loopback, silo_id):
+    """What methods of all runs have stored at a silo."""
+    return set((loopback.silo_dir(silo_id) / "evolve").glob("*"))
 
 
 @pytest.mark.parametrize("value_head", ["federated", "local"])
@@ -80,6 +80,7 @@ def test_a_run_of_ppo_has_its_critic_where_the_plan_says(loopback, tmp_path, val
         value_head=value_head == "federated",
     )
     adapter.write_bytes(encode_adapter(made))
+    before = {silo_id: stores(loopback, silo_id) for silo_id in SILOS}
     for silo_id in SILOS:
         (loopback.directory / "logs" / f"{silo_id}.log").unlink(missing_ok=True)
         loopback.start_silo(silo_id)
@@ -99,7 +100,10 @@ def test_a_run_of_ppo_has_its_critic_where_the_plan_says(loopback, tmp_path, val
         *("adapter", "export", run_id, "--out", str(out), "--data", str(loopback.data_dir))
     )
     assert HEAD not in load_file(out / "adapter_model.safetensors")
-    found = [heads(loopback, silo_id, run_id) for silo_id in SILOS]
+    found = []
+    for silo_id in SILOS:
+        (store,) = stores(loopback, silo_id) - before[silo_id]
+        found.append(PersonalStore(store / "personal" / "value_head").newest())
     if value_head == "federated":
         assert load_file(out / "value_head.safetensors")[HEAD].any()
         assert found == [None] * len(SILOS)
