@@ -120,6 +120,7 @@ from evolution.methods.streams import (
     train_settings,
 )
 from evolution.parts.seam import (
+    Credit,
     Gate,
     MemoryView,
     PartWork,
@@ -169,13 +170,7 @@ class RecipeEvolver(Evolver):
             max_age_days=self._options.memory_max_age_days,
             environments=self._environments,
         )
-        spec = protected(setup.privacy)
-        self._head = OwnHead(
-            setup.recipe,
-            base_dir=setup.base_dir,
-            state_dir=setup.state_dir,
-            mode=None if spec is None else spec.mode,
-        )
+        self._head = OwnHead(setup, setup.base_dir, state_dir=setup.state_dir)
         self._personal = PersonalAdapter(self._options, state_dir=setup.state_dir)
         machines = setup.machines or make_machines(setup)
         self._engine, self._trainer = machines.engine, machines.trainer
@@ -243,7 +238,6 @@ class RecipeEvolver(Evolver):
             raise EvolverSetupError("the step's privacy is not the one this method was set up with")
         require_apart(work.settings)
         require_plain_gradients(work.spec, work.settings)
-        self._head.require_shared(work)
         self._trainer.reset(work.adapter)
         population = self._population(work, work.spec)
         return unit_sum(
@@ -320,7 +314,6 @@ class RecipeEvolver(Evolver):
         for epoch in range(work.settings.local_epochs):
             adapter = start if epoch == 0 else self._trainer.adapter()
             released = epoch == 0 and self._personal.plays_released
-            # A value head of the silo's own changes nothing that is played.
             identity = work.adapter_sha256 if released else identity_of(adapter)
             began_s = time.perf_counter()
             with spanned("explore"):
@@ -356,16 +349,9 @@ class RecipeEvolver(Evolver):
     def _credit(self, work: Work, groups: Sequence[Group], *, epoch: int) -> list[Row]:
         """What the whole round comes to as rows, by one instance that may see everything."""
         view = self._whole_memory(work)
+        credit: Credit = self._parts["credit"].make()
         with view.opened():
-            rows = (
-                self._parts["credit"]
-                .make()
-                .credit(
-                    groups,
-                    view,
-                    self._part_work(work, Stream.CREDIT, epoch=epoch),
-                )
-            )
+            rows = credit.credit(groups, view, self._part_work(work, Stream.CREDIT, epoch=epoch))
         return require_rows(rows)
 
     def _whole_memory(self, work: Work) -> MemoryView:

@@ -24,14 +24,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dp.config import RECORD_MODES, Mode
 from evolution.errors import EvolverSetupError
-from evolution.methods.evolver import StepWork, Work
+from evolution.methods.evolver import EvolverSetup, Work
 from evolution.methods.personal.store import PersonalStore
+from evolution.methods.protection import protected
 from evolution.model.lora import first_value_head
 from federation.adapter.value_head import VALUE_HEAD, head_of, require_head
 from federation.errors import LayoutError
-from federation.plan.recipe import Recipe
 
 __all__ = ["OwnHead"]
 
@@ -41,24 +40,21 @@ Tensors = Mapping[str, np.ndarray]
 class OwnHead:
     """See the module; where a recipe learns no value, or shares its head, it does nothing."""
 
-    def __init__(
-        self, recipe: Recipe, *, base_dir: Path, state_dir: Path, mode: Mode | None
-    ) -> None:
+    def __init__(self, setup: EvolverSetup, base_dir: Path, *, state_dir: Path) -> None:
         """Use the silo's files in ``state_dir``, the method's private directory for the run.
 
-        ``mode`` is the plan's where units inside the silo are protected.
-
         Raises:
-            EvolverSetupError: The mode does not allow a head of the silo's own.
+            EvolverSetupError: The set-up's privacy does not allow a head of the silo's own.
         """
+        recipe, spec = setup.recipe, protected(setup.privacy)
         self._kept = recipe.value_head == "local"
         self._shared = recipe.shares_value_head
         self._base_dir = base_dir
         self._store = PersonalStore(state_dir / "personal" / "value_head")
-        if self._kept and mode in RECORD_MODES and (problem := recipe.head_refusal(mode)):
+        if spec is not None and (problem := recipe.head_refusal(spec.mode)):
             raise EvolverSetupError(problem)
 
-    def require_shared(self, work: Work | StepWork) -> None:
+    def require_shared(self, work: Work) -> None:
         """Check that the work's adapter has a head exactly where the plan shares one.
 
         Raises:
