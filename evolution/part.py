@@ -46,6 +46,10 @@ class BasePart:
     def __init__(self, options: Section) -> None:
         self.options = options
 
+    def concluded(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """What it makes of the figures that it watched, once a training is over."""
+        return dict(figures)
+
     @classmethod
     def needed(cls, options: Section) -> frozenset[str]:  # noqa: ARG003  # for those that ask less
         """What of ``needs`` it asks for with these options."""

@@ -22,10 +22,11 @@ from evolution.local_time import require_time, require_wanted
 from evolution.methods.evolver import EvolveSettings, Work
 from evolution.methods.population import Population
 from evolution.methods.protection import require_steps
-from evolution.methods.streams import temperature_of
+from evolution.methods.streams import temperature_of, value_learning_rate_of
 from evolution.part import Part
 from evolution.train.rows import Row
 from evolution.train.trainer import Trainer
+from federation.plan.methods import VALUE
 from ops.tracing.spans import spanned
 
 if TYPE_CHECKING:
@@ -77,19 +78,22 @@ def require_descent(trainer: Trainer, work: Work, spec: PrivacySpec, descent: De
 def knowing(
     trainer: Trainer, rows: Sequence[Row], objective: Part, settings: EvolveSettings
 ) -> Sequence[Row]:
-    """Rows with the log-probabilities that the objective needs, under the released adapter.
+    """Rows with the log-probabilities and values that the objective needs, under the released
+    adapter.
 
     The adapter that the trainer was reset to is the anchor and the one before the first step.
-    """
-    needs = objective.needs
+    """  # noqa: D205  # one sentence
+    needs = objective.needs - {VALUE}
     if not needs or not rows:
         return rows
     at = temperature_of(settings, objective)
     known: dict[str, list[np.ndarray]] = {}
-    if released := sorted(needs - {"base"}):
+    if released := sorted(needs - {"base", "old_value"}):
         known = dict.fromkeys(released, trainer.logprobs(rows, temperature=at))
     if "base" in needs:
         known["base"] = trainer.logprobs(rows, temperature=at, base=True)
+    if "old_value" in needs:
+        known["old_value"] = trainer.values(rows)
     return [
         row.knowing({name: values[place] for name, values in known.items()})
         for place, row in enumerate(rows)
@@ -130,6 +134,7 @@ def descend(
         direction,
         steps=steps,
         learning_rate=work.settings.learning_rate,
+        value_learning_rate=value_learning_rate_of(descent.objective),
     )
     return {
         "null_units": float(step.null_units),

@@ -84,6 +84,7 @@ from evolution.methods.held_out import judge
 from evolution.methods.machines import make_machines
 from evolution.methods.options import RecipeOptions
 from evolution.methods.personal.choice import Choice, choose, validation_tasks
+from evolution.methods.personal.own_head import OwnHead
 from evolution.methods.personal.personal import PersonalAdapter, identity_of
 from evolution.methods.playing import Played, Player, play_all
 from evolution.methods.population import (
@@ -119,6 +120,7 @@ from evolution.methods.streams import (
     train_settings,
 )
 from evolution.parts.seam import (
+    Credit,
     Gate,
     MemoryView,
     PartWork,
@@ -168,6 +170,7 @@ class RecipeEvolver(Evolver):
             max_age_days=self._options.memory_max_age_days,
             environments=self._environments,
         )
+        self._head = OwnHead(setup, setup.base_dir, state_dir=setup.state_dir)
         self._personal = PersonalAdapter(self._options, state_dir=setup.state_dir)
         machines = setup.machines or make_machines(setup)
         self._engine, self._trainer = machines.engine, machines.trainer
@@ -175,8 +178,9 @@ class RecipeEvolver(Evolver):
     def evolve(self, work: Work) -> Evolution:
         """Run one local round."""
         spec = self._spec_of(work)
+        self._head.require_shared(work)
         started_s = time.perf_counter()
-        start = self._personal.start_of(work)
+        start = {**self._personal.start_of(work), **self._head.start_of(work)}
         self._trainer.reset(start)
         if spec is not None:
             require_descent(self._trainer, work, spec, self._descent(work.settings))
@@ -202,6 +206,7 @@ class RecipeEvolver(Evolver):
             tally.add(gate_refused=1.0)
             delta = {name: np.zeros_like(change) for name, change in delta.items()}
         self._personal.keep_factors(work, local)
+        self._head.keep(work, local)
         figures = tally.figures | self._train_apart(work)
         trained_s = time.perf_counter() - started_s - tally.explored_s
         return Evolution(
@@ -308,7 +313,7 @@ class RecipeEvolver(Evolver):
         """Play, give credit and train, ``local_epochs`` times; one instance of each part a time."""
         for epoch in range(work.settings.local_epochs):
             adapter = start if epoch == 0 else self._trainer.adapter()
-            released = epoch == 0 and start is work.adapter
+            released = epoch == 0 and self._personal.plays_released
             identity = work.adapter_sha256 if released else identity_of(adapter)
             began_s = time.perf_counter()
             with spanned("explore"):
@@ -326,7 +331,7 @@ class RecipeEvolver(Evolver):
                         self._parts["objective"],
                         seed=round_seed(work, Stream.TRAIN, epoch=epoch),
                     ),
-                    trainable=self._personal.trained_names(work),
+                    trainable=self._personal.trained_names(work) | self._head.names,
                     anchor=start if epoch else None,
                     correction=work.correction,
                 )
@@ -344,16 +349,9 @@ class RecipeEvolver(Evolver):
     def _credit(self, work: Work, groups: Sequence[Group], *, epoch: int) -> list[Row]:
         """What the whole round comes to as rows, by one instance that may see everything."""
         view = self._whole_memory(work)
+        credit: Credit = self._parts["credit"].make()
         with view.opened():
-            rows = (
-                self._parts["credit"]
-                .make()
-                .credit(
-                    groups,
-                    view,
-                    self._part_work(work, Stream.CREDIT, epoch=epoch),
-                )
-            )
+            rows = credit.credit(groups, view, self._part_work(work, Stream.CREDIT, epoch=epoch))
         return require_rows(rows)
 
     def _whole_memory(self, work: Work) -> MemoryView:
@@ -581,7 +579,9 @@ class RecipeEvolver(Evolver):
             tries = self._memory.groups(round_index=work.round, window=1)
             rows = self._credit(work, tries, epoch=0)
             kept = short_enough(rows, work.settings, None)
-            return self._personal.train_apart(self._trainer, kept, self._parts["objective"], work)
+            return self._personal.train_apart(
+                self._trainer, kept, self._parts["objective"], work, head=self._head.first()
+            )
         except Exception:  # noqa: BLE001  # what is uploaded may not depend on it
             _log.exception("personal_adapter_not_trained", round=work.round)
             return {"personal_failed": 1.0}

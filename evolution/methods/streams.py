@@ -20,7 +20,14 @@ from evolution.methods.evolver import EvolveSettings, StepWork, Work
 from evolution.part import Part
 from evolution.train.trainer import SftSettings
 
-__all__ = ["Stream", "round_rng", "round_seed", "temperature_of", "train_settings"]
+__all__ = [
+    "Stream",
+    "round_rng",
+    "round_seed",
+    "temperature_of",
+    "train_settings",
+    "value_learning_rate_of",
+]
 
 
 class Stream(enum.IntEnum):
@@ -60,6 +67,12 @@ def temperature_of(plan: EvolveSettings, objective: Part) -> float:
     return plan.temperature if objective.card.tempered else 1.0
 
 
+def value_learning_rate_of(objective: Part) -> float | None:
+    """Of a value head, as the objective's options have it; None leaves it to the plan's."""
+    found = getattr(objective.options, "value_learning_rate", None)
+    return None if found is None else float(found)
+
+
 def train_settings(plan: EvolveSettings, objective: Part, *, seed: int) -> SftSettings:
     """The plan's part of one training of an objective, whose own seed is ``seed``."""
     return SftSettings(
@@ -73,4 +86,5 @@ def train_settings(plan: EvolveSettings, objective: Part, *, seed: int) -> SftSe
         normaliser=plan.normaliser,
         constant=plan.batch_size * float(plan.nominal_tokens or 1),
         temperature=temperature_of(plan, objective),
+        value_learning_rate=value_learning_rate_of(objective),
     )

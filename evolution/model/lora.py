@@ -6,6 +6,9 @@ without dropout. Names are peft's state-dict keys, for example
 ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``, so an exported adapter is an
 ordinary peft adapter.
 
+A critic's value head, where an adapter has one, is written and read beside the factors
+(``evolution/model/value_head.py``).
+
 φ₀, the first adapter, is drawn as ``federation.adapter.initial`` says, for any architecture that
 transformers can build.
 
@@ -27,17 +30,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from evolution.errors import AdapterMismatchError
 from evolution.model.beside import TrainedBeside
+from evolution.model.value_head import adapter_parameters, put_head, take_head
 from federation.adapter.initial import first_factor
 from federation.adapter.target import ALL_LINEAR, Target, is_named, targeted
+from federation.adapter.value_head import VALUE_HEAD, first_head
 from federation.errors import TargetError
 
 __all__ = [
     "adapted_linears",
     "attach_lora",
+    "first_value_head",
     "initial_adapter",
     "lora_parameters",
     "read_adapter",
     "split_name",
+    "trainable_parameters",
     "without_adapter",
     "write_adapter",
 ]
@@ -87,9 +94,15 @@ def adapted_linears(model: Any, target: Target = ALL_LINEAR) -> dict[str, torch.
 
 
 def initial_adapter(
-    base_dir: str | Path, rank: int, alpha: float, seed: int, target: Target = ALL_LINEAR
+    base_dir: str | Path,
+    rank: int,
+    alpha: float,
+    seed: int,
+    target: Target = ALL_LINEAR,
+    *,
+    value_head: bool = False,
 ) -> dict[str, np.ndarray]:
-    """φ₀, float32, as ``federation.adapter.initial`` defines it.
+    """φ₀, float32, as ``federation.adapter.initial`` defines it; with a value head if asked for.
 
     Only the base model's configuration is read. The first adapter does not depend on α, which is
     part of what identifies the run; the seed decides every entry of A.
@@ -98,10 +111,7 @@ def initial_adapter(
         AdapterMismatchError: The model does not have the target's layers.
     """
     del alpha
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(base_dir, local_files_only=True)
-        )
+    model = _shape_of(base_dir)
     adapter: dict[str, np.ndarray] = {}
     for module, linear in adapted_linears(model, target).items():
         adapter[f"{_PREFIX}{module}.lora_A.weight"] = first_factor(
@@ -110,7 +120,22 @@ def initial_adapter(
         adapter[f"{_PREFIX}{module}.lora_B.weight"] = np.zeros(
             (linear.out_features, rank), dtype=np.float32
         )
+    if value_head:
+        adapter |= first_head(int(model.get_output_embeddings().weight.shape[-1]))
     return adapter
+
+
+def first_value_head(base_dir: str | Path) -> dict[str, np.ndarray]:
+    """The value head that a critic on this base starts from, by name."""
+    return first_head(int(_shape_of(base_dir).get_output_embeddings().weight.shape[-1]))
+
+
+def _shape_of(base_dir: str | Path) -> Any:
+    """The model without its weights, from its configuration."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(base_dir, local_files_only=True)
+        )
 
 
 def attach_lora(model: Any, *, rank: int, alpha: float, target: Target = ALL_LINEAR) -> PeftModel:
@@ -151,6 +176,11 @@ def lora_parameters(model: PeftModel) -> dict[str, torch.nn.Parameter]:
     }
 
 
+def trainable_parameters(model: PeftModel) -> dict[str, torch.nn.Parameter]:
+    """The same, and the weight of the model's value head if it has one."""
+    return adapter_parameters(model, lora_parameters(model))
+
+
 @contextlib.contextmanager
 def without_adapter(model: PeftModel) -> Iterator[None]:
     """While this lasts, the model is the base alone.
@@ -171,10 +201,16 @@ def without_adapter(model: PeftModel) -> Iterator[None]:
 def write_adapter(model: PeftModel, tensors: Mapping[str, np.ndarray]) -> None:
     """Set every factor of the model's one adapter, bit for bit.
 
+    With a value head among them the model has one afterwards, and without one none.
+
     Raises:
         AdapterMismatchError: Names or shapes differ from the model's.
     """
-    parameters = lora_parameters(model)
+    if VALUE_HEAD in tensors:
+        put_head(model, tensors[VALUE_HEAD].shape[-1])
+    else:
+        take_head(model)
+    parameters = trainable_parameters(model)
     if parameters.keys() != tensors.keys():
         odd = sorted(parameters.keys() ^ tensors.keys())
         raise AdapterMismatchError(f"{len(odd)} names differ, the first is {odd[0]!r}")
@@ -187,8 +223,8 @@ def write_adapter(model: PeftModel, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def read_adapter(model: PeftModel) -> dict[str, np.ndarray]:
-    """Every factor of the model's one adapter as a float32 array of its own."""
+    """Every factor of the model's one adapter, and its value head, each a float32 array."""
     return {
         name: parameter.detach().float().cpu().numpy().copy()
-        for name, parameter in lora_parameters(model).items()
+        for name, parameter in trainable_parameters(model).items()
     }

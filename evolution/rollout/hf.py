@@ -47,6 +47,7 @@ from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.kv_cache import RaggedCache
 from evolution.rollout.sampling import draw, uniforms
+from federation.adapter.value_head import without_head
 
 __all__ = ["HfEngine", "device_of"]
 
@@ -108,7 +109,7 @@ class HfEngine(RolloutEngine):
                 wrong shape.
         """
         factors: dict[str, dict[str, np.ndarray]] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in without_head(tensors).items():
             try:
                 module, factor = split_name(name)
             except AdapterMismatchError as error:

@@ -156,6 +156,14 @@ class LaunchedTrainer(Trainer):
         found = dict(zip(ordered, values, strict=True))
         return [found[i] for i in range(len(rows))]
 
+    def values(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Refuse: only record-level privacy asks for values beforehand.
+
+        Raises:
+            EvolverSetupError: Always.
+        """
+        _refuse(rows)
+
     def _job(
         self,
         settings: SftSettings,
@@ -228,13 +236,14 @@ class LaunchedTrainer(Trainer):
         *,
         steps: int,
         learning_rate: float,
+        value_learning_rate: float | None = None,
     ) -> None:
         """Refuse.
 
         Raises:
             EvolverSetupError: Always.
         """
-        _refuse(names, direction, steps, learning_rate)
+        _refuse(names, direction, steps, learning_rate, value_learning_rate)
 
 
 def _refuse(*_asked: object) -> NoReturn:

@@ -34,13 +34,14 @@ from dp.steps.units import UnitId
 from evolution.errors import EvolverSetupError
 from evolution.local_time import require_time, require_wanted
 from evolution.part import BasePart
-from evolution.train.loss import Batch, as_batch, batch_total, logprobs_of
+from evolution.train.loss import Batch, as_batch, batch_total, logprobs_of, values_of
 from evolution.train.objective import Batchwise, Objective, Watch
 from evolution.train.rows import Row, cut, deal, in_order
 from evolution.train.trainer import SftReport, SftSettings, share_of_step
+from federation.adapter.value_head import VALUE_HEAD
 from federation.plan.methods import Normaliser
 
-__all__ = ["Loop", "OneProcess", "Processes", "checkpointed"]
+__all__ = ["Loop", "OneProcess", "Processes", "checkpointed", "step_groups"]
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -135,7 +136,11 @@ class Loop:
                 "and training.processes to 1"
             )
         plan, parameters = self.settings, list(chosen.values())
-        optimiser = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=0.0)
+        groups = step_groups(
+            chosen, learning_rate=plan.learning_rate, value_learning_rate=plan.value_learning_rate
+        )
+        optimiser = torch.optim.AdamW(groups, weight_decay=0.0)
+        rates = [float(group["lr"]) for group in optimiser.param_groups]
         start = self._anchor(chosen, anchor)
         shift = None if correction is None else _like(chosen, correction)
         sums = None if correction is None else [torch.zeros_like(p) for p in parameters]
@@ -157,12 +162,13 @@ class Loop:
                 processes.settle(parameters)
                 if start is not None:
                     _pull(parameters, start, plan.proximal_mu)
-                torch.nn.utils.clip_grad_norm_(parameters, plan.grad_clip_l2)
+                for group in optimiser.param_groups:
+                    torch.nn.utils.clip_grad_norm_(group["params"], plan.grad_clip_l2)
                 if sums is not None and shift is not None:
                     _correct(parameters, sums, shift)
-                optimiser.param_groups[0]["lr"] = plan.learning_rate * share_of_step(
-                    plan.schedule, done=steps, steps=all_steps
-                )
+                share = share_of_step(plan.schedule, done=steps, steps=all_steps)
+                for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                    group["lr"] = rate * share
                 optimiser.step()
                 steps += 1
                 if watch is not None:
@@ -182,7 +188,7 @@ class Loop:
                 name: (total / max(1, steps)).cpu().numpy()
                 for name, total in zip(chosen, sums, strict=True)
             },
-            figures={} if watch is None else watch.figures(processes.total, processes.greatest),
+            figures=_figures(objective, watch, processes),
         )
 
     def _batches(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
@@ -211,10 +217,31 @@ class Loop:
 
         float32, one for each token of a row, zero outside its mask.
         """
+        return self._of_rows(self._logprobs, model, rows, device, processes)
+
+    def values(
+        self,
+        model: Callable[..., Any],
+        rows: Sequence[Row],
+        *,
+        device: torch.device,
+        processes: Processes,
+    ) -> list[np.ndarray]:
+        """The same of the value head's word before each token."""
+        return self._of_rows(self._values, model, rows, device, processes)
+
+    def _of_rows(
+        self,
+        said: Callable[[Callable[..., Any], Batch, torch.device], torch.Tensor],
+        model: Callable[..., Any],
+        rows: Sequence[Row],
+        device: torch.device,
+        processes: Processes,
+    ) -> list[np.ndarray]:
         mine = deal(rows, processes=processes.count, most_tokens=self.micro_batch_tokens)
         found: list[np.ndarray] = []
         for part in mine[processes.rank]:
-            values_BT = self._logprobs(model, as_batch(part), device)
+            values_BT = said(model, as_batch(part), device)
             for row, values in zip(part, values_BT.cpu().numpy(), strict=False):
                 whole = np.zeros(len(row), dtype=np.float32)
                 whole[1:] = values[: len(row) - 1]
@@ -231,6 +258,14 @@ class Loop:
             model, batch.to(device), keep=self.keep, temperature=self.settings.temperature
         )
 
+    @torch.no_grad()
+    def _values(
+        self, model: Callable[..., Any], batch: Batch, device: torch.device
+    ) -> torch.Tensor:
+        require_wanted()
+        require_time()
+        return values_of(model, batch.to(device), keep=self.keep)
+
     def _look_back(
         self,
         model: Callable[..., Any],
@@ -244,6 +279,8 @@ class Loop:
         What it needs of a row's first pass is noted when that comes (``_backward``).
         """
         passes = [one for batch in batches for one in batch.passes]
+        if "old_value" in self.needs:
+            self._note(model, passes, device, "old_value")
         if "old" in self.needs:
             self._note(model, passes, device, "old")
         if "reference" in self.needs:
@@ -260,10 +297,15 @@ class Loop:
         device: torch.device,
         name: str,
     ) -> None:
-        """Note log-probabilities under the present factors where nobody has."""
+        """Note log-probabilities, or values, under the present factors where nobody has.
+
+        Made-up rows know them already and are passed all the same: where the base is divided, every
+        pass is one that all processes make.
+        """
+        said = self._values if name == "old_value" else self._logprobs
         for one in passes:
-            if name not in one.batch.known:
-                values_BT = self._logprobs(model, one.batch, device).cpu()
+            if not one.real or name not in one.batch.known:
+                values_BT = said(model, one.batch, device).cpu()
                 one.batch.known[name] = torch.nn.functional.pad(values_BT, (1, 0))
 
     def _backward(
@@ -366,6 +408,28 @@ def _watching(objective: Objective | Batchwise) -> Watch | None:
     watch = Watch(objective.watches)
     objective.watch = watch
     return watch
+
+
+def _figures(
+    objective: Objective | Batchwise, watch: Watch | None, processes: Processes
+) -> dict[str, float]:
+    if watch is None or not isinstance(objective, BasePart):
+        return {}
+    return objective.concluded(watch.figures(processes.total, processes.greatest))
+
+
+def step_groups(
+    chosen: Mapping[str, torch.nn.Parameter],
+    *,
+    learning_rate: float,
+    value_learning_rate: float | None,
+) -> list[dict[str, Any]]:
+    """What an optimiser steps on, with their rates: the factors, and a value head by itself."""
+    rate = learning_rate if value_learning_rate is None else value_learning_rate
+    factors = [one for name, one in chosen.items() if name != VALUE_HEAD]
+    head = [one for name, one in chosen.items() if name == VALUE_HEAD]
+    groups = ({"params": factors, "lr": learning_rate}, {"params": head, "lr": rate})
+    return [group for group in groups if group["params"]]
 
 
 @contextlib.contextmanager

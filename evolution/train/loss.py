@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from evolution.model.value_head import values_in
 from evolution.train.objective import Batchwise, Objective, RowTensors, TokenOut
 from evolution.train.rows import Row
 
@@ -31,6 +32,7 @@ __all__ = [
     "logprobs_of",
     "positions_before",
     "row_sums",
+    "values_of",
 ]
 
 
@@ -133,6 +135,23 @@ def logprobs_of(
     return torch.where(loss_BT, logprob, 0.0)
 
 
+def values_of(model: Callable[..., Any], batch: Batch, *, keep: bool) -> torch.Tensor:
+    """V before each predicted token of the mask, B×(T − 1); zero elsewhere.
+
+    Raises:
+        EvolverSetupError: The model has no value head.
+    """
+    loss_BT = batch.mask[:, 1:]
+    if keep:
+        said = model(
+            input_ids=batch.ids, use_cache=False, logits_to_keep=positions_before(batch.mask)
+        )
+        value_N = values_in(said).flatten()
+        return value_N.new_zeros(loss_BT.shape).masked_scatter(loss_BT, value_N)
+    value_BT = values_in(model(input_ids=batch.ids, use_cache=False))[:, :-1]
+    return torch.where(loss_BT, value_BT, 0.0)
+
+
 def _look(
     model: Callable[..., Any], batch: Batch, *, keep: bool, temperature: float
 ) -> tuple[list[TokenOut], list[RowTensors], torch.Tensor]:
@@ -141,8 +160,9 @@ def _look(
     known = {name: tensor[:, 1:] for name, tensor in batch.known.items()}
     weights_BT, behaviour_BT = batch.weights[:, 1:], batch.logprobs[:, 1:]
     if not keep:
-        logits_BTV = model(input_ids=batch.ids, use_cache=False).logits[:, :-1]
-        logits_BTV = _at(logits_BTV, temperature)
+        said = model(input_ids=batch.ids, use_cache=False)
+        logits_BTV = _at(said.logits[:, :-1], temperature)
+        value_BT = getattr(said, "value", None)
         logprob_BT = -torch.nn.functional.cross_entropy(
             logits_BTV.float().transpose(1, 2),
             target_BT.masked_fill(~loss_BT, -100),
@@ -150,25 +170,35 @@ def _look(
             ignore_index=-100,
         )
         outs = [
-            TokenOut(logprob_BT[i], logits_BTV[i], {name: known[name][i] for name in known})
+            TokenOut(
+                logprob_BT[i],
+                logits_BTV[i],
+                {name: known[name][i] for name in known},
+                None if value_BT is None else value_BT[i, :-1],
+            )
             for i in range(len(target_BT))
         ]
         rows = [
             RowTensors(loss_BT[i], weights_BT[i], behaviour_BT[i]) for i in range(len(target_BT))
         ]
         return outs, rows, logprob_BT
-    logits_NV = model(
-        input_ids=batch.ids, use_cache=False, logits_to_keep=positions_before(batch.mask)
-    ).logits.flatten(0, -2)
-    logits_NV = _at(logits_NV, temperature)
+    said = model(input_ids=batch.ids, use_cache=False, logits_to_keep=positions_before(batch.mask))
+    logits_NV = _at(said.logits.flatten(0, -2), temperature)
+    value_N = getattr(said, "value", None)
     logprob_N = -torch.nn.functional.cross_entropy(
         logits_NV.float(), target_BT[loss_BT], reduction="none"
     )
     counts = loss_BT.sum(dim=1).tolist()
+    values = [None] * len(counts) if value_N is None else torch.split(value_N.flatten(), counts)
     outs = [
-        TokenOut(own, logits, {name: known[name][i][loss_BT[i]] for name in known})
-        for i, (own, logits) in enumerate(
-            zip(torch.split(logprob_N, counts), torch.split(logits_NV, counts), strict=True)
+        TokenOut(own, logits, {name: known[name][i][loss_BT[i]] for name in known}, value)
+        for i, (own, logits, value) in enumerate(
+            zip(
+                torch.split(logprob_N, counts),
+                torch.split(logits_NV, counts),
+                values,
+                strict=True,
+            )
         )
     ]
     rows = [
@@ -229,7 +259,7 @@ def _public(answer_tokens: int) -> Row:
         name=f"public {answer_tokens}",
         known={
             name: np.full(len(ids), -1.0, dtype=np.float32)
-            for name in ("base", "first", "old", "reference")
+            for name in ("base", "first", "old", "old_value", "reference")
         },
     )
 

@@ -13,11 +13,14 @@ operations of torch that ``torch.func.vmap`` takes may be used.
     first        the same at the row's first pass of this training, without gradient
     entropy      of the distribution that the token was predicted from, in nats
     top(k)       log-probabilities and ids of its k likeliest tokens
+    value        V(x_<t) of the value head, with its gradient; how it is made and how far back that
+                 gradient reaches: ``evolution/model/value_head.py``
+    old_value    the same before the training's first step, without
 
-``old``, ``reference``, ``first`` and ``base`` are there where the objective asks for them. Where
-units are protected the first three are under the released adapter that the round, or the step,
-began with. Where the card says ``tempered``, all of it, entropy and likeliest tokens too, is of the
-distribution at the temperature that tries are played at, else at 1.
+``old``, ``reference``, ``first``, ``base`` and the values are there where the objective asks for
+them. Where units are protected all but ``base`` and ``value`` are under the released adapter that
+the round, or the step, began with. Where the card says ``tempered``, all of it, entropy and
+likeliest tokens too, is of the distribution at the temperature that tries are played at, else at 1.
 
 An objective whose class names ``watches`` is given a ``Watch`` where nobody is protected, and notes
 in it what the silo's own operator wants to see of a training.
@@ -25,7 +28,7 @@ in it what the silo's own operator wants to see of a training.
 A ``Batchwise`` objective gets a whole mini-batch, and so couples all units: it runs only where none
 is protected, in one process and without micro-batches.
 
-Covered: the seam. Not covered: a value head, which nothing here has.
+Covered: the seam. Not covered: more than one value for a token.
 """
 
 from __future__ import annotations
@@ -57,12 +60,17 @@ class TokenOut:
     """What a model says about a row's predicted tokens; see the module."""
 
     def __init__(
-        self, logprob: torch.Tensor, logits: torch.Tensor, known: Mapping[str, torch.Tensor]
+        self,
+        logprob: torch.Tensor,
+        logits: torch.Tensor,
+        known: Mapping[str, torch.Tensor],
+        value: torch.Tensor | None = None,
     ) -> None:
         """Hold log-probabilities of length L and logits L×V; ``known`` is without gradient."""
         self.logprob = logprob
         self._logits = logits
         self._known = known
+        self._value = value
 
     @property
     def old(self) -> torch.Tensor:
@@ -83,6 +91,18 @@ class TokenOut:
     def base(self) -> torch.Tensor:
         """See the module."""
         return self._of("base")
+
+    @property
+    def value(self) -> torch.Tensor:
+        """See the module."""
+        if self._value is None:
+            raise EvolverSetupError("the objective needs a value, and the model has no value head")
+        return self._value
+
+    @property
+    def old_value(self) -> torch.Tensor:
+        """See the module."""
+        return self._of("old_value")
 
     @property
     def entropy(self) -> torch.Tensor:

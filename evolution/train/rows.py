@@ -52,8 +52,9 @@ class Row:
     unit: UnitId | None = None
     """Whose it is, for a mean of units' means."""
     known: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
-    """Log-probabilities of each token that an objective needs and that were computed before, by
-    their name in ``evolution/train/objective.py``; the trainer computes what is not here."""
+    """Log-probabilities and values of each token that an objective needs and that were computed
+    before, by their name in ``evolution/train/objective.py``; the trainer computes what is not
+    here."""
 
     def __post_init__(self) -> None:
         """Refuse what is no row, whoever made it."""

@@ -45,17 +45,21 @@ from evolution.model.lora import (
     attach_lora,
     lora_parameters,
     read_adapter,
+    trainable_parameters,
     without_adapter,
     write_adapter,
 )
+from evolution.model.value_head import head_on
 from evolution.part import Part
-from evolution.train.loop import Loop, OneProcess, checkpointed
+from evolution.train.loop import Loop, OneProcess, checkpointed, step_groups
 from evolution.train.loss import PROBE_ROWS, Batch, as_batch, keeps_agent_logits, row_sums
 from evolution.train.objective import Batchwise, Objective, RowTensors, TokenOut
 from evolution.train.openings import goes_on, reads_openings_once
 from evolution.train.rows import Row, in_order
 from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
 from federation.adapter.target import ALL_LINEAR, Target
+from federation.adapter.value_head import VALUE_HEAD
+from federation.plan.methods import VALUE
 
 __all__ = [
     "RowTerms",
@@ -64,6 +68,7 @@ __all__ = [
     "adapted_base",
     "autocast",
     "choose",
+    "ready_head",
     "resolve_device",
     "saves_memory",
 ]
@@ -92,7 +97,8 @@ class RowTerms:
         if issubclass(objective.load(), Batchwise):
             raise EvolverSetupError(f"{objective} looks at whole batches: no row stands alone")
         self._objective = objective
-        self._needs = sorted(objective.needs)
+        # A value has a gradient: it is the model's own word in the very pass.
+        self._needs = sorted(objective.needs - {VALUE})
         self._temperature = temperature
 
     def length(self, row: Row) -> int:
@@ -193,6 +199,7 @@ class SftTrainer(Trainer):
             ValueError: ``anchor`` or ``correction`` does not fit the trainable factors.
         """
         chosen = self._choose(trainable)
+        ready_head(self._model, objective)
         with self._ready():
             return self._loop(settings, objective.needs).run(
                 self._reader(),
@@ -213,6 +220,13 @@ class SftTrainer(Trainer):
         without = without_adapter(self._model) if base else contextlib.nullcontext()
         with self._ready(), without:
             return self._loop(settings, frozenset()).logprobs(
+                self._reader(), rows, device=self._device, processes=OneProcess()
+            )
+
+    def values(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """The value head's word before every token of each row; see ``Trainer.values``."""
+        with self._ready():
+            return self._loop(_NO_SETTINGS, frozenset()).values(
                 self._reader(), rows, device=self._device, processes=OneProcess()
             )
 
@@ -272,6 +286,7 @@ class SftTrainer(Trainer):
         if self._backend is not None and self._backend[0] == key:
             return self._backend[1]
         chosen = self._choose(frozenset(names))
+        ready_head(self._model, objective)
         made = BACKENDS[backend](
             model=self._model,
             parameters={name: chosen[name] for name in names},
@@ -289,12 +304,19 @@ class SftTrainer(Trainer):
         *,
         steps: int,
         learning_rate: float,
+        value_learning_rate: float | None = None,
     ) -> None:
         """Take Adam steps along noisy directions."""
         self._to_cpu()
-        parameters = lora_parameters(self._model)
+        parameters = trainable_parameters(self._model)
         chosen = [parameters[name] for name in names]
-        optimiser = torch.optim.Adam(chosen, lr=learning_rate)
+        optimiser = torch.optim.Adam(
+            step_groups(
+                {name: parameters[name] for name in names},
+                learning_rate=learning_rate,
+                value_learning_rate=value_learning_rate,
+            )
+        )
         for _ in range(steps):
             flat = torch.from_numpy(direction())
             start = 0
@@ -360,14 +382,34 @@ def adapted_base(
 
 
 def choose(model: Any, trainable: frozenset[str]) -> dict[str, torch.nn.Parameter]:
-    """Let the named factors have gradients and no other; returns them in the model's order."""
+    """Let the named factors have gradients and no other; returns them in the model's order.
+
+    A value head is one of them, the last.
+    """
     chosen: dict[str, torch.nn.Parameter] = {}
-    for name, parameter in lora_parameters(model).items():
+    for name, parameter in trainable_parameters(model).items():
         parameter.requires_grad = name in trainable
         parameter.grad = None
         if name in trainable:
             chosen[name] = parameter
     return chosen
+
+
+def ready_head(model: Any, objective: Part) -> None:
+    """Let the value's gradient reach as far as the objective's options say.
+
+    Raises:
+        EvolverSetupError: The objective learns a value, and the adapter has no head for it.
+    """
+    if VALUE not in objective.needs:
+        return
+    head = head_on(model)
+    if head is None:
+        raise EvolverSetupError(
+            f"{objective} learns a value, and the adapter that the trainer was reset to has no "
+            f"{VALUE_HEAD!r}"
+        )
+    head.trains_adapter = bool(getattr(objective.options, "value_trains_adapter", False))
 
 
 def autocast(model: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:

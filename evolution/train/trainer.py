@@ -5,7 +5,9 @@ is the silo's own: on what it trains, and how that fits into memory. None of it 
 computed beyond rounding: batch, rank, clip and steps are the plan's.
 
 Invariants: ``train`` is a function of the adapter, the set of rows and its arguments; it changes
-the factors named ``trainable`` and nothing else. An objective is made anew for each training, and
+the factors named ``trainable`` and nothing else. A value head is one more factor, by its own name
+(``federation.adapter.value_head``), with a step size and a clip of its own, so that what a critic
+learns does not change how far the policy goes. An objective is made anew for each training, and
 where units are protected for each row.
 
 Covered: AdamW without weight decay, with FedProx's term and SCAFFOLD's correction; step sizes that
@@ -59,6 +61,8 @@ class SftSettings:
     """Of the normaliser ``constant``."""
     temperature: float = 1.0
     """Of every distribution that the objective sees; above 0."""
+    value_learning_rate: float | None = None
+    """Of a value head, scheduled and clipped by itself; None is ``learning_rate``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +133,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def reset(self, adapter: Mapping[str, np.ndarray]) -> None:
-        """Become this adapter, bit for bit; all factors by name."""
+        """Become this adapter, bit for bit; all factors by name, and a value head if it has one."""
 
     @abstractmethod
     def adapter(self) -> dict[str, np.ndarray]:
@@ -170,6 +174,10 @@ class Trainer(ABC):
         """
 
     @abstractmethod
+    def values(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """The value head's word before every token of each row; as ``logprobs``."""
+
+    @abstractmethod
     def gradients(
         self,
         names: Sequence[str],
@@ -195,8 +203,9 @@ class Trainer(ABC):
         *,
         steps: int,
         learning_rate: float,
+        value_learning_rate: float | None = None,
     ) -> None:
-        """Take Adam steps along noisy directions.
+        """Take Adam steps along noisy directions; a value head's have a size of their own.
 
         ``direction`` gives the next one at the factors' present values, in the order of the names.
         Nothing about the data changes how many steps are taken.

@@ -2,9 +2,9 @@
 
 ``ddp``: accelerate wraps the model, each process holds the base, and the last backward pass of a
 step averages the gradients. ``fsdp``: the base's weights are divided over the processes, layer by
-layer (torch's ``fully_shard``); the factors are small, stay whole, and their gradients are summed
-once a step. Accelerate's own FSDP is for accelerators only; this way the code that runs on GPUs is
-the code that a test runs on CPUs.
+layer (torch's ``fully_shard``); the factors and a value head are small, stay whole, and their
+gradients are summed once a step. Accelerate's own FSDP is for accelerators only; this way the code
+that runs on GPUs is the code that a test runs on CPUs.
 
 Invariants: every process ends a step with the same gradients and so with the same factors; only the
 first writes a result; nothing that depends on a row's contents is printed; a worker whose daemon or
@@ -31,8 +31,8 @@ from torch.distributed.fsdp import fully_shard
 
 from evolution.errors import EvolverSetupError
 from evolution.model.lora import (
-    lora_parameters,
     read_adapter,
+    trainable_parameters,
     without_adapter,
     write_adapter,
 )
@@ -46,7 +46,7 @@ from evolution.train.launched_job import (
 )
 from evolution.train.loop import Loop, Processes, checkpointed
 from evolution.train.loss import keeps_agent_logits
-from evolution.train.sft import adapted_base, autocast, choose, saves_memory
+from evolution.train.sft import adapted_base, autocast, choose, ready_head, saves_memory
 from evolution.train.trainer import TrainerSpec
 
 __all__ = ["main"]
@@ -127,6 +127,8 @@ def main(argv: Sequence[str]) -> int:
     )
     keep = saves_memory(spec, device) and keeps_agent_logits(inner, "cpu")
     objective = None if job.objective is None else Part.from_json(job.objective)
+    if objective is not None:
+        ready_head(inner, objective)
     loop = Loop(
         settings=job.settings,
         micro_batch_tokens=job.micro_batch_tokens,
@@ -187,7 +189,7 @@ def _end_with(daemon: int, launcher: int) -> None:
 
 def _divided(model: Any, device: torch.device) -> Any:
     """Divide the frozen base over the processes, in place; the factors stay whole everywhere."""
-    factors = set(lora_parameters(model).values())
+    factors = set(trainable_parameters(model).values())
     for tensor in itertools.chain(factors, model.buffers()):
         tensor.data = tensor.data.to(device)
     layers = _decoder_layers(model)

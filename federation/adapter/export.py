@@ -13,6 +13,10 @@ exceed its ``--max-lora-rank``.
 ``target_modules`` are the names of a plan's target as it lists them, else the last components of
 the adapted layers' names.
 
+A value head that a critic learned changes nothing that the adapter says, and peft knows no such
+tensor: it stands beside them in ``value_head.safetensors``, from which a further training could go
+on.
+
 Covered: LoRA with one rank and one α, on all linear layers but the head or on those that a target
 names. Not covered: per-layer ranks, saved embeddings.
 
@@ -34,12 +38,14 @@ import numpy as np
 from safetensors.numpy import save
 
 from federation.adapter.target import ALL_LINEAR, Target, require_named
+from federation.adapter.value_head import head_of, without_head
 from federation.errors import LayoutError
 
 __all__ = ["ExportError", "require_export_directory", "write_peft_adapter"]
 
 _PREFIX = "base_model.model."
 _PROVENANCE = "provenance.json"
+_VALUE_HEAD = "value_head.safetensors"
 _MAX_PROVENANCE_BYTES = 1 << 20
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
@@ -78,6 +84,8 @@ def write_peft_adapter(
 ) -> Path:
     """Write an adapter directory, created if absent, with all factors by peft state-dict key.
 
+    A value head among them goes into a file of its own.
+
     ``base`` is what the adapter sits on: a directory or a model id. ``target`` is what the adapter
     was made for: whoever loads it puts factors on just those layers. ``card`` is as
     `federation.adapter.card` makes it; None writes none.
@@ -86,6 +94,7 @@ def write_peft_adapter(
         ExportError: A name is not a LoRA factor's, a factor lacks its partner, a shape does not
             fit the rank, a layer is not of the target, or an entry is not finite.
     """
+    head, tensors = head_of(tensors), without_head(tensors)
     modules = _modules(tensors, rank)
     names = {module.rpartition(".")[2] for module in modules}
     if target != ALL_LINEAR:
@@ -108,12 +117,14 @@ def write_peft_adapter(
         "target_modules": sorted(names),
         "task_type": "CAUSAL_LM",
     }
-    weights = {
-        name: np.ascontiguousarray(tensors[name], dtype=np.float32) for name in sorted(tensors)
-    }
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
-    _write(out / "adapter_model.safetensors", save(weights, metadata={"format": "pt"}))
+    _write(out / "adapter_model.safetensors", _saved(tensors))
+    if head:
+        _write(out / _VALUE_HEAD, _saved(head))
+    else:
+        # An earlier export's would be another adapter's.
+        (out / _VALUE_HEAD).unlink(missing_ok=True)
     _write(out / "adapter_config.json", _json(config))
     _write(out / _PROVENANCE, _json(dict(provenance)))
     if card is not None:
@@ -140,6 +151,13 @@ def _modules(tensors: Mapping[str, np.ndarray], rank: int) -> set[str]:
         if not np.isfinite(tensor).all():
             raise ExportError(f"{name} has entries that are not finite")
     return modules
+
+
+def _saved(tensors: Mapping[str, np.ndarray]) -> bytes:
+    arrays = {
+        name: np.ascontiguousarray(tensors[name], dtype=np.float32) for name in sorted(tensors)
+    }
+    return save(arrays, metadata={"format": "pt"})
 
 
 def _json(value: dict[str, Any]) -> bytes:

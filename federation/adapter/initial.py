@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from federation.adapter.shapes import ModelShape
 from federation.adapter.target import ALL_LINEAR, Target
+from federation.adapter.value_head import first_head
 
 __all__ = ["first_factor", "initial_adapter"]
 
@@ -51,15 +52,24 @@ def first_factor(module: str, *, rank: int, in_features: int, seed: int) -> npt.
 
 
 def initial_adapter(
-    shape: ModelShape, *, rank: int, seed: int, target: Target = ALL_LINEAR
+    shape: ModelShape,
+    *,
+    rank: int,
+    seed: int,
+    target: Target = ALL_LINEAR,
+    value_head: bool = False,
 ) -> dict[str, npt.NDArray[np.float32]]:
     """φ₀ as the module defines it: float32 factors by name; the seed decides every entry of A.
+
+    A value head, where it is asked for, begins at zero.
 
     Raises:
         LayoutError: If the adapter would be larger than any the protocol carries.
         TargetError: The target names a layer that there is not.
     """
     adapter: dict[str, npt.NDArray[np.float32]] = {}
+    if value_head:
+        adapter |= first_head(shape.hidden)
     for spec in shape.lora_layout(rank, target).specs:
         if spec.name.endswith(".lora_B.weight"):
             adapter[spec.name] = np.zeros(spec.shape, np.float32)

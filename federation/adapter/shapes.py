@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from federation.adapter.layout import Layout, TensorSpec
 from federation.adapter.target import ALL_LINEAR, Target, targeted
+from federation.adapter.value_head import with_head
 from federation.errors import ModelShapeError
 
 __all__ = ["MAX_CONFIG_BYTES", "PRESETS", "ModelShape", "shape_from_config", "shape_of"]
@@ -113,8 +114,10 @@ class ModelShape:
         shapes = self.adapted(target).values()
         return rank * sum(width for _, width in shapes), rank * sum(out for out, _ in shapes)
 
-    def lora_layout(self, rank: int, target: Target = ALL_LINEAR) -> Layout:
-        """The adapter's tensors, as an exported one names them.
+    def lora_layout(
+        self, rank: int, target: Target = ALL_LINEAR, *, value_head: bool = False
+    ) -> Layout:
+        """The adapter's tensors, as an exported one names them, and a value head if asked for.
 
         Raises:
             TargetError: The target names a layer that there is not.
@@ -124,7 +127,8 @@ class ModelShape:
             module = f"base_model.model.{name}"
             specs.append(TensorSpec(name=f"{module}.lora_A.weight", shape=(rank, width)))
             specs.append(TensorSpec(name=f"{module}.lora_B.weight", shape=(out, rank)))
-        return Layout(tuple(specs))
+        layout = Layout(tuple(specs))
+        return with_head(layout, self.hidden) if value_head else layout
 
 
 _QWEN_VOCABULARY: Final = 151_936

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator
 
 from federation.adapter.layout import Layout
+from federation.adapter.value_head import VALUE_HEAD
 from federation.errors import LayoutError, TargetError
 
 __all__ = [
@@ -106,7 +107,8 @@ def require_target(layout: Layout, target: Target) -> None:
         LayoutError: A layer is not of the target, or a name of it means no layer.
     """
     if target != ALL_LINEAR:
-        require_named([pair.prefix.removeprefix(_PREFIX) for pair in layout.pairs()], target)
+        factors = layout.subset(lambda spec: spec.name != VALUE_HEAD)
+        require_named([pair.prefix.removeprefix(_PREFIX) for pair in factors.pairs()], target)
 
 
 def require_named(modules: Collection[str], target: tuple[str, ...]) -> None:

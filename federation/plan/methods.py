@@ -43,6 +43,7 @@ from federation.errors import UnknownPartError
 from federation.plan.part_options import (
     ClippedOptions,
     GroupRelativeOptions,
+    PpoOptions,
     RewardOptions,
 )
 from federation.plan.section import Section
@@ -52,6 +53,7 @@ __all__ = [
     "KINDS",
     "METHODS",
     "PARTS",
+    "VALUE",
     "Couples",
     "MethodCard",
     "NoOptions",
@@ -68,8 +70,10 @@ KINDS: Final = ("sampler", "play", "credit", "objective", "gate")
 """What a recipe is made of, in the order in which a round uses them; a gate is optional."""
 DRIVER: Final = "evolution.methods.recipe:RecipeEvolver"
 """What runs every recipe and holds its parts to their cards."""
-NEEDS: Final = frozenset({"old", "reference", "first", "base"})
+NEEDS: Final = frozenset({"old", "reference", "first", "base", "value", "old_value"})
 """What an objective may ask the trainer for beside the present log-probability."""
+VALUE: Final = "value"
+"""Of ``NEEDS``: what makes the trainer put a value head on the model."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}")
 
@@ -168,6 +172,11 @@ class PartCard:
             raise UnknownPartError(
                 f"part {self.name!r}: objectives alone need something, of "
                 f"{', '.join(sorted(NEEDS))}"
+            )
+        if "old_value" in self.needs and VALUE not in self.needs:
+            raise UnknownPartError(
+                f"part {self.name!r}: a value before the first step is of a head that learns: it "
+                f"needs {VALUE!r} as well"
             )
 
 
@@ -279,6 +288,26 @@ METHODS: Final[Mapping[str, MethodCard]] = MappingProxyType(
                 presets={"credit": {"baseline": "others"}},
                 normaliser=Normaliser.CONSTANT,
             ),
+            MethodCard(
+                name="ppo",
+                says="better than a learned value is reinforced, with FedAgent's constants (PPO)",
+                parts={
+                    "sampler": "uniform",
+                    "play": "once",
+                    "credit": "token-rewards",
+                    "objective": "ppo",
+                },
+                presets={
+                    "objective": {
+                        "clip_high": 0.2,
+                        "kl": "k3",
+                        "kl_beta": 0.01,
+                        "kl_to": "base",
+                        "entropy": 0.001,
+                    },
+                },
+                normaliser=Normaliser.CONSTANT,
+            ),
         )
     }
 )
@@ -341,6 +370,15 @@ PARTS: Final[Mapping[str, PartCard]] = MappingProxyType(
                 least_tries=2,
             ),
             PartCard(
+                kind="credit",
+                name="token-rewards",
+                code="evolution.parts.credits.token_rewards:TokenRewards",
+                says="every try, with what each of its actions earned on that action's last token",
+                couples=Couples.TRY,
+                reads=Reads.UNIT,
+                options=RewardOptions,
+            ),
+            PartCard(
                 kind="objective",
                 name="clipped",
                 code="evolution.parts.objectives.clipped:Clipped",
@@ -349,6 +387,17 @@ PARTS: Final[Mapping[str, PartCard]] = MappingProxyType(
                 reads=Reads.UNIT,
                 options=ClippedOptions,
                 needs=frozenset({"reference", "base", "first"}),
+                tempered=True,
+            ),
+            PartCard(
+                kind="objective",
+                name="ppo",
+                code="evolution.parts.objectives.ppo:Ppo",
+                says="rewards over a learned value, times the ratio of policies, bounded (PPO)",
+                couples=Couples.TRY,
+                reads=Reads.UNIT,
+                options=PpoOptions,
+                needs=frozenset({"reference", "base", "first", "value", "old_value"}),
                 tempered=True,
             ),
             PartCard(

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from federation.plan.section import Section
 
-__all__ = ["ClippedOptions", "GroupRelativeOptions", "RewardOptions"]
+__all__ = ["ClippedOptions", "GroupRelativeOptions", "PpoOptions", "RewardOptions"]
 
 Width = Annotated[float, Field(gt=0, le=100)]
 Coefficient = Annotated[float, Field(ge=0, le=100)]
@@ -68,3 +68,23 @@ class ClippedOptions(Section):
         if 0 < self.dual_clip <= 1:
             raise ValueError("dual_clip is above 1, or 0 for no bound")
         return self
+
+
+class PpoOptions(ClippedOptions):
+    """Of the objective ``ppo``."""
+
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """λ of the generalised advantage estimate (arXiv 1506.02438, eq. 16)."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """γ: by how much a reward counts less for each of the agent's tokens that it comes later."""
+    value_head: Literal["local", "federated"] = "local"
+    """Whether each silo keeps a value head of its own, or all share one in the masked sum."""
+    value_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    """AdamW's for the value head, where a silo trains it. Where each step is an aggregation the
+    server's optimiser moves the head at its one rate."""
+    value_coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Of the value loss."""
+    value_clip: Coefficient = 0.5
+    """How far a value may go from what it was before the first step; 0 for no bound."""
+    value_trains_adapter: bool = False
+    """Whether the value loss reaches the adapter through the hidden state."""

@@ -27,6 +27,7 @@ from dp.accounting.rdp import charged_attempts
 from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
 from federation.adapter.layout import Layout
 from federation.adapter.target import require_target
+from federation.adapter.value_head import require_head
 from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.registry import make_aggregator, make_optimiser
@@ -199,9 +200,11 @@ class Plan(Section):
         """The plan's aggregation method over an adapter's layout.
 
         Raises:
-            LayoutError: If the method or the gauge needs LoRA pairs and the layout has others, or
-                if its layers are not those of the plan's target.
+            LayoutError: If the method or the gauge needs LoRA pairs and the layout has others, if
+                its layers are not those of the plan's target, or if it has a value head where the
+                plan federates none, or none where it does.
         """
+        require_head({spec.name for spec in layout.specs}, shared=self.recipe.shares_value_head)
         require_target(layout, self.model.target)
         section = self.aggregation
         return make_aggregator(

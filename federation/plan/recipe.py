@@ -6,6 +6,8 @@
     record_*, unit ``user``               try, task, user              public, unit
     … a sampler or a gate                 the same                     public
 
+    … a value head of the silo's own      refused: see ``Recipe.head_refusal``
+
 Where units inside a silo are protected, one unit's contribution may not depend on another's data,
 and which units are sampled from may not depend on any. The driver of a recipe holds parts to their
 cards (``evolution/methods/recipe.py``); here is what follows from the cards.
@@ -27,6 +29,7 @@ from dp.config import RECORD_MODES, Mode, Unit
 from federation.errors import UnknownPartError
 from federation.plan.methods import (
     KINDS,
+    VALUE,
     Couples,
     MethodCard,
     Normaliser,
@@ -142,6 +145,37 @@ class Recipe:
         return max((part.card.least_tries for part in self.parts.values()), default=1)
 
     @property
+    def value_head(self) -> Literal["local", "federated"] | None:
+        """Where the value head lies that the objective learns; None where it learns none.
+
+        An objective says it by its option ``value_head``; without that option it is each silo's.
+        """
+        objective = self.parts.get("objective")
+        if objective is None or VALUE not in objective.card.needs:
+            return None
+        shared = getattr(objective.options, "value_head", "local") == "federated"
+        return "federated" if shared else "local"
+
+    @property
+    def shares_value_head(self) -> bool:
+        """Whether the run's adapter has a value head, which silos train and upload."""
+        return self.value_head == "federated"
+
+    def head_refusal(self, mode: Mode) -> str | None:
+        """Why the recipe's value head does not go with a mode; None if it does, or there is none.
+
+        A head of the silo's own is trained on the units without noise, and every later upload is
+        computed through it.
+        """
+        if mode not in RECORD_MODES or self.value_head != "local":
+            return None
+        return (
+            "a value head of each silo's own is trained on its units without noise, and every "
+            f"later upload is computed through it, which mode {mode.value!r} does not charge: set "
+            'value_head = "federated"'
+        )
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """Every distribution that brings a part or the method, in ascending order."""
         found = {self.package, *(part.package for part in self.parts.values())}
@@ -163,11 +197,14 @@ class Recipe:
                 f"{unit} by itself: remove it, or set it to 'constant'"
             )
             return (whole,)
-        return tuple(
+        problems = [
             f"evolve.parts.{kind}: {problem}"
             for kind, part in self.parts.items()
             if (problem := refusal(part.card, mode, unit))
-        )
+        ]
+        if problem := self.head_refusal(mode):
+            problems.append(f"evolve.parts.objective: {problem}")
+        return tuple(problems)
 
 
 def refusal(card: PartCard, mode: Mode, unit: Unit) -> str | None:

@@ -14,7 +14,8 @@
     method                   not in a mode that its personal factors would escape
     aggregation.groups       not without noise, as each round's groups are other cohorts; with a
                              method and an optimiser that a robust mean is defined for
-    evolve.parts             only in modes that their cards allow
+    evolve.parts             only in modes that their cards allow; a value head of all silos only
+                             with a method that takes any tensors
     evolve.local_epochs      one where the released adapter alone may play
     selection                any policy but 'all' without noise only by a word of the plan, as its
                              cohorts vary; K silos that can make the sums of a round
@@ -43,6 +44,7 @@ from typing import Final
 from dp.config import RECORD_MODES, Mode, PrivacySpec
 from dp.errors import PrivacyError
 from dp.noise.share import no_wrap
+from federation.aggregate.fedavg import FedAvg
 from federation.aggregate.registry import (
     GRADIENT_OPTIMISERS,
     GROUP_METHODS,
@@ -66,6 +68,7 @@ def problems_between_tables(plan: Plan) -> tuple[str, ...]:
     """Everything that is wrong between the tables of a plan whose tables are right."""
     return (
         *_evolve(plan),
+        *_value_head(plan),
         *_aggregation(plan),
         *_groups(plan),
         *_selection(plan),
@@ -118,6 +121,23 @@ def _evolve(plan: Plan) -> Iterator[str]:
         yield (
             f"evolve.learning_rate_schedule: in mode {mode.value!r} all noisy steps have one size, "
             "so it would change nothing: remove this key"
+        )
+
+
+def _value_head(plan: Plan) -> Iterator[str]:
+    section = plan.aggregation
+    if not plan.recipe.shares_value_head:
+        return
+    if section.method != FedAvg.name:
+        yield (
+            f"evolve.parts.objective: a federated value head is no LoRA factor, and method "
+            f"{section.method!r} takes the adapter apart into factors A and B: use "
+            f"{FedAvg.name!r}, or value_head = 'local'"
+        )
+    if section.gauge:
+        yield (
+            "aggregation.gauge: the gauge rewrites products of LoRA factors, and a federated value "
+            "head is none: set gauge to false, or value_head = 'local'"
         )
 
 

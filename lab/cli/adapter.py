@@ -37,6 +37,10 @@ def init(
             "several times. All linear layers if not given."
         ),
     ] = None,
+    value_head: Annotated[
+        bool,
+        typer.Option("--value-head", help="With a value head, for a plan that federates one."),
+    ] = False,
     output: Output = Format.TEXT,
 ) -> None:
     """Write φ_0, the adapter a run starts from: A random, B zero."""
@@ -55,7 +59,7 @@ def init(
             )
         try:
             layers = target_of(target or ALL_LINEAR)
-            made = initial_adapter(base, rank, alpha, seed, layers)
+            made = initial_adapter(base, rank, alpha, seed, layers, value_head=value_head)
         except (ValueError, AdapterMismatchError) as error:
             raise CommandError(
                 f"--target: {error}",

@@ -152,6 +152,7 @@ class Demo:
             plan.model.lora_alpha,
             plan.evolve.seed,
             plan.model.target,
+            value_head=plan.recipe.shares_value_head,
         )
         self.adapter_file.write_bytes(encode_adapter(tensors))
 

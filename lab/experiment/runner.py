@@ -71,7 +71,14 @@ def require_aggregations(runs: Sequence[Run]) -> None:
     for run in {run.setting: run for run in runs}.values():
         if METHODS[run.method].topology != "federated":
             continue
-        first = initial_adapter(run.base, run.rank, run.alpha, run.seed, run.target)
+        first = initial_adapter(
+            run.base,
+            run.rank,
+            run.alpha,
+            run.seed,
+            run.target,
+            value_head=run.evolve.made.shares_value_head,
+        )
         try:
             aggregation_of(run, first, silos=len(run.silos))
         except (ValueError, FederationError) as error:

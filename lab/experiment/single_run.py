@@ -234,7 +234,14 @@ def _engine(
 def _circles(run: Run) -> list[Circle]:
     method = METHODS[run.method]
     everyone = range(len(run.silos))
-    first = initial_adapter(run.base, run.rank, run.alpha, run.seed, run.target)
+    first = initial_adapter(
+        run.base,
+        run.rank,
+        run.alpha,
+        run.seed,
+        run.target,
+        value_head=run.evolve.made.shares_value_head,
+    )
 
     if method.topology == "none":
         return []

@@ -270,12 +270,14 @@ def _factors(content: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     from evolution.errors import AdapterMismatchError
     from evolution.model.lora import split_name
     from federation.adapter.encoding import decode_adapter
+    from federation.adapter.value_head import without_head
     from federation.errors import AdapterError
 
     try:
         tensors = decode_adapter(content, max_bytes=_MAX_ADAPTER_BYTES)
         halves: dict[str, dict[str, np.ndarray]] = {}
-        for name, tensor in tensors.items():
+        # A value head says nothing of a token, so there is nothing of it to merge.
+        for name, tensor in without_head(tensors).items():
             module, factor = split_name(name)
             halves.setdefault(module, {})[factor] = tensor
     except (AdapterError, AdapterMismatchError) as error:

@@ -206,6 +206,11 @@ def export(
         adapter_note = INCOMPLETE_ADAPTERS.get(plan.aggregation.method)
         if adapter_note is not None:
             say(f"note: {adapter_note}")
+        if plan.recipe.shares_value_head:
+            say(
+                "note: the run's value head is in value_head.safetensors beside the adapter, which "
+                "is whole without it"
+            )
         succeed(
             output,
             {

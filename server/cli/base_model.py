@@ -83,7 +83,11 @@ def first_adapter(plan: Plan, base_config: Path | None) -> tuple[bytes, str]:
         )
     shape, source = found
     made = initial_adapter(
-        shape, rank=plan.model.lora_rank, seed=plan.evolve.seed, target=plan.model.target
+        shape,
+        rank=plan.model.lora_rank,
+        seed=plan.evolve.seed,
+        target=plan.model.target,
+        value_head=plan.recipe.shares_value_head,
     )
     return encode_adapter(made), source
 

@@ -267,7 +267,11 @@ def _dimensions(
         )
         return shared_dimension(parsed, layout), layout.dimension
     if shape is not None:
-        layout = shape.lora_layout(parsed.model.lora_rank, parsed.model.target)
+        layout = shape.lora_layout(
+            parsed.model.lora_rank,
+            parsed.model.target,
+            value_head=parsed.recipe.shares_value_head,
+        )
         return shared_dimension(parsed, layout), layout.dimension
     raise CommandError(
         "how big is the upload?",

@@ -115,6 +115,7 @@ def worst_case(config: SiloConfig, plan: Plan) -> WorstCase:
         plan.model.lora_alpha,
         seed=plan.evolve.seed,
         target=plan.model.target,
+        value_head=plan.recipe.shares_value_head,
     )
     explore_s, context = _explore_s(config, config.base_model, plan, adapter)
     rows = rows_of_step(plan, spec.record)

@@ -375,7 +375,8 @@ class _Look:
         shape = shape_in(self._config.base_model, self._plan.model.base)
         if shape is not None:
             model = self._plan.model
-            layout = shape.lora_layout(model.lora_rank, model.target)
+            shares = self._plan.recipe.shares_value_head
+            layout = shape.lora_layout(model.lora_rank, model.target, value_head=shares)
             return layout, "the base model's shape"
         return None, ""
 

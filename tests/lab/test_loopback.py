@@ -85,6 +85,17 @@ def test_the_initial_adapter_command_takes_a_plans_target(tmp_path):
     assert not out.exists()
 
 
+def test_the_initial_adapter_command_adds_a_value_head(tmp_path):
+    out = tmp_path / "phi0.safetensors"
+    arguments = ["adapter", "init", str(BASE_MODEL), "--out", str(out), "--value-head"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    tensors = decode_adapter(out.read_bytes(), max_bytes=1 << 24)
+    expected = initial_adapter(BASE_MODEL, 8, 16.0, 0, value_head=True)
+    assert tensors.keys() == expected.keys()
+    assert not tensors["value_head.weight"].any()
+
+
 def test_the_initial_adapter_command_writes_what_a_run_starts_from(tmp_path):
     out = tmp_path / "phi0.safetensors"
     arguments = [

@@ -52,6 +52,7 @@ from evolution.train.rows import Row
 from evolution.train.trainer import Trainer
 from federation.adapter.encoding import adapter_sha256, encode_adapter
 from federation.adapter.layout import factor
+from federation.adapter.value_head import head_of, without_head
 
 __all__ = ["PersonalAdapter", "identity_of"]
 
@@ -84,6 +85,11 @@ class PersonalAdapter:
     def trained_apart(self) -> bool:
         """Whether a personal adapter is trained after the round's own work."""
         return self._kind in {"ditto", "finetune"}
+
+    @property
+    def plays_released(self) -> bool:
+        """Whether a round's first tries are by the adapter that it was given."""
+        return not self.shares_a_only
 
     def start_of(self, work: Work) -> Tensors:
         """What the round starts from: the global adapter.
@@ -118,23 +124,36 @@ class PersonalAdapter:
             PersonalStoreError: They cannot be kept.
         """
         if self.shares_a_only and work.settings.learn:
-            own = {name: tensor for name, tensor in trained.items() if factor(name) == "B"}
+            own = {n: one for n, one in without_head(trained).items() if factor(n) == "B"}
             self._store.write(work.round, own)
 
     def train_apart(
-        self, trainer: Trainer, rows: Sequence[Row], objective: Part, work: Work
+        self,
+        trainer: Trainer,
+        rows: Sequence[Row],
+        objective: Part,
+        work: Work,
+        *,
+        head: Tensors,
     ) -> dict[str, float]:
         """Train Ditto's v_k, or fine-tune what was received, and keep it.
 
-        The trainer's adapter is overwritten. Returns figures of the silo's own.
+        The trainer's adapter is overwritten. ``head`` is the value head that it starts from the
+        first time, where the plan shares none and the objective learns one; of fine-tuning only the
+        head goes on from round to round. Returns figures of the silo's own.
 
         Raises:
             PersonalStoreError: The adapter cannot be read or kept.
         """
         if not self.trained_apart or not work.settings.learn:
             return {}
-        own = self._store.before(work.round) if self._kind == "ditto" else None
-        trainer.reset(work.adapter if own is None else own)
+        own: Tensors = {}
+        if self._kind == "ditto" or head:
+            own = self._store.before(work.round) or {}
+        if self._kind != "ditto":
+            own = head_of(own)
+        start = {**work.adapter, **head, **own}
+        trainer.reset(start)
         report = trainer.train(
             rows,
             objective,
@@ -143,8 +162,9 @@ class PersonalAdapter:
                 epochs=self._options.personal_epochs or work.settings.epochs,
                 proximal_mu=self._options.personal_lambda,
             ),
-            trainable=frozenset(work.adapter),
-            anchor=work.adapter,
+            trainable=frozenset(start),
+            # A head of the silo's own is drawn to nobody's.
+            anchor={**head_of(start), **work.adapter},
         )
         self._store.write(work.round, trainer.adapter())
         return {

@@ -47,7 +47,7 @@ class Clipped(BasePart):
     couples: ClassVar = Couples.TRY
     reads: ClassVar = Reads.UNIT
     needs: ClassVar = frozenset({"reference", "base", "first"})
-    watches: ClassVar = (
+    watches: ClassVar[tuple[str, ...]] = (
         "clip_low",
         "clip_high",
         "entropy",
@@ -61,7 +61,8 @@ class Clipped(BasePart):
     @classmethod
     def needed(cls, options: Section) -> frozenset[str]:
         """No forward pass for what has no part in the loss."""
-        assert isinstance(options, ClippedOptions)
+        if not isinstance(options, ClippedOptions):
+            raise TypeError(f"{type(options).__name__} are not the options of this objective")
         found = {_reference(options)} if options.kl_beta else set()
         return frozenset(found | ({"first"} if options.mask_mismatch else set()))
 

@@ -50,6 +50,7 @@ from evolution.errors import (
 from evolution.rollout.openai.http import Request, ServerClient
 from evolution.rollout.openai.reply import models_of
 from federation.adapter.export import ExportError, write_peft_adapter
+from federation.adapter.value_head import without_head
 
 __all__ = ["AdapterShelf"]
 
@@ -103,12 +104,14 @@ class AdapterShelf:
         """Load an adapter everywhere and let go of all others; returns each server's name for it.
 
         The version becomes a part of that name. No tensors load nothing, and the names are empty:
-        they stand for the bare base model. Others are LoRA factors under their peft names.
+        they stand for the bare base model. Others are LoRA factors under their peft names; a value
+        head among them is left out.
 
         Raises:
             AdapterLoadError: The tensors are no adapter, or a server does not take it.
             EngineServerError: No server can be asked.
         """
+        tensors = without_head(tensors)
         names: list[str] = []
         failed: list[tuple[str, EngineServerError]] = []
         for server in self._servers:

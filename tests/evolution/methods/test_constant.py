@@ -23,7 +23,7 @@ from evolution.methods.registry import make_evolver
 from evolution.part import Part
 from federation.errors import UnknownPartError
 from federation.plan.methods import METHODS, PARTS, MethodCard
-from federation.plan.recipe import PartsSection, Recipe, recipe_of
+from federation.plan.recipe import PartChoice, PartsSection, Recipe, recipe_of
 
 SHARED = PrivacySpec(
     mode=Mode.RECORD_DISTRIBUTED,
@@ -116,9 +116,11 @@ def test_a_card_whose_code_is_no_method_is_refused(code):
 
 
 def test_every_method_runs_under_every_mode_and_its_parts_say_what_their_cards_say():
-    assert METHODS.keys() == {"constant", "fed-se", "fedagent", "grpo", "rloo"}
+    assert METHODS.keys() == {"constant", "fed-se", "fedagent", "grpo", "ppo", "rloo"}
     for name in METHODS:
-        recipe = recipe_of(name, PartsSection())
+        # With a head of each silo's own it does not: tests/federation/plan/test_value_head.py.
+        shared = PartChoice(name="ppo", value_head="federated") if name == "ppo" else None
+        recipe = recipe_of(name, PartsSection(objective=shared))
         assert not any(recipe.refusals(mode, unit) for mode in Mode for unit in ("task", "user"))
     # What the table says without torch is what the classes say.
     for name, card in PARTS.items():
@@ -184,7 +186,7 @@ def test_the_constant_evolver_needs_no_torch():
         "import sys\n"
         "from evolution.methods.registry import make_evolver\n"
         "from evolution.methods.evolver import EvolverSetup\n"
-        "from federation.plan.recipe import PartsSection, recipe_of\n"
+        "from federation.plan.recipe import PartChoice, PartsSection, recipe_of\n"
         "recipe = recipe_of('constant', PartsSection())\n"
         "make_evolver(EvolverSetup(recipe=recipe, options={'value': 1.0}))\n"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'peft', 'gymnasium')))"

@@ -108,7 +108,8 @@ def test_the_tables_are_whole():
         {"kind": "gate"},
         {"options": dict},
         {"needs": frozenset({"old"})},
-        {"kind": "objective", "needs": frozenset({"value"})},
+        {"kind": "objective", "needs": frozenset({"worth"})},
+        {"kind": "objective", "needs": frozenset({"old_value"})},
     ],
 )
 def test_what_is_no_card_is_refused(changes):

@@ -16,12 +16,19 @@ packages="openenv==0.10.0 reasoning-gym==0.1.25 textworld==1.7.0 gymnasium==1.4.
   grpcio==1.85.1 pytest==9.2.0 pytest-timeout==2.4.0"
 if [ "${1:-}" = --model ]; then
   shift
+  old_trl=$venv/trl-0.11.4
   packages="$packages torch==2.13.0 transformers==5.23.0 peft==0.21.2 trl==1.16.0
     openai==3.54.0 pydantic-ai-slim[openai]==2.68.0"
 fi
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 # shellcheck disable=SC2086 # a list
 "$venv/bin/pip" install --quiet $packages
+if [ -n "${old_trl:-}" ]; then
+  # Read and not imported (test_trl_ppo.py): its PPO has formulas that can be called.
+  "$venv/bin/pip" install --quiet --no-deps --upgrade --target "$old_trl" trl==0.11.4
+  CHORALE_TRL_PPO=$(cd "$old_trl" && pwd)
+  export CHORALE_TRL_PPO
+fi
 cd "$root"
 # The packages warn about things of their own, so warnings are no errors here; the conftest of the
 # other tests needs packages that are not in this environment.

@@ -9,12 +9,14 @@ from safetensors.numpy import load_file
 
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Evolution
+from evolution.methods.personal.store import PersonalStore
 from evolution.model.causal_lm import load_base
 from evolution.model.identity import base_sha256
 from evolution.model.lora import initial_adapter
 from evolution.rollout.engine import Prompt, Sampling
 from evolution.rollout.hf import HfEngine
 from federation.adapter.export import write_peft_adapter
+from federation.adapter.value_head import VALUE_HEAD
 from lab.experiment.config import load_experiment
 from lab.experiment.errors import DemonstrationError
 from lab.experiment.federation_round import RoundFigures, SharingCircle
@@ -63,6 +65,35 @@ def test_masked_and_plain_sums_give_the_same_adapters_and_curves(tmp_path, metho
     rounds = [row for row in plain.rows if row["kind"] == "round"]
     assert all(row["delta_l2_mean"] > 0 for row in rounds)
     assert sum(row["successes"]["craft"] for row in rounds) > 0
+
+
+def test_a_value_head_goes_through_the_masked_sum_and_one_of_each_silo_does_not(tmp_path):
+    """PPO with its critic federated, under masks, is what it is in plain sums, bit for bit."""
+
+    def learns(head):
+        parts = f'{{ objective = {{ name = "ppo", value_head = "{head}" }} }}'
+        return f'evolve = {{ recipe = "ppo", nominal_tokens = 8, parts = {parts} }}\n'
+
+    text = HEAD.replace("max_new_tokens = 4", "max_new_tokens = 8") + SILOS
+    text += setting("plain", "fedse", learns("federated"))
+    text += setting("masked", "fedse", learns("federated") + 'sums = "masked"')
+    text += setting("own", "fedse", learns("local") + 'sums = "masked"')
+    path = tmp_path / "experiment.toml"
+    path.write_text(text)
+    found = load_experiment(path).runs(base_dir=BASE, base_sha256=base_sha256(BASE))
+    plain, masked, own = (play(run, tmp_path / run.setting) for run in found)
+    ((one,), (other,), (factors,)) = plain.adapters, masked.adapters, own.adapters
+    assert one.keys() == other.keys() == factors.keys() | {VALUE_HEAD}
+    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+    assert other[VALUE_HEAD].any()
+    assert VALUE_HEAD not in factors
+    # A member each has kept its own, another one than the others'.
+    kept = [
+        PersonalStore(silo / "personal" / "value_head").newest()[VALUE_HEAD]
+        for silo in sorted(path.parent for path in (tmp_path / "own").glob("**/personal"))
+    ]
+    assert len(kept) == 3
+    assert len({head.tobytes() for head in kept}) == 3
 
 
 def test_an_adapter_on_one_layer_type_is_learned_together_and_served_elsewhere(tmp_path):

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from evolution.model.lora import initial_adapter
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.export import write_peft_adapter
+from federation.adapter.value_head import VALUE_HEAD
 from lab.cli.main import app
 from lab.serving.merge import MergeError, merge, read_adapter_at
 from tests.kit.paths import ROOT
@@ -56,6 +57,18 @@ def with_peft(base, directory):
 
 def prompts():
     return torch.arange(3 * 12).reshape(3, 12) % 97 + 3
+
+
+def test_a_value_head_is_nothing_to_merge(tensors, exported, tmp_path):
+    file = tmp_path / "adapter.safetensors"
+    head = {VALUE_HEAD: np.ones((1, 128), dtype=np.float32)}
+    file.write_bytes(encode_adapter({**tensors, **head}))
+    one, other = (
+        merge(read_adapter_at(path, alpha=ALPHA), BASE, tmp_path / name).directory
+        for path, name in ((file, "one"), (exported, "other"))
+    )
+    weights = "model.safetensors"
+    assert (one / weights).read_bytes() == (other / weights).read_bytes()
 
 
 def test_the_merged_model_is_the_base_with_its_adapter(exported, tmp_path):

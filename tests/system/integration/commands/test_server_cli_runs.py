@@ -12,6 +12,7 @@ from federation.adapter.encoding import decode_adapter, encode_adapter
 from federation.adapter.initial import initial_adapter
 from federation.adapter.layout import Layout
 from federation.adapter.shapes import shape_from_config, shape_of
+from federation.adapter.value_head import VALUE_HEAD
 from federation.plan.read import read_plan
 from ops.cli.envelope import run_app
 from server.cli.main import app
@@ -85,6 +86,36 @@ def test_without_an_adapter_the_first_one_is_made_from_the_base(
     coordinator.conductor.started.clear()
     chorale("run", "start", plan, "--submit-token", "first")
     assert started(coordinator)[1] == adapter
+
+
+def test_a_plan_that_federates_its_value_head_starts_with_one_and_counts_it(
+    coordinator, chorale, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(ROOT)
+    method = [line for line in PLAN.read_text().splitlines() if line.startswith("method = ")]
+    critic = (
+        'method = "ppo"\nnominal_tokens = 8\n'
+        'parts = { objective = { name = "ppo", value_head = "federated" } }'
+    )
+    plan = edited(
+        tmp_path, (method[0], critic), (f"{method[1]}\ngauge = true", 'method = "fedavg"')
+    )
+    code, _, prose = chorale("run", "start", plan)
+    assert code == 0, prose
+    shape = shape_from_config((BASE / "config.json").read_bytes())
+    found = decode_adapter(started(coordinator)[1], max_bytes=1 << 26)
+    layout = shape.lora_layout(RANK, value_head=True)
+    assert Layout.from_tensors(found).sha256 == layout.sha256
+    assert not found[VALUE_HEAD].any()
+    # Neither a dry run with an adapter that lacks it, nor one that has it for a plan that does not.
+    adapter = tmp_path / "initial.safetensors"
+    for text, head in ((plan, False), (PLAN, True)):
+        made = initial_adapter(shape, rank=RANK, seed=0, value_head=head)
+        adapter.write_bytes(encode_adapter(made))
+        arguments = ("--silos", 10, "--colluding", 1, "--adapter", adapter)
+        code, answer, _ = chorale("run", "plan", text, *arguments)
+        assert code == 4
+        assert VALUE_HEAD in answer["message"]
 
 
 @pytest.mark.parametrize("given", [BASE, BASE / "config.json"])
