@@ -299,12 +299,12 @@ class Loop:
     ) -> None:
         """Note log-probabilities, or values, under the present factors where nobody has.
 
-        Made-up rows know them already and are passed all the same: where the base is divided, every
-        pass is one that all processes make.
+        Where the base is divided, every pass is one that all processes make: made-up rows know what
+        the others know, no more (``_Dealt``).
         """
         said = self._values if name == "old_value" else self._logprobs
         for one in passes:
-            if not one.real or name not in one.batch.known:
+            if name not in one.batch.known:
                 values_BT = said(model, one.batch, device).cpu()
                 one.batch.known[name] = torch.nn.functional.pad(values_BT, (1, 0))
 
@@ -381,7 +381,7 @@ class _Dealt:
         dealt = deal(rows, processes=processes.count, most_tokens=loop.micro_batch_tokens)
         self.passes = [
             _Pass(
-                as_batch(part),
+                as_batch(part) if part else _made_up(rows),
                 None
                 if scale_of is None
                 else torch.tensor([scale_of[row.unit] for row in part] or [0.0]),
@@ -389,6 +389,13 @@ class _Dealt:
             )
             for part in dealt[processes.rank]
         ]
+
+
+def _made_up(rows: Sequence[Row]) -> Batch:
+    """A pass without rows of its own; it knows what the rows of the others do."""
+    found = as_batch(())
+    common = set.intersection(*(set(row.known) for row in rows))
+    return found._replace(known={name: found.known[name] for name in common})
 
 
 def _scales(rows: Sequence[Row], normaliser: Normaliser) -> dict[UnitId | None, float] | None:
