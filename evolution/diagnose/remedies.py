@@ -103,8 +103,8 @@ MENU: Final[tuple[Remedy, ...]] = (
         against=("delta_eff", "D"),
         does="averages silos of one kind of environment among themselves",
         switches=(Switch(file="setting", toml='method = "clustered"'),),
-        costs="clusters of the experiment are by public family, three silos at least; between "
-        "daemons it is a run for each cluster, whose silos the others' plans are refused by",
+        costs="fewer silos in each sum; an experiment's clusters are by public family, of three "
+        "silos at least, and between daemons a cluster is a federation of its own",
     ),
     Remedy(
         name="FedProx",

@@ -6,7 +6,7 @@ told before the first observation and moves nothing.
 
 Probe tasks are those of the pre-training split, which are everybody's: never held out, never
 anybody's own. An environment that has none there is probed on the training tasks that the silo
-explores.
+explores, and so are silos that differ in tasks alone.
 
 Invariants: an environment is foreign code: whatever it raises ends that replay, which is dropped
 and counted; every replay is played in a fresh object, which is closed.
@@ -89,17 +89,19 @@ def kind_of(environment: str, spec: VariantSpec | None) -> Kind:
     return environment, spec.kind, spec.place, env_div, keep_ratio, index
 
 
-def probe_tasks(catalogue: Catalogue, assignment: Assignment, most: int) -> tuple[int, ...]:
-    """The first tasks that a world is probed on.
+def probe_tasks(
+    catalogue: Catalogue, assignment: Assignment, most: int, *, own: bool = False
+) -> tuple[int, ...]:
+    """The first tasks that a world is probed on; with ``own`` those that the silo explores.
 
     Raises:
         EnvironmentFailureError: It cannot be made.
     """
     environment = catalogue.make(assignment.environment)
     try:
-        public = environment.task_ids(Split.PRETRAIN)[:most]
-        own = environment.task_ids(Split.TRAIN, shard=assignment.shard)
-        return tuple(int(task) for task in (public or own[:most]))
+        public = () if own else environment.task_ids(Split.PRETRAIN)[:most]
+        explored = environment.task_ids(Split.TRAIN, shard=assignment.shard)
+        return tuple(int(task) for task in (public or explored[:most]))
     finally:
         _close(environment)
 

@@ -32,6 +32,7 @@ ELSEWHERE = {
     ("chorale-silo", "run"): "a daemon, which has no result",
     ("chorale-silo", "replay"): "needs two adapters of a base model that explores",
     ("chorale-lab", "base", "build"): "makes a model, which takes minutes",
+    ("chorale-lab", "diagnose"): "plays and trains: tests/lab/diagnose/test_command.py",
     ("chorale-lab", "adapter", "merge"): "tests/lab/serving/test_merge.py",
     (
         "chorale-lab",
