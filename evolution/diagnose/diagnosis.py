@@ -122,8 +122,12 @@ def diagnose(
     kept: Kept,
     say: Say,
     federate: bool = True,
+    scratch: Path | None = None,
 ) -> Diagnosis:
     """Run the tests; ``federate`` allows F.
+
+    What is explored is in directories of its own below ``scratch``, or where the system has such,
+    and removed.
 
     Raises:
         EvolverSetupError: The recipe cannot run in a world.
@@ -136,9 +140,9 @@ def diagnose(
 
         def make() -> Adapter:
             say(f"{world.name}: {budget.steps} steps alone")
-            with tempfile.TemporaryDirectory(prefix="chorale-diagnose-") as scratch:
+            with tempfile.TemporaryDirectory(prefix="chorale-diagnose-", dir=scratch) as own:
                 return improver.improve(
-                    world, start, steps=range(budget.steps), seed=seed, scratch=Path(scratch)
+                    world, start, steps=range(budget.steps), seed=seed, scratch=Path(own)
                 )
 
         return kept.adapter(name, make)
@@ -172,7 +176,9 @@ def diagnose(
     floor = None
     if federate and locus == "environments" and not any((t1.passed, t2.passed, t3.passed)):
         say("F: a short federated probe")
-        together = kept.adapter("together", lambda: _together(worlds, improver, start, budget, say))
+        together = kept.adapter(
+            "together", lambda: _together(worlds, improver, start, budget, say, scratch=scratch)
+        )
         floor = beside_floor(
             worlds,
             policies,
@@ -222,7 +228,13 @@ def as_data(value: Any) -> Any:
 
 
 def _together(
-    worlds: Sequence[World], improver: Improver, start: Adapter, budget: Budget, say: Say
+    worlds: Sequence[World],
+    improver: Improver,
+    start: Adapter,
+    budget: Budget,
+    say: Say,
+    *,
+    scratch: Path | None,
 ) -> Adapter:
     """A few rounds of federated averaging over all worlds."""
     shared: Adapter = start
@@ -230,14 +242,14 @@ def _together(
         say(f"F: round {number + 1} of {budget.steps}")
         locals_ = []
         for place, world in enumerate(worlds):
-            with tempfile.TemporaryDirectory(prefix="chorale-diagnose-") as scratch:
+            with tempfile.TemporaryDirectory(prefix="chorale-diagnose-", dir=scratch) as own:
                 locals_.append(
                     improver.improve(
                         world,
                         shared,
                         steps=[number],
                         seed=budget.seed + place,
-                        scratch=Path(scratch),
+                        scratch=Path(own),
                     )
                 )
         shared = averaged(locals_)

@@ -73,7 +73,9 @@ class Improver:
 def averaged(adapters: Sequence[Adapter]) -> dict[str, np.ndarray]:
     """The uniform mean, float32: federated averaging without a clip."""
     return {
-        name: np.mean([one[name] for one in adapters], axis=0, dtype=np.float64).astype(np.float32)
+        name: np.asarray(
+            np.mean([one[name] for one in adapters], axis=0, dtype=np.float64), dtype=np.float32
+        )
         for name in adapters[0]
     }
 
