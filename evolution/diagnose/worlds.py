@@ -113,7 +113,9 @@ def told(world: World, task_id: int) -> str:
         environment.reset(task_id)
         said = environment.told
     except Exception as error:  # noqa: BLE001  # foreign code; see the module
-        _log.warning("not_told", environment=world.environment, error=type(error).__name__)
+        _log.warning(
+            "environment_not_replayed", environment=world.environment, error=type(error).__name__
+        )
         return ""
     else:
         return said
@@ -145,7 +147,9 @@ def replay(world: World, task_id: int, actions: Sequence[str]) -> tuple[Answer, 
             if over:
                 break
     except Exception as error:  # noqa: BLE001  # foreign code; see the module
-        _log.warning("replay_dropped", environment=world.environment, error=type(error).__name__)
+        _log.warning(
+            "environment_not_replayed", environment=world.environment, error=type(error).__name__
+        )
         return None
     else:
         return tuple(answers)
