@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lab.cli.adapter import app as adapter_app
 from lab.cli.base import app as base_app
+from lab.cli.diagnose import diagnose
 from lab.cli.partition import app as partition_app
 from lab.cli.report import report
 from lab.cli.run import run
@@ -21,6 +22,7 @@ app.add_typer(base_app, name="base")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(partition_app, name="partition")
 app.command()(run)
+app.command()(diagnose)
 app.command()(report)
 
 

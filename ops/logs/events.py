@@ -184,6 +184,7 @@ _SILO: Final = {
     "corrupt_shares": ("identity", "senders"),
     "delta_not_finite": ("round", "uploads"),
     "environment_not_closed": ("environment", "error"),
+    "environment_not_replayed": ("environment", "error"),
     "episode_dropped": ("environment", "error"),
     "evolve_failed": ("contributes",),
     "explore_failed": ("round", "contributes"),

@@ -64,6 +64,7 @@ PRIVATE: Final = (
     "results",
     "adapters",
     "evolve",
+    "diagnosis",
     "experts.sqlite",
     "experts.sqlite-journal",
     "experts.sqlite-wal",

@@ -8,6 +8,8 @@ Demonstrations are imported once, for all runs, into ``experts.sqlite``; a run c
 own memory when its method is loaded. Deletion reaches every memory under the data directory: tries
 that succeeded and tries that failed, what was explored, and demonstrations.
 
+Reports of ``chorale-silo diagnose`` may quote what was played, so deletion takes all of them too.
+
 What an explored round came to may be on disk as well, finished and not released yet
 (``silo_agent/local_work/result_file.py``). Nobody can tell whose data is in it, so deletion takes
 all of it: those rounds are worked on again.
@@ -130,6 +132,7 @@ def buffer_delete(
     with answering(output), _typed():
         from evolution.trajectory import Task
         from silo_agent.config import SiloConfig
+        from silo_agent.local_work.diagnosis import delete_reports
         from silo_agent.local_work.result_file import delete_results
 
         if (subject is None) == (task is None):
@@ -145,6 +148,7 @@ def buffer_delete(
                 elif task is not None:
                     deleted += memory.delete_task(Task(environment=task[0], task_id=task[1]))
             results = delete_results(config.data_dir)
+            diagnoses = delete_reports(config.data_dir)
             personal = sorted(config.data_dir.glob("evolve/*/personal"))
         show_result(output, f"deleted {deleted} trajectories")
         if results:
@@ -153,6 +157,8 @@ def buffer_delete(
                 f"deleted {results} finished round(s) that were not released: they are worked on "
                 "again, and local training is charged again",
             )
+        if diagnoses:
+            show_result(output, f"deleted {diagnoses} report(s) of `chorale-silo diagnose`")
         for directory in personal:
             say(f"{directory} may have been trained on them; delete it to start it over")
         succeed(
@@ -160,6 +166,7 @@ def buffer_delete(
             {
                 "deleted": deleted,
                 "results": results,
+                "diagnoses": diagnoses,
                 "personal": [str(path) for path in personal],
             },
         )

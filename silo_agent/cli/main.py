@@ -30,6 +30,7 @@ from silo_agent.cli.budget import budget_app
 from silo_agent.cli.buffer import buffer_app
 from silo_agent.cli.compare import alone, replay
 from silo_agent.cli.deploy import deploy_app
+from silo_agent.cli.diagnose import diagnose
 from silo_agent.cli.doctor import doctor
 from silo_agent.cli.leave import leave
 from silo_agent.cli.policy import policy_app
@@ -61,6 +62,7 @@ app.command()(refuse)
 app.command()(preview)
 app.command()(leave)
 app.command("doctor")(doctor)
+app.command("diagnose")(diagnose)
 
 
 @app.command()

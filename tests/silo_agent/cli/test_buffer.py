@@ -113,7 +113,9 @@ def test_a_personal_adapter_that_may_know_what_was_deleted_is_named(call, silo, 
     personal = played.parent / "personal"
     personal.mkdir()
     _, answer = call("delete", "--subject", "zoe", "--data", silo)
-    assert answer["data"] == {"deleted": 2, "results": 0, "personal": [str(personal)]}
+    assert answer["data"] == {
+        "deleted": 2, "results": 0, "diagnoses": 0, "personal": [str(personal)],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", [("--subject", "zoe"), ("--task", "craft", "1")])

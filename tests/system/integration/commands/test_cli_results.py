@@ -30,8 +30,10 @@ ELSEWHERE = {
     ("chorale", "report"): "needs a finished demo: tests/lab/demo/test_outcome.py",
     ("chorale-coordinator", "serve"): "a daemon, which has no result",
     ("chorale-silo", "run"): "a daemon, which has no result",
+    ("chorale-silo", "diagnose"): "plays and trains: tests/silo_agent/cli/test_diagnose.py",
     ("chorale-silo", "replay"): "needs two adapters of a base model that explores",
     ("chorale-lab", "base", "build"): "makes a model, which takes minutes",
+    ("chorale-lab", "diagnose"): "plays and trains: tests/lab/diagnose/test_command.py",
     ("chorale-lab", "adapter", "merge"): "tests/lab/serving/test_merge.py",
     (
         "chorale-lab",
