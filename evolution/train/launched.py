@@ -300,8 +300,9 @@ def _launch(directory: Path, *, processes: int) -> None:
         )
         try:
             status = _wait(worker)
-        except BaseException:
+        except BaseException as ended:
             _stop(worker)
+            ended.add_note(f"The training processes' last lines:\n{_tail(log, scale=4)}")
             raise
     if status != 0:
         raise TrainingWorkerError(
@@ -341,9 +342,9 @@ def _stop(worker: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _tail(log: Path) -> str:
+def _tail(log: Path, *, scale: int = 1) -> str:
     with log.open("rb") as source:
         source.seek(0, os.SEEK_END)
-        source.seek(max(0, source.tell() - _TAIL_BYTES))
+        source.seek(max(0, source.tell() - scale * _TAIL_BYTES))
         text = source.read().decode(errors="replace")
-    return "\n".join(text.splitlines()[-_TAIL_LINES:])
+    return "\n".join(text.splitlines()[-scale * _TAIL_LINES :])

@@ -14,8 +14,10 @@ torchrun is gone ends by itself; no worker listens on more than the loopback int
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -210,6 +212,8 @@ def _decoder_layers(model: Any) -> list[torch.nn.Module]:
 
 
 if __name__ == "__main__":
+    # A worker that is ended says in which lines of the code it was, so a hang can be understood.
+    faulthandler.register(signal.SIGTERM, chain=True)
     try:
         sys.exit(main(sys.argv[1:]))
     except Exception as failure:

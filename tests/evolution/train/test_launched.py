@@ -144,7 +144,8 @@ def test_a_ratio_of_policies_is_the_same_in_several_processes(
     for name, spec in (("here", {}), ("there", {"processes": 2, "sharding": sharding})):
         trainer = made(tiny_base, tmp_path / name, **spec)
         trainer.reset(adapter)
-        report = trainer.train(credited, objective, plan, trainable=frozenset(adapter))
+        with local_time(0.1):
+            report = trainer.train(credited, objective, plan, trainable=frozenset(adapter))
         found.append((trainer.adapter(), report.figures))
     (here, figures), (there, other) = found
     assert apart(here, adapter) > 1e-3
@@ -201,6 +202,16 @@ def test_no_worker_is_waited_for_that_nobody_wants(tiny_base, tmp_path, adapter)
     trainer = made(tiny_base, tmp_path, processes=2)
     with while_wanted(lambda: False), pytest.raises(NotWantedError):
         trained(trainer, adapter)
+    assert list((tmp_path / "training").iterdir()) == []
+
+
+@pytest.mark.long
+def test_workers_that_are_ended_say_where_they_were(tiny_base, tmp_path, adapter):
+    trainer = made(tiny_base, tmp_path, processes=2)
+    with local_time(0.02), pytest.raises(LocalTimeError) as ended:
+        trained(trainer, adapter, epochs=10**6)
+    (note,) = ended.value.__notes__
+    assert note.count("/evolution/train/loop.py") >= 2
     assert list((tmp_path / "training").iterdir()) == []
 
 
