@@ -16,6 +16,7 @@ CHOICES = {
     "fedse": Choices(),
     "aggregation": Choices(reference="rolora-gauge"),
     "groups": Choices(reference="sum"),
+    "desk": Choices(reference="alone"),
     "words": Choices(reference="alone"),
 }
 """By what the names of a page's experiments begin with."""
