@@ -305,10 +305,13 @@ def _launch(directory: Path, *, processes: int) -> None:
             ended.add_note(f"The training processes' last lines:\n{_tail(log, scale=4)}")
             raise
     if status != 0:
-        raise TrainingWorkerError(
+        failed = TrainingWorkerError(
             f"{processes} training processes ended with status {status}: "
             f"{read_failure(directory)}\nTheir last lines:\n{_tail(log)}"
         )
+        # torchrun has the last word in the log: what a worker said stands before it.
+        failed.add_note(f"What they said before:\n{_tail(log, scale=4)}")
+        raise failed
 
 
 def _wait(worker: subprocess.Popen[bytes]) -> int:

@@ -212,11 +212,17 @@ def _decoder_layers(model: Any) -> list[torch.nn.Module]:
 
 
 if __name__ == "__main__":
-    # A worker that is ended says in which lines of the code it was, so a hang can be understood.
+    # A worker that is ended, or ends itself in torch's own code, says in which lines it was.
+    faulthandler.enable()
     faulthandler.register(signal.SIGTERM, chain=True)
     try:
-        sys.exit(main(sys.argv[1:]))
+        status = main(sys.argv[1:])
     except Exception as failure:
         # torchrun tells of an exit code alone; this is what the daemon's error begins with.
         write_failure(Path(sys.argv[1]), failure, process=int(os.environ["RANK"]))
         raise
+    # The result is written and all have met: what torch's threads do while an interpreter is taken
+    # down can no longer fail the job.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -122,6 +122,7 @@ def test_workers_adapt_the_targets_layers_alone(tiny_base, tmp_path):
         trainer.train(ROWS, NLL, PLAN, trainable=frozenset(adapter))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_ratio_of_policies_is_the_same_in_several_processes(
     tiny_base, tmp_path, adapter, sharding
@@ -153,6 +154,23 @@ def test_a_ratio_of_policies_is_the_same_in_several_processes(
     assert figures.keys() == other.keys() == set(objective.load().watches)
     assert dict(other) == pytest.approx(dict(figures), rel=1e-3, abs=1e-6)
     assert figures["ratio_min"] < 1 < figures["ratio_max"]
+
+
+def workers(directory: Path) -> list[int]:
+    """Processes that train below a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_text().split("\0")
+            if "evolution.train.worker" in words and "torch.distributed.run" not in words:
+                found += [int(entry.name)] if str(directory) in " ".join(words) else []
+    return found
+
+
+def trained_s(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def listening(root: int) -> tuple[set[str], int]:
@@ -213,6 +231,25 @@ def test_workers_that_are_ended_say_where_they_were(tiny_base, tmp_path, adapter
     (note,) = ended.value.__notes__
     assert note.count("/evolution/train/loop.py") >= 2
     assert list((tmp_path / "training").iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_torch_ends_says_where_it_was(tiny_base, tmp_path, adapter):
+    trainer = made(tiny_base, tmp_path, processes=2)
+
+    def abort_when_training():
+        # One that has used so much CPU is past its imports.
+        while not (busy := [pid for pid in workers(tmp_path) if trained_s(pid) > 25]):
+            time.sleep(0.2)
+        os.kill(busy[0], signal.SIGABRT)
+
+    threading.Thread(target=abort_when_training, daemon=True).start()
+    with local_time(0.1), pytest.raises(TrainingWorkerError) as ended:
+        trained(trainer, adapter, epochs=10**6)
+    (note,) = ended.value.__notes__
+    assert "Fatal Python error: Aborted" in note
+    assert "/evolution/train/loop.py" in note
 
 
 @pytest.mark.long
@@ -292,6 +329,7 @@ def test_a_failing_worker_is_told_without_data_and_changes_nothing(tiny_base, tm
     text = str(failure.value)
     assert "evolution.train.worker FAILED" in text
     assert len(text) < 5000
+    text += "".join(failure.value.__notes__)
     tokens = ", ".join(map(str, EPISODES[0].token_ids[:3]))
     assert tokens not in text
 
