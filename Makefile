@@ -142,6 +142,12 @@ bench-lab-memory: setup
 	$(BIN)/python benchmarks/lab_memory.py $(BENCH_ARGS)
 
 # How far the environments of silos are apart; BENCH_ARGS="--webshop DIR" for WebShop's own files.
+# What a silo's record-level steps should minimise: thirteen arms of three seeds, some six minutes each.
+# BENCH_ARGS='--only "imitation" --seeds 101' for one; --held-out judges on the reported split.
+.PHONY: bench-record-objectives
+bench-record-objectives: setup
+	$(BIN)/python benchmarks/record_objectives.py $(BENCH_ARGS)
+
 .PHONY: bench-environment-variants
 bench-environment-variants: setup
 	$(BIN)/python benchmarks/environment_variants.py $(BENCH_ARGS)

@@ -63,6 +63,12 @@ ARMS: Final[Mapping[str, Recipe]] = {
     "grpo, KL to the base": dataclasses.replace(
         GRPO, objective='name = "clipped", kl_to = "base", kl_beta = 0.1'
     ),
+    "grpo, KL 0.3 to the base": dataclasses.replace(
+        GRPO, objective='name = "clipped", kl_to = "base", kl_beta = 0.3'
+    ),
+    "grpo, KL to the base, rate/2": dataclasses.replace(
+        GRPO, objective='name = "clipped", kl_to = "base", kl_beta = 0.1', learning_rate=0.006
+    ),
     "grpo, 8 tries": dataclasses.replace(GRPO, tries_per_task=8),
     "grpo, window 1, 1 step": dataclasses.replace(GRPO, window=1, steps=1),
     "grpo, 6 rounds, rate/2": dataclasses.replace(GRPO, rounds=6, learning_rate=0.006),
