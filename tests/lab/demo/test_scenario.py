@@ -132,3 +132,17 @@ def test_the_shipped_base_model_has_the_digest_it_was_built_with():
     digest = base_sha256(BASE_MODEL)
     assert len(bytes.fromhex(digest)) == 32
     assert json.loads((BASE_MODEL / "build.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("capability", "gpu", "dtype"),
+    [("AVX2", False, "float32"), ("AVX512", False, "bfloat16"), ("AVX2", True, "bfloat16")],
+)
+def test_a_pretrained_base_is_held_in_what_this_machine_is_fast_in(
+    monkeypatch, capability, gpu, dtype
+):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    for privacy in recipes_of(Scenario.WORDS):
+        assert plan_of(DemoSettings(scenario=Scenario.WORDS, privacy=privacy)).model.dtype == dtype
+    assert plan_of(DemoSettings(scenario=Scenario.SHARDS)).model.dtype == "float32"
