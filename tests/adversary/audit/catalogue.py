@@ -16,6 +16,7 @@ from lab.audit.gaussian import audit_gaussian
 from lab.audit.noise import audit_independence, audit_presence, audit_scale
 from lab.audit.steps import audit_steps
 from tests.adversary.audit.canary_rows import CLIP_L2
+from tests.adversary.audit.group_steps import GroupSteps
 from tests.adversary.audit.histories import audit_histories
 from tests.adversary.audit.local_steps import LocalSteps
 from tests.adversary.audit.shared_steps import BLOCK, SILOS, SharedReleases, SharedSteps, silo_spec
@@ -34,6 +35,7 @@ class Size:
     runs: int
     shared_runs: int
     silo_releases: int
+    group_releases: int
     noise_dimension: int
     steps: int
     histories: int
@@ -47,6 +49,7 @@ SHORT = Size(
     runs=2,
     shared_runs=1,
     silo_releases=400,
+    group_releases=100,
     noise_dimension=2000,
     steps=30,
     histories=60,
@@ -57,6 +60,7 @@ LONG = Size(
     runs=30,
     shared_runs=6,
     silo_releases=6_000,
+    group_releases=3_000,
     noise_dimension=20_000,
     steps=100,
     histories=2000,
@@ -123,6 +127,19 @@ def local_scale(directory: Path, size: Size):
         noise[units] = np.concatenate([step(present, index)[unused] for index in range(5)])
     mechanism.close()
     return (audit_scale(noise, name="record_local, noise scale"),)
+
+
+def group_single(directory: Path, size: Size):
+    """One step of GRPO in record_local on a language model: the unit is a task's group of tries."""
+    steps = GroupSteps(directory, z=Z, releases=size.group_releases)
+    present, absent = steps.seen()
+    steps.close()
+    return (
+        audit_gaussian(
+            present=present, absent=absent, noise_multiplier=Z, confidence=size.confidence,
+            name="record_local GRPO, one release",
+        ),
+    )  # fmt: skip
 
 
 def shared_single(directory: Path, size: Size):
@@ -209,6 +226,7 @@ AUDITS = (
     local_run,
     local_noise,
     local_scale,
+    group_single,
     shared_single,
     shared_run,
     silo_single,

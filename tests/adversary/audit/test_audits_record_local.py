@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from evolution.parts.credits.group_relative import reinforced
+from lab.audit.gaussian import audit_gaussian
 from tests.adversary.audit import catalogue
+from tests.adversary.audit.group_steps import GroupSteps
 
 
 def holds(results):
@@ -25,3 +28,31 @@ def test_noise_is_in_every_coordinate_and_new_in_every_step(tmp_path):
 
 def test_noise_does_not_depend_on_the_number_of_units(tmp_path):
     holds(catalogue.local_scale(tmp_path, catalogue.SHORT))
+
+
+def test_a_step_of_grpo_tells_of_a_task_group_what_is_claimed(tmp_path):
+    holds(catalogue.group_single(tmp_path, catalogue.SHORT))
+
+
+def test_a_credit_over_all_groups_tells_more_than_is_claimed(tmp_path):
+    """The control: what the driver refuses at record level is seen by the same attack."""
+
+    def over_all(groups):
+        tries = [one for group in groups for one in group.trajectories]
+        # One group's tries decide the sign of all others' credit.
+        sign = 1.0 if any(group.task.task_id == 0 for group in groups) else -1.0
+        mean = sum(one.success for one in tries) / len(tries)
+        return [
+            [
+                row
+                for one in group.trajectories
+                for row in reinforced(one, sign * (one.success - mean))
+            ]
+            for group in groups
+        ]
+
+    steps = GroupSteps(tmp_path, z=0.5, releases=150, credited=over_all)
+    present, absent = steps.seen()
+    steps.close()
+    found = audit_gaussian(present=present, absent=absent, noise_multiplier=0.5)
+    assert not found.holds
