@@ -39,6 +39,20 @@ SHARED = dataclasses.replace(
 )
 
 
+SURE = dataclasses.replace(SHARED, record=dataclasses.replace(SHARED.record, sampling_rate=1.0))
+"""``SHARED`` in which every unit is in every step."""
+REINFORCED = {
+    "episodes": 64,
+    "tries_per_task": 8,
+    "batch_size": 64,
+    "epochs": 1,
+    # The tiny base ends an answer after some twenty words; one that is cut off has no loss.
+    "max_new_tokens": 40,
+    "nominal_tokens": 20,
+}
+"""Settings of GRPO and PPO: eight tasks with eight tries, one step."""
+
+
 class Coin(Environment):
     """Solved by an answer whose first word stands in the first half of the alphabet."""
 

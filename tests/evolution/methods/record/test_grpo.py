@@ -13,25 +13,15 @@ from evolution.errors import EvolverSetupError
 from federation.plan.recipe import PartChoice, PartsSection, recipe_of
 from tests.kit.evolution.record_round import (
     LOCAL,
+    REINFORCED,
     SETTINGS,
-    SHARED,
+    SURE,
     population,
     step_work,
     summed,
     work,
 )
 
-SURE = dataclasses.replace(SHARED, record=dataclasses.replace(SHARED.record, sampling_rate=1.0))
-GRPO = {
-    "episodes": 64,
-    "tries_per_task": 8,
-    "batch_size": 64,
-    "epochs": 1,
-    # The tiny base ends an answer after some twenty words; one that is cut off has no loss.
-    "max_new_tokens": 40,
-    "nominal_tokens": 20,
-    "grad_clip_l2": 1.0,
-}
 EVERY = [
     ("grpo", {}),
     ("fedagent", {}),
@@ -50,7 +40,7 @@ def recipe(method="grpo", **options):
 
 
 def free(adapter, made, **settings):
-    settings = {**GRPO, "normaliser": made.normaliser, **settings}
+    settings = {**REINFORCED, "normaliser": made.normaliser, **settings}
     return dataclasses.replace(
         work(adapter)[0], privacy=None, settings=dataclasses.replace(SETTINGS, **settings)
     )
@@ -116,7 +106,7 @@ def test_removing_one_group_changes_no_bit_of_anothers_gradient(
     make_silo, adapter, method, options, monkeypatch
 ):
     made = recipe(method, **options)
-    settings = {**GRPO, "normaliser": made.normaliser}
+    settings = {**REINFORCED, "normaliser": made.normaliser}
     silo = make_silo(SURE, recipe=made)
     silo.evolve(work(adapter, spec=SURE, **settings)[0])
     asked = step_work(adapter, spec=SURE, **settings)
@@ -146,7 +136,7 @@ def test_under_record_local_the_steps_are_charged_and_the_delta_is_noisy(
     make_silo, adapter, ledger
 ):
     made = recipe()
-    asked, reserved = work(adapter, ledger, **GRPO, normaliser=made.normaliser)
+    asked, reserved = work(adapter, ledger, **REINFORCED, normaliser=made.normaliser)
     evolution = make_silo(LOCAL, recipe=made).evolve(asked)
     assert len(reserved) == 1
     assert evolution.metrics["optimiser_steps"] == LOCAL.record.steps_per_round
@@ -158,7 +148,7 @@ def test_under_record_distributed_a_group_moves_the_sum_by_no_more_than_the_clip
     make_silo, adapter, monkeypatch
 ):
     made = recipe()
-    settings = {**GRPO, "normaliser": made.normaliser}
+    settings = {**REINFORCED, "normaliser": made.normaliser}
     silo = make_silo(SURE, recipe=made)
     silo.evolve(work(adapter, spec=SURE, **settings)[0])
     whole = summed(silo.unit_sum(step_work(adapter, spec=SURE, **settings)))

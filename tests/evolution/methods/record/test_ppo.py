@@ -18,24 +18,15 @@ from tests.kit.evolution.record_round import (
     ALPHA,
     LOCAL,
     RANK,
+    REINFORCED,
     SETTINGS,
     SHARED,
+    SURE,
     population,
     step_work,
     summed,
     work,
 )
-
-SURE = dataclasses.replace(SHARED, record=dataclasses.replace(SHARED.record, sampling_rate=1.0))
-PPO = {
-    "episodes": 64,
-    "tries_per_task": 8,
-    "batch_size": 64,
-    "epochs": 1,
-    # The tiny base ends an answer after some twenty words; one that is cut off has no loss.
-    "max_new_tokens": 40,
-    "nominal_tokens": 20,
-}
 
 
 def recipe(value_head="local", *, credit=None, **options):
@@ -45,7 +36,7 @@ def recipe(value_head="local", *, credit=None, **options):
 
 
 def free(adapter, made, number=0, **settings):
-    settings = {**PPO, "normaliser": made.normaliser, **settings}
+    settings = {**REINFORCED, "normaliser": made.normaliser, **settings}
     return dataclasses.replace(
         work(adapter, round_index=number)[0],
         privacy=None,
@@ -211,7 +202,7 @@ def test_removing_one_unit_changes_no_bit_of_anothers_gradient(
     make_silo, shared, options, monkeypatch
 ):
     made = recipe("federated", **options)
-    settings = {**PPO, "normaliser": made.normaliser}
+    settings = {**REINFORCED, "normaliser": made.normaliser}
     start = {**shared, VALUE_HEAD: np.full_like(shared[VALUE_HEAD], 0.01)}
     silo = make_silo(SURE, recipe=made)
     silo.evolve(work(start, spec=SURE, **settings)[0])
@@ -243,7 +234,7 @@ def test_under_record_local_the_steps_are_charged_and_the_delta_holds_the_head(
     make_silo, shared, ledger
 ):
     made = recipe("federated", value_learning_rate=0.5)
-    asked, reserved = work(shared, ledger, **PPO, normaliser=made.normaliser)
+    asked, reserved = work(shared, ledger, **REINFORCED, normaliser=made.normaliser)
     evolution = make_silo(LOCAL, recipe=made).evolve(asked)
     assert len(reserved) == 1
     assert evolution.metrics["optimiser_steps"] == LOCAL.record.steps_per_round
@@ -257,7 +248,7 @@ def test_under_record_distributed_a_unit_moves_the_sum_by_no_more_than_the_clip(
     make_silo, shared, monkeypatch
 ):
     made = recipe("federated")
-    settings = {**PPO, "normaliser": made.normaliser}
+    settings = {**REINFORCED, "normaliser": made.normaliser}
     silo = make_silo(SURE, recipe=made)
     silo.evolve(work(shared, spec=SURE, **settings)[0])
     whole = summed(silo.unit_sum(step_work(shared, spec=SURE, **settings)))
