@@ -170,7 +170,7 @@ demo-llm: base-smollm2
 dashboards: setup
 	$(BIN)/python -m deploy.grafana.generate
 
-.PHONY: experiments-fedse experiments-aggregation experiments-groups
+.PHONY: experiments-fedse experiments-aggregation experiments-groups experiments-fedagent
 EXPERIMENTS ?= experiments/results
 LAB_ARGS ?= --workers 2
 
@@ -198,6 +198,29 @@ experiments-groups: setup
 	$(BIN)/chorale-lab run experiments/groups.toml --out $(EXPERIMENTS)/groups $(LAB_ARGS)
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report groups \
 	  --reference sum --out groups.md --plots plots
+
+# In the order of docs/experiments/fedagent.md, about six hours on two cores; ends with the tables and
+# with predicted and observed patterns.
+FEDAGENT_RUN := $(BIN)/chorale-lab run experiments/fedagent-
+FEDAGENT_OUT := $(LAB_ARGS) --out $(EXPERIMENTS)/fedagent-
+THREE_SEEDS := --seed 50 --seed 51 --seed 52
+experiments-fedagent: setup
+	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market --only fed-grpo --only central_grpo
+	$(FEDAGENT_RUN)alone.toml $(FEDAGENT_OUT)alone --only alone-grpo
+	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market $(THREE_SEEDS) $(foreach name, \
+	  catalog fields bm25 lookalike rank-wrapper,--only $(name))
+	$(FEDAGENT_RUN)shards.toml $(FEDAGENT_OUT)shards
+	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market $(THREE_SEEDS) $(foreach name, \
+	  catalog fields bm25 lookalike rank-wrapper,--only $(name)-descriptor)
+	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market $(THREE_SEEDS) $(foreach name, \
+	  types sizes-even sizes,--only $(name))
+	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market --seed 50 --only three-plain --only three-masked
+	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market --only fed-ppo --only central_ppo
+	$(FEDAGENT_RUN)alone.toml $(FEDAGENT_OUT)alone --only alone-ppo
+	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report fedagent-market fedagent-alone \
+	  fedagent-shards --out fedagent.md --plots plots
+	$(BIN)/chorale-lab diagnose experiments/fedagent-market.toml \
+	  --results $(EXPERIMENTS)/fedagent-market --out $(EXPERIMENTS)/fedagent-diagnosis
 
 .PHONY: test-vllm test-environments
 # Against a real vLLM server on the CPU, and real environment packages, in environments of their own.
