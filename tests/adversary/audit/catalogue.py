@@ -131,9 +131,7 @@ def local_scale(directory: Path, size: Size):
 
 def group_single(directory: Path, size: Size):
     """One step of GRPO in record_local on a language model: the unit is a task's group of tries."""
-    steps = GroupSteps(directory, z=Z, releases=size.group_releases)
-    present, absent = steps.seen()
-    steps.close()
+    present, absent = GroupSteps(directory, z=Z, releases=size.group_releases).seen()
     return (
         audit_gaussian(
             present=present, absent=absent, noise_multiplier=Z, confidence=size.confidence,

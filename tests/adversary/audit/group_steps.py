@@ -28,6 +28,8 @@ from tests.adversary.audit.local_steps import DELTA, local_spec
 from tests.kit.paths import ROOT
 
 GROUPS, TRIES = 3, 2
+STEPS = 100
+"""Of one training, half of them with the canary."""
 DIVISOR = 1.0
 """Of a group's sum: small, so that each gradient is longer than the clip."""
 OBJECTIVE = Part.own("clipped", kl="k2", kl_to="base", kl_beta=0.1)
@@ -57,9 +59,9 @@ class GroupSteps:
         self.credited = credited
         self.population = tuple(UnitId(ENVIRONMENT, str(number)) for number in range(GROUPS))
         self.groups = self._played(plant(settings.base_dir, GROUPS * TRIES, seed=3).rows)
-        self.spec = local_spec(q=1.0, z=z, steps=2 * releases, population=GROUPS)
-        self.releases = releases
-        self.ledger = Ledger.open(directory / "ledger", delta=DELTA, caps={"task": 1e9})
+        self.spec = local_spec(q=1.0, z=z, steps=STEPS, population=GROUPS)
+        self.trainings = -(-2 * releases // STEPS)
+        self.directory = directory
 
     def _played(self, tries):
         """Groups of the first tries, of which half succeeded."""
@@ -106,18 +108,20 @@ class GroupSteps:
             CLIP_L2 / np.linalg.norm(gradient) * gradient.astype(np.float64)
             for gradient in self._gradients().unit_gradients(list(without.values()))
         )
-        receipt = self.ledger.reserve_training(
-            run="audit", round=0, spec=self.spec, adapter_sha256=bytes(32)
-        )
-        step = DpStep(receipt=receipt, dimension=len(direction), backend=self._gradients())
-        expected = self.spec.record.expected_units
-
-        def along(rows_of):
-            released = step.gradient(self.population, rows_of).astype(np.float64) * expected
-            return float((released - others) @ direction) / CLIP_L2
-
-        found = np.array([(along(with_it), along(without)) for _ in range(self.releases)])
+        found = np.empty((self.trainings * STEPS // 2, 2))
+        for number, pair in enumerate(np.split(found, self.trainings)):
+            with self._ledger(number) as ledger:
+                receipt = ledger.reserve_training(
+                    run="audit", round=0, spec=self.spec, adapter_sha256=bytes(32)
+                )
+            step = DpStep(receipt=receipt, dimension=len(direction), backend=self._gradients())
+            for place in np.ndindex(pair.shape):
+                rows_of = without if place[1] else with_it
+                released = step.gradient(self.population, rows_of).astype(np.float64)
+                along = (released * self.spec.record.expected_units - others) @ direction
+                pair[place] = along / CLIP_L2
         return found[:, 0], found[:, 1]
 
-    def close(self):
-        self.ledger.close()
+    def _ledger(self, number):
+        """One of its own for each training: no cap is meant for as many as are watched here."""
+        return Ledger.open(self.directory / f"ledger-{number}", delta=DELTA, caps={"task": 1e9})

@@ -51,8 +51,6 @@ def test_a_credit_over_all_groups_tells_more_than_is_claimed(tmp_path):
             for group in groups
         ]
 
-    steps = GroupSteps(tmp_path, z=0.5, releases=150, credited=over_all)
-    present, absent = steps.seen()
-    steps.close()
+    present, absent = GroupSteps(tmp_path, z=0.5, releases=150, credited=over_all).seen()
     found = audit_gaussian(present=present, absent=absent, noise_multiplier=0.5)
     assert not found.holds
