@@ -6,7 +6,7 @@
 
 Crafting tasks: four silos have a quarter of the goals each, the fifth has all. Every run explores
 the same number of episodes, and all are judged on held-out tasks of all goals; each silo judges a
-slice of its own. Settings are those of ``lab.demo.recipe``.
+slice of its own. Settings are those of ``lab.demo.recipe``, by imitation of successes in all modes.
 
 ``none`` takes about as many local steps with Adam, but it is the method's own training (batches of
 96 successes, a mean over tokens, the whole gradient clipped, nothing per task), so it differs from
@@ -35,7 +35,7 @@ from evolution.model.lora import initial_adapter
 from federation.adapter.encoding import encode_adapter
 from lab.demo.choices import Privacy
 from lab.demo.outcome import Outcome, await_judged, pooled
-from lab.demo.recipe import RECIPES, Recipe
+from lab.demo.recipe import IMITATION, RECIPES, Recipe
 from lab.loopback import LoopbackFederation
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
@@ -63,14 +63,16 @@ def recipe_of(privacy: Privacy, aggregation: str, *, quick: bool) -> Recipe:
     if privacy is Privacy.NONE:
         # The settings of record_local, less what makes it private.
         recipe = dataclasses.replace(
-            RECIPES[Privacy.RECORD_LOCAL],
+            IMITATION,
             privacy=privacy,
             steps=0,
             metrics_noise=0.0,
             epsilon_cap=NO_CAP,
-            clip_l2=RECIPES[Privacy.RECORD_LOCAL].delta_clip_l2 or 1.0,
+            clip_l2=IMITATION.delta_clip_l2 or 1.0,
             delta_clip_l2=None,
         )
+    elif privacy is Privacy.RECORD_LOCAL:
+        recipe = IMITATION
     else:
         recipe = RECIPES[privacy]
     if quick:

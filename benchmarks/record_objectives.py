@@ -41,8 +41,7 @@ from evolution.trajectory import Task
 from federation.adapter.layout import factor
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
-from lab.demo.choices import Privacy
-from lab.demo.recipe import DELTA, EPSILON_CAP, RECIPES, Recipe
+from lab.demo.recipe import DELTA, EPSILON_CAP, IMITATION, Recipe
 from silo_agent.local_work.plan_terms import settings_of
 
 BASE: Final = Path(__file__).parents[1] / "lab" / "base_model"
@@ -50,7 +49,6 @@ SILOS: Final = 4
 TEMPERATURES: Final = (1.0, 0.0)
 Adapter = Mapping[str, np.ndarray]
 
-IMITATION: Final = RECIPES[Privacy.RECORD_LOCAL]
 GRPO: Final = dataclasses.replace(IMITATION, method="grpo", nominal_tokens=4)
 ARMS: Final[Mapping[str, Recipe]] = {
     "imitation": IMITATION,

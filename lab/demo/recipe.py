@@ -29,7 +29,7 @@ from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
 from federation.plan.charges import epsilon_of_releases, units_of
 from lab.demo.choices import Privacy
 
-__all__ = ["DELTA", "EPSILON_CAP", "PRETRAINED", "RECIPES", "Recipe"]
+__all__ = ["DELTA", "EPSILON_CAP", "IMITATION", "PRETRAINED", "RECIPES", "Recipe"]
 
 EPSILON_CAP: Final = 8.0
 """Of a task, for a whole run at record level."""
@@ -277,7 +277,7 @@ _MEANING: Final = {
     Privacy.NONE: "Masks, and no noise: nothing is claimed.",
 }
 
-_RECORD: Final = Recipe(
+IMITATION: Final = Recipe(
     privacy=Privacy.RECORD_LOCAL,
     rounds=3,
     episodes=600,
@@ -295,6 +295,7 @@ _RECORD: Final = Recipe(
     spare_attempts=1,
     delta_clip_l2=2.5,
 )
+"""What succeeded is imitated, under ``record-local``: what the modes are compared with."""
 _SILO: Final = Recipe(
     privacy=Privacy.SILO,
     rounds=8,
@@ -306,9 +307,9 @@ _SILO: Final = Recipe(
 
 RECIPES: Final[Mapping[Privacy, Recipe]] = MappingProxyType(
     {
-        Privacy.RECORD_LOCAL: _RECORD,
+        Privacy.RECORD_LOCAL: IMITATION,
         Privacy.RECORD_DISTRIBUTED: replace(
-            _RECORD,
+            IMITATION,
             privacy=Privacy.RECORD_DISTRIBUTED,
             # The optimiser's state is common to all, so its step is that of a silo whose moves
             # nobody averages.
@@ -346,7 +347,7 @@ PRETRAINED: Final[Mapping[Privacy, Recipe]] = MappingProxyType(
         # Rank 1 of the value projections is 5,760 numbers in the factor that is trained. A round's
         # gradients, one by one and each through all example turns, take as long as its exploring.
         Privacy.RECORD_LOCAL: replace(
-            _RECORD,
+            IMITATION,
             rounds=2,
             episodes=768,
             tries_per_task=8,
