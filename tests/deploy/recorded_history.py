@@ -85,8 +85,11 @@ def _lines(begin: float, end: float) -> Iterator[str]:
         before = place
         _coordinator_now(coordinator, at, elapsed, place)
         _silo_now(silo, at, elapsed)
-        yield from _exposed(coordinator.registry, "chorale-coordinator", COORDINATOR, at)
-        yield from _exposed(silo.registry, "chorale-silo", SILO, at)
+        for registry, job, instance in (
+            (coordinator.registry, "chorale-coordinator", COORDINATOR),
+            (silo.registry, "chorale-silo", SILO),
+        ):
+            yield from _exposed(registry, job, instance, at, started=begin - 3600)
         if elapsed > 0.85 * SPAN_S:
             yield (
                 f'ALERTS{{alertname="SiloSilent",alertstate="firing",severity="ticket",'
@@ -95,7 +98,9 @@ def _lines(begin: float, end: float) -> Iterator[str]:
         at += SCRAPE_S
 
 
-def _exposed(registry: CollectorRegistry, job: str, instance: str, at: float) -> Iterator[str]:
+def _exposed(
+    registry: CollectorRegistry, job: str, instance: str, at: float, *, started: float
+) -> Iterator[str]:
     target = f'job="{job}",instance="{instance}"'
     yield f"up{{{target}}} 1 {at}\n"
     for family in registry.collect():
@@ -103,8 +108,8 @@ def _exposed(registry: CollectorRegistry, job: str, instance: str, at: float) ->
             if not sample.name.endswith("_created"):
                 labels = "".join(f'{key}="{value}",' for key, value in sample.labels.items())
                 # This process is younger than what it tells of.
-                started = sample.name == "process_start_time_seconds"
-                value = at // DAY_S * DAY_S if started else sample.value
+                start = sample.name == "process_start_time_seconds"
+                value = started if start else sample.value
                 yield f"{sample.name}{{{labels}{target}}} {_number(value)} {at}\n"
 
 
