@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -225,3 +226,14 @@ def _changed(directory, title, expr):
     path = directory / "changed.json"
     path.write_text(json.dumps(dashboard))
     return path
+
+
+def test_what_was_recorded_started_once_also_across_midnight(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(
+        "tests.deploy.recorded_history.subprocess.run",
+        lambda command, **_: lines.extend(Path(command[4]).read_text().splitlines()),
+    )
+    record_history(tmp_path / "history", 20_000 * 86_400 + 600)
+    starts = {line.split()[-2] for line in lines if line.startswith("process_start_time_seconds")}
+    assert len(starts) == 1

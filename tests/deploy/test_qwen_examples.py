@@ -49,6 +49,16 @@ def trained_bytes(plan, training):
     ).total_bytes
 
 
+def played_bytes(plan, rollout):
+    return rollout_memory(
+        shape_of(plan.model.base),
+        conversations=rollout.max_in_flight,
+        tokens=plan.evolve.max_sequence_tokens,
+        dtype=plan.model.dtype,
+        paged=True,
+    ).total_bytes
+
+
 def test_a_silo_of_four_gpus_plays_on_two_and_trains_on_two(tmp_path):
     text, config = loaded(tmp_path, GRPO_EXAMPLE / "silo-4gpu.toml")
     rollout, training = config.rollout, config.training
@@ -59,14 +69,7 @@ def test_a_silo_of_four_gpus_plays_on_two_and_trains_on_two(tmp_path):
     assert training.micro_batch_tokens >= GRPO.evolve.max_sequence_tokens
     assert trained_bytes(GRPO, training) <= FULL * CARD_BYTES
     assert "--gpu-memory-utilization 0.9" in text
-    played = rollout_memory(
-        shape_of(GRPO.model.base),
-        conversations=rollout.max_in_flight,
-        tokens=GRPO.evolve.max_sequence_tokens,
-        dtype=GRPO.model.dtype,
-        paged=True,
-    )
-    assert played.total_bytes <= 0.9 * CARD_BYTES
+    assert played_bytes(GRPO, rollout) <= 0.9 * CARD_BYTES
 
 
 @pytest.mark.parametrize(("gpus", "training_gpus"), [(1, 1), (8, 4)])
@@ -84,12 +87,5 @@ def test_a_silo_reads_it_and_its_work_fits(tmp_path, gpus, training_gpus):
         # The server shares the card and has what its command line in the file reserves.
         assert "--gpu-memory-utilization 0.5" in text
         server = 0.5 * CARD_BYTES
-        played = rollout_memory(
-            shape_of(PLAN.model.base),
-            conversations=rollout.max_in_flight,
-            tokens=PLAN.evolve.max_sequence_tokens,
-            dtype=PLAN.model.dtype,
-            paged=True,
-        )
-        assert played.total_bytes <= server
+        assert played_bytes(PLAN, rollout) <= server
     assert used + server <= FULL * CARD_BYTES
