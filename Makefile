@@ -170,7 +170,8 @@ demo-llm: base-smollm2
 dashboards: setup
 	$(BIN)/python -m deploy.grafana.generate
 
-.PHONY: experiments-fedse experiments-aggregation experiments-groups experiments-fedagent
+.PHONY: experiments-fedse experiments-aggregation experiments-groups experiments-fedagent \
+  experiments-fedagent-tuning
 EXPERIMENTS ?= experiments/results
 LAB_ARGS ?= --workers 2
 
@@ -204,6 +205,10 @@ experiments-groups: setup
 FEDAGENT_RUN := $(BIN)/chorale-lab run experiments/fedagent-
 FEDAGENT_OUT := $(LAB_ARGS) --out $(EXPERIMENTS)/fedagent-
 THREE_SEEDS := --seed 50 --seed 51 --seed 52
+experiments-fedagent-tuning: setup
+	$(FEDAGENT_RUN)tuning.toml $(FEDAGENT_OUT)tuning
+	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report fedagent-tuning --out fedagent-tuning.md
+
 experiments-fedagent: setup
 	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market --only fed-grpo --only central_grpo
 	$(FEDAGENT_RUN)alone.toml $(FEDAGENT_OUT)alone --only alone-grpo
@@ -213,7 +218,7 @@ experiments-fedagent: setup
 	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market $(THREE_SEEDS) $(foreach name, \
 	  catalog fields bm25 lookalike rank-wrapper,--only $(name)-descriptor)
 	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market $(THREE_SEEDS) $(foreach name, \
-	  types sizes-even sizes,--only $(name))
+	  types sizes-even sizes ease-even ease,--only $(name))
 	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market --seed 50 --only three-plain --only three-masked
 	$(FEDAGENT_RUN)market.toml $(FEDAGENT_OUT)market --only fed-ppo --only central_ppo
 	$(FEDAGENT_RUN)alone.toml $(FEDAGENT_OUT)alone --only alone-ppo

@@ -46,6 +46,7 @@ def test_the_files_that_are_announced_are_shipped():
         "fedagent-alone.toml",
         "fedagent-market.toml",
         "fedagent-shards.toml",
+        "fedagent-tuning.toml",
         "fedse-demonstrations.toml",
         "fedse-own.toml",
         "fedse-paper.toml",
