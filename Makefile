@@ -225,7 +225,7 @@ experiments-fedagent: setup
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report fedagent-market fedagent-alone \
 	  fedagent-shards --out fedagent.md --plots plots
 	$(BIN)/chorale-lab diagnose experiments/fedagent-market.toml \
-	  --results $(EXPERIMENTS)/fedagent-market --out $(EXPERIMENTS)/fedagent-diagnosis
+	  --results $(EXPERIMENTS)/fedagent-market --temperature 1 --out $(EXPERIMENTS)/fedagent-diagnosis
 
 .PHONY: test-vllm test-environments
 # Against a real vLLM server on the CPU, and real environment packages, in environments of their own.

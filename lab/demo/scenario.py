@@ -79,11 +79,9 @@ def recipes_of(scenario: Scenario) -> Mapping[Privacy, Recipe]:
 
 def _held_in(dtype: str) -> str:
     """Of the base: without AVX-512 a CPU is six times as fast in float32 as in 16 bits."""
-    import torch
+    from evolution.model.speed import fast_in_16_bits
 
-    if torch.cuda.is_available() or "AVX512" in torch.backends.cpu.get_cpu_capability():
-        return dtype
-    return "float32"
+    return dtype if fast_in_16_bits() else "float32"
 
 
 def plan_toml(settings: DemoSettings, *, base: str, base_sha256: str) -> str:

@@ -67,13 +67,17 @@ def judge_gpu(config: SiloConfig) -> Verdict:
         return failed("torch is not installed", "pip install 'chorale[silo]'")
     import torch
 
+    from evolution.model.speed import fast_in_16_bits
+
     if not torch.cuda.is_available():
         if config.base_model is None:
             return ok("no GPU, and without a base model none is needed")
-        return warning(
-            f"torch {torch.__version__} sees no GPU: this silo works on the CPU",
-            "nvidia-smi must show one; a CPU build of torch sees none",
-        )
+        text = f"torch {torch.__version__} sees no GPU: this silo works on the CPU"
+        hint = "nvidia-smi must show one; a CPU build of torch sees none"
+        if not fast_in_16_bits():
+            text += ", which is several times slower in bfloat16 than in float32"
+            hint += '. On this CPU ask for plans with [model] dtype = "float32"'
+        return warning(text, hint)
     names = ", ".join(
         f"{torch.cuda.get_device_name(index)} "
         f"{torch.cuda.get_device_properties(index).total_memory // _GIB} GiB"
