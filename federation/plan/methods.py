@@ -239,6 +239,15 @@ _GRPO: Final = {
     "objective": "clipped",
 }
 
+_FEDAGENT: Final = {
+    "clip_high": 0.2,
+    "kl": "k3",
+    "kl_beta": 0.01,
+    "kl_to": "base",
+    "entropy": 0.001,
+}
+"""What FedAgent's GRPO and PPO minimise."""
+
 METHODS: Final[Mapping[str, MethodCard]] = MappingProxyType(
     {
         card.name: card
@@ -271,13 +280,7 @@ METHODS: Final[Mapping[str, MethodCard]] = MappingProxyType(
                 parts=_GRPO,
                 presets={
                     "credit": {"scale": "std"},
-                    "objective": {
-                        "clip_high": 0.2,
-                        "kl": "k3",
-                        "kl_beta": 0.01,
-                        "kl_to": "base",
-                        "entropy": 0.001,
-                    },
+                    "objective": _FEDAGENT,
                 },
                 normaliser=Normaliser.CONSTANT,
             ),
@@ -298,13 +301,7 @@ METHODS: Final[Mapping[str, MethodCard]] = MappingProxyType(
                     "objective": "ppo",
                 },
                 presets={
-                    "objective": {
-                        "clip_high": 0.2,
-                        "kl": "k3",
-                        "kl_beta": 0.01,
-                        "kl_to": "base",
-                        "entropy": 0.001,
-                    },
+                    "objective": _FEDAGENT,
                 },
                 normaliser=Normaliser.CONSTANT,
             ),
