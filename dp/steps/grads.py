@@ -11,7 +11,7 @@ without such a token yields zeros.
 Invariants:
 
 1. A unit's vector is a function of the model and of that unit's rows. ``LoopBackend`` computes one
-   unit at a time, no more than 16 rows at once, and pads nothing: no other unit can change a bit.
+   unit at a time, no more than 16 of its rows at once: no other unit can change a bit.
    ``HooksBackend`` and ``FunctorchBackend`` compute several rows at once; there a neighbour may
    change the last bits of a float32, which is why the loop is the default.
 2. A loss gives a sum and a count per row. One number for a batch is refused, and so is a model that
@@ -22,7 +22,7 @@ Invariants:
    clipped here; the clip acts on float32 and is checked in integers (``dp.noise.unit_sum``).
 
     backend     rows at once    parameters                        several rows share
-    loop        one length      any                               nothing
+    loop        of one unit     any                               nothing
     hooks       a chunk         weights of ``torch.nn.Linear``     a batched matrix product
     functorch   a chunk         any                               a vectorised backward
 
@@ -36,10 +36,9 @@ Not covered: ghost clipping; embeddings and biases in ``hooks``; layers that mix
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -64,9 +63,27 @@ Vector = npt.NDArray[np.float32]
 
 _CHUNK_TOKENS: Final = 2048
 """Tokens computed at once, padding included; more gains nothing on a CPU."""
+_UNIT_ROWS: Final = 16
+"""Rows of one unit computed at once."""
 _CHUNK_COORDINATES: Final = 1 << 26
 """Coordinates of all rows computed at once: 256 MiB of float32."""
 _LOSS_SHAPES: Final = "a loss gives a sum and a count for each row, not one number for the batch"
+
+
+def _chunks(
+    rows: Iterable[RowT], length: Callable[[RowT], int], *, most_rows: int
+) -> Iterator[list[RowT]]:
+    """The rows in their order, as many at once as the limits allow, padding included."""
+    chunk: list[RowT] = []
+    width = 0
+    for row in rows:
+        width = max(width, length(row))
+        if chunk and ((len(chunk) + 1) * width > _CHUNK_TOKENS or len(chunk) == most_rows):
+            yield chunk
+            chunk, width = [], length(row)
+        chunk.append(row)
+    if chunk:
+        yield chunk
 
 
 class RowLoss(Protocol[RowT_contra]):
@@ -181,7 +198,7 @@ class GradientBackend(ABC, Generic[RowT]):
 
 
 class LoopBackend(GradientBackend[RowT]):
-    """One unit at a time, no padding; the reference for the others."""
+    """One unit at a time; the reference for the others."""
 
     def unit_gradients(self, units: Sequence[Sequence[RowT]]) -> Iterator[Vector]:
         """Yield −∇ℓ_u for every unit; backward adds into the yielded array itself."""
@@ -192,13 +209,11 @@ class LoopBackend(GradientBackend[RowT]):
                 for parameter, part in zip(self._parameters, self._slices, strict=True):
                     parameter.grad = flat[part].view_as(parameter)
                 by_length = sorted(rows, key=self._loss.length)
-                for length, equal in itertools.groupby(by_length, self._loss.length):
-                    most = max(1, min(16, _CHUNK_TOKENS // max(1, length)))
-                    while batch := list(itertools.islice(equal, most)):
-                        tensors = self._loss.collate(batch)
-                        sums_B, counts_B = self._sums(self._model, tensors, len(batch))
-                        torch.autograd.backward(-sums_B.sum(), inputs=self._parameters)
-                        tokens += int(counts_B.sum())
+                for batch in _chunks(by_length, self._loss.length, most_rows=_UNIT_ROWS):
+                    tensors = self._loss.collate(batch)
+                    sums_B, counts_B = self._sums(self._model, tensors, len(batch))
+                    torch.autograd.backward(-sums_B.sum(), inputs=self._parameters)
+                    tokens += int(counts_B.sum())
             finally:
                 for parameter in self._parameters:
                     parameter.grad = None
@@ -218,7 +233,9 @@ class _ChunkedBackend(GradientBackend[RowT]):
         """Yield −∇ℓ_u for every unit."""
         current, tokens = 0, 0
         total: Vector | None = None
-        for chunk in self._chunks(units):
+        listed = [(index, row) for index, rows in enumerate(units) for row in rows]
+        most_rows = max(1, _CHUNK_COORDINATES // self.dimension)
+        for chunk in _chunks(listed, lambda one: self._loss.length(one[1]), most_rows=most_rows):
             matrix, counts = self._row_gradients([row for _, row in chunk])
             gradients = matrix.detach().numpy()
             for (index, _), gradient, count in zip(chunk, gradients, counts, strict=True):
@@ -235,21 +252,6 @@ class _ChunkedBackend(GradientBackend[RowT]):
         if total is None or not tokens:
             return np.zeros(self.dimension, dtype=np.float32)
         return np.divide(total, np.float32(self._by(tokens)))
-
-    def _chunks(self, units: Sequence[Sequence[RowT]]) -> Iterator[list[tuple[int, RowT]]]:
-        most_rows = max(1, _CHUNK_COORDINATES // self.dimension)
-        chunk: list[tuple[int, RowT]] = []
-        width = 0
-        for index, rows in enumerate(units):
-            for row in rows:
-                wider = max(width, self._loss.length(row))
-                if chunk and ((len(chunk) + 1) * wider > _CHUNK_TOKENS or len(chunk) == most_rows):
-                    yield chunk
-                    chunk, wider = [], self._loss.length(row)
-                chunk.append((index, row))
-                width = wider
-        if chunk:
-            yield chunk
 
 
 class HooksBackend(_ChunkedBackend[RowT]):
