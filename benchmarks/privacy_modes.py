@@ -6,7 +6,8 @@
 
 Crafting tasks: four silos have a quarter of the goals each, the fifth has all. Every run explores
 the same number of episodes, and all are judged on held-out tasks of all goals; each silo judges a
-slice of its own. Settings are those of ``lab.demo.recipe``, by imitation of successes in all modes.
+slice of its own. Settings are those of ``lab.demo.recipe``: by imitation of successes in all modes,
+or, with ``--method grpo``, with the demo's objective and the steps and noise of the mode.
 
 ``none`` takes about as many local steps with Adam, but it is the method's own training (batches of
 96 successes, a mean over tokens, the whole gradient clipped, nothing per task), so it differs from
@@ -35,7 +36,7 @@ from evolution.model.lora import initial_adapter
 from federation.adapter.encoding import encode_adapter
 from lab.demo.choices import Privacy
 from lab.demo.outcome import Outcome, await_judged, pooled
-from lab.demo.recipe import IMITATION, RECIPES, Recipe
+from lab.demo.recipe import IMITATION, RECIPES, REINFORCEMENT, Recipe
 from lab.loopback import LoopbackFederation
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
@@ -58,7 +59,9 @@ class RunFailedError(Exception):
     """A run did not finish; the message says how it ended."""
 
 
-def recipe_of(privacy: Privacy, aggregation: str, *, quick: bool) -> Recipe:
+def recipe_of(
+    privacy: Privacy, aggregation: str, *, quick: bool, method: str = IMITATION.method
+) -> Recipe:
     """One arm's settings."""
     if privacy is Privacy.NONE:
         # The settings of record_local, less what makes it private.
@@ -75,9 +78,28 @@ def recipe_of(privacy: Privacy, aggregation: str, *, quick: bool) -> Recipe:
         recipe = IMITATION
     else:
         recipe = RECIPES[privacy]
+    if method == REINFORCEMENT.method:
+        recipe = reinforced(recipe)
     if quick:
         recipe = dataclasses.replace(recipe, rounds=1, episodes=160)
     return dataclasses.replace(recipe, aggregation=aggregation)
+
+
+def reinforced(recipe: Recipe) -> Recipe:
+    """The settings with another method: what is learned from, and how far a step goes."""
+    shorter = REINFORCEMENT.learning_rate / IMITATION.learning_rate
+    return dataclasses.replace(
+        recipe,
+        method=REINFORCEMENT.method,
+        objective=REINFORCEMENT.objective,
+        nominal_tokens=REINFORCEMENT.nominal_tokens,
+        batch_size=REINFORCEMENT.batch_size,
+        tries_per_s=REINFORCEMENT.tries_per_s,
+        units_per_s=REINFORCEMENT.units_per_s,
+        learning_rate=recipe.learning_rate * shorter,
+        # Of the mode whose steps the server takes; elsewhere it adds a mean of deltas as it is.
+        server_step=recipe.server_step * (shorter if recipe.server_optimiser == "adam" else 1),
+    )
 
 
 def silo_toml(index: int, held_out: int) -> str:
@@ -231,6 +253,9 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", metavar="MODE,AGGREGATION", help="an arm; may be repeated"
     )
+    parser.add_argument(
+        "--method", choices=(IMITATION.method, REINFORCEMENT.method), default=IMITATION.method
+    )
     parser.add_argument("--quick", action="store_true", help="tiny: shows that it runs")
     parser.add_argument("--held-out", type=int, default=208, help="tasks that each silo judges")
     parser.add_argument("--seed", type=int, default=0)
@@ -244,7 +269,7 @@ def main() -> None:
     print("".join(text.ljust(width) for text, width in (*head, *more)).rstrip(), flush=True)
     results: dict[str, Any] = {}
     for privacy, method in chosen_arms(options.only):
-        recipe = recipe_of(privacy, method, quick=options.quick)
+        recipe = recipe_of(privacy, method, quick=options.quick, method=options.method)
         name = f"{recipe.mode.value},{method}"
         with tempfile.TemporaryDirectory(prefix="chorale-modes-") as scratch:
             results[name] = Federation(Path(scratch), recipe, options).figures()

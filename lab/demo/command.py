@@ -96,8 +96,8 @@ def demo(
 
     Four silos and a coordinator run as separate processes over mutual TLS, with masks and noise on.
     Every task is protected with epsilon at most 8, unless another --privacy is asked for. One silo
-    and the coordinator are killed in the middle of a round and come back. Takes about eight
-    minutes.
+    and the coordinator are killed in the middle of a round and come back. Takes about a quarter
+    of an hour.
 
     Exit code 1 if together did not end above the base model (temperature 1, intervals apart).
     """

@@ -29,7 +29,7 @@ from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
 from federation.plan.charges import epsilon_of_releases, units_of
 from lab.demo.choices import Privacy
 
-__all__ = ["DELTA", "EPSILON_CAP", "IMITATION", "PRETRAINED", "RECIPES", "Recipe"]
+__all__ = ["DELTA", "EPSILON_CAP", "IMITATION", "PRETRAINED", "RECIPES", "REINFORCEMENT", "Recipe"]
 
 EPSILON_CAP: Final = 8.0
 """Of a task, for a whole run at record level."""
@@ -82,6 +82,8 @@ class Recipe:
     """The most that a round's local work may take."""
     tries_per_s: float = 8.0
     """What a silo gets through at least, a third of what a laptop plays and trains."""
+    units_per_s: float = 12.0
+    """The same of the units of one summed step."""
 
     @property
     def mode(self) -> Mode:
@@ -111,7 +113,7 @@ class Recipe:
     def step_answer_after_s(self) -> int:
         """The same for the sum of a step."""
         distributed = self.mode is Mode.RECORD_DISTRIBUTED
-        return 5 + self.expected_units // 12 if distributed else 0
+        return 5 + int(self.expected_units / self.units_per_s) if distributed else 0
 
     @property
     def noise_multiplier(self) -> float:
@@ -296,6 +298,18 @@ IMITATION: Final = Recipe(
     delta_clip_l2=2.5,
 )
 """What succeeded is imitated, under ``record-local``: what the modes are compared with."""
+REINFORCEMENT: Final = replace(
+    IMITATION,
+    method="grpo",
+    nominal_tokens=4,
+    objective='name = "clipped", kl_to = "base", kl_beta = 0.1',
+    learning_rate=0.006,
+    # Every try is a row, successful or not.
+    batch_size=300,
+    tries_per_s=4.0,
+    units_per_s=5.0,
+)
+"""Tries of a task are compared with each other, and a pull to the base keeps what it could do."""
 _SILO: Final = Recipe(
     privacy=Privacy.SILO,
     rounds=8,
@@ -307,7 +321,7 @@ _SILO: Final = Recipe(
 
 RECIPES: Final[Mapping[Privacy, Recipe]] = MappingProxyType(
     {
-        Privacy.RECORD_LOCAL: IMITATION,
+        Privacy.RECORD_LOCAL: REINFORCEMENT,
         Privacy.RECORD_DISTRIBUTED: replace(
             IMITATION,
             privacy=Privacy.RECORD_DISTRIBUTED,

@@ -40,8 +40,8 @@ _FEW = 2
 _LEVEL = 6
 """So many labels of an axis stand level beside each other."""
 GREEDY_FELL = (
-    "Greedy, together lies below the base: imitating the successes of sampling makes a model this "
-    "small forget what it chose first. Without noise it fell as well (measured)."
+    "Greedy, together lies below the base: learning from its own samples makes a model this small "
+    "forget what it chose first (docs/experiments/record-objectives.md)."
 )
 
 

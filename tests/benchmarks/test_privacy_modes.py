@@ -26,18 +26,20 @@ def _load():
 modes = _load()
 
 
-def plan_of(privacy, method, *, quick=False):
-    recipe = modes.recipe_of(privacy, method, quick=quick)
+def plan_of(privacy, method, *, quick=False, learned="fed-se"):
+    recipe = modes.recipe_of(privacy, method, quick=quick, method=learned)
     text = recipe.toml(
         name="x", base="b", base_sha256="ab" * 32, environments=("craft",), seed=0, held_out=16
     )
     return read_plan(text.encode())
 
 
+@pytest.mark.parametrize("learned", ["fed-se", "grpo"])
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize(("privacy", "method"), modes.ARMS)
-def test_every_arm_may_start_with_five_silos(privacy, method, quick):
-    plan = plan_of(privacy, method, quick=quick)
+def test_every_arm_may_start_with_five_silos(privacy, method, quick, learned):
+    plan = plan_of(privacy, method, quick=quick, learned=learned)
+    assert plan.evolve.method == learned
     tensors = initial_adapter(BASE_MODEL, plan.model.lora_rank, plan.model.lora_alpha, 0)
     dimension = shared_dimension(plan, Layout.from_tensors(tensors))
     found = forecast_plan(plan, silos=len(modes.SILOS), colluding=1, dimension=dimension)

@@ -13,7 +13,7 @@ from federation.forecast.forecast import forecast_plan, shared_dimension
 from federation.plan.charges import epsilon_of_releases, own_unit
 from federation.plan.read import read_plan
 from lab.demo.choices import Privacy, Scenario
-from lab.demo.recipe import EPSILON_CAP, RECIPES
+from lab.demo.recipe import EPSILON_CAP, RECIPES, REINFORCEMENT
 from lab.demo.run import BASE_MODEL
 from lab.demo.scenario import SILOS, DemoSettings, plan_toml, recipes_of
 from tests.kit.paths import ROOT
@@ -108,10 +108,12 @@ def test_the_silo_mode_says_what_it_is_worth():
 
 
 def test_alone_takes_about_as_many_local_steps_as_the_private_mode():
-    """The shortest success of a task is trained on; a third to all of the tasks have one."""
+    """A third to all of the tasks have a success, whose shortest is imitated; GRPO takes all."""
     for privacy in RECORD:
         recipe = RECIPES[privacy]
-        fewest, most = recipe.expected_units / 3, recipe.expected_units
+        reinforced = recipe.method == REINFORCEMENT.method
+        most = recipe.expected_units * (recipe.tries_per_task if reinforced else 1)
+        fewest = most / recipe.window if reinforced else most / 3
         assert recipe.epochs * fewest / recipe.batch_size >= 1
         assert recipe.epochs * most / recipe.batch_size <= 2 * recipe.steps
 
