@@ -306,7 +306,7 @@ REINFORCEMENT: Final = replace(
     learning_rate=0.006,
     # Every try is a row, successful or not: alone takes five steps where together takes six.
     batch_size=600,
-    tries_per_s=3.0,
+    tries_per_s=4.0,
     units_per_s=5.0,
 )
 """Tries of a task are compared with each other, and a pull to the base keeps what it could do."""
