@@ -51,6 +51,6 @@ def test_a_credit_over_all_groups_tells_more_than_is_claimed(tmp_path):
             for group in groups
         ]
 
-    present, absent = GroupSteps(tmp_path, z=0.5, releases=150, credited=over_all).seen()
+    present, absent = GroupSteps(tmp_path, z=0.5, releases=600, credited=over_all).seen()
     found = audit_gaussian(present=present, absent=absent, noise_multiplier=0.5)
     assert not found.holds

@@ -282,8 +282,8 @@ MUTANTS = (
         name="normalised-by-batch",
         disables="the unit's own number of tokens as its divisor",
         file=GRADS,
-        old="                        tokens += int(counts_B.sum())\n",
-        new="                        tokens = len(units)\n",
+        old="                    tokens += int(counts_B.sum())\n",
+        new="                    tokens = len(units)\n",
         tests=(_GRADS_TESTS + "test_in_the_loop_not_one_bit_depends_on_other_units",),
     ),
     Mutant(

@@ -147,7 +147,8 @@ def make_game(options):
 
 def compile_game(game, options):
     for ending in ("z8", "json", "ni"):
-        with open(options.path.replace("z8", ending), "w") as file:
+        # The ending alone: a directory of a chance name may hold "z8" as well.
+        with open(options.path.removesuffix("z8") + ending, "w") as file:
             json.dump({"seed": options.seeds, "rooms": options.nb_rooms, "by": os.getpid()}, file)
     return options.path
 """
