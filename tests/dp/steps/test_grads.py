@@ -73,6 +73,21 @@ def test_in_the_loop_not_one_bit_depends_on_other_units():
         assert close(repeated, alone)
 
 
+def test_the_loop_computes_a_units_rows_at_once_and_no_two_units(monkeypatch):
+    made = backend("loop")
+    passes = []
+    collate = tiny.RowSums.collate
+    monkeypatch.setattr(
+        tiny.RowSums,
+        "collate",
+        lambda self, rows: passes.append(tuple(rows)) or collate(self, rows),
+    )
+    list(made.unit_gradients(UNITS))
+    assert [sorted(map(repr, rows)) for rows in passes] == [
+        sorted(map(repr, rows)) for rows in UNITS if rows
+    ]
+
+
 def test_every_array_is_the_callers_to_keep():
     for name in BACKENDS:
         made = backend(name).unit_gradients(UNITS)
