@@ -240,6 +240,11 @@ test-environments:
 test-ray:
 	tests/foreign/ray/run.sh .venv-ray
 
+.PHONY: test-gpu
+# On this machine's GPU: what is played and learned against the CPU, NCCL, a card that is full.
+test-gpu: setup
+	tests/foreign/gpu/run.sh $(BIN)/python $(TEST_ARGS)
+
 .PHONY: test-journey
 # The operators' handbook, typed command by command on an installed wheel.
 test-journey: setup

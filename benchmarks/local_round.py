@@ -10,6 +10,10 @@ the small base model: its actions mean nothing, so that every answer and every e
 it may be, and the times are upper ends. ``--base`` takes a real model's directory. Masking is not
 in it (``make bench-secagg``), nor what other silos and the network take.
 
+On a GPU the most memory that was allocated while playing and while training stands beside what
+``chorale run plan`` and the doctor expect of either (``federation/adapter/memory.py``). Engine and
+trainer hold the base once each.
+
     make bench-local-round BENCH_ARGS="--device cuda --dtype bfloat16"          a GPU, 0.5B shape
     make bench-local-round BENCH_ARGS="--base DIR --device cuda --dtype bfloat16"
 
@@ -49,11 +53,12 @@ from evolution.train.rows import Row
 from evolution.train.sft import SftTrainer
 from evolution.train.trainer import SftSettings, TrainerSpec
 from evolution.trajectory import Task, Trajectory
+from federation.adapter.memory import rollout_memory, training_memory
 from federation.adapter.shapes import PRESETS, ModelShape, shape_from_config
 
 SMALL = Path(__file__).parents[1] / "lab" / "base_model"
 PHASES = ("load", "explore", "train", "encode")
-RANK, ALPHA = 8, 16.0
+RANK, ALPHA, BATCH = 8, 16.0, 8
 CLIP_L2, GRID, NOISE_MULTIPLIER, SILOS = 1.0, 1 << 20, 1.0, 10
 
 
@@ -69,6 +74,12 @@ class Round:
     """Tokens of whole conversations, each read once."""
     trained: int = 0
     """Tokens that went forward and back."""
+    peaks: dict[str, int] = field(default_factory=dict)
+    """Most bytes of the GPU that were in use, by phase."""
+    longest: int = 0
+    """Tokens of the longest conversation."""
+    widest: int = 0
+    """Padded tokens of the largest training batch."""
 
 
 def random_base(shape: ModelShape, directory: Path, dtype: str) -> Path:
@@ -125,6 +136,7 @@ def play_round(
     found, marks = Round(), [time.perf_counter()]
     engine.load_adapter(str(number), adapter)
     marks.append(time.perf_counter())
+    forget_peak(options.device)
     played = run_episodes(
         engine,
         tasks,
@@ -136,6 +148,8 @@ def play_round(
     if played.dropped:
         raise RuntimeError(f"{played.dropped} episodes were dropped")
     marks.append(time.perf_counter())
+    found.peaks["explore"] = peak_bytes(options.device)
+    forget_peak(options.device)
     rows = [*expert, *(t for t in played.trajectories if t.success)]
     trainer.reset(adapter)
     trainer.train(
@@ -143,7 +157,7 @@ def play_round(
         Part.own("nll"),
         SftSettings(
             epochs=1,
-            batch_size=8,
+            batch_size=BATCH,
             learning_rate=1e-4,
             grad_clip_l2=1.0,
             seed=number,
@@ -152,6 +166,7 @@ def play_round(
     )
     local = trainer.adapter()
     marks.append(time.perf_counter())
+    found.peaks["train"] = peak_bytes(options.device)
     encoded(adapter, local)
     marks.append(time.perf_counter())
     taken = zip(PHASES, marks[1:], marks, strict=False)
@@ -159,6 +174,8 @@ def play_round(
     found.generated = sum(sum(t.agent_mask) for t in played.trajectories)
     found.read = sum(t.token_count for t in played.trajectories)
     found.trained = sum(t.token_count for t in rows)
+    found.longest = max(t.token_count for t in played.trajectories)
+    found.widest = BATCH * max(t.token_count for t in rows)
     return found, local
 
 
@@ -214,12 +231,54 @@ def run(base: Path, options: argparse.Namespace) -> dict[str, Any]:
         "conversation_tokens_per_s": round(sum(r.read for r in rounds) / total["explore"], 1),
         "trained_tokens_per_s": round(sum(r.trained for r in rounds) / total["train"], 1),
         "share": {phase: round(seconds / whole, 3) for phase, seconds in total.items()},
-        "peak_gib": round(peak_bytes(options.device) / 2**30, 2),
+        "peak_gib": {
+            phase: in_gib(max(found.peaks[phase] for found in rounds))
+            for phase in ("explore", "train")
+        },
+        "forecast_gib": forecast(shape, rounds, options),
     }
 
 
+def forecast(
+    shape: ModelShape, rounds: Sequence[Round], options: argparse.Namespace
+) -> dict[str, float]:
+    """What ``run plan`` and the doctor would say of such a round, by phase.
+
+    Engine and trainer each hold the base, so that either phase holds the other's weights too.
+    """
+    playing = rollout_memory(
+        shape,
+        conversations=min(options.batch, options.episodes),
+        tokens=max(found.longest for found in rounds),
+        dtype=options.dtype,
+    )
+    training = training_memory(
+        shape,
+        rank=RANK,
+        tokens=options.micro_batch_tokens or max(found.widest for found in rounds),
+        dtype=options.dtype,
+        gradient_checkpointing=options.gradient_checkpointing,
+    )
+    held = training.weights_bytes + training.adapter_bytes
+    return {
+        "explore": in_gib(playing.total_bytes + held),
+        "train": in_gib(training.total_bytes + playing.weights_bytes),
+    }
+
+
+def in_gib(size_bytes: int) -> float:
+    """To two places."""
+    return round(size_bytes / 2**30, 2)
+
+
+def forget_peak(device: str) -> None:
+    """Begin a phase; a process's own peak cannot be forgotten."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
 def peak_bytes(device: str) -> int:
-    """Most memory in use so far: of the GPU, or of this process."""
+    """Most memory in use: of the GPU since ``forget_peak``, or of this process so far."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     # KiB on Linux, bytes on macOS.

@@ -48,7 +48,9 @@ def test_random_weights_of_a_shape_play_train_and_encode(dtype, monkeypatch, cap
 def test_a_real_model_is_taken_from_its_directory(capsys):
     figures, _ = figures_of(capsys, "--base", str(local_round.SMALL), "--rounds", "1")
     assert figures["parameters"] == 465_984
-    assert figures["peak_gib"] > 0.1
+    for phase in ("explore", "train"):
+        assert figures["peak_gib"][phase] > 0.1
+        assert figures["forecast_gib"][phase] > 0
 
 
 def test_what_this_machine_lacks_is_said(monkeypatch):
