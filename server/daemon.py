@@ -1,7 +1,8 @@
 """The coordinator's process: two gRPC ports (``rpc/ports.py``), one probe port, one conductor.
 
 Covered: start, resume of the active run, certificates that are replaced while it serves, clean stop
-on SIGTERM and SIGINT. Not covered: several coordinators on one database.
+on SIGTERM and SIGINT, a standby that takes over. Not covered: two that serve at once, which
+``server/site/claim.py`` refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from server.conductor.conductor import Conductor
 from server.conductor.scrape import Scrape
 from server.config import CoordinatorConfig
 from server.context import Liveness, RunContext, Signal, keep_noting
-from server.errors import ConfigurationError, StoreError
+from server.errors import AlreadyServedError, ConfigurationError, StoreError
 from server.members.audit_heads import AuditHeadExchange
 from server.members.renewal import Renewals
 from server.members.roster_approvals import RosterApprovals
@@ -47,6 +48,7 @@ from server.rpc.ports import GRACE_S, EnrolmentPort, bind, rounds_options
 from server.rpc.rounds import RoundService
 from server.rpc.strangers import Strangers
 from server.run.driver import RunDriver
+from server.site.claim import claimed
 from server.site.founding import create_configured
 from server.status_page.serve import status_page
 from server.store import Store
@@ -58,13 +60,35 @@ __all__ = ["serve"]
 log = structlog.get_logger(__name__)
 
 
-def serve(config: CoordinatorConfig) -> None:
-    """Run the coordinator until SIGTERM or SIGINT."""
+def serve(config: CoordinatorConfig, *, standby: bool = False) -> None:
+    """Run the coordinator until SIGTERM or SIGINT.
+
+    A standby waits for as long as another process serves the same data.
+
+    Raises:
+        AlreadyServedError: Another does, and this is no standby; or another has taken the database.
+    """
     open_files = harden_process()
-    asyncio.run(_serve(config, open_files))
+    asyncio.run(_claim_and_serve(config, open_files, standby=standby))
 
 
-async def _serve(config: CoordinatorConfig, open_files: int) -> None:
+async def _claim_and_serve(config: CoordinatorConfig, open_files: int, *, standby: bool) -> None:
+    stop = _signalled()
+    claim = await claimed(config.data_dir, database_in_force(config), standby=standby, stop=stop)
+    if claim is None:
+        return
+    with claim:
+        lost = asyncio.create_task(claim.until_lost())
+        lost.add_done_callback(lambda _task: stop.set())
+        await _serve(config, open_files, stop)
+        if lost.done():
+            raise AlreadyServedError(
+                "the database is served by another coordinator now: this one ended"
+            )
+        lost.cancel()
+
+
+async def _serve(config: CoordinatorConfig, open_files: int, stop: asyncio.Event) -> None:
     paths = config.paths
     store = Store(database_in_force(config))
     record_served(database_in_force(config), config.data_dir)
@@ -190,7 +214,7 @@ async def _serve(config: CoordinatorConfig, open_files: int) -> None:
         enrolment.keep_looking,
         strangers.keep_summing,
     ):
-        await _until_signalled()
+        await stop.wait()
     strangers.sum_up()
     await conductor.close()
     await asyncio.gather(rounds.stop(GRACE_S), enrolment.close())
@@ -230,9 +254,9 @@ def _verify_audit(audit: AuditLog, metrics: CoordinatorMetrics) -> None:
         log.error("audit_broken", reason=error)  # noqa: TRY400 - the reason says it all
 
 
-async def _until_signalled() -> None:
+def _signalled() -> asyncio.Event:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await stop.wait()
+    return stop

@@ -121,6 +121,7 @@ class Reason(StrEnum):
 
     INTERNAL = "internal"
     CONFIGURATION = "configuration"
+    ALREADY_SERVED = "already_served"
     PKI = "pki"
     ACCESS_DENIED = "access_denied"
     UNAUTHENTICATED = "unauthenticated"
@@ -187,6 +188,10 @@ class ConfigurationError(CoordinatorError):
 
 class ServedDatabaseError(ConfigurationError):
     """Another database is named than the one this data directory is served from."""
+
+
+class AlreadyServedError(ConfigurationError):
+    """Another coordinator serves this data directory or this database."""
 
 
 class PkiError(CoordinatorError):

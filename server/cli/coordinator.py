@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
+
+import typer
 
 from ops.cli.envelope import Format, command_line, run_app
 from server.cli.program import DEFAULT_DATA, Data, answering
@@ -16,8 +19,19 @@ app = command_line(
 
 
 @app.command()
-def serve(data: Data = DEFAULT_DATA) -> None:
+def serve(
+    data: Data = DEFAULT_DATA,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Wait while another process serves this directory; take over when it ends.",
+        ),
+    ] = False,
+) -> None:
     """Serve until SIGTERM. A run that was active goes on from its last signed record.
+
+    One process serves a data directory; a second is refused, or waits as a standby.
 
     Logs are on stderr: for people on a terminal, JSON lines elsewhere (CHORALE_LOG_FORMAT,
     CHORALE_LOG_LEVEL). Probes and metrics are at probes_listen of coordinator.toml.
@@ -32,7 +46,7 @@ def serve(data: Data = DEFAULT_DATA) -> None:
 
         config = CoordinatorConfig.load(data)
         with daemon_logs(), tracing("chorale-coordinator"):
-            serve_daemon(config)
+            serve_daemon(config, standby=standby)
 
 
 def main() -> None:

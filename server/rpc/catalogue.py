@@ -88,6 +88,11 @@ CATALOGUE: Final = MappingProxyType(
             Reason.CONFIGURATION,
             "give the command the database URL that the service has",
         ),
+        errors.AlreadyServedError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.ALREADY_SERVED,
+            "one process serves at a time; --standby waits for its turn",
+        ),
         errors.PkiError: _entry(StatusCode.INTERNAL, Reason.PKI, _LOG, public_text=False),
         errors.AccessError: _entry(
             StatusCode.PERMISSION_DENIED, Reason.ACCESS_DENIED, "use another certificate"

@@ -17,7 +17,8 @@ Invariants:
    database in the place of one that was lost would pass for a coordinator's.
 
 Covered: SQLite and PostgreSQL by URL, threads, several processes that migrate at once. Not covered:
-``await`` inside a transaction, two coordinators that serve one database.
+``await`` inside a transaction; two coordinators that serve one database
+(``server/site/claim.py`` refuses the second).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any
 from federation.audit.lines import complete_lines
 from lab.loopback import LoopbackFederation
 from silo_agent.identity.identity import has_previous
+from tests.kit.processes import standby
 from tests.system.chaos.cells import COORDINATOR, Cell
 
 MODULES = {COORDINATOR: "tests.system.chaos.dying_coordinator"}
@@ -53,6 +54,8 @@ class Drive:
     """Of every process."""
     suite: str = "v2"
     """Of the run."""
+    standby: bool = False
+    """Whether another coordinator waits for the one that serves to die, instead of a new start."""
     run_id: str = ""
     trouble: str = ""
     """Why the drive ended before the run did."""
@@ -74,7 +77,12 @@ class Drive:
             ),
         }
         if name == COORDINATOR:
-            self.loopback.start_coordinator(module=MODULES[COORDINATOR])
+            if not self.standby or name not in self.loopback._processes:
+                self.loopback.start_coordinator(module=MODULES[COORDINATOR])
+            elif standby.NAME in self.loopback._processes:
+                standby.promote(self.loopback)
+            if self.standby:
+                standby.start(self.loopback, module=MODULES[COORDINATOR])
         else:
             self.loopback.start_silo(name, module=SILO_MODULE)
         self.loopback.environment = self.environment

@@ -3,7 +3,7 @@
 CHORALE_TEST_RENEW=<round>,...   it asks for its next certificate when this round's task comes in
 
     evolve             the round's work is about to begin
-    exploring          real methods: a first wave of episodes is played
+    exploring          real methods: a first turn of the episodes is played
     charged            record_local: the training is charged, none of its steps is taken
     step               record_local: the first noisy step is taken
     result_half        half of the finished work is in a file that has no name yet
@@ -110,10 +110,11 @@ def _in_training(deaths: Deaths, rounds: list[int]) -> None:
     from dp.steps.sgd import DpStep
     from evolution.rollout import episodes
 
-    play, charge, gradient = episodes._play, Reservation.__call__, DpStep.gradient
+    table = episodes._Table
+    play, charge, gradient = table.play_turn, Reservation.__call__, DpStep.gradient
 
-    def played(*arguments: Any) -> None:
-        play(*arguments)
+    def played(self: Any, seats: Any) -> None:
+        play(self, seats)
         deaths.at(f"{rounds[0]}:exploring")
 
     def charged(self: Any) -> Any:
@@ -126,7 +127,7 @@ def _in_training(deaths: Deaths, rounds: list[int]) -> None:
         deaths.at(f"{rounds[0]}:step")
         return taken
 
-    episodes._play = played
+    table.play_turn = played  # type: ignore[method-assign]
     Reservation.__call__ = charged  # type: ignore[method-assign]
     DpStep.gradient = stepped  # type: ignore[method-assign]
 

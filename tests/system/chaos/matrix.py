@@ -42,8 +42,8 @@ from tests.system.chaos.drive import Drive, Kill
 from tests.system.chaos.evidence import Evidence, gather
 from tests.system.chaos.verdict import Judge
 
-POSTGRESQL, SUITE_V1 = "postgresql", "suite-v1"
-REPEATS = {"sqlite": 3, POSTGRESQL: 1, SUITE_V1: 1}
+POSTGRESQL, SUITE_V1, STANDBY = "postgresql", "suite-v1", "standby"
+REPEATS = {"sqlite": 3, POSTGRESQL: 1, SUITE_V1: 1, STANDBY: 1}
 TRAINING = "real training"
 LEAST_DEADLINE_S = 8
 DATABASE = "CHORALE_COORDINATOR_DATABASE_URL"
@@ -98,6 +98,7 @@ def perform(run: Planned, directory: Path, server: postgresql_server.PostgresqlS
             say=lambda text: say(f"[{run.name}] {text}"),
             environment=environment,
             suite="v1" if run.column == SUITE_V1 else "v2",
+            standby=run.column == STANDBY,
         )
         loopback.found()
         began = time.monotonic()
@@ -165,17 +166,18 @@ def seconds_of(kill: Kill, evidence: Evidence) -> float:
 def lines_of(judged: list[Judged]) -> Iterator[str]:
     """The matrix."""
     head = f"{'phase':22} {'role':12} {'killed when':38} {'sqlite':>7} {'postgresql':>11} "
-    yield head + f"{'suite v1':>9} {'s':>6}"
+    yield head + f"{'suite v1':>9} {'standby':>8} {'s':>6}"
     for cell in CELLS:
         found = [one for one in judged if one.kill.cell == cell and one.run.column != TRAINING]
         if found:
             shown = [score([o for o in found if o.run.column == store]) for store in REPEATS]
-            yield f"{_row(cell)} {shown[0]:>7} {shown[1]:>11} {shown[2]:>9} {_mean(found):>6}"
+            scores = f"{shown[0]:>7} {shown[1]:>11} {shown[2]:>9} {shown[3]:>8}"
+            yield f"{_row(cell)} {scores} {_mean(found):>6}"
     trained = [one for one in judged if one.run.column == TRAINING]
     if trained:
         yield f"{'under real training':22} {'':12} {'':38} {'sqlite':>7}"
     for one in trained:
-        yield f"{_row(one.kill.cell)} {score([one]):>7} {'':>21} {_mean([one]):>6}"
+        yield f"{_row(one.kill.cell)} {score([one]):>7} {'':>30} {_mean([one]):>6}"
     by_fault: dict[str, list[str]] = defaultdict(list)
     for one in judged:
         for fault in one.faults:
@@ -215,6 +217,11 @@ def figures(judged: list[Judged], seconds: float) -> dict[str, object]:
     }
 
 
+def cells_of(column: str) -> tuple[Cell, ...]:
+    """A standby makes a difference to the coordinator's deaths."""
+    return tuple(cell for cell in CELLS if column != STANDBY or cell.role == COORDINATOR)
+
+
 def planned(options: argparse.Namespace) -> list[Planned]:
     def chosen(cells: tuple[Cell, ...], name: str) -> tuple[Cell, ...]:
         only = options.only
@@ -222,7 +229,7 @@ def planned(options: argparse.Namespace) -> list[Planned]:
 
     stores = [options.store] if options.store else list(REPEATS)
     runs = [
-        Planned(name=f"{store}-{number}", column=store, cells=CELLS, number=number)
+        Planned(name=f"{store}-{number}", column=store, cells=cells_of(store), number=number)
         for store in stores
         for number in range(1, (options.repeat or REPEATS[store]) + 1)
     ]
