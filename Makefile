@@ -251,7 +251,7 @@ test-journey: setup
 	$(BIN)/pytest tests/system/integration/commands/test_journey.py --timeout 900 $(TEST_ARGS)
 
 .PHONY: test-chaos
-# kill -9 at every phase, on SQLite and PostgreSQL: about 8 minutes on two cores; prints the matrix.
+# kill -9 at every phase, on SQLite and PostgreSQL, with a standby: 8 to 20 minutes on two cores; the matrix.
 test-chaos: setup
 	@$(BIN)/python -m tests.system.chaos.matrix $(CHAOS_ARGS)
 

@@ -298,6 +298,10 @@ class StoreUnavailableError(StoreError):
     """The database cannot be reached or is failing; the very same call may be repeated."""
 
 
+class StoreBusyError(StoreUnavailableError):
+    """Another transaction holds the database for longer than the caller waits; it can be read."""
+
+
 class StoreUnwritableError(StoreUnavailableError):
     """The database takes no write: its disk is full, fails or is read-only."""
 

@@ -138,7 +138,7 @@ class CoordinatorMetrics:
         )
         self.storage_faults = Counter(
             "chorale_storage_faults",
-            "Times a run paused because disk or database failed.",
+            "Times that disk or database failed a write.",
             registry=reg,
         )
         self.driver_failures = Counter(

@@ -170,6 +170,7 @@ _COORDINATOR: Final = {
     "standing_by": ("reason",),
     "status_page_failed": ("reason",),
     "storage_failed": ("run", "reason", "hint", "retry_in_s"),
+    "store_not_writable": ("reason",),
     "strangers": ("connections", "joins_refused"),
     "upload_discarded": ("silo", "reason"),
 }

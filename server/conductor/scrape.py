@@ -1,7 +1,8 @@
 """What is looked up when Prometheus asks, beside what was counted as it happened.
 
-Invariants: nothing here waits for the event loop or changes anything, so a scrape answers while a
-round is busy; a figure that cannot be had now keeps its last value, and the others are shown.
+Invariants: nothing here waits for the event loop or for whoever writes, or changes anything, so a
+scrape answers while a round is busy and while the database takes no writes; a figure that cannot be
+had now keeps its last value, and the others are shown.
 
 Covered: silos, runs, who is waited for, the audit log's head, the CA's end, free space. Not
 covered: figures of rounds, which ``server/run/progress.py`` and ``server/run/driver.py`` set.
@@ -43,7 +44,8 @@ class Scrape:
         """Bring the metrics up to date. Called from threads of the probe port."""
         for look in (self._round, self._silos, self._runs, self._certificates, self._machine):
             try:
-                look()
+                with self.context.store.reading():
+                    look()
             except (CoordinatorError, OSError) as error:
                 # What is wrong shows elsewhere: in /readyz and in the storage's faults.
                 log.warning("scrape_incomplete", part=look.__name__, reason=error)

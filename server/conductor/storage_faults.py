@@ -24,8 +24,9 @@ import structlog
 
 from server.errors import BlobUnavailableError, StorageFullError, StoreError
 from server.metrics import CoordinatorMetrics
+from server.store import Store
 
-__all__ = ["STORAGE_FAULTS", "over_defects", "over_storage_faults"]
+__all__ = ["STORAGE_FAULTS", "keep_proving", "over_defects", "over_storage_faults"]
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 STORAGE_FAULTS: Final = (StoreError, StorageFullError, BlobUnavailableError, OSError)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
+PROVE_EVERY_S: Final = 15.0
 HINT: Final = "free disk space, or bring database or object storage back: the run goes on by itself"
 
 
@@ -54,6 +56,20 @@ async def over_storage_faults(
             log.warning("storage_failed", run=run_id, reason=error, hint=HINT, retry_in_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+async def keep_proving(store: Store, metrics: CoordinatorMetrics) -> None:
+    """Prove now and then that the database takes a write, until cancelled.
+
+    A fault between rounds, or one that a call only waits out, is counted too.
+    """
+    while True:
+        try:
+            await asyncio.to_thread(store.check_writable)
+        except StoreError as error:
+            metrics.storage_faults.inc()
+            log.warning("store_not_writable", reason=error)
+        await asyncio.sleep(PROVE_EVERY_S)
 
 
 async def over_defects(turn: Callable[[], Awaitable[T]], metrics: CoordinatorMetrics) -> T:

@@ -198,6 +198,12 @@ CATALOGUE: Final = MappingProxyType(
             "try again; the coordinator's log says what its database answered",
             public_text=False,
         ),
+        errors.StoreBusyError: _entry(
+            StatusCode.UNAVAILABLE,
+            Reason.STORE_AWAY,
+            "try again; somebody else holds the coordinator's database",
+            public_text=False,
+        ),
         errors.StoreUnwritableError: _entry(
             StatusCode.RESOURCE_EXHAUSTED, Reason.STORAGE_FULL, _LOG, public_text=False
         ),

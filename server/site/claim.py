@@ -1,8 +1,7 @@
 """One coordinator at a time: who serves a data directory and a database holds a claim on both.
 
-Two that serve one directory would sign two chains of records with one key, and each would tell
-silos what the other knows nothing of; and gRPC binds a port that another process listens on, so
-that neither would notice.
+Two that serve one directory, on two machines or by other ports, would sign two chains of records
+with one key, and each would tell silos what the other knows nothing of.
 
 Ordered invariants:
 

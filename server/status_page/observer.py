@@ -3,8 +3,8 @@
 Invariants:
 
 1. Nothing is awaited and nothing changes: a look never holds up a round, and answers while one is
-   busy. Each read is a transaction of its own, and who is driven and waited for is read while the
-   event loop goes on, so the picture is of about one instant.
+   busy or somebody writes. The store is read as it is at one instant; who is driven and waited for
+   is read while the event loop goes on, so the picture is of about that instant.
 2. Of a silo only what a relay knows is looked at (``picture.py``, invariant 1).
 3. A part that cannot be had is shown as missing; only a database that fails ends the look.
 4. The cost of a look at a run is bounded by ``releases``; of a long run only its count of charges
@@ -98,6 +98,10 @@ class Observer:
             UnknownRunError: There is no such run.
             StoreError: The database failed.
         """
+        with self._context.store.reading():
+            return self._look(run_id, releases=releases)
+
+    def _look(self, run_id: str, *, releases: int) -> Picture:
         store, context = self._context.store, self._context
         rows = store.runs.list()
         chosen = store.runs.get(run_id) if run_id else self._newest(rows)

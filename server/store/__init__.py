@@ -78,6 +78,10 @@ class Store:
         """Read the state of this instant while writers go on; the connection writes nothing."""
         return self._database.snapshot()
 
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Make everything inside the block a look at one instant, which waits for no writer."""
+        return self._database.reading()
+
     def check_writable(self) -> None:
         """Prove that the database takes a write; raises StoreError if not."""
         self._database.check_writable()

@@ -4,7 +4,8 @@ Invariants:
 
 1. A transaction is durable when its ``with`` block ends: SQLite runs in WAL mode with
    ``synchronous=FULL``, PostgreSQL with its default.
-2. A transaction is alone: what it read still holds when it writes. SQLite's write lock is taken at
+2. A transaction is alone: what it read still holds when it writes. Whoever only looks
+   (``reading``) waits for no writer, and sees one instant. SQLite's write lock is taken at
    the start (``BEGIN IMMEDIATE``), on PostgreSQL one advisory lock, so that no code above needs to
    know which of the two it runs on.
 3. A transaction inside another joins it; there is no partial commit.
@@ -35,7 +36,12 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from ops.files import private_file
-from server.errors import StoreError, StoreUnavailableError, StoreUnwritableError
+from server.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
+    StoreUnwritableError,
+)
 
 __all__ = ["POSTGRESQL", "Database", "engine_for", "is_sqlite", "spoken"]
 
@@ -71,6 +77,8 @@ _UNWRITABLE: Final = MappingProxyType(
     }
 )
 """SQLite's primary codes; PostgreSQL's disk_full, io_error and read_only_sql_transaction."""
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, "55P03"})
+"""PostgreSQL's lock_not_available."""
 _PRIMARY: Final = 0xFF
 """SQLite's extended codes say more in the bits above."""
 
@@ -184,14 +192,14 @@ class Database:
     def snapshot(self) -> Iterator[Connection]:
         """Read the state of this instant, for as long as it takes; writers go on meanwhile.
 
-        Nothing may be written on the connection.
+        Nothing can be written on the connection.
 
         Raises:
             StoreError: The database failed.
         """
         options: dict[str, Any] = {_SNAPSHOT: True}
         if self._engine.dialect.name == "postgresql":
-            options["isolation_level"] = "REPEATABLE READ"
+            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         try:
             with self._engine.connect().execution_options(**options) as connection:
                 # The first statement fixes what is seen.
@@ -200,6 +208,26 @@ class Database:
                 connection.rollback()
         except SQLAlchemyError as error:
             raise _failed(error, self._what) from error
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Read one instant, whoever writes; transactions of this thread inside join it.
+
+        Inside a transaction it joins that. Nothing can be written in it.
+
+        Raises:
+            StoreError: The database failed, or something was to be written.
+        """
+        outer: Connection | None = getattr(self._local, "connection", None)
+        if outer is not None:
+            yield outer
+            return
+        with self.snapshot() as connection:
+            self._local.connection = connection
+            try:
+                yield connection
+            finally:
+                self._local.connection = None
 
     def check_writable(self) -> None:
         """Prove that a transaction can write, by one that does; for the readiness probe.
@@ -256,7 +284,10 @@ class Database:
 def _failed(error: Exception, what: str) -> StoreError:
     original = getattr(error, "orig", None) or error
     code = getattr(original, "sqlite_errorcode", None)
-    why = _UNWRITABLE.get(getattr(original, "sqlstate", None) if code is None else code & _PRIMARY)
+    what_kind = getattr(original, "sqlstate", None) if code is None else code & _PRIMARY
+    if what_kind in _BUSY:
+        return StoreBusyError(f"the database is busy: another transaction holds it ({what})")
+    why = _UNWRITABLE.get(what_kind)
     if why is not None:
         return StoreUnwritableError(f"the database cannot be written: {why} ({what})")
     away = isinstance(error, OperationalError | InterfaceError | sqlite3.OperationalError)
@@ -307,7 +338,9 @@ def _sqlite_begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     timeout_s = options.get(_LOCK_TIMEOUT, BUSY_TIMEOUT_S)
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {1000 * int(timeout_s)}")
-    connection.exec_driver_sql("BEGIN" if options.get(_SNAPSHOT) else "BEGIN IMMEDIATE")
+    reads = bool(options.get(_SNAPSHOT))
+    connection.exec_driver_sql(f"PRAGMA query_only = {int(reads)}")
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
 def _postgresql(url: URL) -> Engine:

@@ -69,7 +69,7 @@ class Federations:
 
     def current(self) -> FederationRow | None:
         """Return the federation."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(select(federation)).first()
         if row is None:
             return None

@@ -122,7 +122,7 @@ class Silos:
 
     def get(self, silo_id: str) -> SiloRow | None:
         """Find a silo."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(select(silos).where(silos.c.silo_id == silo_id)).first()
         return None if row is None else _silo(row)
 

@@ -6,7 +6,7 @@ What only one of them has is in ``tests/server/store/test_store.py`` and
 
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -19,6 +19,7 @@ from server.errors import (
     Reason,
     RosterError,
     RunError,
+    StoreBusyError,
     StoreError,
     StoreUnavailableError,
     StoreUnwritableError,
@@ -415,3 +416,50 @@ def test_a_snapshot_shows_one_instant_and_stops_nobody(store):
         store.silos.enrol(silo_row("hospital-b"))
         assert len(store.silos.list()) == 2
         assert connection.execute(select(func.count()).select_from(silos)).scalar() == 1
+
+
+def test_a_look_waits_for_no_writer_and_sees_one_instant(store):
+    store.silos.enrol(silo_row("hospital-a"))
+    with held(store):
+        began = time.monotonic()
+        with store.reading():
+            assert [silo.silo_id for silo in store.silos.list()] == ["hospital-a"]
+            assert store.federation.current() is None
+            assert store.runs.list() == ()
+        # Who is admitted is looked up by itself, too.
+        assert store.silos.get("hospital-a") is not None
+        assert time.monotonic() - began < 2
+        with pytest.raises(StoreBusyError, match="another transaction holds it"):
+            store.check_writable()
+
+
+def test_nothing_is_written_in_a_look(store):
+    with pytest.raises(StoreError), store.reading():
+        store.silos.enrol(silo_row("hospital-a"))
+    # And the connection that was read with writes again.
+    store.silos.enrol(silo_row("hospital-b"))
+    assert [silo.silo_id for silo in store.silos.list()] == ["hospital-b"]
+    with store.transaction():
+        store.silos.enrol(silo_row("hospital-c"))
+        with store.reading():
+            assert len(store.silos.list()) == 2
+
+
+@contextmanager
+def held(store):
+    """Somebody writes and does not come to an end."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold():
+        with store.transaction():
+            taken.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(10)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
