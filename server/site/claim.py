@@ -163,7 +163,7 @@ class _Session:
         except SQLAlchemyError:
             self._drop()
             self._connection = self._locked()
-            log.warning("claim_renewed", reason="the database had closed the session")
+            log.warning("claim_renewed")
 
     def close(self) -> None:
         """Release it."""
