@@ -72,7 +72,7 @@ def test_a_lock_that_is_not_let_go_is_a_typed_error(postgresql, url, migrated, m
         store.silos.enrol(silo_row())
         with held(postgresql, migrated):
             began = time.monotonic()
-            with pytest.raises(StoreUnavailableError, match="the database failed"):
+            with pytest.raises(StoreUnavailableError, match="the database is busy"):
                 store.silos.list()
             assert time.monotonic() - began < 8
             monkeypatch.setattr(database, "MIGRATION_TIMEOUT_S", 1)
