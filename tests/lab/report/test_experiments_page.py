@@ -19,6 +19,7 @@ CHOICES = {
     "desk": Choices(reference="alone"),
     "words": Choices(reference="alone"),
     "words-grpo": Choices(reference="alone"),
+    "fedagent": Choices(),
 }
 """By what the names of a page's experiments begin with; the longest name that fits counts."""
 
