@@ -83,6 +83,8 @@ async def _claim_and_serve(config: CoordinatorConfig, open_files: int, *, standb
         lost.add_done_callback(lambda _task: stop.set())
         await _serve(config, open_files, stop)
         if lost.done():
+            # It ends for one reason, or by a defect, which is raised here.
+            lost.result()
             raise AlreadyServedError(
                 "the database is served by another coordinator now: this one ended"
             )

@@ -13,11 +13,10 @@ Ordered invariants:
 3. Nothing is read, migrated or bound before both are held.
 4. A session that was lost is made anew; where another has the lock by then, this process ends.
 
-Covered: two processes of one machine, or of several that share the directory by a file system with
-locks; two directories on one PostgreSQL database. Not covered: a directory on a file system whose
-``flock`` is local to each machine; what is written in the seconds between a lost session and its
-loss being seen, where two directories share a database; connection poolers that give a session to
-others (name the server itself in the URL).
+Covered: two processes of one machine; two directories on one PostgreSQL database. Not covered:
+machines that share the directory, which hangs on their file system's ``flock``; what is written in
+the seconds between a lost session and its loss being seen, where two directories share a database;
+connection poolers that give a session to others (name the server itself in the URL).
 """
 
 from __future__ import annotations

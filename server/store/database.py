@@ -284,10 +284,10 @@ class Database:
 def _failed(error: Exception, what: str) -> StoreError:
     original = getattr(error, "orig", None) or error
     code = getattr(original, "sqlite_errorcode", None)
-    what_kind = getattr(original, "sqlstate", None) if code is None else code & _PRIMARY
-    if what_kind in _BUSY:
+    cause = getattr(original, "sqlstate", None) if code is None else code & _PRIMARY
+    if cause in _BUSY:
         return StoreBusyError(f"the database is busy: another transaction holds it ({what})")
-    why = _UNWRITABLE.get(what_kind)
+    why = _UNWRITABLE.get(cause)
     if why is not None:
         return StoreUnwritableError(f"the database cannot be written: {why} ({what})")
     away = isinstance(error, OperationalError | InterfaceError | sqlite3.OperationalError)

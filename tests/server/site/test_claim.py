@@ -5,10 +5,12 @@ import contextlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
+from server import daemon
 from server.errors import AlreadyServedError, StoreUnavailableError
 from server.site import claim as claims
 from server.site.claim import LOCK, SESSION_LOCK, Claim, claimed
@@ -165,3 +167,26 @@ def test_a_database_that_does_not_answer_is_said(places):
     with pytest.raises(StoreUnavailableError):
         Claim(one, url)
     Claim(one, sqlite_of(one)).release()
+
+
+def test_a_coordinator_whose_claim_was_taken_ends(postgresql, places, monkeypatch):
+    monkeypatch.setattr(claims, "HOLD_S", 0.05)
+    name = postgresql.database()
+    one, two = places
+    url, taken_by = postgresql.url(name), []
+
+    async def serving(_config, _open_files, stop):
+        # Again and again: whoever serves is quick to renew its session.
+        take = lambda: end_session(postgresql, name) or taken(two, url)  # noqa: E731
+        taken_by.append(await asyncio.to_thread(until, take, "the other has it"))
+        async with asyncio.timeout(10):
+            await stop.wait()
+
+    monkeypatch.setattr(daemon, "_serve", serving)
+    monkeypatch.setattr(daemon, "database_in_force", lambda _config: url)
+    try:
+        with pytest.raises(AlreadyServedError, match="this one ended"):
+            asyncio.run(daemon._claim_and_serve(SimpleNamespace(data_dir=one), 0, standby=False))
+    finally:
+        for claim in taken_by:
+            claim.release()

@@ -35,7 +35,7 @@ def test_probes_scrape_and_page_wait_for_no_writer_and_the_fault_is_counted(loop
             status, _ = ask(loopback, path)
             assert status == 200, path
             assert time.monotonic() - began < QUICK_S, path
-        assert "chorale_silos{" in loopback_metrics(loopback)
+        assert "chorale_silos{" in ask(loopback, "/metrics")[1]
         # Ready: whoever reads is served, and nobody sends silos elsewhere.
         assert ask(loopback, "/readyz")[0] == 200
         until(
@@ -45,7 +45,3 @@ def test_probes_scrape_and_page_wait_for_no_writer_and_the_fault_is_counted(loop
         )
         database.execute("ROLLBACK")
     assert "store_not_writable" in loopback.log("coordinator")
-
-
-def loopback_metrics(loopback):
-    return ask(loopback, "/metrics")[1]

@@ -54,7 +54,7 @@ def test_a_standby_takes_over_a_round_in_the_middle_of_its_upload(loopback):
     run_id = loopback.start_run(plan, adapter, token="standby")
     for _ in range(2):
         until(lambda: not loopback.alive("coordinator"), "the coordinator dies")
-        print(f"figure: {standby.promote(loopback):.1f} s from the death to ready")
+        standby.promote(loopback)
         standby.start(loopback)
     last, rounds = cf.watch_to_end(loopback, run_id)
     assert last["run"]["state"] == "finished"
