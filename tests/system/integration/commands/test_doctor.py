@@ -1,6 +1,7 @@
 """``chorale doctor``: every failure is caused for real, found by its own step, and has a fix."""
 
 import json
+import re
 import os
 import shutil
 import socket
@@ -361,9 +362,10 @@ def can_mount():
     ("spoil", "words"),
     [
         (
-            # Again and again: the last pages are counted late on a busy machine.
+            # Again and again: the last pages are counted late on a busy machine. The one that
+            # closing the database may free still takes a small file, so the step says either.
             "for n in 1 2 3 4; do dd if=/dev/zero of=$M/fill$n bs=4k; sync; done",
-            ("its disk is full", "takes no file"),
+            ("its disk is full", "takes no file|^0 MiB free"),
         ),
         ("mount -o remount,ro $M", ("cannot be written",)),
     ],
@@ -382,4 +384,4 @@ def test_a_full_or_read_only_disk(data_dir, tmp_path, spoil, words):
     assert done.returncode == 1, done.stderr
     failures = [s for s in json.loads(done.stdout)["data"]["steps"] if s["outcome"] == "failed"]
     for expected, failure in zip(words, failures, strict=False):
-        assert expected in failure["found"], failures
+        assert re.search(expected, failure["found"]), failures
