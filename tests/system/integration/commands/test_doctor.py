@@ -1,8 +1,8 @@
 """``chorale doctor``: every failure is caused for real, found by its own step, and has a fix."""
 
 import json
-import re
 import os
+import re
 import shutil
 import socket
 import sqlite3
