@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from federation.errors import AuditChainError, ProbeError
 from ops.audit_log import verify_log
 from ops.deploy.hardening import harden_process
 from ops.files import prove_writable
+from ops.probes.heartbeat import Heartbeat, tell_service_manager
 from ops.probes.server import Probes, Spaced
 from ops.probes.tls import ProbeTls
 from secagg.suite import verification_key
@@ -49,6 +51,7 @@ from server.rpc.ports import GRACE_S, EnrolmentPort, bind, rounds_options
 from server.rpc.rounds import RoundService
 from server.rpc.strangers import Strangers
 from server.run.driver import RunDriver
+from server.site.backup import last_backup_unix_s
 from server.site.claim import claimed
 from server.site.founding import create_configured
 from server.status_page.serve import status_page
@@ -75,28 +78,45 @@ def serve(config: CoordinatorConfig, *, standby: bool = False) -> None:
 
 async def _claim_and_serve(config: CoordinatorConfig, open_files: int, *, standby: bool) -> None:
     stop = _signalled()
-    claim = await claimed(config.data_dir, database_in_force(config), standby=standby, stop=stop)
-    if claim is None:
-        return
-    with claim:
-        lost = asyncio.create_task(claim.until_lost())
-        lost.add_done_callback(lambda _task: stop.set())
-        await _serve(config, open_files, stop)
-        if lost.done():
-            # It ends for one reason, or by a defect, which is raised here.
-            lost.result()
-            raise AlreadyServedError(
-                "the database is served by another coordinator now: this one ended"
-            )
-        lost.cancel()
-
-
-async def _serve(config: CoordinatorConfig, open_files: int, stop: asyncio.Event) -> None:
-    paths = config.paths
-    store = Store(database_in_force(config))
-    record_served(database_in_force(config), config.data_dir)
-    audit = AuditLog(paths.audit)
     metrics = CoordinatorMetrics()
+    heart = Heartbeat(metrics.loop_lag.observe)
+    async with _beside(heart.keep_beating):
+        claim = await claimed(
+            config.data_dir,
+            database_in_force(config),
+            standby=standby,
+            stop=stop,
+            # Whoever waits for its turn has started.
+            standing_by=partial(tell_service_manager, "READY=1\nSTATUS=standing by"),
+        )
+        if claim is not None:
+            with claim:
+                lost = asyncio.create_task(claim.until_lost())
+                lost.add_done_callback(lambda _task: stop.set())
+                await _serve(config, _Process(open_files, stop, metrics, heart))
+                if lost.done():
+                    # It ends for one reason, or by a defect, which is raised here.
+                    lost.result()
+                    raise AlreadyServedError(
+                        "the database is served by another coordinator now: this one ended"
+                    )
+                lost.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What is there before anything is served."""
+
+    open_files: int
+    stop: asyncio.Event
+    metrics: CoordinatorMetrics
+    heart: Heartbeat
+
+
+async def _serve(config: CoordinatorConfig, process: _Process) -> None:
+    paths, metrics, open_files = config.paths, process.metrics, process.open_files
+    store = await _open_store(config, metrics)
+    audit = AuditLog(paths.audit)
     _verify_audit(audit, metrics)
     create_configured(config, store, audit)
     trust = Trust.load(paths.pki, passphrase=config.ca_passphrase())
@@ -121,11 +141,12 @@ async def _serve(config: CoordinatorConfig, open_files: int, stop: asyncio.Event
             scratch=paths.scratch,
         )
     )
+    strangers = Strangers(metrics.handshake_failures.inc)
     interceptor = AccessInterceptor(
         policy=AccessPolicy(trust=trust, federation=store.federation.current, silos=store.silos),
         metrics=metrics,
+        called=strangers.called,
     )
-    strangers = Strangers()
     enrolment = EnrolmentPort(
         listen=config.enrol_listen,
         service=EnrolmentService(
@@ -184,7 +205,14 @@ async def _serve(config: CoordinatorConfig, open_files: int, stop: asyncio.Event
     def shown() -> RunDriver | None:
         return conductor.driver
 
-    scrape = Scrape(context=conductor.context, trust=trust, data_dir=config.data_dir, shown=shown)
+    scrape = Scrape(
+        context=conductor.context,
+        trust=trust,
+        data_dir=config.data_dir,
+        shown=shown,
+        driving=lambda: conductor.driving,
+        last_backup_unix_s=partial(last_backup_unix_s, config.data_dir),
+    )
     try:
         probes = Probes(
             listen=config.probes_listen,
@@ -194,6 +222,7 @@ async def _serve(config: CoordinatorConfig, open_files: int, stop: asyncio.Event
                 "disk": Spaced(partial(_require_disk, config)),
                 "certificate authority": trust.require_valid,
             },
+            alive=process.heart.require_beating,
             refresh=scrape.refresh,
             pages=status_page(
                 context=conductor.context, trust=trust, data_dir=config.data_dir, shown=shown
@@ -210,6 +239,7 @@ async def _serve(config: CoordinatorConfig, open_files: int, stop: asyncio.Event
     await rounds.start()
     await enrolment.look()
     probes.start()
+    tell_service_manager("READY=1\nSTATUS=serving")
     log.info("coordinator_started", listen=config.listen, enrol_listen=config.enrol_listen)
     async with _beside(
         upkeep.keep_looking,
@@ -218,7 +248,8 @@ async def _serve(config: CoordinatorConfig, open_files: int, stop: asyncio.Event
         enrolment.keep_looking,
         strangers.keep_summing,
     ):
-        await stop.wait()
+        await process.stop.wait()
+    tell_service_manager("STOPPING=1")
     strangers.sum_up()
     await conductor.close()
     await asyncio.gather(rounds.stop(GRACE_S), enrolment.close())
@@ -227,6 +258,16 @@ async def _serve(config: CoordinatorConfig, open_files: int, stop: asyncio.Event
         liveness.note(store)
     probes.close()
     store.close()
+
+
+async def _open_store(config: CoordinatorConfig, metrics: CoordinatorMetrics) -> Store:
+    """Bring the database up to date, which may take minutes, and note which one is served."""
+    tell_service_manager("STATUS=bringing the database up to date")
+    # In a thread: the loop goes on beating.
+    store = await asyncio.to_thread(Store, database_in_force(config))
+    store.tell_times(metrics.observe_transaction)
+    record_served(database_in_force(config), config.data_dir)
+    return store
 
 
 @contextlib.asynccontextmanager

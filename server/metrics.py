@@ -30,12 +30,15 @@ from ops.probes.process import ProcessMetrics
 from server.errors import Reason
 from server.figures import STEPS, Phase, RoundFigures
 from server.store.dropouts import DropoutRow
-from server.store.runs import RunState
+from server.store.runs import ACTIVE, RunState
 from server.store.silos import SiloRow, SiloState, state_of
 
 __all__ = ["CoordinatorMetrics", "RoundOutcome"]
 
 PHASE_BUCKETS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+ROUND_BUCKETS_S: Final = (10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000)
+STORE_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+LAG_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 ENROLMENT_REASONS: Final = (
     Reason.INVITE_UNKNOWN,
     Reason.INVITE_EXPIRED,
@@ -221,6 +224,58 @@ class CoordinatorMetrics:
             registry=reg,
         )
         self.process = ProcessMetrics(reg, prefix="chorale")
+        self._measure_movement(reg)
+        self._measure_service(reg)
+        self._waited_for: frozenset[str] = frozenset()
+        self._families: frozenset[str] = frozenset()
+        self._initialise()
+
+    def _measure_movement(self, reg: CollectorRegistry) -> None:
+        """Whether the run that is driven moves, and how much it can lose."""
+        self.rounds_planned = Gauge(
+            "chorale_rounds_planned",
+            "Rounds of the run that is driven, 0 while none is.",
+            registry=reg,
+        )
+        self.round_duration = Histogram(
+            "chorale_round_duration_seconds",
+            "Time spent in the phases of a round that closed, rollbacks left out.",
+            buckets=ROUND_BUCKETS_S,
+            registry=reg,
+        )
+        self.stalled_since = Gauge(
+            "chorale_run_stalled_since_timestamp_seconds",
+            "When the phase under way missed its first deadline, 0 while it moves.",
+            registry=reg,
+        )
+        self.silos_live = Gauge(
+            "chorale_silos_live",
+            "Silos that the run asks and that were heard of lately, 0 while none is driven.",
+            registry=reg,
+        )
+        self.silos_needed = Gauge(
+            "chorale_silos_needed",
+            "Silos without which a release cannot open, 0 while no run is driven.",
+            registry=reg,
+        )
+        self.silos_spare = Gauge(
+            "chorale_silos_spare",
+            "Silos that the run can lose before a release cannot open.",
+            registry=reg,
+        )
+        self.driver_alive = Gauge(
+            "chorale_driver_alive",
+            "1 while whatever is to be driven is, 0 where a run waits for nobody.",
+            registry=reg,
+        )
+        self.queue_oldest = Gauge(
+            "chorale_queue_oldest_timestamp_seconds",
+            "When the run that has waited longest was queued, 0 while none is.",
+            registry=reg,
+        )
+
+    def _measure_service(self, reg: CollectorRegistry) -> None:
+        """How the service itself does."""
         rpc = ["grpc_type", "grpc_service", "grpc_method"]
         self.rpc_handled = Counter(
             "grpc_server_handled", "Finished calls.", [*rpc, "grpc_code"], registry=reg
@@ -228,9 +283,41 @@ class CoordinatorMetrics:
         self.rpc_seconds = Histogram(
             "grpc_server_handling_seconds", "Time to answer a call.", rpc, registry=reg
         )
-        self._waited_for: frozenset[str] = frozenset()
-        self._families: frozenset[str] = frozenset()
-        self._initialise()
+        self.store_seconds = Histogram(
+            "chorale_store_seconds",
+            "Time that a transaction of the database took, with what was done in it.",
+            ["kind"],
+            buckets=STORE_BUCKETS_S,
+            registry=reg,
+        )
+        self.store_lock_wait = Histogram(
+            "chorale_store_lock_wait_seconds",
+            "Time that a transaction waited for its connection and the writers' lock.",
+            buckets=STORE_BUCKETS_S,
+            registry=reg,
+        )
+        self.loop_lag = Histogram(
+            "chorale_event_loop_lag_seconds",
+            "How late the event loop came to what was due, once a second.",
+            buckets=LAG_BUCKETS_S,
+            registry=reg,
+        )
+        self.backup_success = Gauge(
+            "chorale_backup_last_success_timestamp_seconds",
+            "When the newest backup was whole, 0 before the first.",
+            registry=reg,
+        )
+        self.sent_bytes = Counter("chorale_sent_bytes", "Bytes of answers to calls.", registry=reg)
+        self.handshake_failures = Counter(
+            "chorale_tls_handshake_failures",
+            "Connections to the two ports that never made a call.",
+            registry=reg,
+        )
+        self.roster_approvals_waiting = Gauge(
+            "chorale_roster_approvals_waiting",
+            "Approvals that the proposed roster still needs.",
+            registry=reg,
+        )
 
     def _initialise(self) -> None:
         for state in SiloState:
@@ -246,6 +333,8 @@ class CoordinatorMetrics:
             self.update_norm_ratio,
         ):
             gauge.set(math.nan)
+        for kind in ("read", "write"):
+            self.store_seconds.labels(kind=kind)
         for outcome in RoundOutcome:
             self.rounds.labels(outcome=outcome.value)
             self.releases.labels(outcome=outcome.value)
@@ -282,9 +371,20 @@ class CoordinatorMetrics:
         self.epsilon_spent.set(spent)
         self.epsilon_cap.set(cap)
 
-    def observe_round(self, outcome: str) -> None:
-        """Count a closed round: aggregated if any step was, else the outcome of the last."""
+    def observe_round(self, outcome: str, duration_s: float) -> None:
+        """Count a closed round: aggregated if any step was, else the outcome of the last.
+
+        ``duration_s`` is what its phases took; a rollback has none.
+        """
         self.rounds.labels(outcome=RoundOutcome(outcome).value).inc()
+        if outcome != RoundOutcome.ROLLBACK:
+            self.round_duration.observe(duration_s)
+
+    def observe_transaction(self, writes: bool, waited_s: float, took_s: float) -> None:  # noqa: FBT001 - a callback
+        """Count a transaction of the database that ended; called from any thread."""
+        self.store_seconds.labels(kind="write" if writes else "read").observe(took_s)
+        if writes:
+            self.store_lock_wait.observe(waited_s)
 
     def observe_step(self, figures: RoundFigures) -> None:
         """Take over the public figures of a closed step."""
@@ -350,10 +450,29 @@ class CoordinatorMetrics:
         for state, count in counts.items():
             self.silos.labels(state=state.value).set(count)
 
-    def observe_runs(self, states: Sequence[RunState]) -> None:
-        """Show how many runs are where."""
+    def observe_runs(
+        self,
+        states: Sequence[RunState],
+        *,
+        driving: bool = True,
+        queued_since_unix_s: float = 0.0,
+    ) -> None:
+        """Show how many runs are where, whether somebody drives them, and how long one waits.
+
+        The run that has waited longest was queued at ``queued_since_unix_s``, 0 if none is.
+        """
         for state in RunState:
             self.runs.labels(state=state.value).set(states.count(state))
+        self.queue_oldest.set(queued_since_unix_s)
+        waits = any(state is RunState.QUEUED or state in ACTIVE for state in states)
+        self.driver_alive.set(driving or not waits)
+
+    def observe_strength(self, *, planned: int = 0, live: int = 0, needed: int = 0) -> None:
+        """Show how many rounds the driven run has, and how many silos it can lose; 0 without."""
+        self.rounds_planned.set(planned)
+        self.silos_live.set(live)
+        self.silos_needed.set(needed)
+        self.silos_spare.set(max(0, live - needed))
 
     def observe_waiting(
         self,
@@ -361,14 +480,17 @@ class CoordinatorMetrics:
         *,
         since_unix_s: float = 0.0,
         deadline_unix_s: float = 0.0,
+        stalled_since_unix_s: float = 0.0,
     ) -> None:
         """Note who the phase under way waits for; ``observe_silos`` shows it.
 
-        It was entered first at ``since_unix_s`` and closes at ``deadline_unix_s`` at the latest.
-        Where no run is driven it waits for nobody and both are 0.
+        It was entered first at ``since_unix_s``, closes at ``deadline_unix_s`` at the latest, and
+        missed its first deadline at ``stalled_since_unix_s``. Where no run is driven it waits for
+        nobody and all three are 0.
         """
         self.phase_started.set(since_unix_s)
         self.deadline.set(deadline_unix_s)
+        self.stalled_since.set(stalled_since_unix_s)
         self._waited_for = frozenset(silos)
 
 

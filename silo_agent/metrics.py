@@ -64,6 +64,12 @@ class SiloMetrics:
         self.policy_decisions = self._counter(
             "policy_decisions", "Verdicts of the site policy by rule", "decision", "rule"
         )
+        self.approvals_waiting = self._gauge(
+            "approvals_waiting", "Runs that wait until somebody here approves or refuses them"
+        )
+        self.sent_bytes = self._counter(
+            "sent_bytes", "Bytes of masked vectors sent, those sent again included"
+        )
         self.errors = self._counter("errors", "Errors the daemon survived, by type", "kind")
         self.failed_checks = self._counter(
             "failed_checks", "Checks of the protocol that failed here, by name", "check"

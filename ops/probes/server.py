@@ -1,8 +1,8 @@
 """The second port of a daemon: whether it lives, whether it is ready, its metrics, and pages.
 
-``/livez``: the process answers. ``/readyz``: the checks pass, else 503 with the failing check's
-name. ``/metrics``: the registry, after the refresh function brought it up to date. Anything else is
-asked of ``pages``.
+``/livez``: the process answers, and ``alive`` does not say otherwise. ``/readyz``: the checks pass,
+else 503 with the failing check's name. ``/metrics``: the registry, after the refresh function
+brought it up to date. Anything else is asked of ``pages``.
 
 Invariants:
 
@@ -99,6 +99,7 @@ class Probes:
         listen: str,
         registry: CollectorRegistry,
         checks: Mapping[str, Callable[[], None]],
+        alive: Callable[[], None] = lambda: None,
         refresh: Callable[[], None] = lambda: None,
         pages: Pages = lambda _request: None,
         metrics: MetricsAccess | None = None,
@@ -111,6 +112,7 @@ class Probes:
             listen: host:port; port 0 takes a free one.
             registry: What ``/metrics`` shows.
             checks: Name to a function that raises when it fails.
+            alive: Raises if the process should be started anew; it may wait for nothing.
             refresh: Called before each scrape.
             pages: Answers what is no probe; None for what it does not know.
             metrics: Who is shown ``/metrics``; everybody if unset.
@@ -126,7 +128,14 @@ class Probes:
             self._server = kind((host, port), _Handler)
         except (OSError, ValueError) as error:
             raise ProbeError(f"cannot serve probes on {listen}: {error}") from error
-        self._server.answers = _Answers(registry, checks, refresh, pages, metrics)
+        self._server.answers = _Answers(
+            registry=registry,
+            checks=checks,
+            alive=alive,
+            refresh=refresh,
+            pages=pages,
+            metrics=metrics,
+        )
         self._server.tls = tls
         self._host, self._address_file, self._open = host, address_file, True
         self._thread = threading.Thread(
@@ -207,8 +216,10 @@ class _Answers:
 
     def __init__(
         self,
+        *,
         registry: CollectorRegistry,
         checks: Mapping[str, Callable[[], None]],
+        alive: Callable[[], None],
         refresh: Callable[[], None],
         pages: Pages,
         metrics: MetricsAccess | None,
@@ -216,13 +227,14 @@ class _Answers:
         self._metrics = metrics
         self._registry = registry
         self._checks = checks
+        self._alive = alive
         self._refresh = refresh
         self._pages = pages
 
     def to(self, request: PageRequest) -> PageAnswer:
         match request.path.partition("?")[0]:
             case "/livez":
-                return _text(HTTPStatus.OK, "alive")
+                return self._live()
             case "/readyz":
                 return self._ready()
             case "/metrics":
@@ -241,6 +253,14 @@ class _Answers:
                 if page is None:
                     return _text(HTTPStatus.NOT_FOUND, "try /livez, /readyz or /metrics")
                 return page
+
+    def _live(self) -> PageAnswer:
+        try:
+            self._alive()
+        except Exception:
+            log.exception("not_alive")
+            return _text(HTTPStatus.SERVICE_UNAVAILABLE, "hangs")
+        return _text(HTTPStatus.OK, "alive")
 
     def _ready(self) -> PageAnswer:
         for name, check in self._checks.items():

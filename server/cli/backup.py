@@ -39,12 +39,13 @@ def backup(
     with answering(output):
         from server.config import CoordinatorConfig
         from server.site.backup import backup as write
-        from server.site.backup import backup_to
+        from server.site.backup import backup_to, note_backup
 
         config = CoordinatorConfig.load(data)
         if out == STREAM:
             manifest = write(_stdout(output), config)
             sys.stdout.buffer.flush()
+            note_backup(config.data_dir)
         else:
             manifest = backup_to(Path(out), config)
         told = say if out == STREAM else partial(show_result, output)

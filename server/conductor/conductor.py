@@ -231,6 +231,11 @@ class Conductor:
             context.audit.append(event, run=run_id, admin=admin)
 
     @property
+    def driving(self) -> bool:
+        """Whether somebody drives a run, or sees to which is next."""
+        return not self._idle
+
+    @property
     def _idle(self) -> bool:
         return self._task is None or self._task.done()
 

@@ -4,8 +4,9 @@ Invariants: nothing here waits for the event loop or for whoever writes, or chan
 scrape answers while a round is busy and while the database takes no writes; a figure that cannot be
 had now keeps its last value, and the others are shown.
 
-Covered: silos, runs, who is waited for, the audit log's head, the CA's end, free space. Not
-covered: figures of rounds, which ``server/run/progress.py`` and ``server/run/driver.py`` set.
+Covered: silos, runs, who is waited for, how many can be spared, the audit log's head, the CA's end,
+the newest backup, free space. Not covered: figures of rounds, which ``server/run/progress.py`` and
+``server/run/driver.py`` set.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from pathlib import Path
 
 import structlog
 
-from server.conductor.status import since_unix_s
+from server.conductor.status import since_unix_s, stalled_since_unix_s
 from server.context import RunContext
 from server.errors import CoordinatorError
 from server.figures import Phase
+from server.members.roster_approvals import RosterApprovals
 from server.pki.trust import Trust
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
-from server.store.runs import ACTIVE
+from server.store.runs import ACTIVE, RunState
 
 __all__ = ["Scrape"]
 
@@ -39,10 +41,21 @@ class Scrape:
     data_dir: Path
     shown: Callable[[], RunDriver | None]
     """The run that silos are told of now."""
+    driving: Callable[[], bool] = lambda: True
+    """Whether somebody drives what is to be driven."""
+    last_backup_unix_s: Callable[[], float] = lambda: 0.0
+    """When the newest backup was whole, 0 if none was."""
 
     def refresh(self) -> None:
         """Bring the metrics up to date. Called from threads of the probe port."""
-        for look in (self._round, self._silos, self._runs, self._certificates, self._machine):
+        for look in (
+            self._round,
+            self._silos,
+            self._runs,
+            self._roster,
+            self._certificates,
+            self._machine,
+        ):
             try:
                 with self.context.store.reading():
                     look()
@@ -66,8 +79,21 @@ class Scrape:
         )
 
     def _runs(self) -> None:
-        states = [row.state for row in self.context.store.runs.list()]
-        self.context.metrics.observe_runs(states)
+        # Before the runs: one that begins in between has somebody who drives it.
+        driving = self.driving()
+        rows = self.context.store.runs.list()
+        queued = [row.state_since_unix_s for row in rows if row.state is RunState.QUEUED]
+        self.context.metrics.observe_runs(
+            [row.state for row in rows],
+            driving=driving,
+            queued_since_unix_s=min(queued, default=0.0),
+        )
+
+    def _roster(self) -> None:
+        desk = RosterApprovals(store=self.context.store, audit=self.context.audit)
+        proposal = desk.current()
+        missing = 0 if proposal is None else proposal.needed - len(proposal.approvals)
+        self.context.metrics.roster_approvals_waiting.set(max(0, missing))
 
     def _round(self) -> None:
         driver, metrics = self.shown(), self.context.metrics
@@ -75,12 +101,17 @@ class Scrape:
         if driver is None or row is None or row.state not in ACTIVE:
             metrics.set_phase(Phase.FINISHED.value)
             metrics.observe_waiting(())
+            metrics.observe_strength()
             return
-        figures = driver.current
+        figures, cohorts = driver.current, driver.cohorts
         metrics.observe_waiting(
             driver.waiting_for,
             since_unix_s=since_unix_s(figures, row, self.context),
             deadline_unix_s=figures.deadline_unix_s,
+            stalled_since_unix_s=stalled_since_unix_s(driver, row, self.context),
+        )
+        metrics.observe_strength(
+            planned=driver.plan.rounds.count, live=len(cohorts.live), needed=cohorts.needed
         )
 
     def _certificates(self) -> None:
@@ -90,3 +121,4 @@ class Scrape:
     def _machine(self) -> None:
         self.context.metrics.audit_head.set(self.context.audit.head_index)
         self.context.metrics.process.look(self.data_dir)
+        self.context.metrics.backup_success.set(self.last_backup_unix_s())

@@ -28,9 +28,18 @@ from server.run.budget import shown_epsilon
 from server.run.driver import RunDriver
 from server.store.runs import ACTIVE, OVER, RunRow, RunState
 
-__all__ = ["half_sum", "run_summary", "since_unix_s", "watch_response", "watch_run"]
+__all__ = [
+    "half_sum",
+    "run_summary",
+    "since_unix_s",
+    "stalled_since_unix_s",
+    "watch_response",
+    "watch_run",
+]
 
 STATUS_EVERY_S: Final = 2.0
+CLOSING_S: Final = 60.0
+"""How long after its deadline a phase may close what came, or a sum be computed."""
 FINISHED_PER_STATUS = 64
 """With a cohort and survivors of 200 silos, all in 4 MiB."""
 
@@ -124,9 +133,8 @@ def watch_response(
         if row.state in ACTIVE:
             since = since_unix_s(driver.current, row, context)
             current.phase_since_unix_s = int(since)
-            stalled = since + plan.rounds.ready_deadline_s
-            if current.phase == Phase.TRAINING.value and context.clock() >= stalled:
-                current.stalled_since_unix_s = int(stalled)
+            if current.phase == Phase.TRAINING.value:
+                current.stalled_since_unix_s = int(stalled_since_unix_s(driver, row, context))
             for silo_id in driver.waiting_for:
                 current.waiting_for.add(
                     silo_id=silo_id,
@@ -178,6 +186,21 @@ def since_unix_s(figures: RoundFigures, row: RunRow, context: RunContext) -> flo
     ]
     since = first[0] if first else figures.phase_since_unix_s
     return max(since, row.state_since_unix_s) if row.state is RunState.RUNNING else since
+
+
+def stalled_since_unix_s(driver: RunDriver, row: RunRow, context: RunContext) -> float:
+    """When the phase under way missed its first deadline; 0 while it has not.
+
+    In training the silos did, and the task went out again; in any other phase the coordinator.
+    """
+    figures = driver.current
+    if not figures.phase_since_unix_s or figures.phase is Phase.FINISHED:
+        return 0.0
+    if figures.phase is Phase.TRAINING:
+        missed = since_unix_s(figures, row, context) + driver.cohorts.ready_deadline_s
+    else:
+        missed = figures.deadline_unix_s + CLOSING_S
+    return missed if context.clock() >= missed else 0.0
 
 
 def _round_status(figures: RoundFigures) -> pb.RoundStatus:

@@ -8,9 +8,11 @@ Invariants:
    is neither revoked nor suspended.
 3. A renewed certificate takes the place of the one before at its first use, durably, before that
    call is served; from then on the one before is refused.
-4. A handler runs only after that, and finds its caller in :func:`current_peer`.
-5. A silo that speaks no protocol of this coordinator's is refused (``server/rpc/versions.py``).
-6. Whatever a handler raises is answered from the catalogue, and counted.
+4. That is looked up beside the event loop, in threads of its own: whoever is served already is
+   served on while a database is slow.
+5. A handler runs only after that, and finds its caller in :func:`current_peer`.
+6. A silo that speaks no protocol of this coordinator's is refused (``server/rpc/versions.py``).
+7. Whatever a handler raises is answered from the catalogue, and counted.
 
 Each answer says which version this is; one to a silo also carries the digest of the trusted CAs, so
 that it learns of a rotation.
@@ -21,8 +23,10 @@ nameless, or name several. Not covered: rate limits.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
@@ -57,6 +61,7 @@ __all__ = ["ACCESS", "AccessInterceptor", "AccessPolicy", "current_peer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _CERTIFICATES_CACHED: Final = 1024
+_THREADS: Final = 4
 
 
 _ADMINS: Final = frozenset({Role.ADMIN})
@@ -266,10 +271,19 @@ def _spiffe_name(certificate: x509.Certificate) -> tuple[str, str, str]:
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Puts the policy, the catalogue and the call metrics around every handler."""
 
-    def __init__(self, *, policy: AccessPolicy, metrics: CoordinatorMetrics) -> None:
+    def __init__(
+        self,
+        *,
+        policy: AccessPolicy,
+        metrics: CoordinatorMetrics,
+        called: Callable[[str], None] = lambda _peer: None,
+    ) -> None:
+        """``called`` is told of each call's connection."""
+        self._called = called
         self._policy = policy
         self._metrics = metrics
         self._versions = SiloVersions()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="chorale-admission")
 
     async def intercept_service(
         self,
@@ -305,13 +319,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         return make(
             answer,
             guarded(handler.request_deserializer),
-            _unless_serialised(handler.response_serializer),
+            self._counted(_unless_serialised(handler.response_serializer)),
         )
 
     def _single(self, method: str, kind: str, inner: Callable[..., Awaitable[Any]]) -> Any:
         async def call(request: Any, context: Context) -> Any:
             async def answer() -> Any:
-                self._admit(method, context)
+                await self._admit(method, context)
                 read = Decoded if kind.startswith("client_stream") else require_decoded
                 return await inner(read(request), context)
 
@@ -329,7 +343,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             try:
 
                 async def open_stream() -> AsyncIterator[Any]:
-                    self._admit(method, context)
+                    await self._admit(method, context)
                     return aiter(inner(require_decoded(request), context))
 
                 responses = await answer_errors(context, self._metrics, open_stream)
@@ -350,9 +364,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
         return call
 
-    def _admit(self, method: str, context: Context) -> None:
+    async def _admit(self, method: str, context: Context) -> None:
+        self._called(context.peer())
         pem = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
-        peer = self._policy.admit(method, pem)
+        peer = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._policy.admit, method, pem
+        )
         said = this_version().words
         if peer is None:
             self._versions.admit("", context.invocation_metadata())
@@ -363,6 +380,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         if peer is not None:
             _PEER.set(peer)
         context.set_trailing_metadata(said)
+
+    def _counted(self, serialise: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+        def serialised(message: Any) -> bytes:
+            content = serialise(message)
+            self._metrics.sent_bytes.inc(len(content))
+            return content
+
+        return serialised
 
     def _handled(self, method: str, kind: str, context: Context, elapsed_s: float) -> None:
         _, service, name = method.split("/")

@@ -6,8 +6,12 @@ connections as numbers. ``chorale_enrolments_total`` counts each. In the same mi
 handshakes took goes back to the system: the C library alone would keep it, some 70 KiB for each of
 the connections that were open at once.
 
+A connection that never makes a call is one whose handshake failed, or which only knocked: gRPC
+tells of a connection before its handshake and of none afterwards. So what is counted is connections
+less those that called, at the least of a minute, since those that shake hands now are neither.
+
 Covered: refused joins; connections, also those that never shake hands. Not covered: who they are;
-a firewall's log knows addresses.
+a firewall's log knows addresses. A port that a client uses twice counts as one that called.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -26,20 +32,39 @@ log = structlog.get_logger(__name__)
 EVERY_S: Final = 60
 MANY_CONNECTIONS: Final = 600
 """In a minute: three for each of 200 silos, as when all of them come back after a restart."""
+MOST_CALLERS: Final = 8192
+"""Connections that are known to have called; gRPC closes them in far fewer hours than that."""
 
 
 class Strangers:
     """Counts for one coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent: Callable[[int], object] = lambda _count: None) -> None:
+        """``silent`` is told once a minute how many connections turned out never to call."""
+        self._silent = silent
         self._lock = threading.Lock()
         self._connections = 0
         self._joins_refused = 0
+        self._callers: OrderedDict[str, None] = OrderedDict()
+        self._unheard = self._least = self._told = 0
 
     def connected(self) -> None:
         """Note a connection; called from gRPC's own threads."""
         with self._lock:
             self._connections += 1
+            self._unheard += 1
+
+    def called(self, peer: str) -> None:
+        """Note a call of the connection that gRPC calls ``peer``."""
+        with self._lock:
+            if peer in self._callers:
+                self._callers.move_to_end(peer)
+                return
+            self._callers[peer] = None
+            if len(self._callers) > MOST_CALLERS:
+                self._callers.popitem(last=False)
+            self._unheard = max(0, self._unheard - 1)
+            self._least = min(self._least, self._unheard)
 
     def join_refused(self, silo: str, outcome: str) -> None:
         """Note a refused join, and tell of it if it is the first of its minute."""
@@ -54,6 +79,11 @@ class Strangers:
         with self._lock:
             connections, refused = self._connections, self._joins_refused
             self._connections = self._joins_refused = 0
+            silent = max(0, self._least - self._told)
+            self._told += silent
+            self._least = self._unheard
+        if silent:
+            self._silent(silent)
         if refused > 1 or connections >= MANY_CONNECTIONS:
             log.warning("strangers", connections=connections, joins_refused=refused)
 

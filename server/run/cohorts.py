@@ -177,6 +177,22 @@ class Cohorts:
         return not invited or silo_id in invited
 
     @property
+    def live(self) -> tuple[str, ...]:
+        """Who of those that are asked was heard of lately."""
+        return tuple(s for s in self.asked if self._context.liveness.alive(s))
+
+    @property
+    def needed(self) -> int:
+        """Silos without which no release opens; of groups, as many as can be spared fewer."""
+        return self._quorum * self._plan.least_groups
+
+    @property
+    def ready_deadline_s(self) -> int:
+        """How long a task of the open round waits for its silos."""
+        chosen = self._selection.made(self._chain.next_place.round)
+        return (None if chosen is None else chosen.ready_deadline_s) or self._ready_deadline_s
+
+    @property
     def task(self) -> RoundTask | None:
         """The newest task of the open round, which a descriptor of suite v2 names; None in v1."""
         sent = self._sent() if self._hybrid else ()
@@ -379,9 +395,7 @@ class Cohorts:
 
     def _new_task(self, attempt_number: int, invitable: Collection[str]) -> RoundTask:
         """A task that silos have not seen, durable before they do."""
-        chosen = self._selection.made(self._chain.next_place.round)
-        given_s = None if chosen is None else chosen.ready_deadline_s
-        deadline = int(self._context.clock()) + (given_s or self._ready_deadline_s)
+        deadline = int(self._context.clock()) + self.ready_deadline_s
         invited: tuple[str, ...] = ()
         if self._hybrid:
             invited = tuple(sorted(frozenset(self._silos).intersection(invitable)))

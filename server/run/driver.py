@@ -571,7 +571,8 @@ class RunDriver:
             kinds = {record.kind for record in self._chain.of_round(figures.round)}
             # A rollback is of one kind throughout.
             ended = "aggregated" if "aggregated" in kinds else figures.outcome
-            self._context.metrics.observe_round(ended)
+            spent = (sum(f.timings_s.values()) for f in self.finished if f.round == figures.round)
+            self._context.metrics.observe_round(ended, sum(spent, sum(figures.timings_s.values())))
         self.finished.append(figures)
         self._context.metrics.update_norm_ratio.set(norm_ratio(self.finished, self.plan))
         log.info("round_finished", round=figures.round, step=figures.step, outcome=figures.outcome)

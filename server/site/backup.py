@@ -8,7 +8,9 @@ Invariants:
    copies. So an attempt that was open is not continued from a backup (``server/site/restore.py``).
 3. Every file is read whole and checked against the digest that the manifest states for it; an
    adapter against its name.
-4. Keys of the CA, the server and the coordinator are in it. It is for its owner alone.
+4. When the newest one was whole stands in a file of the data directory, for the coordinator's
+   monitoring: a backup that is not made any more shows.
+5. Keys of the CA, the server and the coordinator are in it. It is for its owner alone.
 
 Covered: SQLite and PostgreSQL (rows go to a SQLite file, so that either can be restored to either),
 adapters in a directory; of adapters in object storage their digests. Not covered: encryption; pipe
@@ -33,7 +35,7 @@ from typing import BinaryIO, Final
 from federation.audit import lines as audit_chain
 from federation.audit.lines import ChainHead
 from ops.audit_log import read_log
-from ops.files import sync_directory
+from ops.files import replace_file, sync_directory
 from server.audit import AuditEvent, AuditLog
 from server.config import CoordinatorConfig
 from server.errors import BackupError
@@ -43,9 +45,11 @@ from server.store.database import Database
 from server.store.records import named_blobs
 from server.store.served import database_in_force
 
-__all__ = ["DATABASE", "backup", "backup_to"]
+__all__ = ["DATABASE", "backup", "backup_to", "last_backup_unix_s", "note_backup"]
 
 DATABASE: Final = "coordinator.db"
+NEWEST: Final = "backup.newest"
+_NOTE_BYTES: Final = 32
 READS: Final = 5
 
 
@@ -76,7 +80,26 @@ def backup_to(path: Path, config: CoordinatorConfig) -> Manifest:
         finally:
             partial.unlink(missing_ok=True)
     sync_directory(path.parent)
+    note_backup(config.data_dir)
     return manifest
+
+
+def note_backup(data_dir: Path) -> None:
+    """Note that a backup is whole; also for a service that runs as another user than who took it.
+
+    Raises:
+        OSError: The directory takes no file.
+    """
+    replace_file(data_dir / NEWEST, (f"{int(time.time())}\n".encode(),), mode=0o644)
+
+
+def last_backup_unix_s(data_dir: Path) -> float:
+    """When the newest backup was whole; 0 if none was, or where nobody can tell."""
+    try:
+        with (data_dir / NEWEST).open("rb") as file:
+            return float(int(file.read(_NOTE_BYTES)))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def backup(sink: BinaryIO, config: CoordinatorConfig) -> Manifest:

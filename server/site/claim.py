@@ -27,6 +27,7 @@ import fcntl
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -110,9 +111,16 @@ class Claim:
 
 
 async def claimed(
-    data_dir: Path, database_url: str, *, standby: bool, stop: asyncio.Event
+    data_dir: Path,
+    database_url: str,
+    *,
+    standby: bool,
+    stop: asyncio.Event,
+    standing_by: Callable[[], None] = lambda: None,
 ) -> Claim | None:
     """Claim both, at once or, as a standby, when whoever has them ends; None if stopped before.
+
+    ``standing_by`` is called once, when it has to wait.
 
     Raises:
         AlreadyServedError: Another process serves, and this one is no standby.
@@ -128,6 +136,7 @@ async def claimed(
                 raise
             if not waited:
                 log.info("standing_by", reason=error)
+                standing_by()
             waited = True
         else:
             if waited:

@@ -9,6 +9,7 @@ the audit log, which are files (``server/store/blobs/directory.py``, ``server/au
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from sqlalchemy import Connection
@@ -81,6 +82,10 @@ class Store:
     def reading(self) -> AbstractContextManager[Connection]:
         """Make everything inside the block a look at one instant, which waits for no writer."""
         return self._database.reading()
+
+    def tell_times(self, timed: Callable[[bool, float, float], None]) -> None:
+        """Tell this of each transaction (``Database.timed``)."""
+        self._database.timed = timed
 
     def check_writable(self) -> None:
         """Prove that the database takes a write; raises StoreError if not."""

@@ -14,7 +14,9 @@ Invariants:
 5. A database that is away or slow is a ``StoreUnavailableError`` after a bounded wait, which tells
    callers to come again; a connection that was lost is made anew by the next transaction. One that
    takes no writes, because its disk is full, fails or is read-only, is a ``StoreUnwritableError``.
-6. A SQLite file that is not there is an error, and made only where the caller says so: an empty
+6. What was read outlives its transaction for as long as ``changes`` stays the same: this process
+   alone writes, and each of its commits counts.
+7. A SQLite file that is not there is an error, and made only where the caller says so: an empty
    database in the place of one that was lost would pass for a coordinator's.
 
 Covered: SQLite and PostgreSQL by URL, threads, several processes that migrate at once. Not covered:
@@ -26,7 +28,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -121,7 +124,14 @@ def spoken(url: URL) -> str:
 class Database:
     """One engine; :meth:`transaction` is the only way in."""
 
+    timed: Callable[[bool, float, float], None]
+    """Told of each transaction that ended: whether it may write, and how many seconds it waited for
+    its connection and its lock, and took in all. On the thread that had it open."""
+
     def __init__(self, url: str, *, create: bool = False) -> None:
+        self.timed = _untold
+        self._changes = 0
+        self._counting = threading.Lock()
         self._engine = engine_for(url, create=create)
         named = make_url(url)
         self._what = spoken(named)
@@ -152,6 +162,16 @@ class Database:
                     "the database is of a newer version of chorale than this one"
                 ) from error
 
+    @property
+    def changes(self) -> int:
+        """How many transactions that may have changed something ended so far, however they did."""
+        return self._changes
+
+    @property
+    def joined(self) -> bool:
+        """Whether this thread is inside a transaction, which sees what is not committed yet."""
+        return getattr(self._local, "connection", None) is not None
+
     def revision(self) -> str:
         """Return the schema's revision; empty before the first migration.
 
@@ -181,12 +201,17 @@ class Database:
         if outer is not None:
             yield outer
             return
-        with self._alone(BUSY_TIMEOUT_S) as connection:
-            self._local.connection = connection
-            try:
-                yield connection
-            finally:
-                self._local.connection = None
+        try:
+            with self._alone(BUSY_TIMEOUT_S) as connection:
+                self._local.connection = connection
+                try:
+                    yield connection
+                finally:
+                    self._local.connection = None
+        finally:
+            # Also where it failed: a commit may have been made and only its answer lost.
+            with self._counting:
+                self._changes += 1
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -200,14 +225,19 @@ class Database:
         options: dict[str, Any] = {_SNAPSHOT: True}
         if self._engine.dialect.name == "postgresql":
             options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        began = time.perf_counter()
+        waited_s = None
         try:
             with self._engine.connect().execution_options(**options) as connection:
                 # The first statement fixes what is seen.
                 connection.execute(text("SELECT count(*) FROM alembic_version"))
+                waited_s = time.perf_counter() - began
                 yield connection
                 connection.rollback()
         except SQLAlchemyError as error:
             raise _failed(error, self._what) from error
+        finally:
+            self._tell(began, waited_s, writes=False)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -270,15 +300,29 @@ class Database:
     @contextmanager
     def _alone(self, timeout_s: int) -> Iterator[Connection]:
         options = {_LOCK_TIMEOUT: timeout_s}
+        began = time.perf_counter()
+        waited_s = None
         try:
             with (
                 self._engine.connect().execution_options(**options) as connection,
                 connection.begin(),
             ):
+                waited_s = time.perf_counter() - began
                 yield connection
         except (SQLAlchemyError, OverflowError) as error:
             # The latter is what SQLite's driver says of a number that no column can hold.
             raise _failed(error, self._what) from error
+        finally:
+            self._tell(began, waited_s, writes=True)
+
+    def _tell(self, began: float, waited_s: float | None, *, writes: bool) -> None:
+        """Tell of a transaction that ended; one that never began waited all the time."""
+        took_s = time.perf_counter() - began
+        self.timed(writes, took_s if waited_s is None else waited_s, took_s)
+
+
+def _untold(_writes: bool, _waited_s: float, _took_s: float) -> None:  # noqa: FBT001 - a callback
+    """Nobody asks."""
 
 
 def _failed(error: Exception, what: str) -> StoreError:

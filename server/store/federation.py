@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import insert, select
+from sqlalchemy import Connection, insert, select
 
 from server.errors import FederationExistsError
 from server.store.database import Database
+from server.store.remembered import Remembered
 from server.store.schema import federation
 
 __all__ = ["FederationRow", "Federations"]
@@ -40,6 +41,7 @@ class Federations:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._row = Remembered(database, _read)
 
     def create(self, row: FederationRow) -> None:
         """Create the federation; creating it again with the same terms changes nothing.
@@ -69,18 +71,21 @@ class Federations:
 
     def current(self) -> FederationRow | None:
         """Return the federation."""
-        with self._database.reading() as connection:
-            row = connection.execute(select(federation)).first()
-        if row is None:
-            return None
-        return FederationRow(
-            name=row.name,
-            min_silos=row.min_silos,
-            colluding=row.colluding,
-            epsilon_cap=row.epsilon_cap,
-            delta=row.delta,
-            created_unix_s=row.created_unix_s,
-        )
+        return self._row.get(None)
+
+
+def _read(connection: Connection, _key: None) -> FederationRow | None:
+    row = connection.execute(select(federation)).first()
+    if row is None:
+        return None
+    return FederationRow(
+        name=row.name,
+        min_silos=row.min_silos,
+        colluding=row.colluding,
+        epsilon_cap=row.epsilon_cap,
+        delta=row.delta,
+        created_unix_s=row.created_unix_s,
+    )
 
 
 def _terms(row: FederationRow) -> tuple[object, ...]:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from server.store.database import Database
+from server.store.remembered import Remembered
 from server.store.schema import silos
 
 __all__ = ["SiloRow", "SiloState", "Silos", "state_of"]
@@ -96,6 +97,7 @@ class Silos:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._rows = Remembered(database, _read)
 
     def enrol(self, silo: SiloRow) -> None:
         """Add a silo, or replace it with its new keys; it stays suspended if it was."""
@@ -121,10 +123,8 @@ class Silos:
             )
 
     def get(self, silo_id: str) -> SiloRow | None:
-        """Find a silo."""
-        with self._database.reading() as connection:
-            row = connection.execute(select(silos).where(silos.c.silo_id == silo_id)).first()
-        return None if row is None else _silo(row)
+        """Find a silo; every call of a silo does."""
+        return self._rows.get(silo_id)
 
     def list(self) -> tuple[SiloRow, ...]:
         """Return every silo, by id."""
@@ -191,6 +191,11 @@ class Silos:
     def _update(self, silo_id: str, **values: Any) -> None:
         with self._database.transaction() as connection:
             connection.execute(update(silos).where(silos.c.silo_id == silo_id).values(**values))
+
+
+def _read(connection: Connection, silo_id: str) -> SiloRow | None:
+    row = connection.execute(select(silos).where(silos.c.silo_id == silo_id)).first()
+    return None if row is None else _silo(row)
 
 
 def _silo(row: Any) -> SiloRow:

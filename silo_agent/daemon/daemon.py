@@ -135,6 +135,7 @@ class Daemon:
             stopping=self.stopping,
             renewed=self.audit.renewed,
         )
+        self.coordinator.watch_sent(self.metrics.sent_bytes.inc)
         self.coordinator.watch_trust(self.renewal.hear)
         self.coordinator.watch_version(self.renewal.hear_version)
         self.peers = PeerHeads(self.store)

@@ -154,6 +154,7 @@ class Gate:
         self._runs.judged(task.run_id, decision.rule, hardware=notes)
         if decision.rule == APPROVAL_RULE:
             self._waiting = (task, echo)
+            self._metrics.approvals_waiting.set(1)
         self._admit(decision)
         require_after_none(ledger, plan, self._policy.privacy)
         require_budget(ledger, plan, self._policy.limits, task)
@@ -369,6 +370,7 @@ class Gate:
     def stop_waiting(self) -> None:
         """The coordinator has said something else."""
         self._waiting = None
+        self._metrics.approvals_waiting.set(0)
 
     def take_up(
         self,
@@ -386,7 +388,7 @@ class Gate:
             if self._waiting is not None:
                 task, echo = self._waiting
                 if self.standing(task.run_id, task.plan_sha256) is not Standing.PENDING:
-                    self._waiting = None
+                    self.stop_waiting()
                     take(task, echo)
         except PolicyRefusalError as refusal:
             refuse(refusal)

@@ -99,6 +99,7 @@ class Coordinator:
         self._patience_s = patience_s
         self._stopping = stopping or threading.Event()
         self._over_notice: Callable[[frozenset[str]], None] = lambda _: None
+        self._sent: Callable[[int], None] = lambda _count: None
         self._hear_preflight: Callable[[aggregation_pb2.Preflight], None] = lambda _message: None
         options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
         if server_name:
@@ -137,6 +138,10 @@ class Coordinator:
         The message is not parsed yet: a malformed one must not cost the instruction beside it.
         """
         self._hear_preflight = notice
+
+    def watch_sent(self, notice: Callable[[int], None]) -> None:
+        """Say who is told how many bytes of a masked vector went out, at each chunk."""
+        self._sent = notice
 
     @property
     def version(self) -> Version | None:
@@ -267,7 +272,9 @@ class Coordinator:
 
     def upload(self, identity: AggregationId, header: MaskedInputHeader, spool: Chunks) -> None:
         """R2: stream the spooled vector, resuming after every cut until it is whole."""
-        stream = UploadStream(self._stub, identity=identity, header=header, spool=spool)
+        stream = UploadStream(
+            self._stub, identity=identity, header=header, spool=spool, sent=self._sent
+        )
         received = self._retry(stream.send, stream=stream)
         if received != header.length_bytes:
             raise TransportError(

@@ -17,7 +17,7 @@ pretends to hold bytes it does not; it only hurts its own sum.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -46,9 +46,17 @@ class UploadStream:
     """One upload, in as many legs as it takes."""
 
     def __init__(
-        self, stub: Any, *, identity: AggregationId, header: MaskedInputHeader, spool: Chunks
+        self,
+        stub: Any,
+        *,
+        identity: AggregationId,
+        header: MaskedInputHeader,
+        spool: Chunks,
+        sent: Callable[[int], None] = lambda _count: None,
     ) -> None:
+        """``sent`` is told the size of each chunk, in bytes, as it goes out."""
         self._stub = stub
+        self._sent = sent
         self._identity = secagg_wire.identity_to_proto(identity)
         self._header = secagg_wire.masked_input_header_to_proto(header)
         self._spool = spool
@@ -99,3 +107,4 @@ class UploadStream:
         )
         for chunk in self._spool.chunks(offset_bytes, CHUNK_BYTES):
             yield pb.UploadMaskedInputRequest(chunk=pb.UploadChunk(content=chunk))
+            self._sent(len(chunk))

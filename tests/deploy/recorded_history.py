@@ -187,7 +187,7 @@ def _close(coordinator, silo, number) -> None:
         silo.rounds.labels(outcome="contributed").inc()
         silo.count_decision(accepted=True, rule=ACCEPTED)
     coordinator.observe_step(figures)
-    coordinator.observe_round(figures.outcome)
+    coordinator.observe_round(figures.outcome, ROUND_S)
 
 
 def _coordinator_now(metrics, at, elapsed, place) -> None:
@@ -221,6 +221,11 @@ def _coordinator_now(metrics, at, elapsed, place) -> None:
         )
     metrics.observe_silos(invited=1, silos=rows, rostered=frozenset(SILOS))
     metrics.observe_runs([RunState.FINISHED, RunState.RUNNING, RunState.QUEUED])
+    metrics.observe_strength(planned=20, live=len(SILOS) - silent, needed=3)
+    metrics.observe_transaction(writes=True, waited_s=0.002, took_s=0.005)
+    metrics.loop_lag.observe(0.003)
+    metrics.backup_success.set(at - elapsed % DAY_S)
+    metrics.sent_bytes.inc(1 << 20)
     metrics.set_epsilon(spent=1.1 * number, cap=8.0)
     metrics.audit_head.set(40 + 9 * number)
     metrics.server_certificate_expiry.set(at + 320 * DAY_S)

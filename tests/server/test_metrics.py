@@ -69,7 +69,7 @@ def test_a_round_is_observed(metrics):
     figures.agreement, figures.agreement_error = 0.5, 0.1
     metrics.observe_step(figures)
     assert value(metrics, "chorale_rounds_total", outcome="aggregated") == 0
-    metrics.observe_round("aggregated")
+    metrics.observe_round("aggregated", 40.0)
     assert value(metrics, "chorale_rounds_total", outcome="aggregated") == 1
     assert value(metrics, "chorale_releases_total", outcome="aggregated") == 1
     assert value(metrics, "chorale_federation_success_ratio", environment="craft") == 0.25

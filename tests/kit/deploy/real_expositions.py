@@ -20,6 +20,11 @@ def coordinator():
         certificate_expiry_unix_s=int(now) + 86400, enrolled_unix_s=int(now), last_seen_unix_s=now
     )
     metrics.observe_waiting(("hospital-a",), since_unix_s=now, deadline_unix_s=now + 60)
+    metrics.observe_strength(planned=20, live=4, needed=3)
+    metrics.observe_transaction(writes=True, waited_s=0.001, took_s=0.004)
+    metrics.loop_lag.observe(0.002)
+    metrics.backup_success.set(now - 3600)
+    metrics.sent_bytes.inc(1 << 20)
     metrics.observe_silos(invited=1, silos=[row], rostered=frozenset({"hospital-a"}))
     metrics.silo_dropouts.labels(silo="hospital-a").inc()
     metrics.observe_runs([RunState.RUNNING, RunState.FAILED])
@@ -34,7 +39,7 @@ def coordinator():
     figures.agreement = figures.heterogeneity = 0.5
     figures.agreement_error = figures.heterogeneity_error = 0.1
     metrics.observe_step(figures)
-    metrics.observe_round("aggregated")
+    metrics.observe_round("aggregated", 40.0)
     metrics.set_epsilon(spent=1.5, cap=8.0)
     metrics.count_refusal("wrong_round")
     metrics.enrolments.labels(outcome="joined").inc()

@@ -1,16 +1,22 @@
 """What a scrape finds out by itself: silos, runs, who is waited for, certificates, the machine."""
 
 import asyncio
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from secagg.roster import approvals_needed
 from server.conductor.scrape import Scrape
 from server.errors import StoreError
+from server.members.roster_approvals import RosterApprovals
 from server.pki.authority import CertificateAuthority
 from server.pki.trust import Trust
+from server.site.backup import last_backup_unix_s, note_backup
 from tests.kit.server import world as sw
+from tests.kit.server.server_runs import start, until
 from tests.kit.server.store_samples import enrol
 from tests.kit.server.world_plan import EPISODES, FAMILY, fixed_point
 
@@ -33,6 +39,8 @@ def scrape(world, tmp_path):
         trust=Trust.load(tmp_path),
         data_dir=tmp_path,
         shown=lambda: world.conductor.driver,
+        driving=lambda: world.conductor.driving,
+        last_backup_unix_s=lambda: last_backup_unix_s(tmp_path),
     )
 
 
@@ -84,6 +92,77 @@ def test_every_phase_says_whom_it_waits_for_since_when_and_until_when(world, scr
     assert [world.value("chorale_round_waiting", silo=name) for name in world.silos] == [0] * 4
     assert (world.value(STARTED), world.value(DEADLINE)) == (0, 0)
     assert world.value("chorale_round_phase", phase="finished") == 1
+    assert world.value("chorale_round_duration_seconds_count") == 1
+    assert world.value("chorale_rounds_planned") == 0
+
+
+def test_a_round_that_stalls_and_how_many_silos_it_can_lose(world, scrape):
+    """Three of four are needed; when two are dead the first missed deadline is shown."""
+    STALLED = "chorale_run_stalled_since_timestamp_seconds"
+    began, seen = world.clock.now, []
+
+    def look():
+        scrape.refresh()
+        strength = [world.value(f"chorale_silos_{each}") for each in ("live", "needed", "spare")]
+        seen.append((world.clock.now, world.value(STALLED), strength))
+
+    async def scenario():
+        await start(world, "t", rounds=2)
+        look()
+        for silo in list(world.silos.values())[2:]:
+            silo.dead = True
+        await until(lambda: world.clock.now > began + 40)
+        look()
+        await until(lambda: world.clock.now > began + 150)
+        look()
+        assert world.value("chorale_rounds_planned") == 2
+        await world.conductor.close()
+
+    asyncio.run(scenario())
+    assert [strength for _, _, strength in seen] == [[4, 3, 1], [2, 3, 0], [2, 3, 0]]
+    assert [stalled for _, stalled, _ in seen] == [0, 0, began + 60]
+
+
+def test_whether_somebody_drives_and_how_long_a_run_waits(world, scrape):
+    async def scenario():
+        scrape.refresh()
+        assert world.value("chorale_driver_alive") == 1
+        await start(world, "t")
+        world.clock.now += 5
+        queued = world.clock.now
+        await start(world, "u")
+        scrape.refresh()
+        assert world.value("chorale_driver_alive") == 1
+        assert world.value("chorale_queue_oldest_timestamp_seconds") == queued
+        await world.conductor.close()
+        scrape.refresh()
+        assert world.value("chorale_driver_alive") == 0
+
+    asyncio.run(scenario())
+
+
+def test_approvals_that_a_roster_still_needs(world, scrape, tmp_path):
+    name = "chorale_roster_approvals_waiting"
+    scrape.refresh()
+    assert world.value(name) == 0
+    current = world.store.rosters.current().roster
+    proposed = replace(current, epoch=current.epoch + 1)
+    RosterApprovals(store=world.store, audit=world.audit).propose(proposed)
+    scrape.refresh()
+    assert world.value(name) == approvals_needed(current)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"1e400", b"nan", b"-", b"9" * 100])
+def test_when_the_newest_backup_was_whole(world, scrape, tmp_path, content):
+    name = "chorale_backup_last_success_timestamp_seconds"
+    scrape.refresh()
+    assert world.value(name) == 0
+    note_backup(tmp_path)
+    scrape.refresh()
+    assert 0 <= time.time() - world.value(name) < 60
+    (tmp_path / "backup.newest").write_bytes(content)
+    scrape.refresh()
+    assert world.value(name) == (float(b"9" * 32) if content[:1] == b"9" else 0)
 
 
 def test_what_cannot_be_looked_up_hides_nothing_else(world, scrape, monkeypatch):
