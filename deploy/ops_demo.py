@@ -38,7 +38,7 @@ from lab.loopback import LoopbackError, LoopbackFederation
 RULES: Final = Path(__file__).parent / "prometheus"
 VICTIM: Final = SILOS[-1]
 DIES_IN_ROUND: Final = 2
-EXPECTED: Final = "SiloDown"
+EXPECTED: Final = "ChoraleSiloDown"
 ALERT_PATIENCE_S: Final = 300.0
 WIDTH: Final = 1280
 SCRAPE_S: Final = 5.0

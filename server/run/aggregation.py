@@ -325,7 +325,7 @@ def require_usable(finished: Sequence[RoundFigures], plan: Plan) -> None:
             "silos cannot have made them. Which silo spoils them cannot be seen: ask the sites, "
             "leave out those that cannot explain it (chorale silo suspend), and start a new run "
             "from the last adapter, in which chorale run bisect finds it under noise: "
-            "docs/operations/SumQuarantined.md"
+            "docs/operations/ChoraleSumQuarantined.md"
         )
 
 

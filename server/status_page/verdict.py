@@ -103,28 +103,28 @@ def _records(picture: Picture) -> Iterator[Concern]:
     counted = picture.counted
     if counted.audit_failures or picture.audit is None:
         yield _alarm(
-            "AuditChainBroken",
+            "ChoraleAuditChainBroken",
             "The audit log is not as it was written, or cannot be read.",
             "Keep the file as it is.",
             "chorale audit verify",
         )
     if counted.audit_head_conflicts:
         yield _alarm(
-            "AuditHeadConflict",
+            "ChoraleAuditHeadConflict",
             "A silo's audit log went back or forked since the coordinator started.",
             "Look for audit_head_conflict.",
             "chorale audit tail",
         )
     if counted.ledger_rollbacks:
         yield _watch(
-            "LedgerRolledBack",
+            "ChoraleLedgerRolledBack",
             "A silo was left out since the coordinator started: its privacy ledger had gone back.",
             "Look for ledger_rolled_back and ask that silo's operator.",
             "chorale audit tail",
         )
     if counted.storage_faults:
         yield _watch(
-            "StorageFailing",
+            "ChoraleStorageFailing",
             f"Disk or database failed {counted.storage_faults} times since the coordinator started"
             " and held a run up.",
             "",
@@ -156,7 +156,7 @@ def _run(picture: Picture) -> Iterator[Concern]:
         yield from _skips(run.releases)
     if math.isfinite(run.epsilon_spent) and run.epsilon_spent > SPENT_SHARE * run.epsilon_cap:
         yield _watch(
-            "EpsilonOver80Percent",
+            "ChoraleEpsilonEndsEarly",
             f"{percent(run.epsilon_spent / run.epsilon_cap)} of the run's ε is spent.",
             "When it is used up the run ends.",
             "chorale budget",
@@ -173,7 +173,7 @@ def _phase(picture: Picture, run: RunView) -> Iterator[Concern]:
     late_s = picture.at_unix_s - current.deadline_unix_s
     if current.stalled_since_unix_s:
         yield _alarm(
-            "RoundStalled",
+            "ChoraleRoundStalled",
             f"Round {current.round} has been stalled for "
             f"{span(picture.at_unix_s - current.stalled_since_unix_s)}: too few silos are ready; "
             f"{who}.",
@@ -182,14 +182,14 @@ def _phase(picture: Picture, run: RunView) -> Iterator[Concern]:
         )
     elif current.deadline_unix_s and late_s > DEADLINE_GRACE_S:
         yield _alarm(
-            "RoundStalled",
+            "ChoraleRoundStalled",
             f"{current.phase} is {span(late_s)} past its deadline.",
             "Look at the coordinator's log.",
             f"chorale run watch {run.line.run_id}",
         )
     if current.attempt > 1:
         yield _watch(
-            "SecAggBelowThreshold",
+            "ChoraleSecAggBelowThreshold",
             f"Round {current.round} is at attempt {current.attempt}: the earlier ones were lost.",
             "Look for attempt_aborted.",
             "chorale audit tail",
@@ -200,7 +200,7 @@ def _skips(releases: tuple[Release, ...]) -> Iterator[Concern]:
     closed = [release for release in releases if release.outcome]
     if closed and closed[-1].outcome == "quarantined":
         yield _alarm(
-            "SumQuarantined",
+            "ChoraleSumQuarantined",
             f"Honest silos cannot have made the sum of round {closed[-1].round}: it was charged "
             "and not applied.",
             "Pause the run and ask the sites that took part.",
@@ -208,7 +208,7 @@ def _skips(releases: tuple[Release, ...]) -> Iterator[Concern]:
         )
     elif closed and closed[-1].outcome == "skipped":
         yield _watch(
-            "SecAggBelowThreshold",
+            "ChoraleSecAggBelowThreshold",
             f"Round {closed[-1].round} ended without a sum: too few silos stayed to its end.",
             "Look for attempt_aborted, and who was lost.",
             "chorale audit tail",
@@ -230,7 +230,7 @@ def _success(run: RunView) -> Iterator[Concern]:
         drop = best.value - newest.value
         if drop > DROP and drop > DROP_ERRORS * error:
             yield _watch(
-                "SuccessDropped",
+                "ChoraleSuccessDropped",
                 f"Success in {family} is {percent(newest.value)}, and was {percent(best.value)}.",
                 "If it lasts, go back to an earlier adapter.",
                 f"chorale adapter list {run.line.run_id}",
@@ -249,7 +249,7 @@ def _silos(picture: Picture) -> Iterator[Concern]:
     out = picture.roster_silos - len(rostered) - len(spare)
     if left < needed:
         yield _alarm(
-            "SecAggBelowThreshold",
+            "ChoraleSecAggBelowThreshold",
             f"Only {left} of the {needed} silos that a round needs are heard of"
             + (f"; missing: {_names(silent)}" if silent else "")
             + (f"; {out} of the roster may take no part now" if out else "")
@@ -259,7 +259,7 @@ def _silos(picture: Picture) -> Iterator[Concern]:
         )
     elif silent:
         yield _watch(
-            "SiloSilent",
+            "ChoraleSiloSilent",
             f"Not heard of: {_names(silent)}."
             + (" The round goes on without them." if needed else ""),
             "Reach their operators.",
@@ -276,14 +276,14 @@ def _dropouts(picture: Picture) -> Iterator[Concern]:
     ]
     if out:
         yield _watch(
-            "SiloDroppingOut",
+            "ChoraleSiloDroppingOut",
             f"Left out for some rounds, as it was lost from attempt after attempt: {_names(out)}.",
             "Ask its operator; to let it in before: chorale silo reinstate SILO.",
             "chorale-silo doctor",
         )
     if again:
         yield _watch(
-            "SiloDroppingOut",
+            "ChoraleSiloDroppingOut",
             f"Lost from attempt after attempt: {_names(again)}.",
             "Ask its operator.",
             "chorale-silo doctor",
@@ -302,14 +302,14 @@ def _certificates(picture: Picture) -> Iterator[Concern]:
     soon = [silo for silo in members if 0 < silo.certificate_end_unix_s - now < CERTIFICATE_S]
     if over:
         yield _alarm(
-            "CertificateExpiring",
+            "ChoraleCertificateExpiring",
             f"The certificate is over of: {_names(over)}.",
             "Such a silo joins again.",
             "chorale invite FEDERATION SILO",
         )
     if soon:
         yield _watch(
-            "CertificateExpiring",
+            "ChoraleCertificateExpiring",
             f"The certificate ends within a week of: {_names(soon)}.",
             "A running silo renews by itself; ask its operator.",
             "chorale-silo doctor",
@@ -321,14 +321,14 @@ def _certificates(picture: Picture) -> Iterator[Concern]:
     for what, end, command in ends:
         if 0 < end < now + CERTIFICATE_S:
             left = f"ends in {span(end - now)}" if end > now else "is over"
-            yield _alarm("CertificateExpiring", f"{what} {left}.", "", command)
+            yield _alarm("ChoraleCertificateExpiring", f"{what} {left}.", "", command)
 
 
 def _disk(picture: Picture) -> Iterator[Concern]:
     if picture.disk_bytes > 0 and picture.disk_free_bytes < FREE_SHARE * picture.disk_bytes:
         share = percent(picture.disk_free_bytes / picture.disk_bytes)
         yield _watch(
-            "DiskFilling",
+            "ChoraleDiskFilling",
             f"Only {share} of the data directory's disk is free.",
             "Make room: a full disk pauses runs.",
         )

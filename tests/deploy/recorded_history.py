@@ -92,7 +92,7 @@ def _lines(begin: float, end: float) -> Iterator[str]:
             yield from _exposed(registry, job, instance, at, started=begin - 3600)
         if elapsed > 0.85 * SPAN_S:
             yield (
-                f'ALERTS{{alertname="SiloSilent",alertstate="firing",severity="ticket",'
+                f'ALERTS{{alertname="ChoraleSiloSilent",alertstate="firing",severity="warning",'
                 f'silo="{SILENT}",job="chorale-coordinator",instance="{COORDINATOR}"}} 1 {at}\n'
             )
         at += SCRAPE_S

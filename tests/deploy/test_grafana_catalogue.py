@@ -52,7 +52,7 @@ def test_an_unknown_label_in_a_legend_or_a_variable_fails(catalogue):
         'chorale_silo_gpu_memory_used_bytes{device="0"}',
         "process_cpu_seconds_total",
         "python_info{version='3'}",
-        'ALERTS{alertname="SiloSilent", alertstate="firing", severity="page"}',
+        'ALERTS{alertname="ChoraleSiloSilent", alertstate="firing", severity="critical"}',
     ],
 )
 def test_a_known_name_passes(catalogue, expr):
@@ -62,7 +62,7 @@ def test_a_known_name_passes(catalogue, expr):
 def test_recorded_series_pass(tmp_path):
     (tmp_path / "one.yml").write_text(
         "groups: [{name: a, rules: [{record: 'a:b', expr: 'sum by (silo) (chorale_round_waiting)',"
-        " labels: {kind: x}}, {alert: Odd, expr: 'a:b > 1', labels: {severity: page}}]}]"
+        " labels: {kind: x}}, {alert: Odd, expr: 'a:b > 1', labels: {severity: critical}}]}]"
     )
     catalogue = Catalogue.live(tmp_path)
     catalogue.check('a:b{silo="s", kind="x"}')

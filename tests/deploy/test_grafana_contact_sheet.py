@@ -161,8 +161,8 @@ def test_panels_read_what_was_recorded(prometheus, history, dashboards):
     assert titles[0] not in {each.title for each in one.panels}
     assert titles[1] in {each.title for each in one.panels}
     (line,) = panels["What fires"].lines
-    assert line.series.labels["alertname"] == "SiloSilent"
-    assert [text for _, text, _ in reading.marks] == ["SiloSilent"]
+    assert line.series.labels["alertname"] == "ChoraleSiloSilent"
+    assert [text for _, text, _ in reading.marks] == ["ChoraleSiloSilent"]
     slowest = [line.name for line in panels["Slowest methods in this range"].lines]
     assert slowest[0] == "UploadMaskedInput"
     silent = panels["Time since a silo called"].lines[0]

@@ -38,7 +38,7 @@ QUIET = {
     'grpc_server_handled_total{grpc_code=~"INTERNAL|UNKNOWN|DATA_LOSS"}': NOTHING_FAILED,
 }
 """Series, as rules select them, that are provably empty in this federation, and why."""
-OF_THIS_MACHINE = {"DiskFilling", "SiloDiskFilling"}
+OF_THIS_MACHINE = {"ChoraleDiskFilling", "ChoraleSiloDiskFilling"}
 """Alerts on the disk that the tests run on, which says nothing about Chorale."""
 
 
@@ -237,18 +237,18 @@ def test_a_dead_silo_is_told(scene):
 
     (alert,) = until(lambda: firing(scene.prometheus), "an alert fires")
     assert alert["labels"] == {
-        "alertname": "SiloDown",
-        "severity": "ticket",
+        "alertname": "ChoraleSiloDown",
+        "severity": "warning",
         "job": "chorale-silo",
         "instance": address,
     }
     assert alert["annotations"]["description"].startswith(f"{address} does not answer")
-    assert alert["annotations"]["runbook_url"] == "docs/operations/SiloDown.md"
+    assert alert["annotations"]["runbook_url"] == "docs/operations/ChoraleSiloDown.md"
 
 
 @pytest.mark.long
 def test_a_stalled_round_moves_its_deadline_and_not_its_start(scene):
-    """What RoundStalled is made of; the alert itself takes ten minutes."""
+    """What ChoraleRoundStalled is made of; the alert itself takes ten minutes."""
     loopback = scene.loopback
     for silo in cf.SILOS[2:]:
         if loopback.alive(silo):

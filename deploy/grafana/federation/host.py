@@ -29,7 +29,7 @@ def host_rows() -> tuple[Row, ...]:
             build="chorale_build_info",
             free="chorale_data_free_bytes",
             lost="chorale_log_write_failures_total",
-            disk_alert="DiskFilling",
+            disk_alert="ChoraleDiskFilling",
         ),
     )
 
@@ -48,7 +48,7 @@ def _audit() -> Panel:
         decimals=0,
         steps=True,
         height=6,
-        runbooks=("AuditChainBroken", "AuditHeadConflict"),
+        runbooks=("ChoraleAuditChainBroken", "ChoraleAuditHeadConflict"),
     )
 
 
@@ -74,7 +74,7 @@ def _integrity() -> Panel:
         thresholds=((None, "green"), (1, "red")),
         text="value_and_name",
         height=6,
-        runbooks=("AuditChainBroken", "AuditHeadConflict", "LedgerRolledBack"),
+        runbooks=("ChoraleAuditChainBroken", "ChoraleAuditHeadConflict", "ChoraleLedgerRolledBack"),
     )
 
 
@@ -94,7 +94,7 @@ def _faults() -> Panel:
             Query(expr=f"sum({_OF('chorale_driver_failures_total')})", legend="defect"),
         ),
         height=6,
-        runbooks=("StorageFailing", "DiskFilling"),
+        runbooks=("ChoraleStorageFailing", "ChoraleDiskFilling"),
     )
 
 
@@ -142,7 +142,7 @@ def _errors() -> Panel:
         minimum=0,
         quiet="no call failed",
         width=6,
-        runbooks=("CoordinatorErrors",),
+        runbooks=("ChoraleCoordinatorErrors",),
     )
 
 
@@ -159,7 +159,7 @@ def _refused() -> Panel:
         ),
         quiet="nothing was refused",
         width=6,
-        runbooks=("CoordinatorErrors",),
+        runbooks=("ChoraleCoordinatorErrors",),
     )
 
 

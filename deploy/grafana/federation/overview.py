@@ -73,7 +73,10 @@ def _glance(alerts: Sequence[str]) -> tuple[Panel, ...]:
     firing, names = alert_panels(COORDINATOR, alerts)
     return (
         up_panel(
-            COORDINATOR, daemon="coordinator", doctor="chorale doctor", alert="CoordinatorDown"
+            COORDINATOR,
+            daemon="coordinator",
+            doctor="chorale doctor",
+            alert="ChoraleCoordinatorDown",
         ),
         firing,
         Panel(
@@ -93,7 +96,7 @@ def _glance(alerts: Sequence[str]) -> tuple[Panel, ...]:
             quiet="no run under way",
             width=4,
             height=4,
-            runbooks=("RoundStalled",),
+            runbooks=("ChoraleRoundStalled",),
         ),
         Panel(
             kind=Kind.STAT,
@@ -125,7 +128,7 @@ def _glance(alerts: Sequence[str]) -> tuple[Panel, ...]:
             quiet="no cap known",
             width=4,
             height=4,
-            runbooks=("EpsilonOver80Percent",),
+            runbooks=("ChoraleEpsilonEndsEarly",),
         ),
         names,
     )
@@ -154,5 +157,5 @@ def _budget() -> Panel:
         overrides=(Override(name="cap", properties=DASHED),),
         width=FULL_WIDTH,
         height=7,
-        runbooks=("EpsilonOver80Percent",),
+        runbooks=("ChoraleEpsilonEndsEarly",),
     )

@@ -75,7 +75,7 @@ def _phases() -> Panel:
         thresholds=((None, "transparent"), (0.5, "blue")),
         width=FULL_WIDTH,
         height=8,
-        runbooks=("RoundStalled",),
+        runbooks=("ChoraleRoundStalled",),
     )
 
 
@@ -96,7 +96,7 @@ def _waiting() -> Panel:
         quiet="no silo in a roster",
         width=FULL_WIDTH,
         height=7,
-        runbooks=("RoundStalled", "SiloSilent"),
+        runbooks=("ChoraleRoundStalled", "ChoraleSiloSilent"),
     )
 
 
@@ -120,7 +120,7 @@ def _left() -> Panel:
         unit="s",
         overrides=(Override(name="until its deadline", properties=DASHED),),
         quiet="no run under way",
-        runbooks=("RoundStalled",),
+        runbooks=("ChoraleRoundStalled",),
     )
 
 
@@ -135,7 +135,7 @@ def _closed() -> Panel:
         queries=(
             Query(expr=f"sum by (outcome) ({_OF('chorale_rounds_total')})", legend="{{outcome}}"),
         ),
-        runbooks=("RoundStalled",),
+        runbooks=("ChoraleRoundStalled",),
     )
 
 
@@ -148,7 +148,7 @@ def _runs() -> Panel:
             "`failed`: `chorale run watch RUN` says why. `paused`: `chorale run resume RUN`. "
             "`queued` runs wait for the one before them."
         ),
-        runbooks=("RunFailed",),
+        runbooks=("ChoraleRunFailed",),
         queries=(Query(expr=f"max by (state) ({_OF('chorale_runs')})", legend="{{state}}"),),
         unit="none",
         decimals=0,

@@ -49,7 +49,7 @@ def _last_seen() -> Panel:
         maximum=SILENT_S,
         thresholds=((None, "green"), (SILENT_AFTER_S, "orange"), (SILENT_S, "red")),
         quiet="no silo has called",
-        runbooks=("SiloSilent",),
+        runbooks=("ChoraleSiloSilent",),
     )
 
 
@@ -68,7 +68,7 @@ def _states() -> Panel:
         decimals=0,
         minimum=0,
         steps=True,
-        runbooks=("SecAggBelowThreshold",),
+        runbooks=("ChoraleSecAggBelowThreshold",),
     )
 
 
@@ -95,7 +95,7 @@ def _silo_certificates() -> Panel:
         maximum=30,
         thresholds=((None, "red"), (7, "orange"), (14, "green")),
         quiet="no silo has joined",
-        runbooks=("CertificateExpiring",),
+        runbooks=("ChoraleCertificateExpiring",),
     )
 
 
@@ -120,7 +120,7 @@ def _own_certificates() -> Panel:
         text="value_and_name",
         width=6,
         height=6,
-        runbooks=("CertificateExpiring",),
+        runbooks=("ChoraleCertificateExpiring",),
     )
 
 
@@ -133,7 +133,7 @@ def _renewals() -> Panel:
         queries=(Query(expr=f"sum({renewed})", legend="renewed"),),
         width=6,
         height=6,
-        runbooks=("CertificateExpiring",),
+        runbooks=("ChoraleCertificateExpiring",),
     )
 
 
@@ -166,5 +166,5 @@ def _lost() -> Panel:
         quiet="no silo was lost",
         width=6,
         height=6,
-        runbooks=("SiloDroppingOut",),
+        runbooks=("ChoraleSiloDroppingOut",),
     )

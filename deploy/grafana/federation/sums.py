@@ -55,7 +55,7 @@ def _dropouts() -> Panel:
             ),
         ),
         height=9,
-        runbooks=("SecAggBelowThreshold",),
+        runbooks=("ChoraleSecAggBelowThreshold",),
     )
 
 
@@ -81,7 +81,7 @@ def _aborts() -> Panel:
         legend=Legend.BESIDE,
         width=16,
         height=9,
-        runbooks=("SecAggBelowThreshold", "SumQuarantined"),
+        runbooks=("ChoraleSecAggBelowThreshold", "ChoraleSumQuarantined"),
     )
 
 
@@ -150,7 +150,7 @@ def _success() -> Panel:
         steps=True,
         quiet=f"no round has closed, {_UNKNOWN}",
         width=12,
-        runbooks=("SuccessDropped",),
+        runbooks=("ChoraleSuccessDropped",),
     )
 
 
@@ -228,7 +228,7 @@ def _update_norm() -> Panel:
         quiet="fewer than four sums",
         width=FULL_WIDTH,
         height=6,
-        runbooks=("UpdateNormJumped",),
+        runbooks=("ChoraleUpdateNormJumped",),
     )
 
 
@@ -258,5 +258,5 @@ def _success_with_error() -> Panel:
         width=FULL_WIDTH,
         height=7,
         repeat="environment",
-        runbooks=("SuccessDropped",),
+        runbooks=("ChoraleSuccessDropped",),
     )

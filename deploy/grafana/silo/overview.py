@@ -64,7 +64,7 @@ def _glance(alerts: Sequence[str]) -> tuple[Panel, ...]:
     contact = _OF("chorale_silo_coordinator_contact_timestamp_seconds")
     expiry = _OF("chorale_silo_certificate_expiry_timestamp_seconds")
     return (
-        up_panel(SILO, daemon="silo", doctor="chorale-silo doctor", alert="SiloDown"),
+        up_panel(SILO, daemon="silo", doctor="chorale-silo doctor", alert="ChoraleSiloDown"),
         firing,
         Panel(
             kind=Kind.STAT,
@@ -81,7 +81,7 @@ def _glance(alerts: Sequence[str]) -> tuple[Panel, ...]:
             quiet="no answer known",
             width=4,
             height=4,
-            runbooks=("SiloCoordinatorUnreachable",),
+            runbooks=("ChoraleSiloCoordinatorUnreachable",),
         ),
         Panel(
             kind=Kind.STAT,
@@ -97,7 +97,7 @@ def _glance(alerts: Sequence[str]) -> tuple[Panel, ...]:
             thresholds=((None, "red"), (7, "orange"), (14, "green")),
             width=4,
             height=4,
-            runbooks=("SiloCertificateExpiring", "SiloCertificateRenewalFailing"),
+            runbooks=("ChoraleSiloCertificateExpiring", "ChoraleSiloCertificateRenewalFailing"),
         ),
         Panel(
             kind=Kind.STAT,
@@ -118,7 +118,7 @@ def _glance(alerts: Sequence[str]) -> tuple[Panel, ...]:
             quiet="no cap known",
             width=4,
             height=4,
-            runbooks=("SiloEpsilonOver80Percent",),
+            runbooks=("ChoraleSiloEpsilonOver80Percent",),
         ),
         names,
     )

@@ -45,7 +45,7 @@ def machine_row() -> tuple[Row, ...]:
         build="chorale_silo_build_info",
         free="chorale_silo_data_free_bytes",
         lost="chorale_silo_log_write_failures_total",
-        disk_alert="SiloDiskFilling",
+        disk_alert="ChoraleSiloDiskFilling",
     )
     return (Row(title="GPU", panels=(_gpu(),)), process)
 
@@ -81,7 +81,7 @@ def _epsilon() -> Panel:
             for what, style in (("spent", {}), ("cap", DASHED))
         ),
         width=16,
-        runbooks=("SiloEpsilonOver80Percent",),
+        runbooks=("ChoraleSiloEpsilonOver80Percent",),
     )
 
 
@@ -100,7 +100,7 @@ def _share() -> Panel:
         thresholds=((None, "green"), (0.8, "orange"), (1, "red")),
         mappings=ENDLESS,
         quiet="no cap known",
-        runbooks=("SiloEpsilonOver80Percent",),
+        runbooks=("ChoraleSiloEpsilonOver80Percent",),
     )
 
 
@@ -130,7 +130,7 @@ def _exceptions() -> Panel:
         quiet="none",
         width=24,
         height=5,
-        runbooks=("SiloEpsilonOver80Percent",),
+        runbooks=("ChoraleSiloEpsilonOver80Percent",),
     )
 
 
@@ -148,7 +148,7 @@ def _contact() -> Panel:
         unit="s",
         minimum=0,
         quiet="it never answered",
-        runbooks=("SiloCoordinatorUnreachable", "SiloRefused"),
+        runbooks=("ChoraleSiloCoordinatorUnreachable", "ChoraleSiloRefused"),
     )
 
 
@@ -164,7 +164,7 @@ def _certificate() -> Panel:
         decimals=1,
         minimum=0,
         thresholds=((None, "red"), (7, "orange"), (14, "green")),
-        runbooks=("SiloCertificateExpiring",),
+        runbooks=("ChoraleSiloCertificateExpiring",),
     )
 
 
@@ -177,7 +177,7 @@ def _renewals() -> Panel:
             "longer in the roster is not renewed."
         ),
         queries=(Query(expr=_OF("chorale_silo_certificate_renewals_total"), legend="{{outcome}}"),),
-        runbooks=("SiloCertificateRenewalFailing",),
+        runbooks=("ChoraleSiloCertificateRenewalFailing",),
     )
 
 
@@ -192,7 +192,7 @@ def _checks() -> Panel:
             "not: compare `instruction_failed` in the logs, and ask the admin."
         ),
         quiet="no check failed",
-        runbooks=("SiloChecksFailing",),
+        runbooks=("ChoraleSiloChecksFailing",),
     )
 
 
@@ -207,7 +207,7 @@ def _errors() -> Panel:
             "round means that this silo contributes zeros."
         ),
         quiet="no error",
-        runbooks=("SiloErrors",),
+        runbooks=("ChoraleSiloErrors",),
     )
 
 
@@ -222,7 +222,7 @@ def _audit() -> Panel:
         decimals=0,
         steps=True,
         width=4,
-        runbooks=("SiloAuditChainBroken",),
+        runbooks=("ChoraleSiloAuditChainBroken",),
     )
 
 
@@ -244,7 +244,7 @@ def _integrity() -> Panel:
         thresholds=((None, "green"), (1, "red")),
         text="value_and_name",
         width=4,
-        runbooks=("SiloAuditChainBroken", "SiloAuditHeadConflict"),
+        runbooks=("ChoraleSiloAuditChainBroken", "ChoraleSiloAuditHeadConflict"),
     )
 
 

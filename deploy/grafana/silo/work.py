@@ -116,7 +116,7 @@ def _policy() -> tuple[Panel, Panel]:
         steps=True,
         quiet="nothing compared tries yet",
         width=12,
-        runbooks=("SiloEntropyOffCourse", "SiloEngineMismatch"),
+        runbooks=("ChoraleSiloEntropyOffCourse", "ChoraleSiloEngineMismatch"),
     )
     shares = Panel(
         kind=Kind.LINES,
@@ -224,7 +224,7 @@ def _resumed() -> Panel:
             Query(expr=_OF("chorale_silo_resumed_uploads_total"), legend="uploads finished"),
             Query(expr=_OF("chorale_silo_nonfinite_deltas_total"), legend="deltas not finite"),
         ),
-        runbooks=("SiloNonfiniteDeltas",),
+        runbooks=("ChoraleSiloNonfiniteDeltas",),
     )
 
 

@@ -51,33 +51,45 @@ def test_a_run_that_goes_on_is_well(picture):
 @pytest.mark.parametrize(
     ("change", "alert", "level"),
     [
-        (lambda p: counting(p, audit_failures=1), "AuditChainBroken", Level.ALARM),
-        (lambda p: replace(p, audit=None), "AuditChainBroken", Level.ALARM),
-        (lambda p: counting(p, audit_head_conflicts=1), "AuditHeadConflict", Level.ALARM),
-        (lambda p: counting(p, ledger_rollbacks=1), "LedgerRolledBack", Level.WATCH),
-        (lambda p: counting(p, storage_faults=3), "StorageFailing", Level.WATCH),
-        (lambda p: with_current(p, stalled_since_unix_s=NOW - 9), "RoundStalled", Level.ALARM),
-        (lambda p: with_current(p, deadline_unix_s=NOW - 61), "RoundStalled", Level.ALARM),
-        (lambda p: with_current(p, attempt=2), "SecAggBelowThreshold", Level.WATCH),
-        (lambda p: with_run(p, epsilon_spent=6.5), "EpsilonOver80Percent", Level.WATCH),
-        (lambda p: with_silo(p, 0, alive=False), "SiloSilent", Level.WATCH),
+        (lambda p: counting(p, audit_failures=1), "ChoraleAuditChainBroken", Level.ALARM),
+        (lambda p: replace(p, audit=None), "ChoraleAuditChainBroken", Level.ALARM),
+        (lambda p: counting(p, audit_head_conflicts=1), "ChoraleAuditHeadConflict", Level.ALARM),
+        (lambda p: counting(p, ledger_rollbacks=1), "ChoraleLedgerRolledBack", Level.WATCH),
+        (lambda p: counting(p, storage_faults=3), "ChoraleStorageFailing", Level.WATCH),
+        (
+            lambda p: with_current(p, stalled_since_unix_s=NOW - 9),
+            "ChoraleRoundStalled",
+            Level.ALARM,
+        ),
+        (lambda p: with_current(p, deadline_unix_s=NOW - 61), "ChoraleRoundStalled", Level.ALARM),
+        (lambda p: with_current(p, attempt=2), "ChoraleSecAggBelowThreshold", Level.WATCH),
+        (lambda p: with_run(p, epsilon_spent=6.5), "ChoraleEpsilonEndsEarly", Level.WATCH),
+        (lambda p: with_silo(p, 0, alive=False), "ChoraleSiloSilent", Level.WATCH),
         (
             lambda p: with_silo(p, 0, certificate_end_unix_s=NOW + 6 * DAY_S),
-            "CertificateExpiring",
+            "ChoraleCertificateExpiring",
             Level.WATCH,
         ),
         (
             lambda p: with_silo(p, 0, certificate_end_unix_s=NOW - 1),
-            "CertificateExpiring",
+            "ChoraleCertificateExpiring",
             Level.ALARM,
         ),
-        (lambda p: replace(p, ca_end_unix_s=NOW + DAY_S), "CertificateExpiring", Level.ALARM),
+        (
+            lambda p: replace(p, ca_end_unix_s=NOW + DAY_S),
+            "ChoraleCertificateExpiring",
+            Level.ALARM,
+        ),
         (
             lambda p: replace(p, server_certificate_end_unix_s=NOW - 1),
-            "CertificateExpiring",
+            "ChoraleCertificateExpiring",
             Level.ALARM,
         ),
-        (lambda p: replace(p, disk_free_bytes=9, disk_bytes=100), "DiskFilling", Level.WATCH),
+        (
+            lambda p: replace(p, disk_free_bytes=9, disk_bytes=100),
+            "ChoraleDiskFilling",
+            Level.WATCH,
+        ),
     ],
 )  # fmt: skip
 def test_each_concern_alone(picture, change, alert, level):
@@ -108,16 +120,16 @@ def test_too_few_silos_are_worse_than_a_silent_one(picture):
     silent = picture
     for index in range(2):
         silent = with_silo(silent, index, alive=False)
-    assert alerts(silent) == ["SiloSilent"]
+    assert alerts(silent) == ["ChoraleSiloSilent"]
     silent = with_silo(silent, 2, alive=False)
     (concern,) = judge(silent).concerns
-    assert (concern.alert, concern.level) == ("SecAggBelowThreshold", Level.ALARM)
+    assert (concern.alert, concern.level) == ("ChoraleSecAggBelowThreshold", Level.ALARM)
     assert "Only 2 of the 3 silos" in concern.what
     assert "hospital-d, hospital-a, hospital-b" in concern.what
     # Without a run nothing is at stake yet.
     idle = with_run(silent, current=None)
     idle = with_run(idle, line=replace(idle.run.line, state=RunState.FINISHED))
-    assert alerts(idle) == ["SiloSilent"]
+    assert alerts(idle) == ["ChoraleSiloSilent"]
 
 
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.QUEUED])
@@ -130,7 +142,7 @@ def test_a_roster_that_cannot_fill_the_run_is_an_alarm_though_nobody_is_silent(p
     assert alerts(gone) == []
     gone = with_silo(gone, 2, state=SiloState.LEFT, alive=False)
     (concern,) = judge(gone).concerns
-    assert (concern.alert, judge(gone).level) == ("SecAggBelowThreshold", Level.ALARM)
+    assert (concern.alert, judge(gone).level) == ("ChoraleSecAggBelowThreshold", Level.ALARM)
     assert concern.what == (
         "Only 2 of the 3 silos that a round needs are heard of; 3 of the roster may take no part "
         "now."
@@ -140,11 +152,11 @@ def test_a_roster_that_cannot_fill_the_run_is_an_alarm_though_nobody_is_silent(p
 
 def test_a_silo_that_is_lost_again_and_again_is_watched(picture):
     lost = with_silo(picture, 0, dropouts_in_a_row=2)
-    assert alerts(lost) == ["SiloDroppingOut"]
+    assert alerts(lost) == ["ChoraleSiloDroppingOut"]
     assert alerts(with_silo(picture, 0, dropouts_in_a_row=1)) == []
     out = with_silo(picture, 0, dropouts_in_a_row=3, state=SiloState.SITTING_OUT)
     (concern,) = judge(out).concerns
-    assert (concern.alert, concern.level) == ("SiloDroppingOut", Level.WATCH)
+    assert (concern.alert, concern.level) == ("ChoraleSiloDroppingOut", Level.WATCH)
     assert picture.silos[0].silo_id in concern.what
     assert "chorale silo reinstate SILO" in concern.advice
 
@@ -180,14 +192,14 @@ def test_a_skipped_round_is_watched_until_the_next_sum(picture):
     assert alerts(picture) == []
     last = replace(skipped[0], round=99)
     assert alerts(with_run(picture, releases=(*picture.run.releases, last))) == [
-        "SecAggBelowThreshold"
+        "ChoraleSecAggBelowThreshold"
     ]
 
 
 def test_a_quarantined_round_is_an_alarm_until_the_next_sum(picture):
     last = replace(picture.run.releases[-1], round=99, outcome="quarantined")
     spoiled = with_run(picture, releases=(*picture.run.releases, last))
-    assert alerts(spoiled) == ["SumQuarantined"]
+    assert alerts(spoiled) == ["ChoraleSumQuarantined"]
     assert judge(spoiled).level is Level.ALARM
     after = replace(last, round=100, outcome="aggregated")
     assert alerts(with_run(picture, releases=(*spoiled.run.releases, after))) == []
@@ -224,12 +236,12 @@ def success(*values):
 )
 def test_success_that_dropped_beyond_its_noise(picture, values, dropped):
     found = alerts(with_run(picture, releases=success(*values)))
-    assert found == (["SuccessDropped"] if dropped else [])
+    assert found == (["ChoraleSuccessDropped"] if dropped else [])
 
 
 def test_the_worst_comes_first(picture):
     both = counting(with_current(picture, stalled_since_unix_s=NOW - 9), ledger_rollbacks=1)
-    assert alerts(both) == ["RoundStalled", "LedgerRolledBack"]
+    assert alerts(both) == ["ChoraleRoundStalled", "ChoraleLedgerRolledBack"]
     assert judge(both).level is Level.ALARM
 
 
@@ -239,7 +251,7 @@ def test_a_stall_names_who_is_missing(tmp_path):
         round=13, attempt=1, phase=Phase.TRAINING, phase_since_unix_s=NOW - 3600
     )
     concerns = judge(made.observer.look(releases=50)).concerns
-    assert [concern.alert for concern in concerns] == ["RoundStalled", "SiloSilent"]
+    assert [concern.alert for concern in concerns] == ["ChoraleRoundStalled", "ChoraleSiloSilent"]
     assert "has been stalled for 10 s: too few silos are ready" in concerns[0].what
     assert "not heard of: hospital-b." in concerns[0].what
     made.close()
@@ -252,6 +264,6 @@ def test_what_was_counted_since_the_start_reaches_the_page(tmp_path):
         counter.inc()
     text = made.html()
     assert "Someone is needed" in text
-    for alert in ("AuditChainBroken", "AuditHeadConflict", "LedgerRolledBack"):
+    for alert in ("ChoraleAuditChainBroken", "ChoraleAuditHeadConflict", "ChoraleLedgerRolledBack"):
         assert f"<code>{alert}</code>" in text
     made.close()

@@ -40,7 +40,7 @@ def test_probes_scrape_and_page_wait_for_no_writer_and_the_fault_is_counted(loop
         assert ask(loopback, "/readyz")[0] == 200
         until(
             lambda: loopback.metrics("coordinator")["chorale_storage_faults_total"] > 0,
-            "the fault is counted, which StorageFailing looks at",
+            "the fault is counted, which ChoraleStorageFailing looks at",
             within_s=40,
         )
         database.execute("ROLLBACK")
