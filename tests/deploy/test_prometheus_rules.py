@@ -25,6 +25,8 @@ from tests.kit.deploy.alerts import (
 CONFIGURATIONS = ("coordinator", "silo", "laptop")
 RECORDS = [rule for part in files.PARTS for rule in RULES[part] if rule.records]
 NAMES = sorted({rule.name for rule in ALERTS})
+ALWAYS = {"ChoraleWatchdog"}
+"""The dead-man's switch is never quiet."""
 
 
 # Prometheus' own checks -----------------------------------------------------------------------
@@ -157,6 +159,8 @@ def test_an_alert_is_tested_both_ways(rule):
     ]
     assert firing
     assert all(set(alert["exp_annotations"]) == set(rule.annotations) for alert in firing)
+    if rule.name in ALWAYS:
+        return
     read = base_metrics(rule) | {"up"}
     quiet = [
         group
@@ -188,9 +192,81 @@ def test_every_recorded_series_is_used():
     assert {rule.name for rule in RECORDS} <= used
 
 
+def test_every_alert_is_chorales_by_its_name():
+    assert all(name.startswith("Chorale") for name in NAMES)
+
+
 def test_no_alert_has_the_same_name_at_both_sides():
     ours, theirs = ({r.name for r in RULES[part] if not r.records} for part in files.PARTS)
     assert not ours & theirs
+
+
+# Alertmanager ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alertmanager():
+    return yaml.safe_load((files.DIRECTORY / "alertmanager.yml").read_text())
+
+
+def matching(matchers, labels):
+    """Whether labels are matched by all of them, each as Alertmanager writes it."""
+    for one in matchers:
+        label, operator, value = re.fullmatch(r'(\w+) (=|=~) "(.*)"', one).groups()
+        found = labels.get(label, "")
+        if found != value if operator == "=" else not re.fullmatch(value, found):
+            return False
+    return True
+
+
+def receiver(route, labels):
+    """Who is told of an alert: the first route that takes it, or the one above."""
+    for one in route.get("routes", ()):
+        if matching(one["matchers"], labels):
+            return receiver(one, labels)
+    return route["receiver"]
+
+
+def test_every_alert_is_routed_by_its_severity(alertmanager):
+    """By hand, for ``amtool`` is in no package that the tests need."""
+    known = {one["name"]: one for one in alertmanager["receivers"]}
+    ways = {"critical": "on-call", "warning": "tickets", "info": "nobody"}
+    for rule in ALERTS:
+        severity = rule.labels["severity"]
+        way = receiver(alertmanager["route"], {"alertname": rule.name, "severity": severity})
+        assert way == ("watchdog" if rule.name in ALWAYS else ways[severity]), rule.name
+        assert way in known
+    assert receiver(alertmanager["route"], {"alertname": "SomebodyElses"}) == "tickets"
+    # Whoever alarms when nothing comes must not be told that it is over.
+    assert known["watchdog"]["webhook_configs"][0]["send_resolved"] is False
+
+
+def test_what_silences_what_names_alerts_and_never_silences_itself(alertmanager):
+    silenced = {}
+    for one in alertmanager["inhibit_rules"]:
+        assert set(one) == {"source_matchers", "target_matchers", "equal"}
+        sources, targets = (
+            {
+                (rule.name, rule.labels["severity"])
+                for rule in ALERTS
+                if matching(one[side], {"alertname": rule.name, **rule.labels})
+            }
+            for side in ("source_matchers", "target_matchers")
+        )
+        assert sources
+        assert targets
+        assert not sources & targets
+        if "alertname" not in one["equal"]:
+            for name, _ in sources:
+                silenced.setdefault(name, set()).update(target for target, _ in targets)
+        for part in re.findall(r"[(|](\w+)", " ".join(one["target_matchers"])):
+            assert any(name.endswith(part) for name, _ in targets), part
+    assert "ChoraleRoundStalled" in silenced["ChoraleStorageFailing"]
+    assert "ChoraleSiloSilent" in silenced["ChoraleCoordinatorDown"]
+    # No two silence each other, or neither would be sent.
+    for name, targets in silenced.items():
+        assert not any(name in silenced.get(target, ()) for target in targets)
+    assert not any(ALWAYS & targets for targets in silenced.values())
 
 
 # Runbooks -------------------------------------------------------------------------------------
