@@ -6,11 +6,14 @@
    Prometheus that scrapes all of them by ``deploy/prometheus/laptop.yml`` and its rules, unchanged;
 2. a run of three rounds under ``record_local``; in the second one silo is killed, and stays dead;
 3. once the alert on it fires, every alert that fires or is about to;
-4. both Grafana dashboards as contact sheets, and the coordinator's status page, light and dark.
+4. the first screen of both dashboards as tables, each query answered by that Prometheus, and the
+   coordinator's status page as pictures: light, dark, and as wide as a phone.
 
 Everything ends with the command; DIR keeps the pictures, the logs and Prometheus' data.
 
-Covered: this machine over loopback. Not covered: Grafana itself, an Alertmanager.
+Covered: this machine over loopback; every query of every panel is asked, those of closed rows as
+well, and one that is refused ends the command. Not covered: Grafana itself, which is not run, so
+what the panels look like in it; an Alertmanager.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from typing import Any, Final
 
 from deploy.browser import Browser, BrowserError
 from deploy.browser import executable as chromium
-from deploy.grafana.contact_sheet import contact_sheet
 from deploy.grafana.generate import DASHBOARDS
-from deploy.grafana.reading import Window
+from deploy.grafana.prometheus_api import PrometheusApi
+from deploy.grafana.reading import DashboardReading, PanelReading, Window, read
 from deploy.prometheus_server import Prometheus, PrometheusError
 from lab.demo.progress import Progress
 from lab.demo.run import Demo
@@ -52,7 +55,7 @@ class OpsDemo:
         self.out = out
         self.progress = Progress()
         self._shown = ""
-        """Address of the silo whose dashboard is drawn."""
+        """Address of the silo whose dashboard is shown."""
         self.demo = Demo(
             directory=out / "federation",
             settings=DemoSettings(rounds=3, episodes=episodes),
@@ -75,9 +78,8 @@ class OpsDemo:
                 self._three_rounds(loopback)
                 self._await_alert(prometheus)
                 print_alerts(alerts(prometheus))
-                pictures = self._sheets(prometheus.url, begun)
-            pictures += self._status_page(loopback)
-        return pictures
+                self._first_screens(prometheus.url, begun)
+            return self._status_page(loopback)
 
     def _write_config(self, loopback: LoopbackFederation) -> Path:
         directory = self.out / "prometheus" / "config"
@@ -120,23 +122,18 @@ class OpsDemo:
                 raise PrometheusError(f"{EXPECTED} does not fire, though {VICTIM} is dead")
             time.sleep(1)
 
-    def _sheets(self, url: str, begun: float) -> list[Path]:
-        pictures = []
+    def _first_screens(self, url: str, begun: float) -> None:
         now = time.time()
         window = Window(end_unix_s=now, span_s=now - begun, scrape_s=SCRAPE_S)
-        for dashboard in sorted(DASHBOARDS.glob("*.json")):
-            picture = self.out / f"{dashboard.stem}.png"
-            reading = contact_sheet(
-                dashboard,
-                prometheus=url,
-                out=picture,
-                window=window,
-                chosen={"instance": self._shown} if dashboard.stem == "silo" else None,
-            )
-            if reading.failed:
-                raise PrometheusError(f"{dashboard.name}: {'; '.join(reading.failed)}")
-            pictures.append(picture)
-        return pictures
+        with PrometheusApi(url) as api:
+            for path in sorted(DASHBOARDS.glob("*.json")):
+                dashboard = json.loads(path.read_text(encoding="utf-8"))
+                chosen = {"instance": self._shown} if path.stem == "silo" else None
+                reading = read(dashboard, api, window, chosen)
+                if reading.failed:
+                    raise PrometheusError(f"{path.name}: {'; '.join(reading.failed)}")
+                first = sum(panel["type"] != "row" for panel in dashboard["panels"])
+                print_first_screen(reading, first)
 
     def _status_page(self, loopback: LoopbackFederation) -> list[Path]:
         pictures = []
@@ -181,6 +178,34 @@ def print_alerts(found: list[Mapping[str, Any]]) -> None:
         print(f"{one['state'].upper():8} {labels['alertname']} ({labels['severity']}) {about}")
         print(f"         {notes['summary']} {notes['description']}")
         print(f"         {notes['runbook_url']}\n")
+
+
+def print_first_screen(reading: DashboardReading, panels: int) -> None:
+    """The newest value of every series of the first panels, on stdout."""
+    print(f"{reading.title} ({', '.join(f'{k}: {v}' for k, v in reading.variables.items())})")
+    for panel in reading.panels[:panels]:
+        print(f"  {panel.title:42} {said_by(panel)}")
+    print(f"  and {len(reading.panels) - panels} panels in closed rows, every query answered\n")
+
+
+def said_by(panel: PanelReading) -> str:
+    """What a panel says in words: names and newest values, or what stands in place of them."""
+    defaults = panel.panel["fieldConfig"]["defaults"]
+    if panel.empty:
+        return str(defaults.get("noValue", "nothing"))
+    unit = {"percentunit": "", "none": ""}.get(defaults["unit"], defaults["unit"])
+    said: dict[str, str] = {}
+    for line in panel.lines:
+        labels = line.series.labels
+        table = panel.panel["type"] == "table"
+        name = " ".join(labels[key] for key in sorted(labels)) if table else line.name
+        value = line.series.values[-1]
+        shown = f"{value:.0%}" if defaults["unit"] == "percentunit" else f"{value:.4g}"
+        told = f"{shown} {unit.removeprefix('suffix:')}".strip()
+        said[name] = f"{said[name]}, {told}" if name in said else told
+    if panel.panel["options"].get("textMode") == "name":
+        return ", ".join(said)
+    return "; ".join(f"{name} {told}" for name, told in said.items())
 
 
 def main() -> None:

@@ -129,9 +129,8 @@ def _labels_of(registry: CollectorRegistry) -> dict[str, frozenset[str]]:
                 extra = {"le"} if end == "_bucket" else set()
                 found[family.name + end] = declared | extra
             for sample in family.samples:
-                if not sample.name.endswith("_created"):
-                    seen = found.get(sample.name, frozenset())
-                    found[sample.name] = seen | frozenset(sample.labels)
+                seen = found.get(sample.name, frozenset())
+                found[sample.name] = seen | frozenset(sample.labels)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A dashboard: rows of panels on Grafana's grid, variables, links, firing alerts as annotations.
+"""A dashboard: a first screen, collapsed rows, variables, links, firing alerts as annotations.
 
 Invariants:
 
@@ -6,6 +6,7 @@ Invariants:
    nothing that is asked for at import.
 2. Every query, legend and variable is checked against the catalogue before anything is written.
 3. Panels stand in reading order, never over one another; ids count from 1 in that order.
+4. Only the first screen is open: a row is read, and asks Prometheus, when somebody opens it.
 
 Covered: what is provisioned from files. Not covered: what somebody saves by hand, which the
 provisioning forbids.
@@ -13,31 +14,24 @@ provisioning forbids.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as model
+
 from deploy.grafana.catalogue import Catalogue
 from deploy.grafana.errors import PanelError
-from deploy.grafana.panel import FULL_WIDTH, Panel
-from deploy.grafana.panel_json import DATASOURCE, panel_json
+from deploy.grafana.panel import DATASOURCE, FULL_WIDTH, link
 
-__all__ = ["SCHEMA_VERSION", "TAG", "Dashboard", "Row", "Variable"]
+__all__ = ["TAG", "Dashboard", "Variable"]
 
-SCHEMA_VERSION: Final = 41
-"""Of Grafana 11.6 to 12.1; a newer one brings it up to its own when it reads the file."""
 TAG: Final = "chorale"
-_UNCHOSEN: Final = {"text": "", "value": ""}
+_UNCHOSEN: Final = model.VariableOption(text="", value="")
 """Grafana takes the first value there is."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """Panels under one heading."""
-
-    title: str
-    panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +44,6 @@ class Variable:
     """``label_values(metric, label)``."""
     everything: bool = False
     """Whether all values may be chosen at once, and are at first; queries match with ``=~``."""
-    multiple: bool = False
-    """Whether several values may be chosen; queries match with ``=~``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +54,10 @@ class Dashboard:
     title: str
     description: str
     variables: tuple[Variable, ...]
-    rows: tuple[Row, ...]
+    first: tuple[model.Panel, ...]
+    """What is open, and answers the question that somebody comes with."""
+    rows: Mapping[str, tuple[model.Panel, ...]]
+    """What is behind it, by heading."""
     alerts: tuple[str, ...]
     """Names of those that concern it, whose runbooks may be linked."""
     firing: str
@@ -83,176 +78,106 @@ class Dashboard:
         """
         for variable in self.variables:
             catalogue.check_label_values(variable.query)
-        for annotation in self._annotations()[1:]:
-            catalogue.check(annotation["target"]["expr"], annotation["titleFormat"])
-        for row in self.rows:
-            for panel in row.panels:
-                self._check(panel, catalogue)
-        content = {
-            "uid": self.uid,
-            "title": self.title,
-            "description": self.description,
-            "tags": [TAG],
-            "schemaVersion": SCHEMA_VERSION,
-            "version": 1,
-            "editable": False,
-            "graphTooltip": 1,
-            "fiscalYearStartMonth": 0,
-            "timezone": "browser",
-            "time": {"from": "now-6h", "to": "now"},
-            "timepicker": {},
-            "refresh": "30s",
-            "liveNow": False,
-            "links": self._links(),
-            "annotations": {"list": self._annotations()},
-            "templating": {"list": _every_variable(self.variables, runbooks)},
-            "panels": list(self._panels()),
-        }
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        annotations = (
+            _annotation("Firing alerts", f"max by (alertname) ({self.firing})", "red"),
+            _annotation("Restarts", self.restarts, "purple"),
+        )
+        for one in annotations:
+            catalogue.check(one.expr or "")
+        for panel in itertools.chain(self.first, *self.rows.values()):
+            self._check(panel, catalogue)
+        made = (
+            build.Dashboard(self.title)
+            .uid(self.uid)
+            .description(self.description)
+            .tags([TAG])
+            .version(1)
+            .readonly()
+            .tooltip(model.DashboardCursorSync.CROSSHAIR)
+            .timezone("browser")
+            .time("now-6h", "now")
+            .refresh("30s")
+            .links([_others(), link("Runbooks", "${runbooks}")])
+            .variables([_datasource(), *map(_variable, self.variables), _text(runbooks)])
+            .build()
+        )
+        made.annotations = model.AnnotationContainer(list_val=list(annotations))
+        made.panels = list(self._panels())
+        return JSONEncoder(indent=2, ensure_ascii=False).encode(made) + "\n"
 
-    def _check(self, panel: Panel, catalogue: Catalogue) -> None:
-        for query in panel.queries:
-            catalogue.check(query.expr, query.legend)
-        missing = set(panel.runbooks) - set(self.alerts)
-        if missing:
-            raise PanelError(f"panel {panel.title!r}: no alert {', '.join(sorted(missing))}")
-        if panel.repeat and panel.repeat not in {one.name for one in self.variables}:
-            raise PanelError(f"panel {panel.title!r} repeats over no variable: {panel.repeat}")
+    def _check(self, panel: model.Panel, catalogue: Catalogue) -> None:
+        for target in panel.targets or ():
+            query: dict[str, Any] = target.to_json()
+            legend = query["legendFormat"]
+            catalogue.check(query["expr"], "" if legend == "__auto" else legend)
+        for one in panel.links or ():
+            name = one.title.removeprefix("Runbook: ")
+            if name not in self.alerts:
+                raise PanelError(f"panel {panel.title!r}: no alert {name}")
 
-    def _panels(self) -> Iterator[dict[str, Any]]:
-        panel_id = top = 0
-        for row in self.rows:
-            panel_id += 1
-            yield _row_json(row.title, panel_id=panel_id, top=top)
+    def _panels(self) -> Iterator[model.Panel | model.RowPanel]:
+        ids = itertools.count(1)
+        top = _place(self.first, ids, 0)
+        yield from self.first
+        for title, panels in self.rows.items():
+            row = model.RowPanel(
+                title=title,
+                collapsed=True,
+                id_val=next(ids),
+                grid_pos=model.GridPos(x=0, y=top, w=FULL_WIDTH, h=1),
+                panels=list(panels),
+            )
+            _place(panels, ids, top + 1)
+            # Closed, it is one line high; Grafana makes room when it is opened.
             top += 1
-            left = tallest = 0
-            for panel in row.panels:
-                if left + panel.width > FULL_WIDTH:
-                    left, top, tallest = 0, top + tallest, 0
-                panel_id += 1
-                place = {"x": left, "y": top, "w": panel.width, "h": panel.height}
-                links = [_link(f"Runbook: {n}", f"${{runbooks}}/{n}.md") for n in panel.runbooks]
-                yield panel_json(panel, panel_id=panel_id, place=place, links=links)
-                left, tallest = left + panel.width, max(tallest, panel.height)
-            top += tallest
-
-    def _links(self) -> list[dict[str, Any]]:
-        others = {
-            **_link("Chorale's dashboards", ""),
-            "type": "dashboards",
-            "tags": [TAG],
-            "asDropdown": True,
-            "keepTime": True,
-            "targetBlank": False,
-        }
-        return [others, _link("Runbooks", "${runbooks}")]
-
-    def _annotations(self) -> list[dict[str, Any]]:
-        firing = f"max by (alertname) ({self.firing})"
-        return [
-            {
-                "builtIn": 1,
-                "name": "Annotations & Alerts",
-                "datasource": {"type": "grafana", "uid": "-- Grafana --"},
-                "enable": True,
-                "hide": True,
-                "iconColor": "rgba(0, 211, 255, 1)",
-                "type": "dashboard",
-            },
-            _annotation("Firing alerts", firing, "red", "{{alertname}}"),
-            _annotation("Restarts", self.restarts, "purple", "restarted"),
-        ]
+            yield row
 
 
-def _annotation(name: str, expr: str, colour: str, title: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "datasource": DATASOURCE,
-        "enable": True,
-        "hide": False,
-        "iconColor": colour,
-        "target": {"refId": "Anno", "expr": expr, "interval": "30s"},
-        "titleFormat": title,
-    }
+def _place(panels: Sequence[model.Panel], ids: Iterator[int], top: int) -> int:
+    """Give panels their ids and places from a line on; returns the line below them."""
+    left = tallest = 0
+    for panel in panels:
+        panel.id_val = next(ids)
+        at = panel.grid_pos or model.GridPos()
+        if left + at.w > FULL_WIDTH:
+            left, top, tallest = 0, top + tallest, 0
+        panel.grid_pos = model.GridPos(x=left, y=top, w=at.w, h=at.h)
+        left, tallest = left + at.w, max(tallest, at.h)
+    return top + tallest
 
 
-def _row_json(title: str, *, panel_id: int, top: int) -> dict[str, Any]:
-    return {
-        "id": panel_id,
-        "type": "row",
-        "title": title,
-        "collapsed": False,
-        "gridPos": {"x": 0, "y": top, "w": FULL_WIDTH, "h": 1},
-        "panels": [],
-    }
+def _annotation(name: str, expr: str, colour: str) -> model.AnnotationQuery:
+    made = build.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True)
+    return made.hide(False).icon_color(colour).expr(expr).build()
 
 
-def _link(title: str, url: str) -> dict[str, Any]:
-    return {
-        "title": title,
-        "url": url,
-        "type": "link",
-        "icon": "doc",
-        "tags": [],
-        "tooltip": "",
-        "asDropdown": False,
-        "includeVars": False,
-        "keepTime": False,
-        "targetBlank": True,
-    }
+def _others() -> build.DashboardLink:
+    made = build.DashboardLink("Chorale's dashboards").type(model.DashboardLinkType.DASHBOARDS)
+    return made.tags([TAG]).as_dropdown(True).keep_time(True)
 
 
-def _every_variable(variables: Sequence[Variable], runbooks: str) -> list[dict[str, Any]]:
-    return [_datasource(), *(_variable(one) for one in variables), _text("runbooks", runbooks)]
+def _datasource() -> build.DatasourceVariable:
+    made = build.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    return made.current(_UNCHOSEN)
 
 
-def _text(name: str, value: str) -> dict[str, Any]:
-    chosen = {"selected": True, "text": value, "value": value}
-    return {
-        "name": name,
-        "label": name.capitalize(),
-        "type": "textbox",
-        "query": value,
-        "hide": 0,
-        "skipUrlSync": False,
-        "current": chosen,
-        "options": [chosen],
-    }
+def _text(runbooks: str) -> build.TextBoxVariable:
+    chosen = model.VariableOption(selected=True, text=runbooks, value=runbooks)
+    made = build.TextBoxVariable("runbooks").label("Runbooks").default_value(runbooks)
+    return made.current(chosen).options([chosen])
 
 
-def _datasource() -> dict[str, Any]:
-    return {
-        "name": "datasource",
-        "label": "Data source",
-        "type": "datasource",
-        "query": "prometheus",
-        "regex": "",
-        "refresh": 1,
-        "hide": 0,
-        "includeAll": False,
-        "multi": False,
-        "skipUrlSync": False,
-        "current": _UNCHOSEN,
-        "options": [],
-    }
-
-
-def _variable(variable: Variable) -> dict[str, Any]:
-    every = {"text": "All", "value": "$__all"} if variable.everything else _UNCHOSEN
-    content: dict[str, Any] = {
-        "name": variable.name,
-        "label": variable.label,
-        "type": "query",
-        "datasource": DATASOURCE,
-        "query": {"qryType": 1, "query": variable.query, "refId": "Variable"},
-        "regex": "",
-        "refresh": 2,
-        "sort": 1,
-        "hide": 0,
-        "includeAll": variable.everything,
-        "multi": variable.multiple,
-        "skipUrlSync": False,
-        "current": every,
-        "options": [],
-    }
-    return content | ({"allValue": ".*"} if variable.everything else {})
+def _variable(variable: Variable) -> build.QueryVariable:
+    made = (
+        build.QueryVariable(variable.name)
+        .label(variable.label)
+        .datasource(DATASOURCE)
+        .query({"qryType": 1, "query": variable.query, "refId": "Variable"})
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(model.VariableSort.ALPHABETICAL_ASC)
+        .include_all(variable.everything)
+        .current(_UNCHOSEN)
+    )
+    if variable.everything:
+        made.all_value(".*").current(model.VariableOption(text="All", value="$__all"))
+    return made

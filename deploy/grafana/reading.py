@@ -7,7 +7,8 @@ Invariants:
 2. Every panel gets a reading. A query that Prometheus refuses makes the panel failed; one without
    an answer makes it empty. The two are never the same.
 
-Covered: panels, repeated panels, annotations. Not covered: drawing (``sheet/``).
+Covered: panels, those of closed rows as well, variables, annotations. Not covered: drawing, which
+is Grafana's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ _VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::\w+)?\})")
 _LABEL_VALUES: Final = re.compile(r"label_values\((?P<selector>.+), *(?P<label>\w+)\)")
 _LEGEND: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _POINTS: Final = 400
-_GRID: Final = 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +76,6 @@ class PanelReading:
     panel: Mapping[str, Any]
     """As the dashboard has it."""
     title: str
-    place: tuple[int, int, int, int]
-    """x, y, width, height in the grid."""
     lines: tuple[Line, ...] = ()
     error: str = ""
 
@@ -96,10 +94,8 @@ class DashboardReading:
     variables: Mapping[str, str]
     """What is chosen, in words."""
     panels: tuple[PanelReading, ...]
-    rows: tuple[tuple[int, str], ...]
-    """Top in the grid, and heading."""
-    marks: tuple[tuple[float, str, str], ...] = ()
-    """Annotations: when, what, and Grafana's colour."""
+    marks: tuple[tuple[float, str], ...] = ()
+    """Annotations: when each began, and its name."""
     errors: tuple[str, ...] = field(default=())
     """Of variables and annotations."""
 
@@ -125,13 +121,11 @@ def read(
     """
     reader = _Reader(api=api, window=window)
     reader.choose(dashboard["templating"]["list"], chosen or {})
-    panels, rows = reader.panels(dashboard["panels"])
     return DashboardReading(
         title=dashboard["title"],
         window=window,
         variables=reader.shown,
-        panels=panels,
-        rows=rows,
+        panels=tuple(reader.panels(dashboard["panels"])),
         marks=tuple(sorted(reader.marks(dashboard["annotations"]["list"]))),
         errors=tuple(reader.errors),
     )
@@ -145,7 +139,6 @@ class _Reader:
         self._window = window
         self.values: dict[str, str] = {}
         self.shown: dict[str, str] = {}
-        self._known: dict[str, tuple[str, ...]] = {}
         self.errors: list[str] = []
 
     def choose(self, variables: list[Mapping[str, Any]], chosen: Mapping[str, str]) -> None:
@@ -156,9 +149,7 @@ class _Reader:
             if one["type"] != "query":
                 continue
             name, known = one["name"], self._label_values(one["query"]["query"], one["name"])
-            self._known[name] = known
             if name in chosen:
-                self._known[name] = (chosen[name],)
                 self.values[name] = _escaped(chosen[name]) if one["includeAll"] else chosen[name]
                 self.shown[name] = chosen[name]
             elif one["current"]["value"] == "$__all":
@@ -183,53 +174,19 @@ class _Reader:
             self.errors.append(f"variable {name}: {error}")
             return ()
 
-    def panels(
-        self, panels: list[Mapping[str, Any]]
-    ) -> tuple[tuple[PanelReading, ...], tuple[tuple[int, str], ...]]:
-        found: list[PanelReading] = []
-        rows: list[tuple[int, str]] = []
-        lower = 0
+    def panels(self, panels: list[Mapping[str, Any]]) -> Iterator[PanelReading]:
         for panel in panels:
-            at = panel["gridPos"]
             if panel["type"] == "row":
-                rows.append((at["y"] + lower, panel["title"]))
-                continue
-            copies = list(self._copies(panel, lower))
-            found += [self._read(panel, place, own) for place, own in copies]
-            lower += max(place[1] for place, _ in copies) - at["y"] - lower
-        return tuple(found), tuple(rows)
+                yield from self.panels(panel["panels"])
+            else:
+                yield self._read(panel)
 
-    def _copies(
-        self, panel: Mapping[str, Any], lower: int
-    ) -> Iterator[tuple[tuple[int, int, int, int], dict[str, str]]]:
-        """Where a panel stands, once, or for each value of what it repeats over."""
-        at = panel["gridPos"]
-        top, height = at["y"] + lower, at["h"]
-        repeat = panel.get("repeat", "")
-        known = self._known.get(repeat, ())
-        if not known:
-            yield (at["x"], top, at["w"], height), {}
-            return
-        abreast = min(len(known), panel.get("maxPerRow", 4))
-        width = _GRID // abreast
-        for index, value in enumerate(known):
-            line, column = divmod(index, abreast)
-            place = (column * width, top + line * height, width, height)
-            yield place, {repeat: value}
-
-    def _read(
-        self,
-        panel: Mapping[str, Any],
-        place: tuple[int, int, int, int],
-        own: Mapping[str, str],
-    ) -> PanelReading:
-        title = _filled(panel["title"], {**self.shown, **own})
-        reading = PanelReading(panel=panel, title=title, place=place)
-        values = {**self.values, **{name: _escaped(value) for name, value in own.items()}}
+    def _read(self, panel: Mapping[str, Any]) -> PanelReading:
+        reading = PanelReading(panel=panel, title=panel["title"])
         lines: list[Line] = []
         for target in panel["targets"]:
             try:
-                answer = self._answer(target, values)
+                answer = self._answer(target, self.values)
             except QueryError as error:
                 return replace(reading, error=str(error))
             lines += [
@@ -248,23 +205,20 @@ class _Reader:
             expr, start_unix_s=start_unix_s, end_unix_s=self._window.end_unix_s, step_s=step_s
         )
 
-    def marks(self, annotations: list[Mapping[str, Any]]) -> Iterator[tuple[float, str, str]]:
+    def marks(self, annotations: list[Mapping[str, Any]]) -> Iterator[tuple[float, str]]:
         """When something begins that is annotated."""
         for one in annotations:
-            if "target" not in one or not one["enable"]:
-                continue
             try:
-                answer = self._answer(one["target"], self.values)
+                answer = self._answer(one, self.values)
             except QueryError as error:
                 self.errors.append(f"annotation {one['name']}: {error}")
                 continue
             for series in answer:
-                text = _with_labels(one["titleFormat"], series)
                 # What was there at the beginning began before it.
                 before = self._window.start_unix_s
                 for at in series.times_unix_s:
                     if at - before > 1.5 * self._window.step_s:
-                        yield at, text, one["iconColor"]
+                        yield at, one["name"]
                     before = at
 
 

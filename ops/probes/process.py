@@ -9,7 +9,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -23,6 +29,9 @@ class ProcessMetrics:
 
     def __init__(self, registry: CollectorRegistry, *, prefix: str) -> None:
         """Register in the daemon's registry; the names of our own begin with the prefix."""
+        # When each counter began is a third of all series and in no query; for the whole process,
+        # as the library has it.
+        disable_created_metrics()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         registry.register(_Log(f"{prefix}_log_write_failures"))

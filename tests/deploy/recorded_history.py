@@ -1,7 +1,8 @@
 """Half an hour of a federation, written down as Prometheus would have scraped it.
 
 The figures are moved through the real registries, so names, labels and types are those of the
-daemons; only time is not real. hospital-c falls silent after two thirds, and the alert fires.
+daemons; only time is not real. hospital-c falls silent after two thirds, and the alert fires; in
+the last round hospital-d misses the deadline of its training.
 """
 
 import math
@@ -41,6 +42,11 @@ STARTS_S = (
 )
 ROUND_S = 270
 PHASE_LIMIT_S = 200
+LAST_LIMIT_S = 120
+"""The deadline of the last round's training, which is open longer."""
+LAST = SPAN_S // ROUND_S
+ROUNDS = 20
+NEEDED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,8 @@ def _lines(begin: float, end: float) -> Iterator[str]:
     at = begin
     while at <= end:
         elapsed = at - begin
-        place = (int(elapsed // ROUND_S), _phase(elapsed % ROUND_S))
+        number = int(elapsed // ROUND_S)
+        place = (number, Phase.TRAINING if number == LAST else _phase(elapsed % ROUND_S))
         if before is not None and place != before:
             _pass(coordinator, silo, before, place)
         before = place
@@ -105,12 +112,11 @@ def _exposed(
     yield f"up{{{target}}} 1 {at}\n"
     for family in registry.collect():
         for sample in family.samples:
-            if not sample.name.endswith("_created"):
-                labels = "".join(f'{key}="{value}",' for key, value in sample.labels.items())
-                # This process is younger than what it tells of.
-                start = sample.name == "process_start_time_seconds"
-                value = started if start else sample.value
-                yield f"{sample.name}{{{labels}{target}}} {_number(value)} {at}\n"
+            labels = "".join(f'{key}="{value}",' for key, value in sample.labels.items())
+            # This process is younger than what it tells of.
+            start = sample.name == "process_start_time_seconds"
+            value = started if start else sample.value
+            yield f"{sample.name}{{{labels}{target}}} {_number(value)} {at}\n"
 
 
 def _number(value: float) -> str:
@@ -211,18 +217,25 @@ def _coordinator_now(metrics, at, elapsed, place) -> None:
         metrics.observe_waiting(())
     else:
         started = max(start for start, each in STARTS_S if each is phase)
+        last = number == LAST
         waited = [s for i, s in enumerate(SILOS) if into - started < 140 - 30 * i]
         if silent and SILENT in waited:
             waited.remove(SILENT)
+        began = at - (into - started)
+        deadline = began + (LAST_LIMIT_S if last else PHASE_LIMIT_S)
         metrics.observe_waiting(
-            waited,
-            since_unix_s=at - (into - started),
-            deadline_unix_s=at - (into - started) + PHASE_LIMIT_S,
+            [SILOS[-1]] if last else waited,
+            since_unix_s=began,
+            deadline_unix_s=deadline,
+            stalled_since_unix_s=deadline if last and at > deadline else 0.0,
         )
     metrics.observe_silos(invited=1, silos=rows, rostered=frozenset(SILOS))
-    metrics.observe_runs([RunState.FINISHED, RunState.RUNNING, RunState.QUEUED])
-    metrics.observe_strength(planned=20, live=len(SILOS) - silent, needed=3)
-    metrics.observe_transaction(writes=True, waited_s=0.002, took_s=0.005)
+    metrics.observe_strength(planned=ROUNDS, live=len(SILOS) - silent, needed=NEEDED)
+    metrics.observe_runs(
+        [RunState.FINISHED, RunState.RUNNING, RunState.QUEUED], queued_since_unix_s=at - elapsed
+    )
+    for writes in (False, True):
+        metrics.observe_transaction(writes=writes, waited_s=0.002, took_s=0.005)
     metrics.loop_lag.observe(0.003)
     metrics.backup_success.set(at - elapsed % DAY_S)
     metrics.sent_bytes.inc(1 << 20)
@@ -249,6 +262,7 @@ def _coordinator_now(metrics, at, elapsed, place) -> None:
         metrics.rpc_handled.labels(**labels, grpc_code="UNAUTHENTICATED").inc()
     if elapsed == 300:
         metrics.certificate_renewals.inc()
+        metrics.handshake_failures.inc()
         metrics.enrolments.labels(outcome="joined").inc(4)
 
 

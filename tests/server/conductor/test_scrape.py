@@ -181,7 +181,6 @@ OF_ONE_SILO = {
     "chorale_certificate_expiry_timestamp_seconds",
     "chorale_round_waiting",
     "chorale_silo_dropouts_total",
-    "chorale_silo_dropouts_created",
     "chorale_silo_dropouts_in_a_row",
 }
 """What a relay sees of a silo by itself, and all that it may say of one."""
