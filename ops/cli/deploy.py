@@ -44,6 +44,7 @@ def write_service(
     from ops.deploy.systemd import (
         ServiceInstallation,
         account_steps,
+        backup_steps,
         filled_files,
         installation_warnings,
         start_steps,
@@ -65,6 +66,7 @@ def write_service(
             *account_steps(service.name, out),
             f"sudo -u {user} {found(command, data)}",
             *start_steps(service.name),
+            *(backup_steps(out) if service.backup else ()),
         ],
     )
 

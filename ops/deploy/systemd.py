@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Final
@@ -29,9 +29,11 @@ from federation.errors import DeploymentError
 from ops.deploy.files import DeploymentFile, shipped
 
 __all__ = [
+    "BACKUP",
     "Service",
     "ServiceInstallation",
     "account_steps",
+    "backup_steps",
     "filled_files",
     "hidden_from_service",
     "installation_warnings",
@@ -46,6 +48,8 @@ _HIDDEN: Final = tuple(
 )
 """``ProtectHome`` and ``PrivateTmp`` put something else there."""
 _STATE: Final = PurePosixPath("/var/lib")
+BACKUP: Final = "chorale-backup"
+"""The units that back a coordinator up, into a directory of their own below ``/var/lib``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +61,8 @@ class Service:
     executable: str
     data_dir: str
     account: str
+    backup: str = ""
+    """The command that backs it up, where ``chorale-backup`` is installed beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +79,8 @@ class ServiceInstallation:
 
 def filled_files(service: Service, wanted: ServiceInstallation) -> tuple[DeploymentFile, ...]:
     """The unit, its ``sysusers`` file and its ``tmpfiles`` file, for one installation.
+
+    Behind them, where there is one, the service that backs it up and its timer.
 
     Raises:
         DeploymentError: A value cannot stand in a unit file, or the data directory is hidden from
@@ -106,10 +114,24 @@ def filled_files(service: Service, wanted: ServiceInstallation) -> tuple[Deploym
         "sysusers.conf": (directory, (f"u {old} ", f"u {new} ")),
         "tmpfiles.conf": (directory, (f" {old} {old} ", f" {new} {new} ")),
     }
-    return tuple(
+    files = [
         _filled(shipped(f"systemd/{service.name}.{kind}")[0], dict(pairs))
         for kind, pairs in changes.items()
-    )
+    ]
+    if service.backup:
+        name = PurePosixPath(service.backup).name
+        backups = f"{PurePosixPath(service.data_dir).name} {BACKUP}s\n"
+        pairs = {
+            service.data_dir: data_dir,
+            service.backup: str(wanted.executable.with_name(name)),
+            f"StateDirectory={backups}": f"StateDirectory={BACKUP}s\n{_writable(data_dir)}",
+            f"User={old}\n": f"User={new}\n",
+            f"Group={old}\n": f"Group={new}\n",
+        }
+        files.append(_filled(shipped(f"systemd/{BACKUP}.service")[0], pairs))
+        (timer,) = shipped(f"systemd/{BACKUP}.timer")
+        files.append(replace(timer, path=PurePosixPath(timer.path.name)))
+    return tuple(files)
 
 
 def hidden_from_service(path: Path) -> bool:
@@ -142,6 +164,19 @@ def account_steps(name: str, out: Path) -> tuple[str, ...]:
         ),
         f"sudo systemd-sysusers {places['sysusers.conf']}",
         f"sudo systemd-tmpfiles --create {places['tmpfiles.conf']}",
+    )
+
+
+def backup_steps(out: Path) -> tuple[str, ...]:
+    """The commands that install what backs it up, and start its timer."""
+    return (
+        *(
+            f"sudo install -D -m 644 {quote(f'{out}/{BACKUP}.{kind}')} "
+            f"/etc/systemd/system/{BACKUP}.{kind}"
+            for kind in ("service", "timer")
+        ),
+        "sudo systemctl daemon-reload",
+        f"sudo systemctl enable --now {BACKUP}.timer",
     )
 
 

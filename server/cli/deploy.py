@@ -46,7 +46,7 @@ def systemd(
     ] = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Write a sandboxed unit for chorale-coordinator, its account and its directory.
+    """Write sandboxed units for chorale-coordinator and its daily backup, account and directory.
 
     The service may write its data directory and use the network, and nothing else. systemd-analyze
     security says how exposed it is.
@@ -56,7 +56,7 @@ def systemd(
 
         service = Service(
             name=NAME, executable=f"/opt/chorale/bin/{NAME}", data_dir="/var/lib/chorale",
-            account="chorale",
+            account="chorale", backup="/opt/chorale/bin/chorale",
         )  # fmt: skip
         write_service(
             output,

@@ -248,11 +248,15 @@ def test_the_chart_is_written_with_what_is_known(types, tmp_path):
     assert values["hosts"] == ["coord.example.org", "10.0.0.1"]
     (tmp_path / "again.pub").write_text(values["rootPublicKey"]["value"])
     assert read_public_key(tmp_path / "again.pub") == read_public_key(public)
-    for rules in ("coordinator.yml", "silo.yml"):
-        written = tmp_path / "out" / "chorale" / "rules" / rules
+    for linked, shown in (
+        ("rules/coordinator.yml", "prometheus/rules/coordinator.yml"),
+        ("rules/silo.yml", "prometheus/rules/silo.yml"),
+        ("dashboards/federation.json", "grafana/dashboards/federation.json"),
+        ("dashboards/silo.json", "grafana/dashboards/silo.json"),
+    ):
+        written = tmp_path / "out" / "chorale" / linked
         assert not written.is_symlink()
-        shown = ROOT / "deploy" / "prometheus" / "rules" / rules
-        assert written.read_bytes() == shown.read_bytes()
+        assert written.read_bytes() == (ROOT / "deploy" / shown).read_bytes()
 
 
 def test_the_roots_private_key_is_not_put_into_values(types, tmp_path):

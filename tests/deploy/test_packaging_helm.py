@@ -32,6 +32,7 @@ EVERYTHING = {
     "enabled": True,
     "serviceMonitor": {"enabled": True, "labels": {"release": "monitoring"}},
     "prometheusRule": {"enabled": True, "labels": {"release": "monitoring"}},
+    "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Chorale"}},
     "podDisruptionBudget": {"enabled": True},
     "probesTls": {"existingSecret": "probes"},
     "podAnnotations": {"example.org/owner": "ops"},
@@ -50,6 +51,7 @@ WHOLE = {
         "database": {"existingSecret": "database", "key": "url"},
         "objectStorage": {"url": "s3://bucket/oncology", "existingSecret": "storage"},
         "persistence": {"existingClaim": "kept"},
+        "backup": {"enabled": True, "existingClaim": "backups", "keepDays": 7},
         "service": {"type": "LoadBalancer", "annotations": {"example.org/lb": "tcp"},
                     "loadBalancerSourceRanges": ["192.0.2.0/24"]},
         "networkPolicy": {
@@ -113,9 +115,11 @@ def of_kind(documents, kind):
 
 
 def pods(documents):
-    """Name to pod specification, of stateful sets and test pods."""
+    """Name to pod specification, of stateful sets, backups and test pods."""
     found = {n: d["spec"]["template"] for n, d in of_kind(documents, "StatefulSet").items()}
-    return {**found, **of_kind(documents, "Pod")}
+    jobs = {n: d["spec"]["jobTemplate"] for n, d in of_kind(documents, "CronJob").items()}
+    backups = {name: job["spec"]["template"] for name, job in jobs.items()}
+    return {**found, **backups, **of_kind(documents, "Pod")}
 
 
 def containers(pod):
@@ -149,7 +153,7 @@ def test_what_is_made_is_what_was_asked_for(objects):
     assert kinds["coordinator"] == plain
     assert kinds["silo"] == plain[1:]
     assert kinds["open"] == ["Pod", "Service", "ServiceAccount", "StatefulSet"]
-    assert set(kinds["whole"]) == {*plain, *CUSTOM, "PodDisruptionBudget"}
+    assert set(kinds["whole"]) == {*plain, *CUSTOM, "CronJob", "PodDisruptionBudget"}
     assert set(of_kind(objects["whole"], "StatefulSet")) == {
         f"{RELEASE}-chorale-coordinator", f"{RELEASE}-chorale-silo",
     }  # fmt: skip
@@ -302,7 +306,8 @@ def test_every_command_exists(case, objects):
                 assert words[1:3] == ["-IS", "/opt/chorale/share/health.py"]
             elif words[0] == "sh":
                 script, _, *given = words[2:]
-                (called,) = re.findall(r"exec (chorale.*?)(?: <\S+)?$", script)
+                (called,) = re.findall(r"(?:exec |^)(chorale.*?)(?: <\S+| && .*)?$", script)
+                given = given if '"$@"' in called else ()
                 require_command([*shlex.split(called.replace('"$@"', "")), *given])
             else:
                 require_command(words)
@@ -366,6 +371,41 @@ def test_the_rules_are_those_of_deploy_prometheus(objects, tmp_path):
         if shutil.which("promtool"):
             code, said = promtool("check", "rules", path)
             assert code == 0, said
+
+
+def test_the_dashboards_are_those_of_deploy_grafana(objects):
+    found = {
+        name: one
+        for name, one in of_kind(objects["whole"], "ConfigMap").items()
+        if name.endswith("-dashboard")
+    }
+    assert len(found) == 2
+    for name, part in (("coordinator", "federation"), ("silo", "silo")):
+        one = found[f"{RELEASE}-chorale-{name}-dashboard"]
+        shipped = ROOT / "deploy" / "grafana" / "dashboards" / f"{part}.json"
+        assert json.loads(one["data"][f"chorale-{part}.json"]) == json.loads(shipped.read_text())
+        assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert one["metadata"]["annotations"] == {"grafana_folder": "Chorale"}
+
+
+def test_a_backup_sees_the_coordinators_volume_and_settings(objects):
+    (job,) = of_kind(objects["whole"], "CronJob").values()
+    spec = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    claims = {
+        v["name"]: v["persistentVolumeClaim"]["claimName"]
+        for v in spec["volumes"]
+        if "persistentVolumeClaim" in v
+    }
+    assert claims == {"data": "kept", "backups": "backups"}
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in spec["volumes"]}
+    (serving,) = pods(objects["whole"])[f"{RELEASE}-chorale-coordinator"]["spec"]["containers"]
+    assert container["env"] == serving["env"]
+    assert container["envFrom"] == serving["envFrom"]
+    assert container["command"][-1] == "7"
+    (term,) = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = pods(objects["whole"])[f"{RELEASE}-chorale-coordinator"]["metadata"]["labels"]
+    assert term["labelSelector"]["matchLabels"].items() <= labels.items()
 
 
 def test_what_is_scraped_has_the_name_that_the_rules_know(objects):

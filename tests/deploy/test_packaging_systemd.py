@@ -21,7 +21,7 @@ DIRECTORY = ROOT / "deploy" / "systemd"
 SERVICES = {
     "chorale-coordinator": Service(
         name="chorale-coordinator", executable="/opt/chorale/bin/chorale-coordinator",
-        data_dir="/var/lib/chorale", account="chorale",
+        data_dir="/var/lib/chorale", account="chorale", backup="/opt/chorale/bin/chorale",
     ),
     "chorale-silo": Service(
         name="chorale-silo", executable="/opt/chorale/bin/chorale-silo",
@@ -129,3 +129,59 @@ def test_the_units_say_what_the_daemons_need(name):
     for key, value in settings:
         if key == "Environment":
             assert {pair.partition("=")[0] for pair in value.split()} <= known
+
+
+# The backup.
+
+
+def installed_backup(directory, data_dir="/var/lib/chorale"):
+    """Its service and timer for this installation, which verify then finds."""
+    wanted = ServiceInstallation(
+        executable=Path(sys.executable).with_name("chorale-coordinator"),
+        data_dir=Path(data_dir),
+        account="wards",
+    )
+    *_, service, timer = filled_files(SERVICES["chorale-coordinator"], wanted)
+    for file in (service, timer):
+        (directory / file.path).write_bytes(file.content)
+    return directory / service.path, directory / timer.path
+
+
+def test_systemd_verifies_the_backup_and_its_timer(tmp_path):
+    done = analyze("verify", "--man=no", *installed_backup(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_backup_is_as_exposed_as_the_coordinator_at_most(tmp_path):
+    service, _ = installed_backup(tmp_path)
+    done = analyze("security", "--offline=true", "--threshold=30", service)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_backup_runs_a_command_of_ours_and_writes_two_directories(tmp_path):
+    (line,) = re.findall(r"(?m)^ExecStart=/bin/sh -c 'exec (.*)'$",
+                         (DIRECTORY / "chorale-backup.service").read_text())  # fmt: skip
+    words = line.split()
+    # The date is one word, with a blank in it.
+    place = words.index("--out") + 1
+    require_command([Path(words[0]).name, *words[1:place], "".join(words[place:])])
+    service, _ = installed_backup(tmp_path, data_dir="/srv/federation")
+    text = service.read_text()
+    assert re.findall(r"(?m)^(?:StateDirectory|ReadWritePaths)=(.*)$", text) == [
+        "chorale-backups",
+        "/srv/federation",
+    ]
+    assert "--data /srv/federation --out /var/lib/chorale-backups/" in text
+    assert "User=wards\n" in text
+
+
+def test_the_backup_has_the_coordinators_sandbox():
+    """But for what only a daemon that counts its own age needs."""
+    kinds = (
+        r"(?m)^((?:Protect|Private|Restrict|SystemCall|Capability|NoNew|Device|Lock|Memory)\w+=.*)$"
+    )
+    ours, theirs = (
+        set(re.findall(kinds, (DIRECTORY / f"{name}.service").read_text()))
+        for name in ("chorale-backup", "chorale-coordinator")
+    )
+    assert ours == theirs

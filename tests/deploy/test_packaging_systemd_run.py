@@ -104,6 +104,16 @@ def test_the_coordinator_serves_as_its_own_account_without_rights(coordinator):
     admin(coordinator, "federation", "create", "oncology")
 
 
+def test_a_backup_is_made_as_the_timer_starts_it(coordinator):
+    assert coordinator.property("chorale-backup.timer", "ActiveState") == "active"
+    coordinator.runs("systemctl", "start", "chorale-backup.service")
+    assert coordinator.property("chorale-backup.service", "Result") == "success"
+    (made,) = coordinator.runs("ls", "/var/lib/chorale-backups").stdout.split()
+    assert re.fullmatch(r"coordinator-\d{8}T\d{6}Z\.backup", made)
+    kept = coordinator.runs("stat", "-c", "%a %U", "/var/lib/chorale-backups").stdout.split()
+    assert kept == ["700", "chorale"]
+
+
 def test_it_is_started_again_when_it_is_killed_and_stops_in_order(coordinator):
     unit = f"{COORDINATOR}.service"
     coordinator.runs("systemctl", "kill", "--kill-whom=main", "--signal=KILL", unit)
