@@ -193,7 +193,10 @@ def said_by(panel: PanelReading) -> str:
     defaults = panel.panel["fieldConfig"]["defaults"]
     if panel.empty:
         return str(defaults.get("noValue", "nothing"))
-    unit = {"percentunit": "", "none": ""}.get(defaults["unit"], defaults["unit"])
+    columns = panel.panel["fieldConfig"]["overrides"]
+    units = [one["value"] for each in columns for one in each["properties"] if one["id"] == "unit"]
+    unit = units[0] if panel.panel["type"] == "table" and units else defaults["unit"]
+    unit = {"percentunit": "", "none": ""}.get(unit, unit)
     said: dict[str, str] = {}
     for line in panel.lines:
         labels = line.series.labels

@@ -17,11 +17,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.prometheus import Dataquery
 
 from deploy.grafana.catalogue import Catalogue
 from deploy.grafana.errors import PanelError
@@ -107,9 +108,10 @@ class Dashboard:
 
     def _check(self, panel: model.Panel, catalogue: Catalogue) -> None:
         for target in panel.targets or ():
-            query: dict[str, Any] = target.to_json()
-            legend = query["legendFormat"]
-            catalogue.check(query["expr"], "" if legend == "__auto" else legend)
+            if not isinstance(target, Dataquery):
+                raise PanelError(f"panel {panel.title!r} asks something else than Prometheus")
+            legend = target.legend_format or ""
+            catalogue.check(target.expr or "", "" if legend == "__auto" else legend)
         for one in panel.links or ():
             name = one.title.removeprefix("Runbook: ")
             if name not in self.alerts:

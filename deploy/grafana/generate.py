@@ -19,8 +19,8 @@ from typing import Final
 
 from deploy.grafana.catalogue import Catalogue
 from deploy.grafana.errors import GrafanaError, StaleDashboardError
-from deploy.grafana.federation import RULE_FILE as FEDERATION_RULES
-from deploy.grafana.federation import federation
+from deploy.grafana.federation.overview import RULE_FILE as FEDERATION_RULES
+from deploy.grafana.federation.overview import federation
 from deploy.grafana.silo import RULE_FILE as SILO_RULES
 from deploy.grafana.silo import silo
 from deploy.promql import PromqlError

@@ -36,6 +36,8 @@ __all__ = [
     "CALM",
     "DASHED",
     "DATASOURCE",
+    "DAYS",
+    "ENDLESS",
     "FULL_WIDTH",
     "RIGHT",
     "Column",
@@ -58,6 +60,10 @@ CALM: Final = "text"
 DASHED: Final = {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}, "custom.lineWidth": 1}
 _PLUGIN_VERSION: Final = "11.6.0"
 """Of the SDK's schema; without one Grafana takes a panel's options for very old."""
+DAYS: Final = "suffix:d"
+"""Grafana's own unit of days turns 30 of them into weeks."""
+ENDLESS: Final = ((1e30, None, "no bound", "orange"),)
+"""An ε without a bound: something is released without noise."""
 RIGHT: Final = {"custom.axisPlacement": "right"}
 """For a series of another unit."""
 
@@ -216,7 +222,7 @@ def rows(*, columns: Sequence[Column], **frame: Unpack[Frame]) -> model.Panel:
     """
     if not columns:
         raise PanelError(f"panel {frame['title']!r} has no columns")
-    panel = table.Panel().color_scheme(_by(model.FieldColorModeId.THRESHOLDS))
+    panel = table.Panel().color_scheme(_by(model.FieldColorModeId.THRESHOLDS)).show_header(True)
     names = {
         f"Value #{one.source}" if len(one.source) == 1 and len(frame["queries"]) > 1
         else "Value" if len(one.source) == 1

@@ -11,7 +11,7 @@ from typing import Final
 
 from deploy.grafana.panel import Query
 
-__all__ = ["COORDINATOR", "SILO", "Scope"]
+__all__ = ["COORDINATOR", "DRIVEN", "IDLE", "SILO", "UNKNOWN", "Scope"]
 
 _ALWAYS: Final = "ChoraleWatchdog"
 """It fires for Alertmanager, and would only hide the others."""
@@ -55,3 +55,9 @@ COORDINATOR: Final = Scope(job="chorale-coordinator", instance='instance=~"$inst
 """All instances at once is the first choice: a restarted pod has another address."""
 SILO: Final = Scope(job="chorale-silo", instance='instance="$instance"')
 """One at a time: figures of two silos have no meaning together."""
+DRIVEN: Final = f"max({COORDINATOR.of('chorale_rounds_planned')}) > 0"
+"""PromQL: of nothing while no run is driven. A phase means something only while one is."""
+IDLE: Final = "no run is driven"
+"""What a panel says then."""
+UNKNOWN: Final = "not reported (mode none without exact figures), or below noise"
+"""What a panel says where a sum tells nothing."""

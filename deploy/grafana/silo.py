@@ -20,6 +20,8 @@ from deploy.grafana.dashboard import Dashboard, Variable
 from deploy.grafana.panel import (
     CALM,
     DASHED,
+    DAYS,
+    ENDLESS,
     FULL_WIDTH,
     RIGHT,
     Column,
@@ -37,8 +39,6 @@ __all__ = ["RULE_FILE", "silo"]
 RULE_FILE: Final = "silo"
 """The rule file whose alerts concern this dashboard."""
 _OF: Final = SILO.of
-_DAYS: Final = "suffix:d"
-_ENDLESS: Final = ((1e30, None, "no bound", "orange"),)
 
 
 def silo(alerts: Sequence[str]) -> Dashboard:
@@ -144,7 +144,7 @@ def _certificate() -> Panel:
             "and join again; key, ledger and roster stay."
         ),
         queries=(Query(expr=f"(min({expiry} > 0) - time()) / 86400", legend="left"),),
-        unit=_DAYS,
+        unit=DAYS,
         decimals=1,
         steps=((None, "red"), (7, "orange"), (14, CALM)),
         width=5,
@@ -166,7 +166,7 @@ def _epsilon() -> Panel:
         unit="percentunit",
         decimals=0,
         steps=((None, CALM), (0.8, "orange"), (1, "red")),
-        mappings=_ENDLESS,
+        mappings=ENDLESS,
         quiet="no cap known",
         width=5,
         height=5,

@@ -133,9 +133,14 @@ def helm(
         from ops.deploy.files import DeploymentFile, shipped, write_files
 
         key = "" if root_public_key is None else _public_key(root_public_key)
-        chart = [file for file in shipped("helm/chorale") if "rules" not in file.path.parts]
-        rules = shipped("prometheus/rules", below="helm/chorale/rules")
-        files = [replace(file, path=file.path.relative_to("helm")) for file in (*chart, *rules)]
+        linked = {"rules": "prometheus/rules", "dashboards": "grafana/dashboards"}
+        files = [
+            replace(file, path=file.path.relative_to("helm"))
+            for file in shipped("helm/chorale")
+            if not linked.keys() & set(file.path.parts)
+        ]
+        for name, part in linked.items():
+            files += shipped(part, below=f"chorale/{name}")
         where, given = quote(f"{out}/chorale"), quote(f"{out}/values.yaml")
         values = DeploymentFile(
             path=PurePosixPath("values.yaml"), content=_values(host or [], key).encode()

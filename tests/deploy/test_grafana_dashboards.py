@@ -20,7 +20,7 @@ from deploy.grafana.errors import (
     UnknownLabelError,
     UnknownMetricError,
 )
-from deploy.grafana.federation import federation
+from deploy.grafana.federation.overview import federation
 from deploy.grafana.panel import Query, figures, lines, rows
 from deploy.grafana.reading import Window
 from deploy.grafana.silo import silo

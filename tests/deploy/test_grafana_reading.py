@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import socket
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from deploy.grafana import generate
 from deploy.grafana.errors import PanelError, PrometheusError
 from deploy.grafana.prometheus_api import PrometheusApi
 from deploy.grafana.reading import Window, read
+from deploy.ops_demo import print_first_screen
 from deploy.prometheus_server import Prometheus
 from tests.deploy.recorded_history import SCRAPE_S, SPAN_S, record_history
 
@@ -83,6 +85,24 @@ def test_the_first_screen_says_who_is_in_the_way(prometheus, window, dashboards)
     assert set(values("ε")) == {"spent", "cap", "of the rounds"}
     (line,) = panels["Firing alerts"].lines
     assert line.series.labels["alertname"] == "ChoraleSiloSilent"
+
+
+def test_the_demonstration_prints_the_first_screen(prometheus, window, dashboards, capsys):
+    for name in NAMES:
+        print_first_screen(read(dashboards[name], prometheus, window), 8)
+    said = capsys.readouterr().out
+    for line in (
+        r"  Run +stalled",
+        r"  Round +round 7; of 20",
+        r"  Silos +live 3; needed 3; spare 0",
+        r"  Phase +training 180 s; closes in -60 s",
+        r"  Who we wait for, and since when +hospital-d 180 s, 6 s",
+        r"  Success +craft 65%; .*± craft 3%.*",
+        r"  Firing alerts +ChoraleSiloSilent warning 1",
+        r"  Firing alerts +nothing fires",
+        r"  and 18 panels in closed rows, every query answered",
+    ):
+        assert re.search(rf"(?m)^{line}$", said), line
 
 
 def test_panels_read_what_was_recorded(prometheus, window, dashboards):
