@@ -31,7 +31,7 @@ class ProcessMetrics:
         """Register in the daemon's registry; the names of our own begin with the prefix."""
         # When each counter began is a third of all series and in no query; for the whole process,
         # as the library has it.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         registry.register(_Log(f"{prefix}_log_write_failures"))

@@ -82,17 +82,8 @@ def _state() -> Panel:
         queries=(
             Query(expr=f"(max by (state) ({runs}) > 0) unless on () {stalled}", legend="{{state}}"),
             Query(expr=stalled, legend="stalled"),
-            Query(
-                expr=f"max({_OF('chorale_standby')}) == 1"
-                f" unless on () (min({_OF('chorale_standby')}) == 0)",
-                legend="standby",
-            ),
             Query(expr=f"max({COORDINATOR.scraped('up')}) == 0", legend="coordinator away"),
-            Query(
-                expr=f"max({_OF('chorale_driver_alive')}) == 0"
-                f" unless on () max({_OF('chorale_standby')}) == 1",
-                legend="nobody drives",
-            ),
+            Query(expr=f"max({_OF('chorale_driver_alive')}) == 0", legend="nobody drives"),
         ),
         names=False,
         overrides={
