@@ -17,6 +17,7 @@ from typing import Final
 from grafana_foundation_sdk.models.dashboard import Panel
 
 from deploy.grafana.dashboard import Dashboard, Variable
+from deploy.grafana.firing import firing_alerts
 from deploy.grafana.panel import (
     CALM,
     DASHED,
@@ -24,13 +25,11 @@ from deploy.grafana.panel import (
     ENDLESS,
     FULL_WIDTH,
     RIGHT,
-    Column,
     Query,
     bars,
     colour,
     figures,
     lines,
-    rows,
 )
 from deploy.grafana.scope import SILO
 
@@ -66,7 +65,7 @@ def silo(alerts: Sequence[str]) -> Dashboard:
             _epsilon(),
             _success(),
             _ends(),
-            _firing(alerts),
+            firing_alerts(SILO, alerts, width=8, height=8),
         ),
         rows={
             "Learning at this site": (_curve(), _training(), _tokens()),
@@ -221,22 +220,6 @@ def _ends() -> Panel:
         quiet="nothing happened",
         width=10,
         runbooks=("ChoraleSiloErrors", "ChoraleSiloChecksFailing", "ChoraleSiloNonfiniteDeltas"),
-    )
-
-
-def _firing(alerts: Sequence[str]) -> Panel:
-    return rows(
-        title="Firing alerts",
-        shows="Each firing alert, and how many series fire it.",
-        remedy="Open the alert's runbook: what it means, what to look at, whom to wake.",
-        queries=(Query(expr=f"sum by (alertname, severity) ({SILO.firing(alerts)})"),),
-        columns=(
-            Column(source="severity", title="Severity"),
-            Column(source="alertname", title="Alert"),
-            Column(source="A", title="Series"),
-        ),
-        quiet="nothing fires",
-        width=8,
     )
 
 

@@ -18,6 +18,7 @@ from grafana_foundation_sdk.models.dashboard import Panel
 from deploy.grafana.dashboard import Dashboard, Variable
 from deploy.grafana.federation.host import coordinator_row, silos_row
 from deploy.grafana.federation.rounds import learning_row, rounds_row
+from deploy.grafana.firing import firing_alerts
 from deploy.grafana.panel import CALM, ENDLESS, Column, Query, colour, figures, rows
 from deploy.grafana.scope import COORDINATOR, DRIVEN, IDLE, UNKNOWN
 from server.context import SILENT_AFTER_S
@@ -55,7 +56,7 @@ def federation(alerts: Sequence[str]) -> Dashboard:
             _waiting(),
             _success(),
             _epsilon(),
-            _firing(alerts),
+            firing_alerts(COORDINATOR, alerts, width=7, height=7, runbooks=("ChoraleWatchdog",)),
         ),
         rows={
             "Rounds": rounds_row(),
@@ -260,36 +261,4 @@ def _epsilon() -> Panel:
         width=4,
         height=7,
         runbooks=("ChoraleEpsilonEndsEarly",),
-    )
-
-
-def _firing(alerts: Sequence[str]) -> Panel:
-    return rows(
-        title="Firing alerts",
-        shows="Each firing alert, and how many series fire it; the watchdog left out.",
-        remedy="Open the alert's runbook: what it means, what to look at, whom to wake.",
-        queries=(Query(expr=f"sum by (alertname, severity) ({COORDINATOR.firing(alerts)})"),),
-        columns=(
-            Column(source="severity", title="Severity"),
-            Column(source="alertname", title="Alert"),
-            Column(source="A", title="Series"),
-        ),
-        overrides={
-            "Severity": {
-                "custom.cellOptions": {"type": "color-text"},
-                "mappings": [
-                    {
-                        "type": "value",
-                        "options": {
-                            "critical": {"color": "red", "index": 0},
-                            "warning": {"color": "orange", "index": 1},
-                        },
-                    }
-                ],
-            }
-        },
-        quiet="nothing fires",
-        width=7,
-        height=7,
-        runbooks=("ChoraleWatchdog",),
     )
