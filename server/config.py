@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -33,6 +34,10 @@ __all__ = ["CoordinatorConfig", "DataPaths", "read_passphrase", "write_config"]
 
 CONFIG_NAME: Final = "coordinator.toml"
 ENV_PREFIX: Final = "CHORALE_COORDINATOR_"
+_PAGES: Final = re.compile(
+    r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~%!$&()*+,;=:@-]*)*"
+)
+"""The address of a folder of web pages: no credentials, query or fragment."""
 
 
 def _address(address: str) -> str:
@@ -44,6 +49,14 @@ def _federation(name: str) -> str:
     if FEDERATION_NAME.fullmatch(name) is None:
         raise ValueError("a federation's name has lower-case letters, digits, dots and dashes")
     return name
+
+
+def _pages(url: str) -> str:
+    if _PAGES.fullmatch(url) is None:
+        raise ValueError(
+            "the folder that the pages are in, as https://host/path or http://host/path"
+        )
+    return url.rstrip("/")
 
 
 Address = Annotated[str, AfterValidator(_address)]
@@ -125,6 +138,9 @@ class CoordinatorConfig(BaseSettings):
     """PEM: TLS for the probes; a relative path is below the data directory."""
     probes_key: Path | None = None
     """PEM: its key."""
+    runbooks_url: Annotated[str, Field(max_length=500), AfterValidator(_pages)] | None = None
+    """Where you host ``docs/operations``: the status page links each alert that it names to
+    ``<runbooks_url>/<alert>.md``. Without it the name stands alone."""
     ca_passphrase_file: Path | None = None
     """Its first line opens the CA's key, and encrypts the next one; a relative path is below the
     data directory. The key is a plain file, under the account's permissions, if unset."""

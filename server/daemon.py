@@ -225,7 +225,11 @@ async def _serve(config: CoordinatorConfig, process: _Process) -> None:
             alive=process.heart.require_beating,
             refresh=scrape.refresh,
             pages=status_page(
-                context=conductor.context, trust=trust, data_dir=config.data_dir, shown=shown
+                context=conductor.context,
+                trust=trust,
+                data_dir=config.data_dir,
+                shown=shown,
+                runbooks_url=config.runbooks_url or "",
             ),
             tls=ProbeTls.of_files(
                 config.probes_certificate_file, config.probes_key_file, client_ca=paths.trusted_cas

@@ -25,6 +25,7 @@ from server.members.roster_approvals import RosterApprovals
 from server.pki.trust import Trust
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
+from server.run.strength import strength
 from server.store.runs import ACTIVE, RunState
 
 __all__ = ["Scrape"]
@@ -103,15 +104,16 @@ class Scrape:
             metrics.observe_waiting(())
             metrics.observe_strength()
             return
-        figures, cohorts = driver.current, driver.cohorts
+        figures = driver.current
         metrics.observe_waiting(
             driver.waiting_for,
             since_unix_s=since_unix_s(figures, row, self.context),
             deadline_unix_s=figures.deadline_unix_s,
             stalled_since_unix_s=stalled_since_unix_s(driver, row, self.context),
         )
+        counted = strength(driver, self.context.liveness.alive)
         metrics.observe_strength(
-            planned=driver.plan.rounds.count, live=len(cohorts.live), needed=cohorts.needed
+            planned=driver.plan.rounds.count, live=counted.live, needed=counted.needed
         )
 
     def _certificates(self) -> None:

@@ -177,14 +177,14 @@ class Cohorts:
         return not invited or silo_id in invited
 
     @property
-    def live(self) -> tuple[str, ...]:
-        """Who of those that are asked was heard of lately."""
-        return tuple(s for s in self.asked if self._context.liveness.alive(s))
+    def counted_on(self) -> tuple[str, ...]:
+        """Who may be in the next attempt: whoever is asked, or would be if there were too few.
 
-    @property
-    def needed(self) -> int:
-        """Silos without which no release opens; of groups, as many as can be spared fewer."""
-        return self._quorum * self._plan.least_groups
+        Who refused the task that is out for good is not.
+        """
+        training = self.training
+        may = (*self.asked, *self._may_be_called_back())
+        return may if training is None else training.within_reach(may)
 
     @property
     def ready_deadline_s(self) -> int:

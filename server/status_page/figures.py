@@ -7,27 +7,50 @@ Invariants:
 2. Every figure is of a masked sum; none is one silo's.
 
 Covered: figures that are missing, below noise, or not defined for the plan's mode. Not covered:
-how they are drawn (``curve.py``).
+how they are drawn (``curve.py``, ``templates/charts.html``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from dp.config import Mode
 from dp.noise.figures import NOT_REPORTED, percent_parts, why_hidden
 from dp.noise.metrics_block import Estimate
 from server.status_page import words
-from server.status_page.curve import Column, Point, columns, curve
-from server.status_page.markup import Child, Html, brief, element
+from server.status_page.curve import Bar, Curve, Point, columns, curve
 from server.status_page.picture import Figure, Release, RunView
 
-__all__ = ["cohort_chart", "figure_words", "place", "success_charts", "update_charts"]
+__all__ = ["FAMILIES", "Chart", "cohort_chart", "families", "figure_words", "place"]
+__all__ += ["success_charts", "update_charts"]
 
 FAMILIES: Final = 16
 """More environments than that are named and not drawn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """One drawing with its words."""
+
+    name: str
+    value: str
+    """The newest figure; its error and unit follow it."""
+    error: str = ""
+    unit: str = ""
+    top: str
+    """What the scale ends with; empty where there is none."""
+    bottom: str
+    first: str
+    """The places at the ends of the axis."""
+    last: str
+    hint: str
+    description: str
+    """In words, what it shows."""
+    curve: Curve | None = None
+    bars: tuple[Bar, ...] = ()
 
 
 def place(release: Release, steps: int) -> str:
@@ -38,64 +61,47 @@ def place(release: Release, steps: int) -> str:
 def figure_words(figure: Figure, *, ratio: bool) -> str:
     """A figure and its standard error, a ratio in per cent, or why there is none."""
     hidden = why_hidden(figure.value, figure.error)
-    if hidden:
-        return f"{words.UNKNOWN} {hidden}"
-    value, error, unit = _parts(figure, ratio=ratio)
-    return f"{value}{error}{unit}"
+    return f"{words.UNKNOWN} {hidden}" if hidden else "".join(_parts(figure, ratio=ratio))
 
 
-def success_charts(run: RunView) -> tuple[Html, ...]:
-    """A curve for each environment family."""
-    families = sorted({family for release in run.releases for family in release.success})
-    charts = [
-        _chart(
-            brief(family),
-            [(release, release.success.get(family)) for release in run.releases],
-            run,
-            high=1.0,
-            ratio=True,
-        )
-        for family in families[:FAMILIES]
-    ]
-    rest = families[FAMILIES:]
-    if rest:
-        charts.append(element("p", f"Not drawn: {words.named(rest)}.", class_="soft"))
-    return tuple(charts)
+def families(run: RunView) -> list[str]:
+    """The environment families that a sum tells of, in order."""
+    return sorted({family for release in run.releases for family in release.success})
 
 
-def update_charts(run: RunView) -> tuple[Html, ...]:
-    """κ and ζ̂² over the rounds."""
+def success_charts(run: RunView) -> tuple[Chart, ...]:
+    """A curve for each of the first environment families."""
+    return tuple(
+        _chart(family, [one.success.get(family) for one in run.releases], run, high=1.0, ratio=True)
+        for family in families(run)[:FAMILIES]
+    )
+
+
+def update_charts(run: RunView) -> tuple[Chart, ...]:
+    """κ and ζ̂² over the rounds; of sums of gradients neither is defined."""
     if run.mode == Mode.RECORD_DISTRIBUTED.value:
-        return (
-            element(
-                "p",
-                f"Agreement and spread are not defined for sums of gradients (mode {run.mode}).",
-                class_="soft",
-            ),
-        )
-    summed = [release for release in run.releases if release.outcome == "aggregated"]
-    spread = max([0.0, *(_reach(release.heterogeneity) for release in summed)])
+        return ()
+    summed = [one if one.outcome == "aggregated" else None for one in run.releases]
+    spread = max([0.0, *(_reach(one.heterogeneity) for one in summed if one)])
     return (
         _chart(
             "Agreement κ",
-            [(one, one.agreement if one in summed else None) for one in run.releases],
+            [one and one.agreement for one in summed],
             run,
             high=1.0,
-            ratio=False,
             hint="1: every silo pulls the same way; near 0: they cancel out",
         ),
         _chart(
             "Spread ζ̂²",
-            [(one, one.heterogeneity if one in summed else None) for one in run.releases],
+            [one and one.heterogeneity for one in summed],
             run,
             high=_ceiling(spread),
-            ratio=False,
             hint="how far the silos' updates lie apart",
         ),
     )
 
 
-def cohort_chart(run: RunView) -> Html | None:
+def cohort_chart(run: RunView) -> Chart | None:
     """Who began and who stayed, round by round; None before the first sum."""
     closed = [release for release in run.releases if release.cohort]
     if not closed:
@@ -103,144 +109,94 @@ def cohort_chart(run: RunView) -> Html | None:
     lost = sum(len(release.lost) for release in closed)
     without = sum(not release.survivors for release in closed)
     newest = closed[-1]
-    drawn = columns(
-        [
-            Column(
-                label=f"round {place(release, run.steps)}",
-                whole=release.cohort,
-                part=release.survivors,
-            )
-            for release in closed
-        ],
-        title="Cohort and survivors",
-        description=f"{_dropouts(lost)} in {len(closed)} rounds, {without} without a sum; in the "
-        f"newest {newest.survivors} of {newest.cohort} silos are in the sum.",
-    )
-    return _figure(
-        "In the sum",
-        f"{newest.survivors} of {newest.cohort}",
-        drawn,
+    dropouts = f"{lost} dropout{'' if lost == 1 else 's'} in {len(closed)} rounds"
+    said = [f"round {place(one, run.steps)}: {one.survivors} of {one.cohort}" for one in closed]
+    return Chart(
+        name="In the sum",
+        value=f"{newest.survivors} of {newest.cohort}",
         top=str(max(release.cohort for release in closed)),
         bottom="0",
-        ends=(closed[0], closed[-1], run.steps),
-        hint=(f"{_dropouts(lost)} in {len(closed)} rounds" if lost else "nobody dropped out")
+        first=place(closed[0], run.steps),
+        last=place(newest, run.steps),
+        hint=(dropouts if lost else "nobody dropped out")
         + (f", {without} without a sum" if without else ""),
+        description=f"{dropouts}, {without} without a sum; in the newest {newest.survivors} of "
+        f"{newest.cohort} silos are in the sum.",
+        bars=columns(closed, said),
     )
-
-
-def _dropouts(count: int) -> str:
-    return f"{count} dropout{'' if count == 1 else 's'}"
 
 
 def _chart(
     name: str,
-    found: Sequence[tuple[Release, Figure | None]],
+    found: Sequence[Figure | None],
     run: RunView,
     *,
     high: float,
-    ratio: bool,
+    ratio: bool = False,
     hint: str = "",
-) -> Html:
-    points = [
-        Point(
-            label=f"round {place(release, run.steps)}",
-            figure=figure,
-            marked=release.outcome == "rollback",
+) -> Chart:
+    """One figure of each release, None where it has none, on a scale from 0 to ``high``."""
+    points, measured = [], []
+    for release, figure in zip(run.releases, found, strict=True):
+        said = "nothing measured" if figure is None else figure_words(figure, ratio=ratio)
+        marked = release.outcome == "rollback"
+        where = place(release, run.steps)
+        points.append(
+            Point(
+                said=f"round {where}: {'rolled back' if marked else said}",
+                figure=figure,
+                marked=marked,
+            )
         )
-        for release, figure in found
-    ]
-    measured = [(release, figure) for release, figure in found if figure is not None]
-    headline, note = _headline(measured, run.steps, ratio=ratio)
-    shown: Callable[[Figure], str] = lambda figure: figure_words(figure, ratio=ratio)  # noqa: E731
-    drawn = curve(
-        points,
-        high=high,
-        title=name,
-        description=_description(measured, run.steps, shown),
-        shown=shown,
+        if figure is not None:
+            measured.append((where, figure))
+    known = [(where, figure) for where, figure in measured if not math.isnan(figure.value)]
+    value, error, unit, note = words.UNKNOWN, "", "", "nothing was summed yet"
+    if measured:
+        note = _why_unknown(measured, known, ratio=ratio)
+        if not note:
+            value, error, unit = _parts(measured[-1][1], ratio=ratio)
+    return Chart(
+        name=name,
+        value=value,
+        error=error,
+        unit=unit,
+        # Where nothing was ever above the noise there is no scale.
+        top=(words.percent(high) if ratio else words.short(high)) if high > 0 else "",
+        bottom=("0 %" if ratio else "0") if high > 0 else "",
+        first=place(run.releases[0], run.steps) if run.releases else "",
+        last=place(run.releases[-1], run.steps) if run.releases else "",
+        hint=note or hint,
+        description=_description(known, ratio=ratio),
+        curve=curve(points, high=high),
     )
-    ends = (found[0][0], found[-1][0], run.steps) if found else None
-    top, bottom = words.percent(high) if ratio else words.short(high), "0 %" if ratio else "0"
-    if high <= 0:
-        # Nothing was ever above the noise, so there is no scale.
-        top = bottom = ""
-    return _figure(name, headline, drawn, top=top, bottom=bottom, ends=ends, hint=note or hint)
 
 
-def _headline(
-    measured: Sequence[tuple[Release, Figure]], steps: int, *, ratio: bool
-) -> tuple[Html | str, str]:
-    """The newest figure, and what is to be said of it."""
-    if not measured:
-        return words.UNKNOWN, "nothing was summed yet"
+def _why_unknown(
+    measured: Sequence[tuple[str, Figure]], known: Sequence[tuple[str, Figure]], *, ratio: bool
+) -> str:
+    """Why the newest figure is not shown, and the last one that was; empty if it is."""
     newest = measured[-1][1]
     if not math.isnan(newest.value):
-        value, error, unit = _parts(newest, ratio=ratio)
-        soft = element("span", error, class_="soft") if error else None
-        return element("span", value, soft, unit), ""
+        return ""
     hidden = why_hidden(newest.value, newest.error)
-    known = [(release, one) for release, one in measured if not math.isnan(one.value)]
     if not known:
         why = "no sum tells it" if hidden == NOT_REPORTED else "the noise hides the figure"
-        return words.UNKNOWN, f"{hidden}: {why}"
-    release, figure = known[-1]
-    return (
-        words.UNKNOWN,
-        f"{hidden} now; {figure_words(figure, ratio=ratio)} in round {place(release, steps)}",
-    )
+        return f"{hidden}: {why}"
+    where, figure = known[-1]
+    return f"{hidden} now; {figure_words(figure, ratio=ratio)} in round {where}"
 
 
-def _description(
-    measured: Sequence[tuple[Release, Figure]], steps: int, shown: Callable[[Figure], str]
-) -> str:
-    known = [(release, one) for release, one in measured if not math.isnan(one.value)]
+def _description(known: Sequence[tuple[str, Figure]], *, ratio: bool) -> str:
     if not known:
         return "There is no figure to show."
-    low = min(known, key=lambda pair: pair[1].value)
-    high = max(known, key=lambda pair: pair[1].value)
-    (first, _), (last, newest) = known[0], known[-1]
-    return (
-        f"From round {place(first, steps)} to {place(last, steps)}: lowest {shown(low[1])}, "
-        f"highest {shown(high[1])}, newest {shown(newest)}."
+    by_value = sorted((figure for _, figure in known), key=lambda figure: figure.value)
+    low, high, newest = (
+        figure_words(figure, ratio=ratio) for figure in (by_value[0], by_value[-1], known[-1][1])
     )
-
-
-def _figure(
-    name: str,
-    headline: Child,
-    drawn: Html,
-    *,
-    top: str,
-    bottom: str,
-    ends: tuple[Release, Release, int] | None,
-    hint: str,
-) -> Html:
-    axis = None
-    if ends is not None:
-        first, last, steps = ends
-        axis = element(
-            "div",
-            element("span", f"round {place(first, steps)}"),
-            element("span", place(last, steps)) if last is not first else None,
-            class_="axis",
-            aria_hidden="true",
-        )
-    return element(
-        "figure",
-        element(
-            "figcaption",
-            element("h3", name),
-            element("p", headline, class_="newest"),
-        ),
-        element(
-            "div",
-            element("span", top, class_="top", aria_hidden="true"),
-            element("span", bottom, class_="bottom", aria_hidden="true"),
-            drawn,
-            class_="plot",
-        ),
-        axis,
-        element("p", hint, class_="hint") if hint else None,
+    return (
+        f"From round {known[0][0]} to {known[-1][0]}: lowest {low}, highest {high}, "
+        f"newest {newest}."
     )
 
 

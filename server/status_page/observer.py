@@ -39,6 +39,7 @@ from server.pki.trust import Trust
 from server.run.budget import shown_epsilon
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
+from server.run.strength import strength
 from server.status_page.picture import (
     Adapter,
     AuditHead,
@@ -299,6 +300,7 @@ class _RunObserver:
                 )
                 for silo_id in driver.waiting_for
             ),
+            strength=strength(driver, liveness.alive),
             cohort=len(figures.cohort),
         )
 

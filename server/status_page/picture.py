@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from server.run.strength import Strength
 from server.store.federation import FederationRow
 from server.store.runs import RunState
 from server.store.silos import SiloState
@@ -134,6 +135,7 @@ class Current:
     stalled_since_unix_s: float
     """Since when too few silos are ready; 0 if they are not."""
     waited: tuple[Waited, ...]
+    strength: Strength
     cohort: int
 
 

@@ -9,9 +9,9 @@ script, nothing to build, nothing fetched.
     observer.py         takes the picture of now
     picture.py          what is in it, as plain values
     verdict.py          is it well
-    page.py             the document: overview.py, timeline.py, figures.py (curve.py), lists.py,
-                        federation_section.py, dressed by style.py
-    markup.py words.py  elements that cannot be forged; times and figures in words
+    timeline.py         rounds as bars; figures.py with curve.py: what the sums say, as curves
+    words.py            times and figures in words
+    page.py             the document, made by templates/*.html and dressed by templates/style.css
 
 Invariants:
 
@@ -19,7 +19,7 @@ Invariants:
 2. Nothing of one silo's learning is on it: a silo's standing, last call and certificate, and the
    figures of masked sums.
 3. However many people look, the store is read once in ``FRESH_S``, and however long a run is or
-   large a federation, the page is bounded (``MAX_RELEASES``, ``lists.SHOWN_SILOS``).
+   large a federation, the page is bounded (``MAX_RELEASES``, ``page.SHOWN_SILOS``).
 4. A database that fails is a page that says so and tries again, never a blank one; while it is slow
    nobody waits for longer than ``PATIENCE_S`` for somebody else's page, so the probes have room.
 
@@ -47,9 +47,8 @@ from server.pki.trust import Trust
 from server.rpc.access import AccessPolicy
 from server.run.driver import RunDriver
 from server.status_page.access import PageAccess
-from server.status_page.markup import RUNS
 from server.status_page.observer import Observer
-from server.status_page.page import HEADERS, HOLD, failure_page, main_page, run_page
+from server.status_page.page import HEADERS, HOLD, RUNS, failure_page, main_page, run_page
 
 __all__ = ["status_page"]
 
@@ -70,26 +69,29 @@ def status_page(
     trust: Trust,
     data_dir: Path,
     shown: Callable[[], RunDriver | None],
+    runbooks_url: str = "",
     clock: Callable[[], float] = time.time,
 ) -> Callable[[PageRequest], PageAnswer | None]:
     """Make the pages of one coordinator, for what is no probe in ``ops.probes.server.Probes``.
 
     They answer None for what they do not know. ``shown`` gives the run that silos are told of now;
-    the clock decides whether a certificate is valid.
+    below ``runbooks_url`` is a page for each alert; the clock decides whether a certificate is
+    valid.
     """
     store = context.store
     policy = AccessPolicy(
         trust=trust, federation=store.federation.current, silos=store.silos, clock=clock
     )
     observer = Observer(context=context, trust=trust, data_dir=data_dir, shown=shown)
-    return _Pages(PageAccess(policy), observer).answer
+    return _Pages(PageAccess(policy), observer, runbooks_url).answer
 
 
 class _Pages:
     """Answers requests, one at a time."""
 
-    def __init__(self, access: PageAccess, observer: Observer) -> None:
+    def __init__(self, access: PageAccess, observer: Observer, runbooks_url: str) -> None:
         self._access = access
+        self._runbooks_url = runbooks_url
         self._observer = observer
         self._lock = threading.Lock()
         self._newest: dict[tuple[str, bool], tuple[float, PageAnswer]] = {}
@@ -138,7 +140,8 @@ class _Pages:
             picture = self._observer.look(run_id, releases=releases)
             if run_id and picture.run is not None:
                 return _page(HTTPStatus.OK, run_page(picture, picture.run, held=held))
-            return _page(HTTPStatus.OK, main_page(picture, held=held))
+            page = main_page(picture, held=held, runbooks_url=self._runbooks_url)
+            return _page(HTTPStatus.OK, page)
         except UnknownRunError:
             return _unknown_run()
         except (CoordinatorError, FederationError) as error:

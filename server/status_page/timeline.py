@@ -12,17 +12,16 @@ way. Not covered: rounds before the newest ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
 from server.figures import Phase
 from server.status_page import words
-from server.status_page.markup import Child, Html, element, joined, table
-from server.status_page.picture import Current, Release
+from server.status_page.picture import Release
 
-__all__ = ["legend", "timeline"]
+__all__ = ["DRAWN", "Note", "Part", "Round", "timeline"]
 
 WIDTH: Final = 1000.0
 LEAST: Final = 3.0
@@ -31,147 +30,104 @@ DRAWN: Final = tuple(phase.value for phase in Phase if phase is not Phase.FINISH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Round:
+class Part:
+    """One phase of one attempt, as a rectangle in a drawing that is 1000 wide and 10 high."""
+
+    phase: str
+    """``other`` if it has no colour."""
+    said: str
+    x: float
+    width: float
+    lost: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """What did not go as it should."""
+
+    said: str
+    level: str = ""
+    """Of the pill that it is in; empty for running text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """One row."""
+
     number: int
-    releases: tuple[Release, ...]
-
-    @property
-    def begin_unix_s(self) -> float:
-        return next((one.begin_unix_s for one in self.releases if one.spans), 0.0)
-
-    @property
-    def length_s(self) -> float:
-        ends = [one.spans[-1].end_unix_s for one in self.releases if one.spans]
-        return max(0.0, ends[-1] - self.begin_unix_s) if ends else 0.0
+    begin_unix_s: float
+    """0 if it has no phase."""
+    length_s: float
+    parts: tuple[Part, ...]
+    in_words: str
+    notes: tuple[Note, ...]
 
 
-def timeline(
-    releases: Sequence[Release], current: Current | None, *, now_unix_s: float, most: int
-) -> Html:
-    """Draw the newest rounds, at most ``most``, from releases with the oldest first.
-
-    ``current`` is what the run does now; None if it is not driven.
-    """
-    rounds = [
-        _Round(number=number, releases=tuple(members))
-        for number, members in groupby(releases, key=lambda one: one.round)
-    ][-most:]
-    longest_s = max((one.length_s for one in rounds), default=0.0) or 1.0
-    rows = [_row(one, current, longest_s, now_unix_s) for one in reversed(rounds)]
-    return table(
-        "Rounds, newest first, phase by phase",
-        ("Round", "Began", "Phases", "Took"),
-        rows,
-        class_="timeline",
-    )
-
-
-def legend() -> Html:
-    """What the colours mean."""
-    return element(
-        "ul",
-        *(
-            element("li", element("span", "", class_=f"swatch {name}"), element("code", name))
-            for name in DRAWN
-        ),
-        class_="legend",
-        aria_label="Colours of the phases",
-    )
-
-
-def _row(
-    one: _Round, current: Current | None, longest_s: float, now_unix_s: float
-) -> tuple[Child, ...]:
-    live = current is not None and current.round == one.number
-    notes = [*_notes(one)]
-    if live and current is not None and current.phase != Phase.FINISHED.value:
-        notes.insert(0, joined(("now: ", element("code", current.phase))))
-    begin = one.begin_unix_s
-    began = element(
-        "time",
-        words.clock(begin, now_unix_s).removesuffix(" UTC"),
-        datetime=words.stamp(begin),
-        title=words.ago(begin, now_unix_s),
-    )
-    drawn = joined(
-        (
-            _bar(one, longest_s) if one.length_s or live else None,
-            element("p", *_between(notes), class_="notes") if notes else None,
+def timeline(releases: Sequence[Release], *, most: int) -> tuple[Round, ...]:
+    """The newest rounds, newest first and at most ``most``, of releases with the oldest first."""
+    grouped = [tuple(members) for _, members in groupby(releases, key=lambda one: one.round)]
+    rounds = [(members, *_lasted(members)) for members in reversed(grouped[-most:])]
+    longest_s = max((length_s for _, _, length_s in rounds), default=0.0) or 1.0
+    return tuple(
+        Round(
+            number=members[0].round,
+            begin_unix_s=begin,
+            length_s=length_s,
+            parts=tuple(_parts(members, begin, longest_s)),
+            in_words=_in_words(members),
+            notes=tuple(_notes(members)),
         )
-    )
-    return (
-        element("span", str(one.number), class_="live" if live else None),
-        began if begin else words.UNKNOWN,
-        drawn,
-        words.took(one.length_s) if one.length_s or live else words.UNKNOWN,
+        for members, begin, length_s in rounds
     )
 
 
-def _bar(one: _Round, longest_s: float) -> Html:
-    parts: list[Child] = []
-    for release in one.releases:
+def _lasted(members: Sequence[Release]) -> tuple[float, float]:
+    """When a round began, and how long it took so far."""
+    begun = [one for one in members if one.spans]
+    if not begun:
+        return 0.0, 0.0
+    begin = begun[0].begin_unix_s
+    return begin, max(0.0, begun[-1].spans[-1].end_unix_s - begin)
+
+
+def _parts(members: Sequence[Release], begin_unix_s: float, longest_s: float) -> Iterator[Part]:
+    for release in members:
         counts = max((span.attempt for span in release.spans), default=0)
+        step = f"step {release.step + 1}: " if len(members) > 1 else ""
         for span in release.spans:
             lost = span.attempt != counts
-            said = f"{span.phase} {words.took(span.length_s)}"
-            step = f"step {release.step + 1}: " if len(one.releases) > 1 else ""
-            parts.append(
-                element(
-                    "rect",
-                    element("title", f"{step}{said}{', lost' if lost else ''}"),
-                    class_=span.phase if span.phase in DRAWN else "other",
-                    x=WIDTH * (span.begin_unix_s - one.begin_unix_s) / longest_s,
-                    y=3 if lost else 0,
-                    width=max(LEAST, WIDTH * span.length_s / longest_s - 1),
-                    height=4 if lost else 10,
-                )
+            took = words.took(span.length_s)
+            yield Part(
+                phase=span.phase if span.phase in DRAWN else "other",
+                said=f"{step}{span.phase} {took}{', lost' if lost else ''}",
+                x=WIDTH * (span.begin_unix_s - begin_unix_s) / longest_s,
+                width=max(LEAST, WIDTH * span.length_s / longest_s - 1),
+                lost=lost,
             )
-    title = f"Round {one.number} took {words.took(one.length_s)}"
-    return element(
-        "svg",
-        element("title", title),
-        element("desc", _in_words(one)),
-        *parts,
-        class_="bar",
-        viewBox="0 0 1000 10",
-        preserveAspectRatio="none",
-        role="img",
-    )
 
 
-def _in_words(one: _Round) -> str:
+def _in_words(members: Sequence[Release]) -> str:
     spans = dict.fromkeys(DRAWN, 0.0)
-    for release in one.releases:
+    for release in members:
         for span in release.spans:
             spans[span.phase] = spans.get(span.phase, 0.0) + span.length_s
     return ", ".join(f"{name} {words.took(spent)}" for name, spent in spans.items() if spent > 0)
 
 
-def _notes(one: _Round) -> list[Child]:
-    """What did not go as it should."""
-    notes: list[Child] = []
-    restored = [release.restored_round for release in one.releases]
-    if restored[-1] is not None:
-        notes.append(element("span", f"rolled back to round {restored[-1]}", class_="pill watch"))
+def _notes(members: Sequence[Release]) -> Iterator[Note]:
+    restored = members[-1].restored_round
+    if restored is not None:
+        yield Note(said=f"rolled back to round {restored}", level="watch")
     for outcome, level in (("skipped", "watch"), ("quarantined", "bad"), ("bisected", "watch")):
-        ended_so = sum(release.outcome == outcome for release in one.releases)
+        ended_so = sum(release.outcome == outcome for release in members)
         if ended_so:
-            of = f" {ended_so} of {len(one.releases)} steps" if len(one.releases) > 1 else ""
-            notes.append(element("span", f"{outcome}{of}", class_=f"pill {level}"))
-    again = sum(release.attempts - 1 for release in one.releases)
+            of = f" {ended_so} of {len(members)} steps" if len(members) > 1 else ""
+            yield Note(said=f"{outcome}{of}", level=level)
+    again = sum(release.attempts - 1 for release in members)
     if again:
-        notes.append(f"{again} lost {'attempt' if again == 1 else 'attempts'}")
-    lost = sorted({silo for release in one.releases for silo in release.lost})
+        yield Note(said=f"{again} lost {'attempt' if again == 1 else 'attempts'}")
+    lost = sorted({silo for release in members for silo in release.lost})
     if lost:
-        kept = min(release.survivors for release in one.releases if release.lost)
-        cohort = max(release.cohort for release in one.releases if release.lost)
-        notes.append(f"{kept} of {cohort} in the sum; lost {words.named(lost)}")
-    return notes
-
-
-def _between(notes: Sequence[Child]) -> list[Child]:
-    """A dot between two notes."""
-    spread: list[Child] = []
-    for note in notes:
-        spread += [" · ", note] if spread else [note]
-    return spread
+        kept = min(release.survivors for release in members if release.lost)
+        cohort = max(release.cohort for release in members if release.lost)
+        yield Note(said=f"{kept} of {cohort} in the sum; lost {words.named(lost)}")

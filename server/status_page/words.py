@@ -3,7 +3,7 @@
 Invariants: a moment is in UTC and says so; nothing is rounded to a value that means something else
 (a ratio just below one is never 100 %); what is not known is an em dash.
 
-Covered: spans, ages, ratios with their errors, names. Not covered: escaping (``markup.py``).
+Covered: spans, ages, ratios with their errors, names. Not covered: escaping (``page.py``).
 """
 
 from __future__ import annotations

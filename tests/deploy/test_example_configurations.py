@@ -23,7 +23,9 @@ def test_coordinator(tmp_path):
 def test_what_the_coordinators_example_offers_in_comments(tmp_path):
     lines = (EXAMPLES / "coordinator.toml").read_text().splitlines()
     offered = [line.removeprefix("# ") for line in lines if re.match(r"# \w+ = ", line)]
-    assert {line.partition(" = ")[0] for line in offered} >= {"database_url", "adapters_url"}
+    assert {line.partition(" = ")[0] for line in offered} >= {
+        "database_url", "adapters_url", "runbooks_url",
+    }  # fmt: skip
     (tmp_path / "coordinator.toml").write_text("\n".join([*lines, *offered]))
     config = CoordinatorConfig.load(tmp_path)
     assert database_in_force(config).startswith("postgresql://")

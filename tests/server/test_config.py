@@ -41,11 +41,33 @@ def test_defaults(tmp_path):
         ('federation = "f"\nhost_names = []\n', "host_names"),
         ('federation = "f"\n', "host_names"),
         ("federation = \n", "coordinator.toml"),
+        (MINIMAL + "runbooks_url = 'javascript:alert(1)'\n", "runbooks_url"),
+        (MINIMAL + "runbooks_url = 'https:///pages'\n", "runbooks_url"),
+        (MINIMAL + "runbooks_url = 'https://user:word@host/pages'\n", "runbooks_url"),
+        (MINIMAL + "runbooks_url = 'https://host/pages?of=it'\n", "runbooks_url"),
+        (MINIMAL + 'runbooks_url = "https://host/\\"><b>"\n', "runbooks_url"),
+        (MINIMAL + "runbooks_url = 'https://host/a\tb'\n", "runbooks_url"),
+        (MINIMAL + f"runbooks_url = 'https://host/{'a' * 500}'\n", "runbooks_url"),
     ],
 )
 def test_refusals_name_the_key(tmp_path, text, named):
     with pytest.raises(ConfigurationError, match=named):
         load(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("url", "read"),
+    [
+        (
+            "https://docs.example.org/chorale/operations/",
+            "https://docs.example.org/chorale/operations",
+        ),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_where_the_runbooks_are(tmp_path, url, read):
+    assert load(tmp_path, MINIMAL + f"runbooks_url = '{url}'\n").runbooks_url == read
+    assert load(tmp_path, MINIMAL).runbooks_url is None
 
 
 @pytest.mark.parametrize(

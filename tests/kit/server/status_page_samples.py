@@ -18,6 +18,7 @@ from sqlalchemy import insert
 
 import federation.wire as federation_wire
 from federation.chain.record import AdapterRecord
+from federation.plan.read import read_plan
 from ops.probes.server import PageRequest
 from secagg.roster import Roster, RosterEntry, sign_roster
 from server.audit import AuditEvent, AuditLog
@@ -70,7 +71,12 @@ class Driven:
     row: RunRow
     current: RoundFigures
     waiting_for: tuple[str, ...] = ()
-    cohorts: Any = field(default_factory=lambda: SimpleNamespace(kept_out=()))
+    cohorts: Any = field(default_factory=lambda: SimpleNamespace(kept_out=(), counted_on=SILOS))
+    attempt: Any = None
+
+    @property
+    def plan(self):
+        return read_plan(self.row.plan)
 
 
 @dataclass
@@ -80,6 +86,7 @@ class Coordinator:
     directory: Path
     driver: Driven | None = None
     clock: Clock = field(default_factory=Clock)
+    runbooks_url: str = ""
 
     def __post_init__(self):
         self.store = Store(f"sqlite:///{self.directory}/coordinator.db", create=True)
@@ -122,6 +129,7 @@ class Coordinator:
             trust=self.trust,
             data_dir=self.directory,
             shown=lambda: self.driver,
+            runbooks_url=self.runbooks_url,
         )
 
     def get(self, path="/", **changes):
@@ -344,8 +352,19 @@ def in_a_run(directory, *, waiting=("hospital-d",), silent=(), rounds=12, of=20)
         deadline_unix_s=NOW + 240,
         cohort=SILOS,
     )
-    made.driver = Driven(row=row, current=current, waiting_for=tuple(waiting))
+    made.driver = Driven(
+        row=row,
+        current=current,
+        waiting_for=tuple(waiting),
+        attempt=sum_of(SILOS),
+    )
     return made
+
+
+def sum_of(silos, *, threshold=4, n_min=3):
+    """An open attempt, as far as the page looks at it."""
+    descriptor = SimpleNamespace(threshold=threshold, n_min=n_min)
+    return SimpleNamespace(active=silos, descriptor=SimpleNamespace(descriptor=descriptor))
 
 
 def request(path="/", *, host="localhost:7445", peer="127.0.0.1", certificate=None, scheme="http"):

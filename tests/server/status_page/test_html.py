@@ -7,10 +7,12 @@ import sqlite3
 import time
 
 import pytest
+from jinja2 import UndefinedError
 
 from server.errors import UnknownRunError
 from server.figures import RoundFigures
 from server.status_page import page as page_module
+from server.status_page.verdict import judge
 from server.store.runs import RunState
 from tests.kit.server import status_page_samples as samples
 from tests.kit.server.status_page_reader import HOSTILE, Parsed, require_inert, seen
@@ -92,6 +94,26 @@ def test_the_policy_allows_this_style_and_nothing_else(running):
     assert answer.headers["X-Frame-Options"] == "DENY"
     assert answer.headers["Referrer-Policy"] == "no-referrer"
     assert answer.headers["Cache-Control"] == "no-store"
+
+
+def test_an_alert_links_to_its_runbook_where_the_pages_have_an_address(running):
+    running.context.metrics.audit_failures.inc()
+    (concern,) = judge(running.observer.look(releases=1)).concerns
+    named = f"<code>{concern.alert}</code>"
+    assert f"runbook {named}" in running.html()
+    running.runbooks_url = "https://docs.example.org/operations"
+    (link,) = [tag for name, tag in seen(running).tags if tag.get("href", "").startswith("https:")]
+    assert link == {
+        "href": f"https://docs.example.org/operations/{concern.alert}.md",
+        "rel": "noopener noreferrer",
+    }
+    assert f">{named}</a>" in running.html()
+
+
+def test_a_name_that_a_template_does_not_know_is_an_error():
+    for template in ("{{ forgotten }}", "{{ known.forgotten }}", "{% if forgotten %}{% endif %}"):
+        with pytest.raises(UndefinedError):
+            page_module._ENVIRONMENT.from_string(template).render(known=NOW)
 
 
 def test_it_begins_again_by_itself_unless_it_is_held(running):
@@ -178,7 +200,11 @@ def test_two_hundred_silos_and_a_thousand_rounds_are_one_small_page(tmp_path):
         assert min(spent) < 1.0
         assert len(answer.body) < 1 << 20
     coordinator.close()
-    text = Parsed(answer.body.decode()).text
+    parsed = Parsed(answer.body.decode())
+    # A long text is cut; a path is none.
+    assert max(len(tag.get("d", "")) for _, tag in parsed.tags) > page_module.MAX_TEXT_CHARS
+    assert not [tag for _, tag in parsed.tags if "…" in tag.get("d", "")]
+    text = parsed.text
     assert "The newest 60 rounds; curves show the newest 240" in text
     assert "Not drawn: family-" in text
     assert "150 silos" in text

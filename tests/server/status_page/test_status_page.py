@@ -8,6 +8,7 @@ import re
 import pytest
 
 from server.figures import RoundFigures
+from server.run.strength import Strength
 from server.status_page.picture import SiloView
 from server.store.runs import RunState
 from server.store.schema import runs
@@ -50,7 +51,7 @@ def test_a_run_in_progress_answers_the_four_questions(running):
     assert "deadline in 4 min 08:04:00 UTC" in text
     assert "Round 13 of 20 maze-and-wordle-4f2a is running" in text
     assert "75 % of the run's cap; 12 of 22 charged releases" in text
-    assert "Silos heard of 5 of 5 a round needs 3" in text
+    assert "Silos heard of 5 of 5 4 needed now, 1 to spare" in text
 
 
 def test_rounds_say_only_what_did_not_go_as_it_should(running):
@@ -158,6 +159,7 @@ def test_a_run_that_is_not_driven_says_what_it_waits_for(coordinator, state, sai
     row = coordinator.start(state=state)
     text = seen(coordinator).text + " "
     assert said in text
+    assert "a round needs 3" in text
     assert ("Waiting for nobody" in text) == (state not in {RunState.QUEUED, RunState.PAUSED})
     assert (f"chorale run resume {row.run_id}" in text) == (state is RunState.PAUSED)
 
@@ -228,6 +230,7 @@ def test_a_run_of_real_sessions_is_seen_as_it_goes(tmp_path, monkeypatch):
     during, after = (picture.run for picture in pictures)
     assert (during.current.round, during.current.phase) == (2, "masked_input")
     assert [one.silo_id for one in during.current.waited] == list(world.silos)
+    assert during.current.strength == Strength(live=3, needed=3)
     assert during.current.deadline_unix_s > during.current.since_unix_s
     assert [release.outcome for release in during.releases] == ["aggregated", ""]
     assert during.releases[1].spans[-1].phase == "masked_input"

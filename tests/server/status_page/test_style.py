@@ -4,12 +4,16 @@ import re
 
 import pytest
 
-from server.status_page.style import DARK, LIGHT, STYLE
+from server.status_page.page import STYLE
 
+LIGHT, DARK = (
+    dict(re.findall(r"--([a-z_-]+): (#[0-9a-f]{6});", block))
+    for block in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
+)
 ON = {
     "ink": ("paper", "card", "sunk", "good-tint", "watch-tint", "alarm-tint"),
     "soft": ("paper", "card", "good-tint", "watch-tint", "alarm-tint"),
-    "link": ("paper", "card"),
+    "link": ("paper", "card", "watch-tint", "alarm-tint"),
     "good": ("card", "good-tint"),
     "watch": ("card", "watch-tint", "alarm-tint"),
     "alarm": ("card", "alarm-tint"),

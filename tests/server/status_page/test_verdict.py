@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from server.figures import Phase, RoundFigures
+from server.run.strength import Strength
 from server.status_page.picture import Figure, Release
 from server.status_page.verdict import CERTIFICATE_S, Level, judge
 from server.store.runs import RunState
@@ -114,6 +115,15 @@ def test_each_concern_alone(picture, change, alert, level):
 )
 def test_just_short_of_each_there_is_none(picture, change):
     assert alerts(change(picture)) == []
+
+
+def test_a_run_without_a_spare_silo_is_watched(picture):
+    (concern,) = judge(with_current(picture, strength=Strength(live=4, needed=4))).concerns
+    assert concern.level is Level.WATCH
+    assert concern.what.startswith("No spare silo: 4 are live and 4 are needed now.")
+    for strength in (Strength(live=5, needed=4), Strength(live=3, needed=4)):
+        assert judge(with_current(picture, strength=strength)).concerns == ()
+    assert judge(with_run(picture, current=None)).concerns == ()
 
 
 def test_too_few_silos_are_worse_than_a_silent_one(picture):
