@@ -86,14 +86,14 @@ def update_charts(run: RunView) -> tuple[Chart, ...]:
     return (
         _chart(
             "Agreement κ",
-            [one and one.agreement for one in summed],
+            [one.agreement if one else None for one in summed],
             run,
             high=1.0,
             hint="1: every silo pulls the same way; near 0: they cancel out",
         ),
         _chart(
             "Spread ζ̂²",
-            [one and one.heterogeneity for one in summed],
+            [one.heterogeneity if one else None for one in summed],
             run,
             high=_ceiling(spread),
             hint="how far the silos' updates lie apart",

@@ -153,6 +153,14 @@ def test_its_programs_run(installation, program):
     assert "Usage:" in done.stdout
 
 
+def test_the_wheel_carries_the_status_pages_templates(installation):
+    # They are read and compiled when the module is imported.
+    names = python(installation, "from server.status_page.page import TEMPLATES; "
+                                 "print(*sorted(p.name for p in TEMPLATES.iterdir()))")  # fmt: skip
+    here = ROOT / "server" / "status_page" / "templates"
+    assert names.split() == sorted(path.name for path in here.iterdir())
+
+
 def test_the_wheel_carries_what_deploy_writes(installation, tmp_path):
     where = python(installation, "import ops.deploy; print(ops.deploy.__file__)").strip()
     assert Path(where).is_relative_to(installation)

@@ -53,7 +53,7 @@ def text(loopback, path="/"):
         html = answer.read().decode()
     finally:
         connection.close()
-    return " ".join(re.sub(r"<style>.*?</style>|<[^>]+>", " ", html).split())
+    return " ".join(re.sub(r"(?s)<style>.*?</style>|<[^>]+>", " ", html).split())
 
 
 def require_good(chromium, loopback, directory, name, path="/"):
