@@ -12,9 +12,11 @@
     │   └── OptimiserStateError  the optimiser has not seen the release before this one
     ├── TranscriptError a transcript of an aggregation that does not verify; names the check
     ├── AuditChainError an audit log that is not as it was written; names the first bad record
+    │   └── TornRecordError  its last record was never written to its end, as a power cut leaves it
     ├── AuditHeadError  a signed head of an audit log that is malformed or not its writer's
     │   └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
     ├── ProbeError      the port of probes and metrics cannot be served
+    │   └── ProbePortError  its address cannot be bound
     ├── DeploymentError files to deploy with that cannot be found, filled in or written
     ├── TomlError       a document that is too long, too deep, or no TOML
     ├── LogSettingError a variable that says how to log has a value that it cannot have
@@ -83,6 +85,10 @@ class ProbeError(FederationError):
     """The port of probes and metrics cannot be served."""
 
 
+class ProbePortError(ProbeError):
+    """The address of probes and metrics cannot be bound."""
+
+
 class DeploymentError(FederationError):
     """Files to deploy with cannot be found, filled in or written."""
 
@@ -141,6 +147,10 @@ class AuditChainError(FederationError):
     def __init__(self, index: int, text: str) -> None:
         self.index = index
         super().__init__(f"audit {text}")
+
+
+class TornRecordError(AuditChainError):
+    """The last record was never written to its end; every one before it is in place."""
 
 
 class AuditHeadError(FederationError):

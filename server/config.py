@@ -28,9 +28,9 @@ from federation.membership.invite import FEDERATION_NAME
 from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
-from server.errors import ConfigurationError
+from server.errors import ConfigurationError, NoCoordinatorError
 
-__all__ = ["CoordinatorConfig", "DataPaths", "read_passphrase", "write_config"]
+__all__ = ["CoordinatorConfig", "DataPaths", "read_passphrase", "require_host", "write_config"]
 
 CONFIG_NAME: Final = "coordinator.toml"
 ENV_PREFIX: Final = "CHORALE_COORDINATOR_"
@@ -38,11 +38,30 @@ _PAGES: Final = re.compile(
     r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~%!$&()*+,;=:@-]*)*"
 )
 """The address of a folder of web pages: no credentials, query or fragment."""
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
+"""What an invite can name, too."""
 
 
 def _address(address: str) -> str:
     split_address(address)
     return address
+
+
+def require_host(name: str) -> str:
+    """Take what a server certificate can name and silos can dial.
+
+    Raises:
+        ValueError: It is neither a DNS name nor an IP address.
+    """
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        if _HOST_NAME.fullmatch(name) is None:
+            raise ValueError(
+                f"{name[:253]!r} is neither a DNS name nor an IP address: it is the host alone, "
+                "without https://, port, path or brackets"
+            ) from None
+    return name
 
 
 def _federation(name: str) -> str:
@@ -60,6 +79,7 @@ def _pages(url: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+Host = Annotated[str, AfterValidator(require_host)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +144,7 @@ class CoordinatorConfig(BaseSettings):
         nested_model_default_partial_update=False,
     )
 
-    host_names: tuple[str, ...] = Field(min_length=1)
+    host_names: tuple[Host, ...] = Field(min_length=1)
     """DNS names and IP addresses in the server certificate; silos dial the first."""
     federation: Annotated[str, AfterValidator(_federation)] | None = None
     """Created at the start with the default terms, if there is none yet."""
@@ -176,13 +196,17 @@ class CoordinatorConfig(BaseSettings):
         """Read the configuration of a data directory.
 
         Raises:
-            ConfigurationError: The file is absent or is refused; the text names each key.
+            NoCoordinatorError: The file is absent.
+            ConfigurationError: It is refused; the text names each key.
         """
         path = DataPaths(data_dir=data_dir).config
         try:
             content = parse_toml(path.read_bytes())
         except FileNotFoundError as error:
-            raise ConfigurationError(f"{path} is absent: run chorale init first") from error
+            raise NoCoordinatorError(
+                f"{data_dir} is no coordinator's data directory, for {path} is absent: chorale "
+                "init makes one"
+            ) from error
         except (OSError, TomlError) as error:
             raise ConfigurationError(f"{path}: {error}") from error
         _require_no_password(path, content.get("database_url"))

@@ -19,7 +19,7 @@ import grpc
 import structlog
 
 from chorale.v1 import admin_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
-from federation.errors import AuditChainError, ProbeError
+from federation.errors import AuditChainError, ProbeError, ProbePortError
 from ops.audit_log import verify_log
 from ops.deploy.hardening import harden_process
 from ops.files import prove_writable
@@ -33,7 +33,13 @@ from server.conductor.scrape import Scrape
 from server.conductor.storage_faults import keep_proving
 from server.config import CoordinatorConfig
 from server.context import Liveness, RunContext, Signal, keep_noting
-from server.errors import AlreadyServedError, ConfigurationError, StoreBusyError, StoreError
+from server.errors import (
+    AlreadyServedError,
+    ConfigurationError,
+    ListenError,
+    StoreBusyError,
+    StoreError,
+)
 from server.members.audit_heads import AuditHeadExchange
 from server.members.renewal import Renewals
 from server.members.roster_approvals import RosterApprovals
@@ -236,7 +242,7 @@ async def _serve(config: CoordinatorConfig, process: _Process) -> None:
             ),
         )
     except ProbeError as error:
-        raise ConfigurationError(str(error)) from error
+        raise _of_probes(error) from error
     audit.append(AuditEvent.COORDINATOR_STARTED)
     # Before the ports open: a silo that is told of no attempt leaves the one it is in.
     conductor.resume()
@@ -285,6 +291,11 @@ async def _beside(*loops: Callable[[], Coroutine[Any, Any, None]]) -> AsyncItera
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+def _of_probes(error: ProbeError) -> ConfigurationError:
+    kind = ListenError if isinstance(error, ProbePortError) else ConfigurationError
+    return kind(str(error))
 
 
 def _require_disk(config: CoordinatorConfig) -> None:

@@ -4,6 +4,9 @@
 
     CoordinatorError
     ├── ConfigurationError         coordinator.toml or the data directory cannot be used
+    │   ├── NoCoordinatorError         the data directory is no coordinator's
+    │   ├── FoundingError              what a new coordinator is to be made of cannot be used
+    │   ├── ListenError                an address cannot be listened on
     │   └── ServedDatabaseError        another database is named than the one that is served
     ├── PkiError                   a certificate or key cannot be made, read or trusted
     ├── CaRotationError            the overlap is out of bounds, or another rotation is not over
@@ -21,6 +24,7 @@
     │   ├── CertificateRequestError    the CSR is malformed, unsigned, or not for a P-256 key
     │   └── PossessionProofError       the Ed25519 signature does not verify
     ├── FederationTermsError       a roster or a run passes the terms of the federation
+    │   ├── TermValueError             a term has a value that it cannot have
     │   ├── NoFederationError          none was created yet, or another one is named
     │   └── FederationExistsError      a coordinator has one
     ├── StandingError              a silo's standing does not allow the change
@@ -79,9 +83,12 @@ __all__ = [
     "FederationTermsError",
     "ForeignFederationError",
     "ForeignMessageError",
+    "FoundingError",
     "LedgerBehindError",
     "LedgerForkedError",
+    "ListenError",
     "LostAttemptError",
+    "NoCoordinatorError",
     "NoFederationError",
     "NotPublishedError",
     "PkiError",
@@ -105,6 +112,7 @@ __all__ = [
     "StoreUnwritableError",
     "SubmitTokenError",
     "SuspendedSiloError",
+    "TermValueError",
     "TooFewSilosError",
     "UnauthenticatedError",
     "UnknownInviteError",
@@ -186,6 +194,18 @@ class ConfigurationError(CoordinatorError):
     """The configuration or the data directory cannot be used."""
 
 
+class NoCoordinatorError(ConfigurationError):
+    """The data directory holds no coordinator."""
+
+
+class FoundingError(ConfigurationError):
+    """What a new coordinator is to be made of cannot be used; nothing was made."""
+
+
+class ListenError(ConfigurationError):
+    """An address cannot be listened on."""
+
+
 class ServedDatabaseError(ConfigurationError):
     """Another database is named than the one this data directory is served from."""
 
@@ -256,6 +276,10 @@ class PossessionProofError(EnrolmentError):
 
 class FederationTermsError(CoordinatorError):
     """A roster or a run passes the terms of the federation."""
+
+
+class TermValueError(FederationTermsError):
+    """A term of a new federation has a value that it cannot have."""
 
 
 class NoFederationError(FederationTermsError):

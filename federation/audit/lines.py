@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from federation.errors import AuditChainError
+from federation.errors import AuditChainError, TornRecordError
 
 __all__ = [
     "EMPTY",
@@ -122,8 +122,10 @@ def check_chain(content: bytes) -> ChainHead:
 
     Raises:
         AuditChainError: Names the first bad record.
+        TornRecordError: That is the last one, half of which was written.
     """
     digests = _digests(content)
+    _require_whole(content, len(digests))
     return ChainHead(index=len(digests) - 1, sha256=digests[-1]) if digests else EMPTY
 
 
@@ -132,6 +134,7 @@ def check_contains(content: bytes, seen: Sequence[ChainHead]) -> None:
 
     Raises:
         AuditChainError: Names the first record that is bad, missing, or known to be another.
+        TornRecordError: Nothing else is wrong, but half a record follows the last one.
     """
     digests = _digests(content)
     for head in sorted(seen, key=lambda head: head.index):
@@ -147,10 +150,22 @@ def check_contains(content: bytes, seen: Sequence[ChainHead]) -> None:
                 f"record {head.index} is not the one that was seen: it or one before it was "
                 "written anew",
             )
+    # Last: half of a record that was seen whole is no power cut.
+    _require_whole(content, len(digests))
+
+
+def _require_whole(content: bytes, records: int) -> None:
+    torn = torn_bytes(content)
+    if torn:
+        raise TornRecordError(
+            records,
+            f"record {records} is half written ({torn} bytes), as a power cut or a full disk "
+            f"leaves it; the {records} before it are in place",
+        )
 
 
 def _digests(content: bytes) -> list[str]:
-    """The digest of each line, every one of them checked."""
+    """The digest of each whole line, every one of them checked."""
     digests: list[str] = []
     parent = EMPTY.sha256
     for index, line in enumerate(complete_lines(content)):
@@ -163,8 +178,6 @@ def _digests(content: bytes) -> list[str]:
         if _digest(record) != parent:
             raise AuditChainError(index, f"record {index} was altered")
         digests.append(parent)
-    if torn_bytes(content):
-        raise AuditChainError(len(digests), f"record {len(digests)} is half written")
     return digests
 
 

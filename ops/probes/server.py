@@ -38,7 +38,7 @@ from typing import Any, Final
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from federation.errors import ProbeError
+from federation.errors import ProbeError, ProbePortError
 from ops.address import joined_address, split_address
 from ops.files import replace_file
 from ops.probes.metrics import MetricsAccess
@@ -120,14 +120,14 @@ class Probes:
             address_file: Where ``start`` writes the address.
 
         Raises:
-            ProbeError: The address cannot be bound.
+            ProbePortError: The address cannot be bound.
         """
         try:
             host, port = split_address(listen)
             kind = _Ipv6Server if ":" in host else _Server
             self._server = kind((host, port), _Handler)
         except (OSError, ValueError) as error:
-            raise ProbeError(f"cannot serve probes on {listen}: {error}") from error
+            raise ProbePortError(f"cannot serve probes on {listen}: {error}") from error
         self._server.answers = _Answers(
             registry=registry,
             checks=checks,

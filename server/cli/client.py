@@ -1,8 +1,8 @@
 """The admin's line to the coordinator, and its messages as plain values.
 
 Covered: mutual TLS with the certificate in ``DATA_DIR/admin``, deadlines, an expired certificate
-told apart from an absent coordinator. Not covered: admins on other machines; copy the data
-directory's ``coordinator.toml``, ``admin`` and nothing else.
+told apart from an absent coordinator, and so is a wrong clock. Not covered: admins on other
+machines; copy the data directory's ``coordinator.toml``, ``admin`` and nothing else.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def connect(data_dir: Path) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
         ca, key, leaf = (
             (directory / name).read_bytes() for name in ("ca.pem", "admin.key", "admin.pem")
         )
-        expiry = x509.load_pem_x509_certificate(leaf).not_valid_after_utc
+        certificate = x509.load_pem_x509_certificate(leaf)
     except (OSError, ValueError) as error:
         raise CommandError(
             f"the admin certificate in {directory} cannot be read: {error}",
@@ -93,13 +93,8 @@ def connect(data_dir: Path) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
             yield admin_pb2_grpc.AdminServiceStub(with_spans(channel))
         except grpc.RpcError as error:
             # A server that refuses an expired certificate only ever looks unreachable.
-            if error.code() is grpc.StatusCode.UNAVAILABLE and _is_past(expiry):
-                raise CommandError(
-                    f"the admin certificate ended at {expiry.isoformat()}",
-                    code="certificate_expired",
-                    exit_code=Exit.CONNECT,
-                    next_step="chorale admin renew, on the coordinator's host",
-                ) from error
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                _require_valid_now(certificate)
             raise
 
 
@@ -116,8 +111,24 @@ def call_once(data_dir: Path) -> Called:
         return Called(silos=len(answer.silos), version=read_version(call.trailing_metadata()))
 
 
-def _is_past(expiry: dt.datetime) -> bool:
-    return dt.datetime.now(dt.UTC) >= expiry
+def _require_valid_now(certificate: x509.Certificate) -> None:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    now = dt.datetime.now(dt.UTC)
+    if now >= ends:
+        raise CommandError(
+            f"the admin certificate ended at {ends.isoformat()}",
+            code="certificate_expired",
+            exit_code=Exit.CONNECT,
+            next_step="chorale admin renew, on the coordinator's host",
+        )
+    if now < begins:
+        raise CommandError(
+            f"the admin certificate is valid from {begins.isoformat()}, and this machine's clock "
+            f"says {now.isoformat(timespec='seconds')}",
+            code="wrong_clock",
+            exit_code=Exit.CONNECT,
+            next_step="set this machine's clock: timedatectl set-ntp true",
+        )
 
 
 def _target(config: CoordinatorConfig) -> tuple[str, list[tuple[str, Any]]]:

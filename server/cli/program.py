@@ -23,6 +23,14 @@ Data = Annotated[
         "--data", envvar="CHORALE_DATA", help="The coordinator's data directory, from chorale init."
     ),
 ]
+_NOBODY_THERE: Final = (
+    "check that chorale-coordinator serve runs and that the admin certificate is still valid "
+    "(chorale admin renew)"
+)
+SLOW: Final = (
+    "the coordinator was reached and did not answer in time: look at its load, its disk and its "
+    "database (its log has storage_fault), then try again"
+)
 _DENIED: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 _ARGUMENTS: Final = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
 
@@ -34,7 +42,7 @@ def _known(error: Exception) -> CommandError | None:
     if isinstance(error, grpc.RpcError):
         return _rpc(error)
     from federation.errors import LogSettingError, TracingError
-    from server.errors import CoordinatorError, Reason
+    from server.errors import AlreadyServedError, CoordinatorError, ListenError, Reason
     from server.rpc.catalogue import describe
 
     described = describe(error)
@@ -52,7 +60,10 @@ def _known(error: Exception) -> CommandError | None:
     return CommandError(
         str(error),
         code=setting or described.reason.value,
-        exit_code=Exit.ARGUMENTS,
+        # What was given is in order there; another program stands in the way.
+        exit_code=Exit.SERVER
+        if isinstance(error, AlreadyServedError | ListenError)
+        else Exit.ARGUMENTS,
         hint="" if setting else advice,
     )
 
@@ -76,17 +87,13 @@ def _rpc(error: Any) -> CommandError:
         exit_code = Exit.ARGUMENTS
     else:
         exit_code = Exit.SERVER
+    steps = {Exit.CONNECT: _NOBODY_THERE, Exit.TIMEOUT: SLOW}
     return CommandError(
         str(error.details() or code),
         code=reason or code.lower(),
         exit_code=exit_code,
         hint=str(trailers.get("chorale-hint", "")),
-        next_step=(
-            "check that chorale-coordinator serve runs and that the admin certificate is still "
-            "valid (chorale admin renew)"
-            if exit_code is Exit.CONNECT and not reason
-            else ""
-        ),
+        next_step="" if reason else steps.get(exit_code, ""),
     )
 
 

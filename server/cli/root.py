@@ -50,6 +50,7 @@ def init(
     With --passphrase or --passphrase-file the key is encrypted; chorale root sign asks for it.
     """
     with answering(output):
+        from federation.membership.roster_change import fingerprint
         from server.members.root import create_root
         from server.pki.keys import read_public_key
 
@@ -57,11 +58,21 @@ def init(
         if passphrase or passphrase_file is not None:
             secret = _passphrase(passphrase_file, new=True)
         public = create_root(directory, passphrase=secret)
+        key = read_public_key(public)
         show_result(
-            output, f"made the consortium root in {directory}; keep it offline and backed up"
+            output,
+            f"made the consortium root in {directory}; keep it offline and backed up",
+            f"its fingerprint, as chorale-silo status shows it at each silo: {fingerprint(key)}",
         )
         say(f"next: carry {public} to the coordinator: chorale init --root-certificate root.pub …")
-        succeed(output, {"root_public_key": str(public), "root_key": read_public_key(public).hex()})
+        succeed(
+            output,
+            {
+                "root_public_key": str(public),
+                "root_key": key.hex(),
+                "root_fingerprint": fingerprint(key),
+            },
+        )
 
 
 @app.command("sign")

@@ -19,7 +19,7 @@ from federation.membership.invite import FEDERATION_NAME
 from federation.plan.plan import Plan
 from secagg.parameters import MAX_SILOS, MIN_SILOS
 from secagg.roster import Roster
-from server.errors import FederationTermsError, NoFederationError
+from server.errors import FederationTermsError, NoFederationError, TermValueError
 from server.pki.authority import OPERATOR_DOMAIN
 from server.store import Store
 from server.store.federation import FederationRow
@@ -41,23 +41,26 @@ def checked_terms(row: FederationRow) -> FederationRow:
     """Refuse terms that make no sense.
 
     Raises:
-        FederationTermsError: The text names the value.
+        TermValueError: The text names the value.
     """
     if FEDERATION_NAME.fullmatch(row.name) is None or row.name == RESERVED_NAME:
-        raise FederationTermsError(
+        raise TermValueError(
             "a federation's name has lower-case letters, digits, dots and dashes, at most 63, and "
             f"is not {RESERVED_NAME!r}"
         )
     if not MIN_SILOS <= row.min_silos <= MAX_SILOS:
-        raise FederationTermsError(
+        raise TermValueError(
             f"min_silos is from {MIN_SILOS} to {MAX_SILOS}: a sum of two hides nobody"
         )
     if not 1 <= row.colluding < row.min_silos:
-        raise FederationTermsError("colluding is at least 1 and less than min_silos")
+        raise TermValueError("colluding is at least 1 and less than min_silos")
     if row.epsilon_cap is not None and not 0 < row.epsilon_cap <= 1e18:
-        raise FederationTermsError("epsilon_cap is a number above 0")
+        raise TermValueError(
+            f"epsilon_cap is a number above 0 and at most 1e18, not {row.epsilon_cap:g}; without "
+            "one, plans decide"
+        )
     if not 0 < row.delta < 1:
-        raise FederationTermsError("delta is between 0 and 1")
+        raise TermValueError(f"delta is between 0 and 1, not {row.delta:g}")
     return row
 
 

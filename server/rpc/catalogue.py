@@ -83,6 +83,22 @@ CATALOGUE: Final = MappingProxyType(
         errors.ConfigurationError: _entry(
             StatusCode.FAILED_PRECONDITION, Reason.CONFIGURATION, "correct coordinator.toml"
         ),
+        errors.NoCoordinatorError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.CONFIGURATION,
+            "--data or CHORALE_DATA names the directory that chorale init made",
+        ),
+        errors.FoundingError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.CONFIGURATION,
+            "nothing was made; chorale init --help says what each option takes",
+        ),
+        errors.ListenError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.CONFIGURATION,
+            "ss -ltnp shows who holds a port: stop that program, or choose another address in "
+            "coordinator.toml",
+        ),
         errors.ServedDatabaseError: _entry(
             StatusCode.FAILED_PRECONDITION,
             Reason.CONFIGURATION,
@@ -162,6 +178,11 @@ CATALOGUE: Final = MappingProxyType(
             StatusCode.FAILED_PRECONDITION,
             Reason.FEDERATION_TERMS,
             "chorale federation show prints the terms",
+        ),
+        errors.TermValueError: _entry(
+            StatusCode.INVALID_ARGUMENT,
+            Reason.FEDERATION_TERMS,
+            "nothing was created; chorale federation create --help says what each option takes",
         ),
         errors.NoFederationError: _entry(
             StatusCode.NOT_FOUND,

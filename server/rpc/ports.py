@@ -27,7 +27,7 @@ import grpc
 import structlog
 
 from chorale.v1 import enrolment_pb2_grpc
-from server.errors import ConfigurationError, StoreError
+from server.errors import ListenError, StoreError
 from server.rpc.access import AccessInterceptor
 from server.rpc.enrolment import EnrolmentService
 from server.store.invites import Invites
@@ -93,12 +93,16 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
     """Let a server listen.
 
     Raises:
-        ConfigurationError: The address cannot be bound.
+        ListenError: The address cannot be bound.
     """
     try:
         server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise ConfigurationError(f"cannot listen on {address}: {error}") from error
+        # Its own text names a variable of gRPC's, and no reason.
+        raise ListenError(
+            f"cannot listen on {address}: another program holds the port, or the address is none "
+            "of this machine's"
+        ) from error
 
 
 class EnrolmentPort:
@@ -134,7 +138,7 @@ class EnrolmentPort:
         """Check that the port could be opened.
 
         Raises:
-            ConfigurationError: It cannot be bound.
+            ListenError: It cannot be bound.
         """
         server = self._bound()
         # One that was never started does not let go of its port.
@@ -145,7 +149,7 @@ class EnrolmentPort:
         """Open or close the port, as the invites say.
 
         Raises:
-            ConfigurationError: Another program holds the port.
+            ListenError: Another program holds the port.
             StoreError: The invites cannot be read; the port stays as it is.
         """
         async with self._changing:
@@ -164,7 +168,7 @@ class EnrolmentPort:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 await self.look()
-            except (ConfigurationError, StoreError) as error:
+            except (ListenError, StoreError) as error:
                 log.error("enrolment_port_failed", reason=error)  # noqa: TRY400 - says it all
 
     async def close(self) -> None:

@@ -17,10 +17,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from federation.membership.invite import SILO_ID
+from ops.address import split_address
 from ops.files import private_directory, replace_file
 from server.audit import AuditEvent, AuditLog
-from server.config import CoordinatorConfig, DataPaths, read_passphrase, write_config
-from server.errors import ConfigurationError, PkiError
+from server.config import (
+    CoordinatorConfig,
+    DataPaths,
+    read_passphrase,
+    require_host,
+    write_config,
+)
+from server.errors import FoundingError, PkiError
 from server.members.terms import checked_terms, described
 from server.pki.authority import CertificateAuthority, not_after_unix_s
 from server.pki.keys import create_signing_key, public_key_pem, read_public_key
@@ -58,15 +65,17 @@ def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
     Left-overs of an interrupted founding are refused.
 
     Raises:
-        ConfigurationError: There is a coordinator already, or a value is refused.
-        PkiError: The root's public key cannot be read, or a host name is malformed.
+        FoundingError: There is a coordinator already, a value is refused, or the root's public key
+            cannot be read; nothing was made.
+        TermValueError: The federation cannot have this name.
+        ConfigurationError: The passphrase's file cannot be used.
     """
     paths = DataPaths(data_dir=data_dir)
     if data_dir.exists() and any(data_dir.iterdir()):
-        raise ConfigurationError(f"{data_dir} is not empty: choose a new directory")
+        raise FoundingError(f"{data_dir} is not empty: choose a new directory")
     if founding.federation is not None:
         checked_terms(FederationRow(name=founding.federation))
-    root_key = read_public_key(founding.root_public_key)
+    root_key = _checked(founding)
     passphrase_file = founding.ca_passphrase_file and founding.ca_passphrase_file.absolute()
     passphrase = read_passphrase(passphrase_file) if passphrase_file else None
     hosts = tuple(dict.fromkeys((*founding.hosts, *LOOPBACK)))
@@ -102,6 +111,18 @@ def found(data_dir: Path, founding: Founding) -> CoordinatorConfig:
     create_configured(config, store, audit)
     store.close()
     return config
+
+
+def _checked(founding: Founding) -> bytes:
+    """Refuse what could not be written or used later; return the root's public key."""
+    try:
+        for host in founding.hosts:
+            require_host(host)
+        for address in (founding.listen, founding.enrol_listen, founding.probes_listen):
+            split_address(address)
+        return read_public_key(founding.root_public_key)
+    except (ValueError, PkiError) as error:
+        raise FoundingError(str(error)) from error
 
 
 def create_configured(config: CoordinatorConfig, store: Store, audit: AuditLog) -> None:

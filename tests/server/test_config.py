@@ -1,13 +1,20 @@
 """coordinator.toml and the founding of a data directory."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from ops.address import split_address
 from server.audit import AuditLog
 from server.config import CoordinatorConfig, write_config
-from server.errors import ConfigurationError, PkiError, RootKeyError
+from server.errors import (
+    ConfigurationError,
+    FoundingError,
+    NoCoordinatorError,
+    PkiError,
+    RootKeyError,
+)
 from server.members.root import create_root
 from server.pki.authority import CertificateAuthority
 from server.pki.keys import load_signing_key, public_key_pem, read_public_key
@@ -40,6 +47,7 @@ def test_defaults(tmp_path):
         ('federation = "Bad Name"\nhost_names = ["h"]\n', "federation"),
         ('federation = "f"\nhost_names = []\n', "host_names"),
         ('federation = "f"\n', "host_names"),
+        ('host_names = ["https://coord.example.org"]\n', "without https://"),
         ("federation = \n", "coordinator.toml"),
         (MINIMAL + "runbooks_url = 'javascript:alert(1)'\n", "runbooks_url"),
         (MINIMAL + "runbooks_url = 'https:///pages'\n", "runbooks_url"),
@@ -91,7 +99,7 @@ def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path, monkeypatc
 
 
 def test_an_absent_file_says_what_to_do(tmp_path):
-    with pytest.raises(ConfigurationError, match="chorale init"):
+    with pytest.raises(NoCoordinatorError, match="chorale init"):
         CoordinatorConfig.load(tmp_path)
 
 
@@ -152,8 +160,24 @@ def test_founding_makes_everything_and_nothing_of_the_root_key(tmp_path, foundin
 
 def test_a_root_key_that_anybody_can_sign_for_founds_nothing(tmp_path, founding):
     founding.root_public_key.write_bytes(public_key_pem((1).to_bytes(32, "little")))
-    with pytest.raises(PkiError, match="anybody could sign"):
+    with pytest.raises(FoundingError, match="anybody could sign"):
         found(tmp_path / "data", founding)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hosts": ("https://coord.example.org",)}, "without https://"),
+        ({"hosts": ("coord.example.org", "coord.example.org:7443")}, "coord.example.org:7443"),
+        ({"hosts": ("[::1]",)}, "brackets"),
+        ({"listen": "7443"}, "host:port"),
+        ({"probes_listen": "::1:7445"}, "brackets"),
+    ],
+)
+def test_what_could_not_be_served_founds_nothing(tmp_path, founding, changes, said):
+    with pytest.raises(FoundingError, match=said):
+        found(tmp_path / "data", replace(founding, **changes))
+    assert not (tmp_path / "data").exists()
 
 
 def test_founding_twice_is_refused_and_changes_nothing(tmp_path, founding):

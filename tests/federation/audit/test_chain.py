@@ -20,7 +20,7 @@ from federation.audit.lines import (
     read_record,
     torn_bytes,
 )
-from federation.errors import AuditChainError
+from federation.errors import AuditChainError, TornRecordError
 
 NAMES = st.text("abc_", min_size=1, max_size=5)
 TEXTS = st.text('ab é"\\\n\r\u2028\U0001f3b6\ud800', max_size=6)
@@ -63,6 +63,23 @@ def test_what_was_written_is_whole(details):
     check_contains(content, heads)
     for line, facts in zip(lines, details, strict=True):
         assert read_record(line[:-1])["details"] == facts
+
+
+def test_half_a_record_is_told_from_a_change_unless_it_was_seen_whole():
+    lines, heads = log_of([{}, {}, {}])
+    torn = b"".join(lines)[:-20]
+    with pytest.raises(TornRecordError, match=r"record 2 is half written .* the 2 before it"):
+        check_contains(torn, heads[:2])
+    with pytest.raises(TornRecordError):
+        check_chain(torn)
+    for content, seen in (
+        # Who cuts a log within a record hides nothing that others keep the head of.
+        (torn, heads),
+        (torn[:100] + b"x" + torn[101:], ()),
+    ):
+        with pytest.raises(AuditChainError) as caught:
+            check_contains(content, seen)
+        assert not isinstance(caught.value, TornRecordError)
 
 
 def test_an_empty_log_is_whole():
