@@ -4,6 +4,7 @@
 
     SiloError
     ├── ConfigError            silo.toml, or what it points at, cannot be used
+    │   ├── NoSiloError        the data directory is no silo's
     │   └── PolicyFileError    policy.toml cannot be used
     ├── PolicyRefusalError     the guardian said no; carries the rule and a public reason
     ├── WorkCalledOffError     nobody asks for a round's local work any more
@@ -38,6 +39,7 @@ __all__ = [
     "IdentityError",
     "LateWorkError",
     "LocalStoreError",
+    "NoSiloError",
     "NotReadyError",
     "NotServedError",
     "PolicyFileError",
@@ -58,6 +60,10 @@ class SiloError(Exception):
 
 class ConfigError(SiloError):
     """The configuration, or a file it names, cannot be used."""
+
+
+class NoSiloError(ConfigError):
+    """The data directory holds no silo."""
 
 
 class PolicyFileError(ConfigError):
@@ -117,14 +123,18 @@ class TransportError(SiloError):
 
     Attributes:
         reason: The coordinator's stable reason code; empty where there was no answer.
+        late: Whether it was reached, as far as is known, and did not answer in time.
         refused: Whether it called the message wrong or late. Otherwise the very same message may
             still be taken: the coordinator was away, failing or full.
     """
 
-    def __init__(self, message: str, *, reason: str = "", refused: bool = False) -> None:
+    def __init__(
+        self, message: str, *, reason: str = "", refused: bool = False, late: bool = False
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.refused = refused
+        self.late = late
 
 
 class NotServedError(TransportError):

@@ -31,7 +31,7 @@ def answer_verified(
     """Check a whole chain and say how long it is.
 
     ``verify`` gives the number of records, ``keeper`` is who kept so many heads of the chain, and
-    ``code`` is that of a broken chain.
+    ``code`` is that of a broken chain; one that ends in half a record is not broken.
     """
     records = _count(output, verify, code)
     if heads:
@@ -75,10 +75,20 @@ def _count(output: Format, verify: Callable[[], int], code: str) -> int:
 
 @contextmanager
 def _broken(code: str) -> Iterator[None]:
-    from federation.errors import AuditChainError
+    from federation.errors import AuditChainError, TornRecordError
 
     try:
         yield
+    except TornRecordError as error:
+        raise CommandError(
+            str(error),
+            code="audit_torn",
+            exit_code=Exit.SERVER,
+            hint="nobody changed it, and nothing that was acknowledged is missing",
+            next_step="the daemon's next record goes over it, at the latest when it starts, and "
+            "torn_write_cut says so in the log",
+            data={"first_bad_record": error.index},
+        ) from error
     except AuditChainError as error:
         raise CommandError(
             str(error),

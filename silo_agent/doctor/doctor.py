@@ -117,6 +117,11 @@ class _Silo:
                 needs=("policy", "state"),
             ),
             Check(
+                name="audit",
+                look=lambda: site.judge_audit(_had(self._config)),
+                needs=configured,
+            ),
+            Check(
                 name="times",
                 look=lambda: site.judge_times(_had(self._config), _had(self._policy)),
                 needs=("policy",),

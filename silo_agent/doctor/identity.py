@@ -27,8 +27,13 @@ __all__ = ["judge_certificate", "judge_clock", "judge_directory", "judge_identit
 SOON: Final = dt.timedelta(days=7)
 CLOCK_SLACK: Final = dt.timedelta(minutes=2)
 REJOIN: Final = (
-    "ask the admin for a new invite (chorale invite), then chorale-silo join with the same --data: "
-    "the protocol key and the ledger stay"
+    "ask the admin for a new invite (chorale invite), then chorale-silo join - with the same "
+    "--data: the protocol key and the ledger stay"
+)
+RENEWS: Final = (
+    "keep chorale-silo run running, which renews it over the network at half of its life: "
+    "certificate_not_renewed in its log says why it has not; once it has ended, only a new invite "
+    "helps"
 )
 
 
@@ -97,7 +102,9 @@ def judge_certificate(mine: Identity, now: dt.datetime) -> Verdict:
     )
     if of_ca.fix:
         return of_ca
-    return judge_validity("the certificate", mine.leaf, now=now, soon=SOON, renew=REJOIN)
+    valid = mine.leaf.not_valid_before_utc <= now < mine.leaf.not_valid_after_utc
+    renew = RENEWS if valid else REJOIN
+    return judge_validity("the certificate", mine.leaf, now=now, soon=SOON, renew=renew)
 
 
 def judge_clock(data_dir: Path, mine: Identity, now: dt.datetime) -> Verdict:

@@ -30,6 +30,7 @@ from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import TransportError
 from silo_agent.identity.identity import DIRECTORY, Identity
 from silo_agent.identity.renewal import missing_with
+from silo_agent.line.channel import CALL_TIMEOUT_S
 from silo_agent.line.transport import Coordinator
 
 __all__ = [
@@ -113,9 +114,22 @@ def call_roster(mine: Identity) -> Called:
     except TransportError as error:
         if error.reason == NOT_PUBLISHED:
             verdict = ok("the coordinator knows this silo; no roster is published yet")
+        elif error.late:
+            verdict = failed(
+                f"the coordinator was reached, and did not answer within {CALL_TIMEOUT_S:.0f} s",
+                "it or the line is slow, not this silo: ask the admin to look at its load, disk "
+                "and database (chorale doctor); then at what a proxy or a shaped line in between "
+                "lets through. The daemon goes on asking by itself",
+            )
+        elif not error.reason:
+            verdict = failed(
+                f"the port and TLS are in order, and the call failed: {error}",
+                "try again: the coordinator may just have been stopped; if it stays so, ask the "
+                "admin for its log",
+            )
         else:
             verdict = failed(
-                f"the coordinator refused: {error.reason or 'no reason'}: {error}",
+                f"the coordinator refused: {error.reason}: {error}",
                 _REFUSALS.get(
                     error.reason, "ask the admin: chorale silo list shows this silo's state"
                 ),

@@ -1,9 +1,9 @@
-"""The doctor's steps about what this site set up: policy, model, environments, ledger, packages.
+"""The doctor's steps about what this site set up and keeps: policy, model, environments, books.
 
 Covered: files that cannot be read, a policy that refuses everything, a base model that the policy
 does not allow, environments that cannot be made or do not answer a first task, a ledger that is
-damaged, lost or older than this silo remembers. Not covered: what a plan would be told
-(``chorale-silo policy check``).
+damaged, lost or older than this silo remembers, an audit log that is not as it was written. Not
+covered: what a plan would be told (``chorale-silo policy check``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import Final
 from dp.config import ADJACENCY
 from dp.errors import PrivacyError
 from evolution.envs.tasks import Split
-from evolution.errors import EnvironmentFailureError
+from evolution.errors import EnvironmentFailureError, ShardError
+from federation.errors import AuditChainError, TornRecordError
+from ops.audit_log import verify_log
 from ops.doctor.checkup import Verdict, failed, ok, warning
 from ops.doctor.installed import judge_packages as judge_installed
 from secagg import hybrid
+from silo_agent.books.audit import AUDIT_FILE
 from silo_agent.books.budget import read_budget
 from silo_agent.config import NO_BASE_MODEL, SiloConfig
 from silo_agent.errors import ConfigError, SiloError
@@ -26,6 +29,7 @@ from silo_agent.policy.limits import late_problems
 from silo_agent.policy.passed_time import PassedTime
 
 __all__ = [
+    "judge_audit",
     "judge_base_model",
     "judge_environments",
     "judge_ledger",
@@ -84,6 +88,12 @@ def judge_environments(config: SiloConfig) -> Verdict:
             with closing(config.catalogue().make(entry.environment)) as environment:
                 shard = entry.assignment().shard
                 environment.reset(environment.task_ids(Split.TRAIN, shard=shard)[0])
+        except ShardError as error:
+            return failed(
+                f"environment {entry.environment}: {error}",
+                "choose a shard_count of silo.toml that divides the number of labels, the same at "
+                "every silo that takes a share",
+            )
         except EnvironmentFailureError as error:
             return failed(
                 f"environment {entry.environment}: {error}",
@@ -93,6 +103,31 @@ def judge_environments(config: SiloConfig) -> Verdict:
     if not made and not config.constant:
         return warning("this silo explores nothing", "name environments in silo.toml")
     return ok(f"made, and a first task begun: {', '.join(made) or 'none are configured'}")
+
+
+def judge_audit(config: SiloConfig) -> Verdict:
+    """The whole chain of this site's audit log."""
+    try:
+        records = verify_log(config.data_dir / AUDIT_FILE)
+    except FileNotFoundError:
+        return ok("no audit record yet: the first is written when the daemon starts")
+    except TornRecordError as error:
+        return warning(
+            str(error),
+            "nothing that was acknowledged is lost: the next record goes over it, at the latest "
+            "when chorale-silo run starts, and torn_write_cut says so in the log",
+        )
+    except AuditChainError as error:
+        return failed(
+            str(error),
+            "keep the file as it is: it is evidence. chorale-silo audit verify names the first bad "
+            "record",
+        )
+    except OSError as error:
+        return failed(
+            f"the audit log cannot be read: {error}", "let this user read audit.jsonl of --data"
+        )
+    return ok(f"{records} audit records, every one in place")
 
 
 def judge_ledger(config: SiloConfig, policy: Policy) -> Verdict:

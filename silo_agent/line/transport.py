@@ -393,6 +393,7 @@ def _failure(error: grpc.RpcError) -> TransportError:
         f"{named}: {_hint(error)}",
         reason=reason,
         refused=bool(reason) and code not in PASSING,
+        late=not reason and code is grpc.StatusCode.DEADLINE_EXCEEDED,
     )
 
 

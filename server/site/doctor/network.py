@@ -172,6 +172,12 @@ def judge_call(call: Callable[[], Called]) -> tuple[Verdict, Version | None]:
     except grpc.RpcError as error:
         found: Any = error.trailing_metadata()
         trailers = dict(found or ())
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return failed(
+                "the coordinator was reached, and did not answer in time",
+                "it is slow: look at this machine's load and disk, and whether somebody holds the "
+                "database (storage_failed in its log)",
+            ), None
         reason = str(trailers.get("chorale-reason", error.code().name.lower()))
         hint = str(trailers.get("chorale-hint", "")) or "chorale admin renew"
         verdict = failed(f"the coordinator refused: {reason}: {error.details()}", hint)

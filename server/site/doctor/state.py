@@ -17,7 +17,7 @@ from typing import Final
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from federation.errors import AuditChainError
+from federation.errors import AuditChainError, TornRecordError
 from ops.audit_log import verify_log
 from ops.doctor.checkup import Verdict, failed, ok, warning
 from ops.doctor.installed import judge_packages as judge_installed
@@ -97,6 +97,12 @@ def judge_audit(config: CoordinatorConfig) -> Verdict:
     keep = "keep the file as it is: it is evidence. chorale audit verify names the first bad record"
     try:
         records = verify_log(config.paths.audit)
+    except TornRecordError as error:
+        return warning(
+            str(error),
+            "nothing that was acknowledged is lost: the next record goes over it, at the latest "
+            "when chorale-coordinator serve starts, and torn_write_cut says so in the log",
+        )
     except AuditChainError as error:
         return failed(str(error), keep)
     except OSError as error:

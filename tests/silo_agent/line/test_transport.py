@@ -72,6 +72,7 @@ def test_a_refusal_is_a_verdict_of_the_coordinator_on_the_message(
         made.check_consistency(IDENTITY, SIGNATURE)
     assert error.value.refused is refused
     assert error.value.reason == reason
+    assert error.value.late is (code is CODE.DEADLINE_EXCEEDED)
     made.close()
 
 

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 
+import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 
 from lab.loopback import LoopbackFederation, free_port
 from ops.doctor.checkup import Outcome
+from server.audit import AuditLog
 from server.cli.client import call_once
+from server.cli.main import main
 from server.pki.trust import Trust
 from server.site.doctor.doctor import examine_coordinator
 from server.store.served import RECORD
@@ -293,6 +296,51 @@ def test_an_altered_audit_record(data_dir):
     lines[1] = lines[1].replace('"at":"2', '"at":"1')
     log.write_text("".join(lines))
     assert_failed(data_dir, "audit", "audit record 1", "chorale audit verify")
+
+
+def test_half_an_audit_record_is_a_power_cut_and_no_evidence(data_dir, monkeypatch, capsys):
+    with (data_dir / "audit.jsonl").open("a") as file:
+        file.write('{"at":"2026')
+    found = examined(data_dir)
+    finding = step(found, "audit")
+    assert (finding.outcome, found.first_failed) == (Outcome.WARNING, None)
+    assert "half written (11 bytes)" in finding.found
+    for word in ("nothing that was acknowledged is lost", "torn_write_cut"):
+        assert word in finding.fix
+    assert "evidence" not in finding.fix
+    words = ["chorale", "audit", "verify", "--data", str(data_dir), "--format", "json"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as stop:
+        main()
+    answer = json.loads(capsys.readouterr().out)
+    assert (stop.value.code, answer["error_code"]) == (1, "audit_torn")
+    assert "nobody changed it" in answer["hint"]
+    # What is said of it comes true.
+    AuditLog(data_dir / "audit.jsonl")
+    assert step(examined(data_dir), "audit").outcome is Outcome.OK
+
+
+class LateError(grpc.RpcError):
+    def code(self):
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self):
+        return "Deadline Exceeded"
+
+    def trailing_metadata(self):
+        return ()
+
+
+def test_a_coordinator_that_is_slow_is_not_taken_for_a_certificate(data_dir):
+    def call():
+        raise LateError
+
+    found = examine_coordinator(data_dir, call=call, told=lambda _: None)
+    finding = step(found, "call")
+    assert finding.outcome is Outcome.FAILED
+    assert "did not answer in time" in finding.found
+    assert "database" in finding.fix
+    assert "renew" not in finding.fix
 
 
 def test_a_name_that_nobody_resolves(data_dir):

@@ -22,11 +22,13 @@ from silo_agent.books.ledger import open_ledger
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.doctor.doctor import examine_silo
+from silo_agent.errors import TransportError
 from silo_agent.identity.identity import Identity
 from silo_agent.policy.document import Policy
 from tests.kit.evolution.tiny_base import writable_copy
 from tests.kit.processes import constant_federation as cf
 from tests.kit.processes import doctor_servers as servers
+from tests.kit.silo_agent.command_line import call
 
 pytestmark = pytest.mark.xdist_group("doctor_silo")
 SILO = cf.SILOS[0]
@@ -164,7 +166,12 @@ def test_a_certificate_of_another_silo(loopback, data_dir):
 def test_an_expired_certificate_is_found_before_anything_is_dialled(loopback, data_dir):
     leaf(loopback, data_dir, begins=-3 * servers.DAY, ends=-servers.DAY)
     found = assert_failed(
-        data_dir, "certificate", "ended at", "chorale invite", skipped=("tls", "call", "roster")
+        data_dir,
+        "certificate",
+        "ended at",
+        "chorale invite",
+        "chorale-silo join -",
+        skipped=("tls", "call", "roster"),
     )
     assert found.only_connection
 
@@ -184,6 +191,9 @@ def test_a_certificate_that_ends_soon(loopback, data_dir):
     leaf(loopback, data_dir, ends=servers.DAY)
     finding = step(examined(data_dir), "certificate")
     assert finding.outcome is Outcome.WARNING
+    # The daemon does it; an invite is for when it is too late.
+    for word in ("chorale-silo run", "certificate_not_renewed"):
+        assert word in finding.fix
 
 
 def test_a_name_that_nobody_resolves(data_dir):
@@ -260,6 +270,48 @@ def test_a_replaced_certificate_is_refused_by_the_call(loopback, tmp_path):
     found = assert_failed(old, "call", "certificate_revoked", "new invite", skipped=("roster",))
     assert found.only_connection
     assert examined(loopback.silo_dir(cf.SILOS[2])).first_failed is None
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            TransportError("DEADLINE_EXCEEDED: Deadline Exceeded", late=True),
+            ("did not answer within 30 s", "load, disk and database"),
+        ),
+        (TransportError("UNAVAILABLE: gone"), ("TLS are in order", "just have been stopped")),
+    ],
+)
+def test_a_call_without_an_answer_is_no_refusal(data_dir, monkeypatch, error, words):
+    def rosters(_self, _epoch):
+        raise error
+
+    monkeypatch.setattr("silo_agent.line.transport.Coordinator.rosters", rosters)
+    found = assert_failed(data_dir, "call", *words, skipped=("roster",))
+    assert found.only_connection
+    assert "refused" not in step(found, "call").found
+    assert "silo list" not in step(found, "call").fix
+
+
+def test_half_an_audit_record_is_a_power_cut_and_a_changed_one_is_evidence(
+    data_dir, monkeypatch, capsys
+):
+    log = data_dir / "audit.jsonl"
+    whole = log.read_text()
+    log.write_text(whole + '{"at":"2026')
+    assert_warned(data_dir, "audit", "half written", "chorale-silo run", "torn_write_cut")
+    arguments = ("audit", "verify", "--data", str(data_dir), "--format", "json")
+    code, out, _ = call(monkeypatch, capsys, *arguments)
+    assert (code, json.loads(out)["error_code"]) == (1, "audit_torn")
+    log.write_text(whole.replace('"at":"2', '"at":"1', 1))
+    assert_failed(data_dir, "audit", "record 0", "evidence", "chorale-silo audit verify")
+
+
+def test_shards_that_cannot_be_dealt_are_the_operators_to_choose(data_dir):
+    (data_dir / "silo.toml").write_text(
+        'environments = [{ environment = "craft", shard_index = 0, shard_count = 7 }]\n'
+    )
+    assert_failed(data_dir, "environments", "over 7 shards", "shard_count", "divides")
 
 
 def test_an_older_roster_than_one_that_was_seen(data_dir):
