@@ -84,7 +84,7 @@ from federation.plan.recipe import Recipe
 from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
-from silo_agent.errors import ConfigError
+from silo_agent.errors import ConfigError, NoSiloError
 
 if TYPE_CHECKING:
     from federation.plan.plan import Plan
@@ -96,6 +96,7 @@ __all__ = [
     "EnvironmentEntry",
     "SiloConfig",
     "foreign_specs",
+    "require_base_model",
     "spec_of",
     "write_starter",
 ]
@@ -198,6 +199,7 @@ class SiloConfig(BaseSettings):
         """Read ``silo.toml`` of a data directory and the environment.
 
         Raises:
+            NoSiloError: There is none.
             ConfigError: With every problem found.
         """
         path = data_dir / CONFIG_FILE
@@ -351,6 +353,24 @@ class SiloConfig(BaseSettings):
         return self.constant if recipe.method.name == "constant" else {}
 
 
+def require_base_model(base_model: str) -> str:
+    """What a new silo.toml is to say of a base model that was named on the command line.
+
+    A directory is relative to where the command was typed, and comes back absolute.
+
+    Raises:
+        ConfigError: It is no directory, and no model in the local cache.
+    """
+    directory = Path.cwd() / Path(base_model).expanduser()
+    if directory.is_dir():
+        return str(directory)
+    try:
+        _base_directory(Path.cwd(), Path(base_model))
+    except ValueError as error:
+        raise ConfigError(f"{error}; nothing was sent or written") from error
+    return base_model
+
+
 def write_starter(data_dir: Path, *, base_model: str | None = None) -> bool:
     """Write a commented ``silo.toml``; False if there is one, which is left as it is."""
     path = data_dir / CONFIG_FILE
@@ -417,8 +437,9 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(path.read_bytes())
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path} does not exist: run `chorale-silo join INVITE --data {path.parent}` first"
+        raise NoSiloError(
+            f"{path.parent} is no silo's data directory, for {path} does not exist: "
+            f"`chorale-silo join - --data {path.parent}` makes one"
         ) from error
     except (OSError, TomlError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error

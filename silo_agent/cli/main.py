@@ -110,11 +110,14 @@ def join(
         from silo_agent.books.audit import AuditLog, SiloEvent
         from silo_agent.books.departure import Departure
         from silo_agent.cli.spent import Before
-        from silo_agent.config import write_starter
+        from silo_agent.config import require_base_model, write_starter
         from silo_agent.identity.join import join as join_federation
         from silo_agent.policy.proposal import write_default
 
         line = _read_invite(invite)
+        if base_model is not None:
+            # Before the invite is redeemed: it could not be used again.
+            base_model = require_base_model(base_model)
         before = Before.read(data, spent or [], keys=spent_key or [], invite=line)
         identity = join_federation(line, data, before_stored=before.begin)
         Departure(data).clear()
@@ -124,9 +127,6 @@ def join(
             silo=identity.silo_id,
             **before.audited(),
         )
-        if base_model is not None and Path(base_model).is_dir():
-            # Relative to where the command was typed; the file is read relative to itself.
-            base_model = str(Path(base_model).absolute())
         config_written = write_starter(data, base_model=base_model)
         policy_file = data / "policy.toml"
         policy_written = not policy_file.exists()

@@ -7,11 +7,14 @@ name, or the word that the coordinator gave for it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from ops.cli.envelope import CommandError, Exit, Program
+
+if TYPE_CHECKING:
+    from silo_agent.errors import TransportError
 
 __all__ = ["DEFAULT_DATA", "Data", "answering"]
 
@@ -21,12 +24,43 @@ Data = Annotated[
 ]
 
 _ASK_DOCTOR = "chorale-silo doctor examines this silo step by step"
-_OF_AN_IDENTITY = (
-    "an invite is redeemed once: ask the admin for a new one (chorale invite), then "
-    "chorale-silo join"
-)
+_REJOIN = "ask the admin for a new invite (chorale invite), then chorale-silo join"
 _NOTHING_LEAVES = "nothing was released, and nothing is until the ledger can be trusted"
-_OF_A_LEDGER: dict[str, tuple[Exit, str, str]] = {
+_NAMED = "--data or CHORALE_SILO_DATA names this silo's data directory"
+_ADVICE: dict[str, tuple[Exit, str, str]] = {
+    "invite_malformed": (
+        Exit.ARGUMENTS,
+        "nothing was sent, and the invite can still be used",
+        (
+            "copy the whole line that chorale invite printed; chorale-silo join - reads it from "
+            "standard input"
+        ),
+    ),
+    "invite_expired": (
+        Exit.CONNECT,
+        "an invite has an end, which this machine's clock and the coordinator's say: date -u",
+        f"if the clock is right, {_REJOIN}",
+    ),
+    "already_joined": (
+        Exit.ARGUMENTS,
+        "nothing was sent, and the invite can still be used",
+        _NAMED,
+    ),
+    "not_joined": (Exit.ARGUMENTS, _NAMED, f"if it is the right one, {_REJOIN}"),
+    "no_silo": (Exit.ARGUMENTS, _NAMED, "chorale-silo join makes one, from an invite"),
+    "wrong_clock": (
+        Exit.CONNECT,
+        "nothing was sent, and the invite can still be used",
+        (
+            "set this machine's clock (timedatectl set-ntp true); if it is right, the admin sets "
+            "the coordinator's, or restarts chorale-coordinator serve, which renews its certificate"
+        ),
+    ),
+    "probe_port": (
+        Exit.SERVER,
+        "ss -ltnp shows who holds the port",
+        "stop that program, or choose another probes_listen in silo.toml",
+    ),
     # The daemon that holds it is in order; this call is one too many.
     "ledger_locked": (
         Exit.SERVER,
@@ -48,59 +82,69 @@ _OF_A_LEDGER: dict[str, tuple[Exit, str, str]] = {
         "put back the newest copy of privacy.ledger, together with state.json of the same moment",
     ),
 }
-"""Exit code, hint and next step of errors that a ledger ends a command with."""
+"""Exit code, hint and next step, by the code of an error that the usual ones do not fit."""
 
 
 def _known(error: Exception) -> CommandError | None:
     # Imported only when something went wrong: the packages behind them are not free to load.
     from dp.errors import PrivacyError
-    from evolution.errors import (
-        BaseModelError,
-        EnvironmentFailureError,
-        EvolveError,
-        MemoryStoreError,
-    )
+    from evolution.errors import EvolutionError
     from federation.errors import FederationError
     from secagg.errors import SecAggError
-    from silo_agent.errors import IdentityError, SiloError, TransportError
+    from silo_agent.errors import SiloError, TransportError
+    from silo_agent.identity.join import InviteRefusedError
+    from silo_agent.identity.leaf import UntrustedCoordinatorError
 
     code = type(error).__name__.removesuffix("Error")
     code = "".join(f"_{c.lower()}" if c.isupper() else c for c in code).lstrip("_")
-    if isinstance(error, TransportError):
-        timeout = str(error).startswith("DEADLINE_EXCEEDED")
-        return CommandError(
-            str(error),
-            code=error.reason or code,
-            # A reason is the coordinator's own word; without one it was never reached.
-            exit_code=Exit.TIMEOUT if timeout else Exit.SERVER if error.reason else Exit.CONNECT,
-            next_step=(
-                "chorale-silo doctor shows both versions"
-                if error.reason == "version_mismatch"
-                else "check the coordinator's address, this machine's clock and the certificate"
-            ),
-        )
-    if isinstance(error, IdentityError):
-        # An invite has a reason of its own: expired, spent, unknown or malformed.
-        reason = getattr(error, "reason", "")
-        return CommandError(
-            str(error), code=reason or code, exit_code=Exit.CONNECT, hint=_OF_AN_IDENTITY
-        )
-    if isinstance(
-        error,
-        SiloError
-        | PrivacyError
-        | FederationError
-        | SecAggError
-        | EvolveError
-        | EnvironmentFailureError
-        | BaseModelError
-        | MemoryStoreError,
-    ):
-        exit_code, hint, next_step = _OF_A_LEDGER.get(code, (Exit.ARGUMENTS, _ASK_DOCTOR, ""))
+    if isinstance(error, InviteRefusedError | TransportError):
+        # The coordinator's own word, or what is wrong with the invite.
+        code = error.reason or code
+    if code in _ADVICE:
+        exit_code, hint, next_step = _ADVICE[code]
         return CommandError(
             str(error), code=code, exit_code=exit_code, hint=hint, next_step=next_step
         )
+    if isinstance(error, TransportError):
+        return _transport(error, code)
+    if isinstance(error, InviteRefusedError):
+        spent = code.startswith("invite_")
+        return CommandError(
+            str(error),
+            code=code,
+            exit_code=Exit.CONNECT,
+            hint="an invite is redeemed once" if spent else "the invite was not redeemed",
+            next_step=_REJOIN if spent else "mend what the text says, and join again with it",
+        )
+    if isinstance(error, UntrustedCoordinatorError):
+        return CommandError(str(error), code=code, exit_code=Exit.CONNECT, next_step=_REJOIN)
+    if isinstance(error, SiloError | PrivacyError | FederationError | SecAggError | EvolutionError):
+        return CommandError(str(error), code=code, exit_code=Exit.ARGUMENTS, next_step=_ASK_DOCTOR)
     return None
+
+
+def _transport(error: TransportError, code: str) -> CommandError:
+    if error.late:
+        return CommandError(
+            str(error),
+            code=code,
+            exit_code=Exit.TIMEOUT,
+            next_step=(
+                "the coordinator did not answer in time: try again; if it stays so, "
+                "chorale-silo doctor tells a slow coordinator from one that is not reached"
+            ),
+        )
+    return CommandError(
+        str(error),
+        code=code,
+        # A reason is the coordinator's own word; without one it was never reached.
+        exit_code=Exit.SERVER if error.reason else Exit.CONNECT,
+        next_step=(
+            "chorale-silo doctor shows both versions"
+            if error.reason == "version_mismatch"
+            else "check the coordinator's address, this machine's clock and the certificate"
+        ),
+    )
 
 
 answering = Program(name="chorale-silo", known=_known).answering

@@ -120,7 +120,7 @@ class Identity:
             previous.rename(directory)
         if not directory.exists():
             raise NotJoinedError(
-                f"{data_dir} has no identity: run `chorale-silo join INVITE --data {data_dir}`"
+                f"{data_dir} has no identity: run `chorale-silo join - --data {data_dir}`"
             )
         try:
             facts = json.loads((directory / "identity.json").read_text())

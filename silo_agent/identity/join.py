@@ -5,7 +5,8 @@ In order:
 1. Keys are made here and never leave: P-256 for TLS, Ed25519 for protocol messages. Joining the
    same federation again keeps the Ed25519 key, so that the roster stays as it is.
 2. The enrolment port's certificate chain is fetched without trusting it; the CA in it must have the
-   SHA-256 of the invite. Only then is the secret sent, over TLS verified by that CA.
+   SHA-256 of the invite. It and the leaf must be valid by this machine's clock: TLS refuses them
+   without a word of the clock. Only then is the secret sent, over TLS verified by that CA.
 3. The answer must hold a certificate for our key and our SPIFFE URI, and a root key with the
    SHA-256 of the invite. It is from the pinned CA or, while that one is replaced, from another one
    that the answer names: the answer itself came over TLS under the pinned CA.
@@ -20,12 +21,14 @@ Errors::
     IdentityError
     ├── AlreadyJoinedError         another federation, silo or root lives here
     ├── InviteRefusedError         expired, spent, unknown or malformed; ``reason`` says which
-    └── UntrustedCoordinatorError  the CA, the certificate or the root is not what the invite pins
+    ├── UntrustedCoordinatorError  the CA, the certificate or the root is not what the invite pins
+    └── WrongClockError            what the coordinator presents is not valid now, by this clock
     TransportError                 the enrolment port cannot be reached
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import time
 from collections.abc import Callable
@@ -53,7 +56,7 @@ from silo_agent.identity.leaf import (
     read_leaf,
 )
 
-__all__ = ["AlreadyJoinedError", "InviteRefusedError", "join", "read_invite"]
+__all__ = ["AlreadyJoinedError", "InviteRefusedError", "WrongClockError", "join", "read_invite"]
 
 TIMEOUT_S: Final = 20.0
 _MAX_SAID_CHARS: Final = 200
@@ -63,6 +66,10 @@ _DER: Final = serialization.Encoding.DER
 
 class AlreadyJoinedError(IdentityError):
     """Another federation, silo or root lives in this data directory."""
+
+
+class WrongClockError(IdentityError):
+    """The coordinator's certificate is not valid now, by this machine's clock."""
 
 
 class InviteRefusedError(IdentityError):
@@ -100,14 +107,17 @@ def join(
     Raises:
         InviteRefusedError: The invite is malformed, expired, spent or unknown.
         UntrustedCoordinatorError: The coordinator is not the one the invite pins.
+        WrongClockError: By this machine's clock its certificate is not valid.
         AlreadyJoinedError: This directory belongs to another federation, silo or root.
         TransportError: The enrolment port cannot be reached.
     """
     parsed = read_invite(invite) if isinstance(invite, str) else invite
-    if parsed.expires_unix_s <= time.time():
+    now = time.time()
+    if parsed.expires_unix_s <= now:
         raise InviteRefusedError(
-            "the invite has expired: check this machine's clock, or ask the admin for a new one "
-            f"(chorale invite {parsed.silo_id})",
+            f"the invite has expired, if this machine's clock is right: it says {_shown(now)}, and "
+            f"the invite was good until {_shown(parsed.expires_unix_s)}; a new one comes from the "
+            f"admin (chorale invite {parsed.silo_id})",
             reason="invite_expired",
         )
     try:
@@ -176,12 +186,28 @@ def _fetch_ca(invite: Invite) -> x509.Certificate:
         ) from error
     for certificate in chain:
         if hashlib.sha256(certificate.public_bytes(_DER)).digest() == invite.ca_sha256:
+            _require_valid_now((chain[0], certificate), invite.enrol_address)
             return certificate
     raise UntrustedCoordinatorError(
         f"{invite.enrol_address} does not present the CA that the invite pins: the invite is of "
         "another coordinator, or from before its CA was replaced, or somebody is in between. "
         "Nothing was sent; ask the admin for a new invite."
     )
+
+
+def _require_valid_now(certificates: tuple[x509.Certificate, ...], address: str) -> None:
+    begins = max(certificate.not_valid_before_utc for certificate in certificates)
+    ends = min(certificate.not_valid_after_utc for certificate in certificates)
+    now = time.time()
+    if not begins.timestamp() <= now < ends.timestamp():
+        raise WrongClockError(
+            f"this machine's clock says {_shown(now)}, and what {address} presents is valid from "
+            f"{begins:%F %R} to {ends:%F %R} UTC: one of the two clocks is wrong"
+        )
+
+
+def _shown(unix_s: float) -> str:
+    return f"{dt.datetime.fromtimestamp(unix_s, dt.UTC):%F %R} UTC"
 
 
 def _redeem(

@@ -220,7 +220,7 @@ def test_a_silo_that_has_left_does_not_run(member, monkeypatch, capsys):
 
 def test_a_silo_that_never_joined_has_nothing_to_leave(tmp_path, monkeypatch, capsys):
     code, said, _ = leave(monkeypatch, capsys, tmp_path)
-    assert (code, said["error_code"]) == (Exit.CONNECT, "not_joined")
+    assert (code, said["error_code"]) == (Exit.ARGUMENTS, "not_joined")
     assert Departure(tmp_path).mark() is None
 
 
