@@ -47,6 +47,7 @@ from federation.plan.tables import (
 from secagg.errors import ParameterError
 from secagg.parameters import threshold
 
+_FACTOR_A: Final = ".lora_A.weight"
 UNIT_SHARE: Final = 0.5
 """The part of a round's time that the environment of one task may take in a record-level mode."""
 
@@ -218,6 +219,25 @@ class Plan(Section):
     def is_last_step(self, step: int) -> bool:
         """Whether this release ends its round; the gauge and the alternation wait for it."""
         return step == self.sums_per_round - 1
+
+    def require_rank(self, layout: Layout) -> None:
+        """Check that an adapter to begin with has the plan's rank, in every layer.
+
+        Raises:
+            PlanError: It has another one.
+        """
+        for spec in layout.specs:
+            if not spec.name.endswith(_FACTOR_A) or not spec.shape:
+                # The rank of B is that of its A, wherever pairs are needed.
+                continue
+            rank = spec.shape[0]
+            if rank != self.model.lora_rank:
+                another = (
+                    f"model.lora_rank: the plan says {self.model.lora_rank}, and the adapter has "
+                    f"rank {rank} in {spec.name}: write {rank} there, or give an adapter of the "
+                    "plan's rank"
+                )
+                raise PlanError([another])
 
     def require_cohort(self, silos: int, colluding: int) -> None:
         """Check that a roster of this size can run the plan at all.

@@ -175,27 +175,36 @@ def export(
                 number = None if best is None else best.explored - 1
             record = _chosen(run_id, chain, number, step)
             content = _fetch(stub, record.adapter_sha256)
-        written = write_peft_adapter(
-            decode_adapter(content, max_bytes=MAX_ADAPTER_BYTES),
-            out,
-            base=plan.model.base,
-            rank=plan.model.lora_rank,
-            alpha=plan.model.lora_alpha,
-            target=plan.model.target,
-            provenance={
-                "run": run_id,
-                "round": str(record.round),
-                "step": str(record.step),
-                "kind": record.kind,
-                "adapter_sha256": record.adapter_sha256.hex(),
-                "record_sha256": record.sha256.hex(),
-                "record_signature": record.signature.hex(),
-                "plan_sha256": record.plan_sha256.hex(),
-                "base_model_sha256": record.base_model_sha256.hex(),
-                "survivors": ", ".join(record.survivors),
-            },
-            card=render_card(_model_card(data, plan, chain, record)),
-        )
+        try:
+            written = write_peft_adapter(
+                decode_adapter(content, max_bytes=MAX_ADAPTER_BYTES),
+                out,
+                base=plan.model.base,
+                rank=plan.model.lora_rank,
+                alpha=plan.model.lora_alpha,
+                target=plan.model.target,
+                provenance={
+                    "run": run_id,
+                    "round": str(record.round),
+                    "step": str(record.step),
+                    "kind": record.kind,
+                    "adapter_sha256": record.adapter_sha256.hex(),
+                    "record_sha256": record.sha256.hex(),
+                    "record_signature": record.signature.hex(),
+                    "plan_sha256": record.plan_sha256.hex(),
+                    "base_model_sha256": record.base_model_sha256.hex(),
+                    "survivors": ", ".join(record.survivors),
+                },
+                card=render_card(_model_card(data, plan, chain, record)),
+            )
+        except ExportError as error:
+            raise CommandError(
+                f"the adapter of round {record.round} is none of this plan's: {error}",
+                code="adapter_unfit",
+                exit_code=Exit.SERVER,
+                hint="the run was started with an adapter of another shape than its plan says; an "
+                "adapter that fits is exported from a run that chorale run start accepts now",
+            ) from error
         if which == BEST:
             _say_choice(best, record.round)
             if record.adapter_sha256 == chain[0].adapter_sha256:

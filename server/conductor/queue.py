@@ -300,6 +300,7 @@ def require_feasible(plan: Plan, adapter: bytes | memoryview, roster: SignedRost
     members = roster.roster
     plan.require_cohort(len(members.entries), members.colluding)
     layout = Layout.from_tensors(decode_adapter(adapter, max_bytes=MAX_ADAPTER_BYTES))
+    plan.require_rank(layout)
     expected = forecast_plan(
         plan,
         silos=len(members.entries),

@@ -61,13 +61,16 @@ def evolve_alone(
     silo's own adapter where it keeps one.
 
     Raises:
+        PlanError: The adapter is of another rank than the plan's.
         EvolverSetupError: The method cannot run with this configuration.
     """
+    tensors = dict(decode_adapter(adapter, max_bytes=_MAX_ADAPTER_BYTES))
+    layout = Layout.from_tensors(tensors)
+    plan.require_rank(layout)
+    aggregator = plan.aggregator(layout)
     out_dir.mkdir(parents=True, exist_ok=True)
     store = LocalStore(out_dir)
     evolver = make_evolver(evolver_setup(config, plan, state_dir=out_dir / "evolve", privacy=None))
-    tensors = dict(decode_adapter(adapter, max_bytes=_MAX_ADAPTER_BYTES))
-    aggregator = plan.aggregator(Layout.from_tensors(tensors))
     content = adapter
     for number in range(1, plan.rounds.count + 1):
         trainable = frozenset(spec.name for spec in aggregator.shared_layout(number).specs)
@@ -121,8 +124,11 @@ def replay(
     """Find a task that only ``after`` solves; None if there is none among the candidates.
 
     Raises:
+        PlanError: An adapter is of another rank than the plan's.
         ConfigError: this silo has no base model, or no environment of the plan.
     """
+    for tensors in (before, after):
+        plan.require_rank(Layout.from_tensors(tensors))
     if config.base_model is None or not plan.evolve.environments:
         raise ConfigError("a replay needs base_model in silo.toml and environments in the plan")
     catalogue = config.catalogue().unperturbed()

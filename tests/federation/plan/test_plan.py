@@ -269,6 +269,15 @@ def test_a_long_value_is_not_echoed_whole():
     assert len(problem) < 300
 
 
+def test_an_adapter_to_begin_with_has_the_plans_rank():
+    plan = read_plan(DEMO)
+    shape = shape_of("Qwen/Qwen2.5-0.5B")
+    for head in (False, True):
+        plan.require_rank(shape.lora_layout(plan.model.lora_rank, value_head=head))
+    with pytest.raises(PlanError, match=r"model\.lora_rank: the plan says 8, .* has rank 4 in"):
+        plan.require_rank(shape.lora_layout(4))
+
+
 def test_cohorts_too_small_are_refused():
     plan = read_plan(DEMO)
     plan.require_cohort(4, 1)

@@ -51,12 +51,24 @@ def test_an_export_says_when_the_adapter_is_not_the_whole_result(
     assert ("Not the whole result" in said.card) == (method == "fedsa")
 
 
-def exported(tmp_path, monkeypatch, capsys, *options, method="fedavg", rows=()):
+def test_an_adapter_of_another_rank_than_the_plans_is_no_bug_of_the_export(
+    tmp_path, monkeypatch, capsys
+):
+    """As of a run that an earlier release started."""
+    with pytest.raises(AssertionError, match=f"does not have rank {RANK + 1}") as failed:
+        exported(tmp_path, monkeypatch, capsys, rank=RANK + 1)
+    said = str(failed.value)
+    assert "error: the adapter of round 0 is none of this plan's" in said
+    assert "Traceback" not in said
+    assert "defect" not in said
+
+
+def exported(tmp_path, monkeypatch, capsys, *options, method="fedavg", rows=(), rank=RANK):
     """What `adapter export` says of a run of these finished rounds."""
     fresh = lora(1, b_scale=0.0)
     content = encode_adapter({f"base_model.model.{name}": each for name, each in fresh.items()})
     plan = plan_of(method)
-    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"lora_rank": RANK})})
+    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"lora_rank": rank})})
     chain = tuple(
         AdapterRecord(
             run_id="run-1",

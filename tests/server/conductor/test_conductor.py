@@ -17,6 +17,7 @@ from server.figures import Phase
 from server.store.runs import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
+from tests.kit.server.world_plan import RANK
 
 NAMES = silo_names(4)
 
@@ -125,6 +126,15 @@ def test_a_plan_that_the_forecast_refuses_cannot_be_started(world):
     plan = sw.plan_toml(mode="silo", noise=1e-7)
     with pytest.raises(PlanError, match="sigma"):
         asyncio.run(world.run(plan))
+    assert world.store.runs.list() == ()
+
+
+def test_an_adapter_of_another_rank_than_the_plans_is_refused_at_the_start(world):
+    plan = sw.plan_toml()
+    other = plan.replace(f"lora_rank = {RANK}".encode(), f"lora_rank = {RANK + 1}".encode())
+    assert other != plan
+    with pytest.raises(PlanError, match=f"lora_rank: the plan says {RANK + 1}"):
+        asyncio.run(world.run(other))
     assert world.store.runs.list() == ()
 
 
