@@ -13,7 +13,7 @@ letters of two alphabets that look alike; Markdown's code blocks and links.
 from __future__ import annotations
 
 import os
-from typing import Final, TextIO
+from typing import IO, Final
 
 __all__ = ["escaped", "print_lines", "printable", "write"]
 
@@ -40,7 +40,7 @@ def escaped(text: str) -> str:
     return "".join(f"\\{mark}" if mark in _MARKS else mark for mark in text)
 
 
-def print_lines(stream: TextIO, *lines: str) -> None:
+def print_lines(stream: IO[str], *lines: str) -> None:
     """Print lines to this process's stdout or stderr, each as :func:`printable` has it.
 
     Raises:
@@ -49,7 +49,7 @@ def print_lines(stream: TextIO, *lines: str) -> None:
     write(stream, "".join(printable(line) + "\n" for line in lines))
 
 
-def write(stream: TextIO, text: str) -> None:
+def write(stream: IO[str], text: str) -> None:
     """Write text as it is to this process's stdout or stderr.
 
     At once, so that both keep their order in one pipe.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import shutil
 import sys
 import time
 from enum import StrEnum
@@ -317,7 +318,8 @@ def _watch(data: Path, run_id: str, output: Stream) -> dict[str, Any]:
                 write(sys.stdout, json.dumps(last, allow_nan=False) + "\n")
             panel.show(status, out if status.run.state in {"running", "pausing"} else ())
     if output is not Stream.JSONL:
-        show_result(Format(output.value), *panel.end())
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        show_result(Format(output.value), *panel.end(width))
     state = last["run"]["state"]
     if state != "finished":
         raise CommandError(

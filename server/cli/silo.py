@@ -5,6 +5,7 @@ What is changed here bites on the silo's next call; nothing waits for a reconnec
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,21 +28,31 @@ Reason = Annotated[str, typer.Option(help="Kept in the audit log; the silo is no
 
 @app.command("list")
 def list_silos(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
-    """Who was invited, joined, or is in the roster, and when each was last heard of."""
+    """Who was invited, joined, or is in the roster, and when each was last heard of.
+
+    A silo of the roster that was not heard of for five minutes, or never, is said to be silent: as
+    by the alert SiloSilent, and by run start.
+    """
     with answering(output):
         from server.cli.client import plain
 
         silos = _silos(data)
+        silent = {silo.silo_id for silo in silos if _is_silent(silo)}
         for silo in silos:
+            word = "silent" if silo.silo_id in silent else ""
             show_result(
                 output,
-                f"{silo.silo_id:<24} {silo.state:<11} last seen {shown(silo.last_seen_unix_s):<20} "
+                f"{silo.silo_id:<24} {silo.state:<11} {word:<6} "
+                f"last seen {shown(silo.last_seen_unix_s):<20} "
                 f"certificate until {shown(silo.certificate_expiry_unix_s):<20} "
                 f"{', '.join(silo.families)}",
             )
         if not silos:
             say(f"nobody yet: chorale invite FEDERATION SILO --data {data}")
-        succeed(output, {"silos": [plain(silo) for silo in silos]})
+        succeed(
+            output,
+            {"silos": [{**plain(silo), "silent": silo.silo_id in silent} for silo in silos]},
+        )
 
 
 @app.command("show")
@@ -58,7 +69,8 @@ def show(silo: Silo, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) ->
                 exit_code=Exit.ARGUMENTS,
                 next_step="chorale silo list",
             )
-        show_result(output, f"{found.silo_id}: {found.state}")
+        silent = _is_silent(found)
+        show_result(output, f"{found.silo_id}: {found.state}{', silent' if silent else ''}")
         if found.state == "sitting_out":
             show_result(
                 output,
@@ -70,7 +82,7 @@ def show(silo: Silo, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) ->
         show_result(
             output, f"environments       {', '.join(found.families) or 'none declared yet'}"
         )
-        succeed(output, {"silo": plain(found)})
+        succeed(output, {"silo": {**plain(found), "silent": silent}})
 
 
 @app.command("suspend")
@@ -130,6 +142,20 @@ def revoke(
         )
         say("next, so that rosters do not name it any more: chorale roster propose")
         succeed(output, {"silo_id": silo, "state": "revoked"})
+
+
+def _is_silent(silo: admin_pb2.SiloStatus) -> bool:
+    from server.members.presence import Member, is_silent
+    from server.store.silos import SiloState
+
+    if silo.state not in {SiloState.ROSTERED, SiloState.SITTING_OUT}:
+        return False
+    member = Member(
+        silo_id=silo.silo_id,
+        state=SiloState(silo.state),
+        last_seen_unix_s=silo.last_seen_unix_s,
+    )
+    return is_silent(member, time.time())
 
 
 def _silos(data: Path) -> list[admin_pb2.SiloStatus]:

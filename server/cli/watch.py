@@ -37,7 +37,7 @@ from dp.noise.figures import (
     success_words,
 )
 from dp.noise.metrics_block import Estimate
-from federation.text import printable
+from federation.text import print_lines, printable
 from ops.cli.bars import bars
 from server.cli.client import CALL_TIMEOUT_S, connect, plain
 from server.cli.program import NOT_POST_QUANTUM
@@ -47,10 +47,14 @@ __all__ = ["Panel", "follow", "place_of", "sitting_out", "span", "status_json", 
 
 PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 1.0
-_METER: Final = 24
+_METER: Final = 12
+_NARROW: Final = 80
+"""Columns that a terminal is taken to have at least: a curve leaves room for its figure."""
+_LEAST_CURVE: Final = 10
+_FIGURE: Final = 22
 _LEAST_NAME: Final = 24
 _WIDE: Final = 10_000
-"""Columns where nothing is to be folded."""
+"""Columns where nothing is to be folded: for a file or another program."""
 
 
 def follow(
@@ -151,11 +155,15 @@ class Panel:
         elif self._lines:
             self._tell_standing(status, out)
 
-    def end(self) -> list[str]:
-        """What is known at last, line by line; nothing where nothing was shown."""
+    def end(self, width: int | None = None) -> list[str]:
+        """What is known at last, line by line; nothing where nothing was shown.
+
+        Lines are whole, for a file or another program, unless a terminal of so many columns shows
+        them.
+        """
         if self._last is None:
             return []
-        return _view_lines(self._last, self._shown(), time.time())
+        return _view_lines(self._last, self._shown(), time.time(), width or _WIDE)
 
     def _shown(self) -> dict[str, list[Estimate]]:
         """Success by family; where no sum tells one, that it is not reported."""
@@ -194,8 +202,11 @@ class Panel:
             self._print(text)
 
     def _print(self, line: str) -> None:
-        """One line, whatever the width, and nothing in it is markup."""
-        self._console.print(line, soft_wrap=True, markup=False)
+        """One line, folded between words on a terminal alone; nothing in it is markup."""
+        if self._console.is_terminal:
+            self._console.print(line, markup=False)
+        else:
+            print_lines(self._console.file, line)
 
     def _finished(self, done: admin_pb2.RoundStatus, run: admin_pb2.RunSummary) -> str:
         if done.HasField("restored_round"):
@@ -263,9 +274,11 @@ def view(
             parts.append(Text(f"sitting out after drop-outs: {', '.join(out)}", style="yellow"))
     parts.append(Text(_budget(status)))
     width = max((len(name) for name in curves), default=0)
+    newest = max(_LEAST_CURVE, _NARROW - len("success  ") - width - _FIGURE)
     parts += [
         Text(
-            f"success {name:<{width}} {bars([readable_ratio(ratio) for ratio in curve])} "
+            f"success {name:<{width}} "
+            f"{bars([readable_ratio(ratio) for ratio in curve], newest=newest)} "
             f"{success_words({name: curve[-1]})}"
         )
         for name, curve in sorted(curves.items())
@@ -275,11 +288,14 @@ def view(
 
 
 def _view_lines(
-    status: admin_pb2.WatchRunResponse, curves: Mapping[str, Sequence[Estimate]], now_unix_s: float
+    status: admin_pb2.WatchRunResponse,
+    curves: Mapping[str, Sequence[Estimate]],
+    now_unix_s: float,
+    width: int,
 ) -> list[str]:
-    """The live view for a file or another program: whole lines without colours."""
+    """The live view as lines of at most ``width`` columns, without colours."""
     shown = StringIO()
-    Console(file=shown, width=_WIDE, color_system=None).print(view(status, curves, now_unix_s))
+    Console(file=shown, width=width, color_system=None).print(view(status, curves, now_unix_s))
     return [line.rstrip() for line in shown.getvalue().splitlines()]
 
 

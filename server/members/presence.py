@@ -28,6 +28,7 @@ from server.store.silos import SiloRow, SiloState, state_of
 __all__ = [
     "SILENT_S",
     "Member",
+    "is_silent",
     "may_take_part",
     "members_of",
     "require_members",
@@ -36,7 +37,8 @@ __all__ = [
 ]
 
 SILENT_S: Final = 300.0
-"""As in the alert ChoraleSiloSilent: longer than a daemon takes to start again and load a model."""
+"""As in the alert ChoraleSiloSilent, with which a test compares it: longer than a daemon takes to start
+again and load a model."""
 _OUT: Final = frozenset({SiloState.SUSPENDED, SiloState.LEFT, SiloState.REVOKED})
 
 
@@ -70,6 +72,11 @@ def may_take_part(roster: SignedRoster, silos: Iterable[SiloRow]) -> tuple[str, 
     return tuple(sorted(member.silo_id for member in members if member.state not in _OUT))
 
 
+def is_silent(member: Member, now_unix_s: float) -> bool:
+    """Whether a member that may take part was not heard of for too long, or never."""
+    return member.state not in _OUT and now_unix_s - member.last_seen_unix_s > SILENT_S
+
+
 def shortage(members: Sequence[Member], quorum: int) -> str:
     """Why too few of the roster's silos may take part; empty if at least ``quorum`` may."""
     out = [member for member in members if member.state in _OUT]
@@ -87,7 +94,7 @@ def shortage(members: Sequence[Member], quorum: int) -> str:
 def silence(members: Sequence[Member], quorum: int, now_unix_s: float) -> str:
     """Why too few of the roster's silos are there; empty if at least ``quorum`` are."""
     counted = [member for member in members if member.state not in _OUT]
-    silent = [m for m in counted if now_unix_s - m.last_seen_unix_s > SILENT_S]
+    silent = [m for m in counted if is_silent(m, now_unix_s)]
     left = len(counted) - len(silent)
     if left >= quorum:
         return ""

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import time
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -167,9 +168,9 @@ def test_each_environment_has_its_curve():
 @pytest.mark.parametrize(
     ("spent", "cap", "end"),
     [
-        (0.0, 8.0, "░" * 24 + " 0%"),
-        (8.0, 8.0, "█" * 24 + " 100%"),
-        (0.001, 8.0, "█" + "░" * 23 + " 0%"),
+        (0.0, 8.0, "░" * 12 + " 0%"),
+        (8.0, 8.0, "█" * 12 + " 100%"),
+        (0.001, 8.0, "█" + "░" * 11 + " 0%"),
         (math.inf, 8.0, "ε inf of 8 at δ = 1e-05 (zero-out adjacency)"),
         (1.0, math.inf, "ε 1 of inf at δ = 1e-05 (zero-out adjacency)"),
         (math.nan, 8.0, "ε nan of 8 at δ = 1e-05 (zero-out adjacency)"),
@@ -189,6 +190,43 @@ def test_a_narrow_terminal_loses_nothing():
     assert all(len(line) <= 40 for line in text.splitlines())
     for word in ("hospital-a", "masked_input", "deadline", "3 s ago"):
         assert word in " ".join(text.split())
+
+
+LONG = [f"university-hospital-of-the-northern-region-department-{n:08d}x" for n in range(3)]
+"""As long as a silo's id may be."""
+
+
+def crowded():
+    current = phase(
+        phase_since_unix_s=NOW - 90_000, stalled_since_unix_s=NOW - 90_000, chosen=LONG,
+        chosen_why="those that were asked least often",
+        waiting_for=waiting(**dict.fromkeys(LONG, NOW - 9)),
+    )  # fmt: skip
+    ended = done(1, shop=0.5, maze=math.nan)
+    ended.cohort[:], ended.survivors[:], ended.chosen[:] = LONG, LONG[:2], LONG
+    message = status(current=current, finished=[ended])
+    message.epsilon_spent, message.epsilon_cap = 10.81, 1e9
+    return message
+
+
+def test_a_terminal_of_80_columns_is_enough(monkeypatch):
+    """Folded between words: no terminal breaks a line of it anywhere else."""
+    monkeypatch.setenv("COLUMNS", "80")
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, highlight=False)
+    made = Panel(live=True, console=console)
+    with made:
+        for _ in range(80):
+            made.show(crowded(), LONG)
+    # Without what moves the cursor.
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).splitlines()
+    assert "round 1/3 aggregated: 2 silos in the sum" in "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    folded = made.end(80)
+    assert max(map(len, folded)) <= 80
+    for name in LONG:
+        assert any(name[:20] in line for line in folded)
+        assert any(name[-5:] in line for line in folded)
+    assert any(line.endswith("0%") and "zero-out" in line for line in folded)
 
 
 def test_names_are_text_and_no_markup():

@@ -1,12 +1,15 @@
 """A run that the roster's silos cannot fill is refused, whoever starts it and however."""
 
 import asyncio
+import re
 
 import pytest
 
 from server.errors import RosterError
-from server.members.presence import members_of, silence
+from server.members.presence import SILENT_S, Member, is_silent, members_of, silence
 from server.store.runs import RunState
+from server.store.silos import SiloState
+from tests.kit.paths import ROOT
 from tests.kit.server import world as sw
 from tests.kit.server.server_runs import settled, start, until
 from tests.kit.server.store_samples import enrol
@@ -35,6 +38,28 @@ def test_a_run_that_revoked_silos_leave_below_its_quorum_is_not_started(world):
     assert "(silo-001 is revoked, silo-002 is suspended)" in str(refused.value)
     assert "reinstate who is suspended, or publish another roster" in str(refused.value)
     assert world.store.runs.list() == ()
+
+
+def test_silence_is_as_long_as_in_the_alert():
+    rule = (ROOT / "deploy/prometheus/rules/coordinator.yml").read_text()
+    alert = rule[rule.index("- alert: SiloSilent") :]
+    alert = alert[: alert.index("for: ")]
+    assert re.findall(r"\) > ([0-9]+)", alert) == [f"{SILENT_S:.0f}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("state", "last_seen_unix_s", "silent"),
+    [
+        (SiloState.ROSTERED, NOW - SILENT_S, False),
+        (SiloState.ROSTERED, NOW - SILENT_S - 1, True),
+        (SiloState.ROSTERED, 0.0, True),
+        (SiloState.SITTING_OUT, 0.0, True),
+        (SiloState.REVOKED, 0.0, False),
+    ],
+)
+def test_who_is_silent(state, last_seen_unix_s, silent):
+    member = Member(silo_id="a", state=state, last_seen_unix_s=last_seen_unix_s)
+    assert is_silent(member, NOW) is silent
 
 
 def test_with_just_the_quorum_it_is_started(world):

@@ -79,6 +79,8 @@ def test_from_invites_to_a_published_roster(chorale, coordinator, tmp_path):
     assert data(chorale("roster", "publish", signed, *where))["epoch"] == 1
     silos = data(chorale("silo", "list", *where))["silos"]
     assert {silo["state"] for silo in silos} == {"rostered"}
+    # None of them has called yet.
+    assert {silo["silent"] for silo in silos} == {True}
     records = data(chorale("audit", "tail", "-n", "3", *where))["records"]
     assert records[-1]["event"] == "roster_published"
     assert data(chorale("audit", "verify", *where))["records"] > 5
@@ -102,6 +104,9 @@ def test_a_list_can_be_piped_and_an_empty_one_has_no_line(chorale, coordinator):
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert (done.returncode, names) == (0, ["hospital-a", "hospital-b", "hospital-c"])
     assert done.stderr == ""
+    assert all(line.split()[1:3] == ["rostered", "silent"] for line in done.stdout.splitlines())
+    one = chorale("silo", "show", "hospital-a", *where)
+    assert one.stdout.startswith("hospital-a: rostered, silent\n")
     none = chorale("budget", *where)
     assert (none.returncode, none.stdout) == (0, "")
     assert none.stderr.startswith("no runs yet: ")
