@@ -31,12 +31,15 @@ from silo_agent.errors import SiloError
 from silo_agent.policy.policy import ACCEPTED, RULE_NAMES
 from silo_agent.policy.refusal import DAEMON_RULES
 
-__all__ = ["OTHER", "PHASES", "SiloMetrics"]
+__all__ = ["IDLE", "OTHER", "PHASES", "TRAINING", "SiloMetrics"]
 
 OTHER = "other"
 OUTCOMES = ("contributed", "refused", "aborted")
 RENEWALS = ("renewed", "failed")
 PHASES = ("explore", "train", "gradients", "evaluate", *STEPS)
+IDLE, TRAINING = "idle", "training"
+ROUND_PHASES = (IDLE, TRAINING, *STEPS)
+"""Where this silo is in a round, in the coordinator's words: what is computed does not show."""
 FAMILIES = (*sorted(ENVIRONMENTS), "constant", OTHER)
 _DURATION_BUCKETS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 CLIP_SIDES = ("low", "high")
@@ -151,6 +154,7 @@ class SiloMetrics:
             registry=self.registry,
             buckets=_DURATION_BUCKETS_S,
         )
+        self.round_phase = self._gauge("round_phase", "1 for this silo's place in a round", "phase")
         self._initialise()
 
     def count_error(self, kind: str) -> None:
@@ -165,6 +169,11 @@ class SiloMetrics:
         """Count a verdict of the guardian."""
         decision = "accept" if accepted else "refuse"
         self.policy_decisions.labels(decision=decision, rule=rule).inc()
+
+    def show_phase(self, phase: str) -> None:
+        """Show where this silo is in a round: one of ``ROUND_PHASES``."""
+        for known in ROUND_PHASES:
+            self.round_phase.labels(phase=known).set(known == phase)
 
     def observe_phase(self, phase: str, duration_s: float) -> None:
         """Record how long a phase took; names outside ``PHASES`` are not recorded."""
@@ -250,6 +259,7 @@ class SiloMetrics:
             self.dp_partial_releases.labels(unit=unit)
         for phase in PHASES:
             self.phase_duration.labels(phase=phase)
+        self.show_phase(IDLE)
         self._initialise_work()
 
     def _initialise_work(self) -> None:

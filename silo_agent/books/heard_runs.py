@@ -27,7 +27,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +82,8 @@ class HeardRun:
     """What was chosen for this machine, in words."""
     suite: int = suite.SUITE
     """Of the newest task's masks."""
+    over: bool = False
+    """Whether the coordinator has said since the newest task that the run is over."""
 
 
 class HeardRuns:
@@ -177,6 +179,7 @@ class HeardRuns:
                     round=task.round,
                     step=task.step,
                     suite=hybrid.SUITE if task.invited else suite.SUITE,
+                    over=False,
                 )
             )
 
@@ -223,6 +226,18 @@ class HeardRuns:
                         last_round_taken_part=identity.round,
                     )
                 )
+
+    def ended(self, run_ids: Iterable[str]) -> None:
+        """Note runs that the coordinator says are over; nothing for those that are not known.
+
+        Raises:
+            LocalStoreError: The disk refused.
+        """
+        with self._lock:
+            for run_id in run_ids:
+                known = self.get(run_id)
+                if known is not None:
+                    self._save(replace(known, over=True))
 
     # On disk --------------------------------------------------------------------------------------
 
@@ -289,6 +304,7 @@ def _run(said: Mapping[str, Any]) -> HeardRun:
         rounds_taken_part=int(said["rounds_taken_part"]),
         last_round_taken_part=int(said["last_round_taken_part"]),
         hardware=tuple(str(line) for line in said["hardware"]),
-        # An earlier release noted none, and knew one alone.
+        # An earlier release noted no suite, and knew one alone; nor did it note an end.
         suite=int(said.get("suite", suite.SUITE)),
+        over=bool(said.get("over", False)),
     )

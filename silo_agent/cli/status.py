@@ -1,20 +1,26 @@
 """What ``chorale-silo status`` and ``budget`` show: the silo's own files and its probes, read only.
 
 Covered: a daemon that runs, one that does not, a silo that has not joined yet, whose base model is
-missing, or whose policy or ledger cannot be used; each of these is a line, not a failure. Not
-covered: asking the coordinator; the budget's figures (``silo_agent/books/budget.py``).
+missing, or whose policy or ledger cannot be used, a daemon whose figures are shown to nobody; each
+of these is a line, not a failure. Not covered: asking the coordinator; the budget's figures
+(``silo_agent/books/budget.py``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import ssl
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from cryptography.hazmat.primitives.serialization import Encoding
+from prometheus_client.parser import text_string_to_metric_families
 
 from dp.config import ADJACENCY
 from dp.errors import PrivacyError
@@ -36,6 +42,11 @@ from silo_agent.views.runs import WAITING, ListedRun, list_runs
 __all__ = ["RunStatus", "Status", "budget_lines", "read_status"]
 
 _TIMEOUT_S = 2.0
+_MAX_FIGURES_BYTES: Final = 4 << 20
+_LATE_S: Final = 60
+"""A coordinator that is there answers each poll, which takes eight seconds."""
+_CONTACT: Final = "chorale_silo_coordinator_contact_timestamp_seconds"
+_PHASE: Final = "chorale_silo_round_phase"
 _HEAD = ("unit", "reserved", "left", "cap", "spent")
 
 
@@ -66,10 +77,22 @@ class Status:
     key_fingerprint: str | None
     """Of the key that signs this silo's messages, as ``chorale root sign`` compares it; None before
     joining."""
+    root_fingerprint: str | None
+    """Of the consortium root's key that was pinned, as ``chorale root init`` shows it; None before
+    joining."""
+    ca_sha256: tuple[str, ...]
+    """Of the CAs that the coordinator's certificate may be of, as ``chorale ca show`` prints them;
+    empty before joining."""
+    certificate_sha256: str | None
+    """Of the client certificate; None before joining."""
     certificate_expiry_unix_s: int | None
     """When the client certificate ends; None before joining."""
     daemon: str
     """``ready``, ``not ready`` or ``not running``."""
+    contact_unix_s: float | None
+    """When the coordinator last answered the daemon, 0 for never; None where it does not say."""
+    phase: str | None
+    """Where the daemon is in a round, ``idle`` between rounds; None where it does not say."""
     probes: str | None
     """Address of the daemon's probes."""
     base_sha256: str | None
@@ -103,8 +126,12 @@ class Status:
         lines = [
             f"silo: {member}",
             f"key: {self.key_fingerprint or 'none'}",
+            f"root: {self.root_fingerprint or 'none'}",
+            *(f"CA: {sha256}" for sha256 in self.ca_sha256 or ("none",)),
             f"certificate: {self._certificate()}",
             f"daemon: {self.daemon}{probes}",
+            *self._following(),
+            f"approval: {self._approval()}",
             f"base model: {self.base_sha256 or 'none'}",
             f"declares: {', '.join(self.families) or 'nothing'}",
             f"roster epoch: {self.roster_epoch or 'none seen'}",
@@ -125,7 +152,27 @@ class Status:
     def _certificate(self) -> str:
         if self.certificate_expiry_unix_s is None:
             return "none"
-        return f"until {datetime.fromtimestamp(self.certificate_expiry_unix_s, tz=UTC):%F %R} UTC"
+        return f"{self.certificate_sha256}, until {_moment(self.certificate_expiry_unix_s)}"
+
+    def _following(self) -> list[str]:
+        """What a daemon that runs says of its line and of its round."""
+        if self.probes is None:
+            return []
+        if self.contact_unix_s is None:
+            return ["coordinator: not known, for the daemon shows its figures to nobody here"]
+        if self.contact_unix_s <= 0:
+            return ["coordinator: no answer since the daemon started: chorale-silo doctor says why"]
+        ago = max(0, int(time.time() - self.contact_unix_s))
+        late = "; chorale-silo doctor says why" if ago > _LATE_S else ""
+        return [
+            f"coordinator: answered {ago} s ago, {_moment(self.contact_unix_s)}{late}",
+            f"phase: {self.phase or 'not known'}",
+        ]
+
+    def _approval(self) -> str:
+        if not self.waiting:
+            return "none is waited for"
+        return f"{', '.join(run.run for run in self.waiting)} waits: chorale-silo runs"
 
 
 def read_status(data_dir: Path) -> Status:
@@ -137,11 +184,18 @@ def read_status(data_dir: Path) -> Status:
     config = SiloConfig.load(data_dir)
     store = LocalStore(config.data_dir)
     problems: list[str] = []
-    federation = silo_id = key = base = expiry = None
+    federation = silo_id = key = root = certificate = base = expiry = None
+    cas: tuple[str, ...] = ()
     try:
         identity = Identity.load(config.data_dir)
         federation, silo_id = identity.federation, identity.silo_id
         key = fingerprint(identity.signing_key.public_key().public_bytes_raw())
+        root = fingerprint(identity.root_key)
+        cas = tuple(
+            hashlib.sha256(ca.public_bytes(Encoding.DER)).hexdigest()
+            for ca in (identity.ca, *identity.also_trusted)
+        )
+        certificate = identity.certificate_sha256.hex()
         expiry = identity.certificate_expiry_unix_s
     except SiloError as error:
         problems.append(str(error))
@@ -162,6 +216,9 @@ def read_status(data_dir: Path) -> Status:
         problems.append(str(error))
     address = _address(config.data_dir)
     daemon = _ask(address, config) if address else "not running"
+    contact, phase = (None, None)
+    if address and daemon != "not running":
+        contact, phase = _told(address, config)
     done = [entry.get("run") for entry in store.rounds()]
     heads = store.chain_heads()
     judged: dict[str, tuple[Judgement, ...]] = {}
@@ -184,8 +241,13 @@ def read_status(data_dir: Path) -> Status:
         federation=federation,
         silo_id=silo_id,
         key_fingerprint=key,
+        root_fingerprint=root,
+        ca_sha256=cas,
+        certificate_sha256=certificate,
         certificate_expiry_unix_s=expiry,
         daemon=daemon,
+        contact_unix_s=contact,
+        phase=phase,
         probes=address if daemon != "not running" else None,
         base_sha256=base,
         families=config.families(),
@@ -255,16 +317,52 @@ def _connection(address: str, config: SiloConfig) -> http.client.HTTPConnection:
     return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
 
 
-def _ask(address: str, config: SiloConfig) -> str:
+def _get(
+    address: str, config: SiloConfig, path: str, headers: Mapping[str, str]
+) -> tuple[int, bytes] | None:
+    """Status and body of an answer of the daemon's probes; None where nobody answers."""
     with closing(_connection(address, config)) as connection:
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", path, headers=dict(headers))
             answer = connection.getresponse()
-            answer.read()
+            return answer.status, answer.read(_MAX_FIGURES_BYTES)
         except (OSError, http.client.HTTPException):
             # The file of a daemon that was killed: nobody answers there.
-            return "not running"
-    return "ready" if answer.status == http.client.OK else "not ready"
+            return None
+
+
+def _ask(address: str, config: SiloConfig) -> str:
+    answer = _get(address, config, "/readyz", {})
+    if answer is None:
+        return "not running"
+    return "ready" if answer[0] == http.client.OK else "not ready"
+
+
+def _told(address: str, config: SiloConfig) -> tuple[float | None, str | None]:
+    """The coordinator's last answer and the phase, as the daemon's own figures have them."""
+    headers = {}
+    if config.probes_token_file is not None:
+        try:
+            token = config.probes_token_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return None, None
+        headers["Authorization"] = f"Bearer {token}"
+    answer = _get(address, config, "/metrics", headers)
+    if answer is None or answer[0] != http.client.OK:
+        return None, None
+    contact: float | None = None
+    phase: str | None = None
+    for family in text_string_to_metric_families(answer[1].decode(errors="replace")):
+        for sample in family.samples:
+            if sample.name == _CONTACT:
+                contact = sample.value
+            elif sample.name == _PHASE and sample.value:
+                phase = sample.labels["phase"]
+    return contact, phase
+
+
+def _moment(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s, tz=UTC):%F %R} UTC"
 
 
 def _run_line(row: RunBudget) -> str:

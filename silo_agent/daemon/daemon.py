@@ -71,6 +71,7 @@ from silo_agent.daemon.polling import Polling, check_of, report
 from silo_agent.daemon.preflight import PreflightDesk
 from silo_agent.errors import (
     ChainMismatchError,
+    LocalStoreError,
     PolicyRefusalError,
     SessionError,
     SpoolError,
@@ -84,7 +85,7 @@ from silo_agent.line.instruction import Idle, Instruction, LedgerEcho, RoundAbor
 from silo_agent.line.transport import Coordinator
 from silo_agent.local_work.work import LocalWork
 from silo_agent.machine.limits import restrict_gpus
-from silo_agent.metrics import SiloMetrics
+from silo_agent.metrics import IDLE, TRAINING, SiloMetrics
 from silo_agent.policy.document import Policy
 
 __all__ = ["Daemon"]
@@ -217,6 +218,11 @@ class Daemon:
         if self._session is not None and self._session.identity.run_id in run_ids:
             self._give_up_session()
         self.work.runs_over(run_ids)
+        try:
+            self.gate.runs_over(run_ids)
+        except LocalStoreError as error:
+            # It is for people; what came with that word must not be lost for it.
+            self._survive(error, None)
 
     # Instructions ---------------------------------------------------------------------------------
 
@@ -227,6 +233,7 @@ class Daemon:
         match message:
             case Idle():
                 self._end_aggregations()
+                self.metrics.show_phase(IDLE)
                 self.work.call_off()
             case RoundTask():
                 self._end_aggregations()
@@ -246,6 +253,7 @@ class Daemon:
                 self._take_message(message, instruction.identity)
             case RoundClosed():
                 self._end_aggregations()
+                self.metrics.show_phase(IDLE)
                 self.work.call_off()
                 moved = self._close_round(message)
                 self.audit.exchange(self.coordinator, self.published)
@@ -254,6 +262,7 @@ class Daemon:
                 log.warning("round_aborted", said=message.reason)
                 self.metrics.rounds.labels(outcome="aborted").inc()
                 self._end_aggregations()
+                self.metrics.show_phase(IDLE)
         return isinstance(message, _OF_AN_ATTEMPT)
 
     def _take_descriptor(self, signed: SignedDescriptor) -> None:
@@ -275,6 +284,7 @@ class Daemon:
             self.store.set_ledger_head(*self.ledger.head())
         # Held by now: if the keys do not get through, the descriptor again sends the same ones.
         session.handle(signed)
+        self.metrics.show_phase(STEPS[0])
 
     def _take_message(
         self,
@@ -294,12 +304,13 @@ class Daemon:
             name = "" if identity is None else identity_name(identity)
             log.info("not_in_this_aggregation", identity=name)
             return
-        started = time.monotonic()
+        step, started = _STEP_OF[type(message)], time.monotonic()
+        self.metrics.show_phase(step)
         try:
             session.handle(message)
         finally:
             self.store.set_ledger_head(*self.ledger.head())
-        self.metrics.observe_phase(_STEP_OF[type(message)], time.monotonic() - started)
+        self.metrics.observe_phase(step, time.monotonic() - started)
         if session.finished and self._contributed != identity:
             self._contributed = identity
             self.gate.took_part(identity)
@@ -309,6 +320,7 @@ class Daemon:
         task.verify(self.published.roster(task.roster_sha256).roster.coordinator_key)
         plan = self.published.plan(task.plan_sha256)
         self._task, self._asked = task, (task.run_id, Place(task.round, task.step))
+        self.metrics.show_phase(IDLE)
         if task.invited and self.identity.silo_id not in task.invited:
             # Public: others are asked. Nothing is explored or paid for, and nothing refused.
             self.work.call_off()
@@ -328,6 +340,7 @@ class Daemon:
         head = self._follow_to(task, plan)
         require_unsigned(self.ledger, task)
         self.work.start(task=task, plan=plan, head=head)
+        self.metrics.show_phase(TRAINING)
         self.audit.accepted(task)
 
     def _follow_to(self, task: RoundTask, plan: Plan) -> Head:
@@ -436,6 +449,7 @@ class Daemon:
 
     def _refuse(self, refusal: PolicyRefusalError) -> None:
         self._give_up_session()
+        self.metrics.show_phase(IDLE)
         self.gate.refuse(refusal, self._asked, audit=self.audit, coordinator=self.coordinator)
 
     def _refuse_work(self, task: RoundTask, refusal: PolicyRefusalError) -> None:
@@ -458,6 +472,7 @@ class Daemon:
         if not lost:
             # A coordinator that cannot be reached may come back and go on with the attempt.
             self._give_up_session(keep_spool=self.stopping.is_set())
+            self.metrics.show_phase(IDLE)
         if isinstance(error, ChainMismatchError | ChainError | UpdateError):
             self.gate.tell("chain", self._asked, coordinator=self.coordinator)
         if isinstance(error, LedgerCorruptError):

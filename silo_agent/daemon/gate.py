@@ -96,6 +96,7 @@ class Gate:
         self._policy = policy
         self._metrics = metrics
         self._waiting: tuple[RoundTask, LedgerEcho | None] | None = None
+        self._over: frozenset[str] = frozenset()
 
     def standing(self, run_id: str, plan_sha256: bytes) -> Standing:
         """How a run with this plan stands with the operator.
@@ -358,6 +359,15 @@ class Gate:
         except TransportError as error:
             self._metrics.count_error(type(error).__name__)
             log.warning("refusal_not_delivered", detail=error)
+
+    def runs_over(self, run_ids: frozenset[str]) -> None:
+        """Note which runs are over, each word once.
+
+        Raises:
+            LocalStoreError: The disk refused; it is tried again at the next word.
+        """
+        self._runs.ended(run_ids - self._over)
+        self._over = run_ids
 
     def took_part(self, identity: AggregationId) -> None:
         """Count a round that this silo's shares are part of.

@@ -48,7 +48,8 @@ class ListedRun:
     """Of the plan it asked for last."""
     state: str
     """``waiting for approval``, ``approved``, ``refused``, ``taking part``, ``not invited``,
-    ``finished``, ``left`` or ``heard of``."""
+    ``finished``, ``over``, ``left`` or ``heard of``; over is a run that ended otherwise than by its
+    last round here."""
     rule: str
     """The rule that refused; empty where none did."""
     decided_by: str
@@ -193,6 +194,7 @@ def _state(
         (left, "left", ""),
         (standing is Standing.REFUSED, "refused", _BY_OPERATOR),
         (by_rule, "refused", run.rule),
+        (run.over, "over", ""),
         (standing is Standing.PENDING, WAITING, ""),
         (run.rule == ACCEPTED, "taking part", ""),
         (run.rule == NOT_INVITED, "not invited", ""),

@@ -48,6 +48,7 @@ NAMES = {
     "chorale_silo_dp_partial_releases": "gauge",
     "chorale_silo_dp_unprotected_releases": "gauge",
     "chorale_silo_phase_duration_seconds": "histogram",
+    "chorale_silo_round_phase": "gauge",
 }
 
 
@@ -105,6 +106,20 @@ def test_counting_stays_inside_the_closed_sets(metrics: SiloMetrics):
     assert value(metrics, "chorale_silo_policy_decisions_total", **labels) == 1
     assert value(metrics, "chorale_silo_phase_duration_seconds_sum", phase="train") == 2.0
     assert value(metrics, "chorale_silo_phase_duration_seconds_sum", phase="lunch") is None
+
+
+def test_one_phase_is_shown_at_a_time(metrics: SiloMetrics):
+    name = "chorale_silo_round_phase"
+    assert value(metrics, name, phase="idle") == 1
+    metrics.show_phase("share_keys")
+    shown = {
+        sample.labels["phase"]: sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+    assert [phase for phase, is_shown in shown.items() if is_shown] == ["share_keys"]
+    assert {"idle", "training", "unmask"} < set(shown)
 
 
 def test_a_round_of_local_work_is_shown(metrics: SiloMetrics):

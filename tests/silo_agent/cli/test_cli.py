@@ -4,17 +4,23 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from federation.adapter.encoding import encode_adapter
+from federation.plan.read import read_plan
 from ops.cli.envelope import Exit
+from ops.probes.metrics import MetricsAccess
 from ops.probes.server import ADDRESS_FILE, Probes
 from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.config import SiloConfig
+from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import NO_PRIVACY, Policy
 from tests.kit.paths import ROOT
 from tests.kit.silo_agent.command_line import call
@@ -416,11 +422,93 @@ def test_alone_shows_both_adapters_and_says_what_is_missing(
     assert "personal, round 3, craft" in out
 
 
-def test_an_invite_that_is_none_is_an_authentication_error(tmp_path: Path, monkeypatch, capsys):
+def test_an_adapter_of_another_rank_is_a_wrong_argument(silo: Path, monkeypatch, capsys):
+    adapter = silo / "other.safetensors"
+    rank = read_plan((silo / "plan.toml").read_bytes()).model.lora_rank + 1
+    layer = "base_model.model.layers.0.proj"
+    factors = {"lora_A.weight": (rank, 32), "lora_B.weight": (32, rank)}
+    adapter.write_bytes(
+        encode_adapter(
+            {f"{layer}.{name}": np.zeros(shape, np.float32) for name, shape in factors.items()}
+        )
+    )
+    plan, data = str(silo / "plan.toml"), ("--data", str(silo), "--format", "json")
+    for words in (
+        ("alone", plan, "--adapter", str(adapter), "--out", str(silo / "out")),
+        ("replay", plan, "--before", str(adapter), "--after", str(adapter)),
+    ):
+        code, out, err = call(monkeypatch, capsys, *words, *data)
+        assert (code, json.loads(out)["error_code"]) == (Exit.ARGUMENTS, "plan")
+        assert f"has rank {rank}" in json.loads(out)["message"]
+        assert "Traceback" not in err
+    assert not (silo / "out").exists()
+
+
+class Daemon:
+    """The probes of a daemon that runs, with its figures."""
+
+    def __init__(self, silo: Path, token_file: Path | None = None) -> None:
+        self.metrics = SiloMetrics()
+        self._probes = Probes(
+            listen="127.0.0.1:0",
+            registry=self.metrics.registry,
+            checks={},
+            metrics=MetricsAccess(host="127.0.0.1", encrypted=False, token_file=token_file),
+            address_file=silo / ADDRESS_FILE,
+        )
+
+    def __enter__(self) -> SiloMetrics:
+        self._probes.start()
+        return self.metrics
+
+    def __exit__(self, *_raised: object) -> None:
+        self._probes.close()
+
+
+def test_status_says_the_last_contact_and_the_phase(silo: Path, monkeypatch, capsys):
+    def said():
+        _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+        found = [line for line in out.splitlines() if line.startswith(("coordinator:", "phase:"))]
+        _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo), "--format", "json")
+        return found, json.loads(out)["data"]
+
+    assert said()[0] == []
+    with Daemon(silo) as metrics:
+        (line,), data = said()
+        assert "no answer since the daemon started" in line
+        assert (data["contact_unix_s"], data["phase"]) == (0, "idle")
+        at = time.time() - 5
+        metrics.coordinator_contact.set(at)
+        metrics.show_phase("masked_input")
+        (line, phase), data = said()
+        assert line.startswith("coordinator: answered ")
+        assert "doctor" not in line
+        assert phase == "phase: masked_input"
+        assert (data["contact_unix_s"], data["phase"]) == (
+            pytest.approx(at, abs=0.01),
+            "masked_input",
+        )
+        metrics.coordinator_contact.set(at - 300)
+        assert said()[0][0].endswith("; chorale-silo doctor says why")
+
+
+def test_status_reads_what_a_token_guards_and_says_what_it_may_not(silo: Path, monkeypatch, capsys):
+    token = silo / "probes.token"
+    token.write_text("a token of sixteen letters or more\n")
+    with Daemon(silo, token):
+        _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+        assert "coordinator: not known" in out
+        text = (silo / "silo.toml").read_text()
+        (silo / "silo.toml").write_text(f'probes_token_file = "probes.token"\n{text}')
+        _, out, _ = call(monkeypatch, capsys, "status", "--data", str(silo))
+        assert "coordinator: no answer since the daemon started" in out
+
+
+def test_an_invite_that_is_none_is_a_wrong_argument(tmp_path: Path, monkeypatch, capsys):
     code, out, _ = call(
         monkeypatch, capsys, "join", "hello", "--data", str(tmp_path / "new"), "--format", "json"
     )
-    assert code == Exit.CONNECT
+    assert code == Exit.ARGUMENTS
     assert json.loads(out)["error_code"] == "invite_malformed"
     assert not (tmp_path / "new" / "silo.toml").exists()
 

@@ -76,6 +76,7 @@ def test_a_run_that_waits_is_shown_with_what_it_costs_and_what_to_do(ask, shown)
     _, said, _ = ask("status")
     assert [one["run"] for one in said["data"]["waiting"]] == ["run-1"]
     assert "run run-1: waiting for approval" in shown("status")
+    assert "approval: run-1 waits: chorale-silo runs" in shown("status")
 
 
 def approve(ask):
@@ -180,6 +181,24 @@ def test_a_finished_run_is_finished_whatever_was_said_since(ask, silo):
     head = ChainHead(round=5, step=0, position=5, adapter_sha256=bytes(32), record_sha256=bytes(32))
     LocalStore(silo).set_chain_head("run-1", head)
     assert state(ask) == ("finished", "")
+
+
+@pytest.mark.parametrize("rule", ["accepted", "approval_pending", "not_invited"])
+def test_a_run_that_is_over_is_not_taken_part_in_any_more(ask, shown, silo, rule):
+    HeardRuns(silo).judged("run-1", rule)
+    HeardRuns(silo).ended(["run-0", "run-1"])
+    assert state(ask) == ("over", "")
+    assert ask("status")[1]["data"]["waiting"] == []
+    assert "approval: none is waited for" in shown("status")
+    # It was restored from a backup, say, and asks again.
+    HeardRuns(silo).hear(make_task(run_id="run-1", plan_sha256=DIGEST), lambda: TOML)
+    assert state(ask)[0] != "over"
+
+
+def test_what_was_refused_stays_so_when_it_is_over(ask, silo):
+    HeardRuns(silo).judged("run-1", "clip")
+    HeardRuns(silo).ended(["run-1"])
+    assert state(ask) == ("refused", "clip")
 
 
 def test_an_unknown_run_cannot_be_decided(ask):
