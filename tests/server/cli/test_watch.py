@@ -77,7 +77,7 @@ def test_a_phase_names_each_silo_since_when_until_when_and_its_last_byte():
         "waiting for since until last byte",
         "hospital-a 1 min 15 s ago in 45 s 3 s ago",
         "hospital-b 1 min 15 s ago in 45 s never",
-        "silo-level ε 2 of 8 at δ = 1e-05 (zero-out adjacency) ██████░░░░░░░░░░░░░░░░░░ 25%",
+        "silo-level ε 2 of 8 at δ = 1e-05 (zero-out adjacency) ███░░░░░░░░░ 25%",
     ]
 
 
