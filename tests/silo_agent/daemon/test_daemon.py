@@ -1,17 +1,20 @@
 """The daemon around a session: what it repeats, finishes, counts and logs, and that it goes on."""
 
+import hashlib
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from secagg.descriptor import AggregationId
+from secagg.descriptor import STEPS, AggregationId
 from secagg.errors import Check
 from secagg.messages import Survivors
-from silo_agent.errors import SessionError, TransportError
+from silo_agent.books.heard_runs import HeardRuns
+from silo_agent.errors import LocalStoreError, SessionError, TransportError
 from silo_agent.line.instruction import Idle, RoundAborted
 from tests.kit.secagg.secagg_samples import signed_descriptor
 from tests.kit.silo_agent.bench import Bench, counted, lines
+from tests.kit.silo_agent.policy_samples import PLAN, make_task
 from tests.kit.silo_agent.session_round import ME
 from tests.kit.silo_agent.wiped import require_wiped
 
@@ -95,6 +98,50 @@ def test_an_attempt_of_a_run_that_is_over_is_left_before_it_is_charged(bench):
     require_wiped(session)
     bench.serve(bundles)
     assert "share_keys" not in bench.sent()
+
+
+def test_a_run_that_is_over_is_noted_for_people_and_costs_no_instruction(bench, monkeypatch):
+    heard = HeardRuns(bench.directory)
+    for run_id in ("run-1", "run-2"):
+        task = make_task(run_id=run_id, plan_sha256=hashlib.sha256(PLAN.encode()).digest())
+        heard.hear(task, PLAN.encode)
+    bench.daemon._hear_over(frozenset({"run-1", "another"}))
+    assert [run.over for run in heard.all()] == [True, False]
+
+    def full(*_arguments):
+        raise LocalStoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silo_agent.books.heard_runs.replace_file", full)
+        bench.daemon._hear_over(frozenset({"run-1", "run-2"}))
+    assert counted(bench, "errors", kind="LocalStoreError") == 1
+    # The next word is the same one, and is not lost.
+    bench.daemon._hear_over(frozenset({"run-1", "run-2"}))
+    assert [run.over for run in heard.all()] == [True, True]
+
+
+def test_the_phase_is_the_newest_answer_and_idle_when_there_is_nothing_to_do(bench):
+    def phase():
+        registry = bench.one.metrics.registry
+        return [
+            name
+            for name in ("idle", "training", *STEPS)
+            if registry.get_sample_value("chorale_silo_round_phase", {"phase": name})
+        ]
+
+    assert phase() == ["idle"]
+    bundles = bench.one.bundles()
+    bench.daemon._session = bench.one.session
+    bench.serve(bundles)
+    assert phase() == ["share_keys"]
+    bench.serve(Idle())
+    assert phase() == ["idle"]
+    later = replace(bench.one.descriptor.identity, attempt=2)
+    bench.one.descriptor = replace(bench.one.descriptor, identity=later)
+    bench.serve(signed_descriptor(bench.one.descriptor))
+    assert phase() == ["advertise_keys"]
+    bench.serve(RoundAborted(reason="over"))
+    assert phase() == ["idle"]
 
 
 @pytest.mark.parametrize("error", [RecursionError, MemoryError, KeyError, AttributeError])
