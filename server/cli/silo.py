@@ -30,8 +30,8 @@ Reason = Annotated[str, typer.Option(help="Kept in the audit log; the silo is no
 def list_silos(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """Who was invited, joined, or is in the roster, and when each was last heard of.
 
-    A silo of the roster that was not heard of for five minutes, or never, is said to be silent: as
-    by the alert SiloSilent, and by run start.
+    A silo of the roster that was not heard of for five minutes, or never, is said to be silent, as
+    by the alert about it and by run start.
     """
     with answering(output):
         from server.cli.client import plain

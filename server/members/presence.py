@@ -37,8 +37,7 @@ __all__ = [
 ]
 
 SILENT_S: Final = 300.0
-"""As in the alert ChoraleSiloSilent, with which a test compares it: longer than a daemon takes to start
-again and load a model."""
+"""As in the alert ChoraleSiloSilent: longer than a daemon takes to start again and load a model."""
 _OUT: Final = frozenset({SiloState.SUSPENDED, SiloState.LEFT, SiloState.REVOKED})
 
 
