@@ -33,6 +33,8 @@ ELSEWHERE = {
     ("chorale-silo", "diagnose"): "plays and trains: tests/silo_agent/cli/test_diagnose.py",
     ("chorale-silo", "replay"): "needs two adapters of a base model that explores",
     ("chorale-lab", "base", "build"): "makes a model, which takes minutes",
+    ("chorale-lab", "base", "import"): "tests/lab/base/test_pretrained.py",
+    ("chorale-lab", "base", "smollm2"): "fetches a model: tests/lab/base/test_pretrained.py",
     ("chorale-lab", "diagnose"): "plays and trains: tests/lab/diagnose/test_command.py",
     ("chorale-lab", "adapter", "merge"): "tests/lab/serving/test_merge.py",
     (
