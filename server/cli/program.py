@@ -27,9 +27,9 @@ _NOBODY_THERE: Final = (
     "check that chorale-coordinator serve runs and that the admin certificate is still valid "
     "(chorale admin renew)"
 )
-SLOW: Final = (
-    "the coordinator was reached and did not answer in time: look at its load, its disk and its "
-    "database (its log has storage_fault), then try again"
+_SLOW: Final = (
+    "the coordinator did not answer in time: look at its load, its disk and its database "
+    "(storage_failed in its log), then try again"
 )
 _DENIED: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 _ARGUMENTS: Final = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
@@ -87,7 +87,7 @@ def _rpc(error: Any) -> CommandError:
         exit_code = Exit.ARGUMENTS
     else:
         exit_code = Exit.SERVER
-    steps = {Exit.CONNECT: _NOBODY_THERE, Exit.TIMEOUT: SLOW}
+    steps = {Exit.CONNECT: _NOBODY_THERE, Exit.TIMEOUT: _SLOW}
     return CommandError(
         str(error.details() or code),
         code=reason or code.lower(),

@@ -172,7 +172,7 @@ class Status:
     def _approval(self) -> str:
         if not self.waiting:
             return "none is waited for"
-        return f"{', '.join(run.run for run in self.waiting)} waits: chorale-silo runs"
+        return f"waited for by {', '.join(run.run for run in self.waiting)}: chorale-silo runs"
 
 
 def read_status(data_dir: Path) -> Status:
@@ -216,7 +216,8 @@ def read_status(data_dir: Path) -> Status:
         problems.append(str(error))
     address = _address(config.data_dir)
     daemon = _ask(address, config) if address else "not running"
-    contact, phase = (None, None)
+    contact: float | None = None
+    phase: str | None = None
     if address and daemon != "not running":
         contact, phase = _told(address, config)
     done = [entry.get("run") for entry in store.rounds()]
@@ -352,12 +353,16 @@ def _told(address: str, config: SiloConfig) -> tuple[float | None, str | None]:
         return None, None
     contact: float | None = None
     phase: str | None = None
-    for family in text_string_to_metric_families(answer[1].decode(errors="replace")):
-        for sample in family.samples:
-            if sample.name == _CONTACT:
-                contact = sample.value
-            elif sample.name == _PHASE and sample.value:
-                phase = sample.labels["phase"]
+    try:
+        for family in text_string_to_metric_families(answer[1].decode(errors="replace")):
+            for sample in family.samples:
+                if sample.name == _CONTACT:
+                    contact = sample.value
+                elif sample.name == _PHASE and sample.value:
+                    phase = sample.labels.get("phase")
+    except ValueError:
+        # Another program has the port that a killed daemon had.
+        return None, None
     return contact, phase
 
 

@@ -76,7 +76,7 @@ def test_a_run_that_waits_is_shown_with_what_it_costs_and_what_to_do(ask, shown)
     _, said, _ = ask("status")
     assert [one["run"] for one in said["data"]["waiting"]] == ["run-1"]
     assert "run run-1: waiting for approval" in shown("status")
-    assert "approval: run-1 waits: chorale-silo runs" in shown("status")
+    assert "approval: waited for by run-1: chorale-silo runs" in shown("status")
 
 
 def approve(ask):
