@@ -45,6 +45,8 @@ _TIMEOUT_S = 2.0
 _MAX_FIGURES_BYTES: Final = 4 << 20
 _LATE_S: Final = 60
 """A coordinator that is there answers each poll, which takes eight seconds."""
+_FAR_UNIX_S: Final = 1 << 35
+"""No clock says a later time: in the year 3058."""
 _CONTACT: Final = "chorale_silo_coordinator_contact_timestamp_seconds"
 _PHASE: Final = "chorale_silo_round_phase"
 _HEAD = ("unit", "reserved", "left", "cap", "spent")
@@ -356,7 +358,7 @@ def _told(address: str, config: SiloConfig) -> tuple[float | None, str | None]:
     try:
         for family in text_string_to_metric_families(answer[1].decode(errors="replace")):
             for sample in family.samples:
-                if sample.name == _CONTACT:
+                if sample.name == _CONTACT and 0 <= sample.value < _FAR_UNIX_S:
                     contact = sample.value
                 elif sample.name == _PHASE and sample.value:
                     phase = sample.labels.get("phase")
