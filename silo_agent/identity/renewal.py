@@ -312,6 +312,13 @@ class Renewal:
                 "this silo was away, or somebody is in between; ask the admin for a new invite and "
                 "join again"
             )
+        begins, ends = chain[0].not_valid_before_utc, chain[0].not_valid_after_utc
+        if not begins.timestamp() <= self._chance.clock() < ends.timestamp():
+            return (
+                f"the coordinator's certificate is valid from {begins:%F %R} to {ends:%F %R} UTC, "
+                "not now by this machine's clock: set it (timedatectl set-ntp true), or tell the "
+                "admin"
+            )
         return ""
 
 

@@ -47,6 +47,13 @@ def test_it_renews_at_half_life_and_the_old_certificate_ends(coordinator, silo):
     assert any('"silo_certificate_renewed"' in line for line in coordinator.audit.tail(3))
 
 
+def test_a_silo_that_hears_nothing_because_of_its_clock_is_told_so(silo):
+    """gRPC says no more than that nobody answers."""
+    assert silo.renewal._advice() == ""
+    silo.clock.offset_s = -5 * DAY
+    assert "not now by this machine's clock" in silo.renewal._advice()
+
+
 def test_until_the_new_one_is_used_the_old_one_is_good_on_its_open_connection(coordinator, silo):
     old = Identity.load(silo.directory)
     with grpc.secure_channel(
