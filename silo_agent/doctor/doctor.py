@@ -30,7 +30,13 @@ from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.doctor import identity, machine, network, site
 from silo_agent.doctor.worst_case import worst_case
-from silo_agent.errors import ConfigError, IdentityError, LocalStoreError, PolicyFileError
+from silo_agent.errors import (
+    ConfigError,
+    IdentityError,
+    LocalStoreError,
+    NoSiloError,
+    PolicyFileError,
+)
 from silo_agent.identity.identity import Identity
 from silo_agent.policy.document import Policy
 
@@ -181,8 +187,14 @@ class _Silo:
     def _read_configuration(self) -> Verdict:
         try:
             config = self._config = SiloConfig.load(self._data_dir)
+        except NoSiloError as error:
+            return failed(
+                str(error),
+                "--data or CHORALE_SILO_DATA names this silo's directory; chorale-silo join makes "
+                "one, from an invite",
+            )
         except ConfigError as error:
-            return failed(str(error), "correct silo.toml; chorale-silo join writes a first one")
+            return failed(str(error), "correct silo.toml: the text says what")
         explored = ", ".join(entry.environment for entry in config.environments) or "nothing"
         return ok(f"explores {explored}, base model {config.base_model or 'none'}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from federation.version import Version
 from ops.doctor.checkup import Check, Checkup, Finding, Verdict, examine, failed, ok
 from server.config import CoordinatorConfig
-from server.errors import ConfigurationError
+from server.errors import ConfigurationError, NoCoordinatorError
 from server.site.doctor import certificates, files, network, state
 
 __all__ = ["examine_coordinator"]
@@ -112,9 +112,14 @@ class _Coordinator:
     def _configuration(self) -> Verdict:
         try:
             self._read = CoordinatorConfig.load(self._data_dir)
+        except NoCoordinatorError as error:
+            return failed(
+                str(error),
+                "--data or CHORALE_DATA names the coordinator's directory; chorale init makes one",
+            )
         except ConfigurationError as error:
             return failed(
-                str(error), "correct coordinator.toml or the environment; chorale init makes one"
+                str(error), "correct coordinator.toml or the environment: the text says what"
             )
         config = self._read
         return ok(

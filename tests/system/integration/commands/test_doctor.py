@@ -131,6 +131,11 @@ def test_an_absent_directory(tmp_path):
     assert step(found, "packages").outcome is Outcome.OK
 
 
+def test_a_directory_of_something_else(tmp_path):
+    tmp_path.chmod(0o700)
+    assert_failed(tmp_path, "configuration", "is no coordinator's", "CHORALE_DATA")
+
+
 def test_an_unknown_setting(data_dir):
     with (data_dir / "coordinator.toml").open("a") as file:
         file.write("surprise = 1\n")

@@ -127,6 +127,11 @@ def test_an_absent_directory(tmp_path):
     assert_failed(tmp_path / "none", "data_directory", "chorale-silo join", skipped=("identity",))
 
 
+def test_a_directory_of_something_else(tmp_path):
+    tmp_path.chmod(0o700)
+    assert_failed(tmp_path, "configuration", "is no silo's", "CHORALE_SILO_DATA")
+
+
 def test_a_directory_that_others_can_read(data_dir):
     data_dir.chmod(0o755)
     assert_failed(data_dir, "data_directory", "chmod 700")
