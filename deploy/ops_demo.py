@@ -100,9 +100,15 @@ class OpsDemo:
         run = loopback.start_run(demo.plan_file, demo.adapter_file, token="demo-ops")  # noqa: S106  # names the submission, opens nothing
         say(f"run {run} started")
         last: dict[str, Any] = {}
-        with self.progress:
+        recipe = demo.settings.recipe
+        with self.progress.stretch(
+            "together",
+            steps=recipe.rounds,
+            called="rounds",
+            guess_s=recipe.rounds * recipe.round_s,
+        ) as part:
             for status in loopback.watch(run):
-                self.progress.status(status)
+                self.progress.status(status, part)
                 last = status
                 current = status.get("current") or {}
                 due = current.get("round") == DIES_IN_ROUND and current.get("phase") == "training"

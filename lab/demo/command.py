@@ -24,9 +24,6 @@ from lab.demo.choices import Control, Privacy, Scenario
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lab.demo.outcome import Outcome
-    from lab.demo.scenario import DemoSettings
-
 __all__ = ["demo", "report"]
 
 DEFAULT_OUT = Path("demo-out")
@@ -39,7 +36,7 @@ MARKER = ".chorale-demo"
 """Says that a directory is a demo's own and may be emptied."""
 WIDE = 1000
 """Columns where there is no terminal to fit into: no line of a table is folded."""
-NEEDED = ("torch", "transformers", "peft", "gymnasium", "minigrid", "matplotlib")
+NEEDED = ("torch", "transformers", "peft", "gymnasium", "minigrid", "jinja2", "matplotlib")
 
 
 def demo(
@@ -106,11 +103,13 @@ def demo(
     _require_packages()
     base = _base_of(scenario, base)
     from lab.demo.errors import DemoError
+    from lab.demo.page import write_html
     from lab.demo.privacy import largest_spent
     from lab.demo.progress import Progress
-    from lab.demo.report import print_tables, save_outcome, write_html
+    from lab.demo.report import print_tables, save_outcome
     from lab.demo.run import Demo
     from lab.demo.scenario import DemoSettings, recipes_of
+    from lab.demo.verdict import answer
     from lab.loopback import LoopbackError
 
     control = (
@@ -157,7 +156,7 @@ def demo(
         "or PeftModel.from_pretrained(base, directory)"
     )
     headline = outcome.headline(1.0)
-    question, verdict = _verdict(outcome, settings)
+    question, verdict = answer(outcome, settings)
     console.print(f"{question} (temperature 1): {'yes' if verdict else 'no'}")
     if control is Control.NONE and alone:
         beats = "yes" if outcome.better(1.0) else "no"
@@ -207,16 +206,6 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _verdict(outcome: Outcome, settings: DemoSettings) -> tuple[str, bool]:
-    """The one question a run has to answer, and the answer."""
-    if settings.control is Control.NONE:
-        return "together lies above the base, intervals apart", outcome.learned(1.0)
-    if settings.recipe.at_record_level:
-        # Noise moves the adapter whatever was learned, and that can only do harm.
-        return "the control gained nothing over the base's interval", outcome.unimproved(1.0)
-    return "the control stays inside the base's interval", outcome.unmoved(1.0)
-
-
 def _finite(value: float) -> float | None:
     """JSON has no infinity."""
     return value if math.isfinite(value) else None
@@ -229,7 +218,9 @@ def report(
     ] = None,
 ) -> None:
     """Print a finished demo's tables again and rewrite its HTML page."""
-    from lab.demo.report import load_outcome, print_tables, write_html, write_picture
+    from lab.demo.charts import write_picture
+    from lab.demo.page import write_html
+    from lab.demo.report import load_outcome, print_tables
 
     path = out / OUTCOME
     if not path.exists():

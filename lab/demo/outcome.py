@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,13 @@ class Outcome:
     def round_count(self) -> int:
         """Different rounds among the releases."""
         return len({done["round"] for done in self.rounds})
+
+    @property
+    def bytes_per_upload(self) -> float:
+        """What a silo sends up for one release, on average."""
+        uploads = sum(len(done.get("survivors", ())) for done in self.rounds)
+        sent = sum(int(done.get("upload_bytes", 0)) for done in self.rounds)
+        return sent / uploads if uploads else 0.0
 
     def learned(self, temperature: float) -> bool:
         """Whether together's interval lies above the base's."""
@@ -165,10 +172,11 @@ def await_judged(
     run_id: str,
     rounds: Sequence[int],
     timeout_s: float,
+    judged: Callable[[int], None] = lambda _silos: None,
 ) -> dict[int, list[dict[str, Any]]]:
     """Wait until every silo has judged these rounds' adapters; all silos' rows by round.
 
-    ``directories`` are the silos' data directories.
+    ``directories`` are the silos' data directories. ``judged`` is told how many silos are through.
 
     Raises:
         NotJudgedError: Somebody did not.
@@ -188,6 +196,7 @@ def await_judged(
                 found[number] += rows
             else:
                 waiting[silo_id, number] = len(rows)
+        judged(len(files) - len({silo_id for silo_id, _ in waiting}))
         if waiting:
             if time.monotonic() > give_up_at:
                 raise NotJudgedError(f"no evaluation from {sorted(waiting)}: see their logs")

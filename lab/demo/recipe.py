@@ -116,6 +116,16 @@ class Recipe:
         return 5 + int(self.expected_units / self.units_per_s) if distributed else 0
 
     @property
+    def round_s(self) -> float:
+        """What a round may take, until one has been measured.
+
+        Four silos on two slow cores need the time that a plan waits for, and somewhat more for
+        setting up and for the sums.
+        """
+        work_s = 15 + self.episodes / self.tries_per_s + self.steps * self.step_answer_after_s
+        return 1.15 * work_s
+
+    @property
     def noise_multiplier(self) -> float:
         """z: as given, or the least that stays within the cap."""
         return self._least_noise() if self.at_record_level else self.given_noise
@@ -355,6 +365,7 @@ _PRETRAINED: Final = Recipe(
     epsilon_cap=1e9,
     dtype="bfloat16",
     work_s=1200,
+    tries_per_s=1.0,
 )
 PRETRAINED: Final[Mapping[Privacy, Recipe]] = MappingProxyType(
     {

@@ -19,8 +19,8 @@ from dp.noise.figures import (
 from dp.noise.metrics_block import Estimate
 from federation.adapter.card import FamilySuccess, render_card
 from federation.chain.sums import success_ratios
+from lab.demo.page import write_html
 from lab.demo.progress import Progress
-from lab.demo.report import write_html
 from lab.demo.scenario import DemoSettings
 from secagg.descriptor import EPISODES, SUCCESSES
 from server.cli.watch import Panel, status_json
@@ -100,9 +100,10 @@ def status_page(success, directory):
 
 def demo_line(success, _directory):
     console = Console(width=160, file=io.StringIO(), highlight=False)
-    with Progress(console) as progress:
-        progress.console = console
-        progress.status(status_json(status(success)))
+    progress = Progress(console)
+    progress.console = console
+    with progress.stretch("together") as part:
+        progress.status(status_json(status(success)), part)
     return console.file.getvalue()
 
 
@@ -110,8 +111,8 @@ def demo_report(success, directory):
     outcome = outcome_of(200, 300, 500)
     outcome.rounds = status_json(status(success))["finished"]
     write_html(outcome, DemoSettings(), directory / "report.html")
-    page = (directory / "report.html").read_text()
-    return page.split("from the masked sum</h2>")[1].rsplit("</svg>", 2)[1].split("<h2>")[0]
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    return re.sub("<[^>]+>", " ", page.split('id="exploring"')[1].split("</section>")[0])
 
 
 VIEWS = [watch_lines, watch_live, model_card, status_page, demo_line, demo_report]
