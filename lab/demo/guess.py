@@ -39,7 +39,11 @@ class Guess:
         work_s, explore_s, tries = 0.0, 0.0, 0
         for path in (directory / "rounds.jsonl" for directory in directories):
             for line in path.read_text().splitlines() if path.exists() else ():
-                row = json.loads(line)
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    # A silo that was killed may have left half a line, which counts for nothing.
+                    continue
                 if row["run"] == run_id:
                     took_s = row["duration_s"]
                     explore_s += took_s.get("explore", 0.0)

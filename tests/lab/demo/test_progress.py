@@ -106,6 +106,8 @@ def test_the_guess_comes_from_the_rounds_of_the_silos_and_the_cores(tmp_path, mo
     for directory in directories:
         work(directory, "run-1", explore=60.0, train=30.0, tries=600)
         work(directory, "an older one", explore=1e6, train=1e6, tries=1)
+    with (directories[-1] / "rounds.jsonl").open("a") as file:
+        file.write('{"run": "run-1", "epis')
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     two = Guess.of_silos(directories, "run-1")
     # Four at once as in the rounds; two on two cores are twice as fast, and one not faster still.
