@@ -98,6 +98,8 @@ class ChatFormat:
         if tokenizer.eos_token_id is not None:
             ends.add(int(tokenizer.eos_token_id))
         self.end_ids: frozenset[int] = frozenset(ends)
+        self._special_ids = frozenset(tokenizer.convert_tokens_to_ids(list(self._specials)))
+        self._unknown_id = _unknown_id(tokenizer, others=self.end_ids)
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> ChatFormat:
@@ -250,6 +252,25 @@ class ChatFormat:
         """The text of ``turn_end_id``."""
         return self._pieces.end_marker
 
+    def words_read(self, token_ids: Sequence[int]) -> tuple[int, int]:
+        """Of tokens that a model read, how many are text, and how many of these an unknown word.
+
+        A vocabulary that can write everything, byte by byte, has no unknown words.
+        """
+        words = unknown = 0
+        for token in token_ids:
+            stands_for_one = token == self._unknown_id
+            unknown += stands_for_one
+            words += stands_for_one or token not in self._special_ids
+        return words, unknown
+
+    def unknown_words(self, text: str) -> tuple[str, ...]:
+        """The words of a text, between blanks, that the vocabulary does not have; each once."""
+        if self._unknown_id is None:
+            return ()
+        words = dict.fromkeys(self.clean(text).split())
+        return tuple(word for word in words if self._unknown_id in self._encode(word))
+
     def _encode(self, text: str) -> list[int]:
         ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False)
         return [int(token) for token in ids["input_ids"]]
@@ -259,6 +280,16 @@ def _special_strings(tokenizer: Any) -> tuple[str, ...]:
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     names = added | set(tokenizer.all_special_tokens)
     return tuple(sorted((n for n in names if n.strip()), key=lambda name: (-len(name), name)))
+
+
+def _unknown_id(tokenizer: Any, *, others: frozenset[int]) -> int | None:
+    """What is written for every word that the vocabulary does not have.
+
+    A token with another task as well says nothing: vocabularies that need none name one so.
+    """
+    unknown = tokenizer.unk_token_id
+    taken = {*others, tokenizer.bos_token_id, tokenizer.pad_token_id}
+    return None if unknown is None or unknown in taken else int(unknown)
 
 
 def _cut(tokenizer: Any, *, system_role: bool) -> _Pieces | None:

@@ -32,6 +32,7 @@ from silo_agent.cli.compare import alone, replay
 from silo_agent.cli.deploy import deploy_app
 from silo_agent.cli.diagnose import diagnose
 from silo_agent.cli.doctor import doctor
+from silo_agent.cli.env import env_app
 from silo_agent.cli.leave import leave
 from silo_agent.cli.policy import policy_app
 from silo_agent.cli.program import DEFAULT_DATA, Data, answering
@@ -49,6 +50,7 @@ app = command_line(
 app.add_typer(budget_app, name="budget")
 app.add_typer(policy_app, name="policy")
 app.add_typer(buffer_app, name="buffer")
+app.add_typer(env_app, name="env")
 app.add_typer(audit_app, name="audit")
 app.add_typer(roster_app, name="roster")
 app.add_typer(deploy_app, name="deploy")

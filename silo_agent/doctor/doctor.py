@@ -29,6 +29,7 @@ from secagg.roster import SignedRoster
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.doctor import identity, machine, network, site
+from silo_agent.doctor.dry_round import judge_dry_round
 from silo_agent.doctor.worst_case import worst_case
 from silo_agent.errors import (
     ConfigError,
@@ -231,16 +232,12 @@ class _Silo:
 
     def _dry_round(self) -> Verdict:
         try:
-            done = machine.dry_round(_had(self._config))
+            return judge_dry_round(_had(self._config), self._plan)
         except (EvolveError, OSError, RuntimeError, ValueError) as error:
             return failed(
                 f"one round of local work failed: {type(error).__name__}: {error}",
                 "the text says what: model, environment or trainer; nothing was charged",
             )
-        return ok(
-            f"{done.method}: {done.episodes} episodes, {done.dimension} entries trained in "
-            f"{done.duration_s:.1f} s; nothing was charged, kept or sent"
-        )
 
     def _worst_case(self) -> Verdict:
         plan = _had(self._plan)

@@ -1,48 +1,25 @@
-"""The doctor's steps about the machine: GPU, memory against the model, disk, and a dry round.
-
-A dry round is a round of local work that nobody hears of: the model, the environments and the
-trainer, once. Its invariants:
-
-1. Nothing is asked of the coordinator, charged to the ledger, or written to the silo's buffer or
-   state: the method works in a directory of its own, which is deleted, without the silo's
-   demonstrations and without privacy, because nothing leaves.
-2. It trains on whatever was played, solved or not: a dry round proves that training works, and says
-   nothing about what is learned.
-3. What is reported are durations and sizes, never what was played.
+"""The doctor's steps about the machine: GPU, memory against the model, disk.
 
 Covered: no GPU, a model that does not fit by ``federation/adapter/memory.py``, a disk that is full
-or read-only, the methods of the registry. Not covered: other users of the same GPU later on; the
-plan's sizes: a few episodes fit where a round of hundreds may not.
+or read-only. Not covered: other users of the same GPU later on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import shutil
-import tempfile
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from evolution.errors import EvolverSetupError
-from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
-from evolution.methods.registry import make_evolver
-from federation.adapter.encoding import encode_adapter
 from federation.adapter.memory import DTYPE_BYTES, rollout_memory, training_memory
 from federation.adapter.shapes import MAX_CONFIG_BYTES, ModelShape, shape_from_config
 from federation.errors import ModelShapeError
-from federation.plan.recipe import FED_SE, PartChoice, PartsSection, Recipe, recipe_of
 from ops.doctor.checkup import Verdict, failed, ok, warning
 from ops.files import prove_writable
 from silo_agent.config import SiloConfig
 
-__all__ = ["DryRound", "dry_round", "judge_disk", "judge_gpu", "judge_memory"]
+__all__ = ["judge_disk", "judge_gpu", "judge_memory"]
 
 LEAST_FREE_BYTES: Final = 256 << 20
 ENOUGH_FREE_BYTES: Final = 2 << 30
@@ -53,10 +30,6 @@ _ROOM: Final = 0.8
 """The share of the memory that an estimate may take: the framework needs the rest."""
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
-_ALPHA: Final = 16.0
-_EPISODES: Final = 4
-_SYNTHETIC: Final = (4, 32)
-"""Rank and width of the one pair of factors of a silo without a base model."""
 
 
 def judge_gpu(config: SiloConfig) -> Verdict:
@@ -151,84 +124,6 @@ def judge_disk(config: SiloConfig) -> Verdict:
     return ok(f"{free // _MIB} MiB free in {place}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DryRound:
-    """What was tried."""
-
-    method: str
-    """Of the registry."""
-    dimension: int
-    """Entries of the adapter."""
-    episodes: int
-    """Finished."""
-    duration_s: float
-    """Of everything, loading the model included."""
-
-
-def dry_round(config: SiloConfig) -> DryRound:
-    """Play a few episodes and train one step on them.
-
-    Raises:
-        EvolverSetupError: The method cannot run with this configuration, or learned nothing.
-    """
-    parts = PartsSection(credit=PartChoice(name="all-tries"))
-    recipe = (
-        recipe_of("constant", PartsSection())
-        if config.base_model is None
-        else recipe_of(FED_SE, parts)
-    )
-    options = {
-        name: value
-        for name, value in config.options(recipe).items()
-        if not name.startswith("personal") and name != "gate"
-    }
-    started_s = time.monotonic()
-    adapter = _initial(config)
-    with tempfile.TemporaryDirectory(prefix="chorale-dry-round-") as directory:
-        evolver = make_evolver(
-            EvolverSetup(
-                assignments=config.assignments(),
-                base_dir=config.base_model,
-                state_dir=Path(directory),
-                expert_file=None,
-                rank=_RANK,
-                alpha=_ALPHA,
-                threads=config.threads,
-                catalogue=config.catalogue(),
-                engine=config.rollout,
-                trainer=config.training,
-                privacy=None,
-                recipe=recipe,
-                options=options,
-            )
-        )
-        try:
-            evolution = evolver.evolve(
-                Work(
-                    round=0,
-                    adapter=adapter,
-                    adapter_sha256=hashlib.sha256(encode_adapter(adapter)).hexdigest(),
-                    trainable=frozenset(adapter),
-                    settings=EvolveSettings(
-                        episodes=_EPISODES * max(1, len(config.environments)),
-                        tries_per_task=2,
-                        epochs=1,
-                        batch_size=2,
-                    ),
-                    seed=config.seed,
-                )
-            )
-        finally:
-            evolver.close()
-    _require_learned(recipe, evolution.delta, sum(evolution.episodes.values()))
-    return DryRound(
-        method=recipe.method.name,
-        dimension=sum(tensor.size for tensor in adapter.values()),
-        episodes=sum(evolution.episodes.values()),
-        duration_s=time.monotonic() - started_s,
-    )
-
-
 def _shape_and_dtype(base_dir: Path) -> tuple[ModelShape, str]:
     """The shape and dtype that a base model's ``config.json`` states."""
     with (base_dir / "config.json").open("rb") as file:
@@ -250,27 +145,3 @@ def _free_memory() -> tuple[str, int]:
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
     return "this machine", int(meminfo["MemAvailable"].split()[0]) * 1024
-
-
-def _initial(config: SiloConfig) -> dict[str, np.ndarray]:
-    if config.base_model is not None:
-        from evolution.model.lora import initial_adapter
-
-        return initial_adapter(config.base_model, _RANK, _ALPHA, seed=0)
-    rank, width = _SYNTHETIC
-    prefix = "base_model.model.layers.0.proj"
-    return {
-        f"{prefix}.lora_A.weight": np.ones((rank, width), np.float32),
-        f"{prefix}.lora_B.weight": np.zeros((width, rank), np.float32),
-    }
-
-
-def _require_learned(recipe: Recipe, delta: Mapping[str, np.ndarray], episodes: int) -> None:
-    if not all(np.isfinite(tensor).all() for tensor in delta.values()):
-        raise EvolverSetupError("the trained adapter is not finite")
-    if not recipe.parts:
-        return
-    if episodes == 0:
-        raise EvolverSetupError("no episode was finished: the environments dropped all of them")
-    if not any(tensor.any() for tensor in delta.values()):
-        raise EvolverSetupError("training changed nothing")

@@ -14,8 +14,8 @@ gradient of one row that is as long as it can be; the rest is counting:
 A plan should say the worst case divided by what is left beside ``UNIT_SHARE``: so much a single
 task's environment may take, all its tries together, before it is dropped.
 
-Invariants: those of the dry round (``machine.py``): nothing is asked, charged or kept, and no task
-of the silo's is played.
+Invariants: those of the dry round (``dry_round.py``): nothing is asked, charged or kept, and no
+task of the silo's is played.
 
 Covered: this machine, with this silo's engine, trainer and gradient backend, while nothing else
 runs. Not covered: environments that are slow as a rule; personal adapters, which are trained in the

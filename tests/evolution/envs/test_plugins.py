@@ -29,7 +29,7 @@ def third_party() -> str:
     return code
 
 
-def install(site: Path, code: str, points: dict[str, str], module: str = "oddeven") -> None:
+def install(site: Path, code: str, points: dict[str, str], module: str = "compass") -> None:
     """What `pip install` leaves behind."""
     (site / f"{module}.py").write_text(code)
     info = site / f"{module}-1.0.dist-info"
@@ -44,32 +44,32 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     directory = tmp_path / "site"
     directory.mkdir()
     monkeypatch.syspath_prepend(str(directory))
-    monkeypatch.delitem(sys.modules, "oddeven", raising=False)
+    monkeypatch.delitem(sys.modules, "compass", raising=False)
     yield directory
-    sys.modules.pop("oddeven", None)
+    sys.modules.pop("compass", None)
 
 
 def test_the_documented_example_is_short_and_is_played_through_the_catalogue(site: Path):
     code = third_party()
     assert 10 < len(code.splitlines()) <= 30
-    install(site, code, {"oddeven": "oddeven:OddEven"})
-    known = Catalogue(plugins=["oddeven"])
-    assert "oddeven" in known
-    assert "oddeven" in known.names
-    assert "oddeven" not in sys.modules
-    assert known.family("oddeven") == "arithmetic"
-    tasks = known.make("oddeven").task_ids(Split.TRAIN)[:8]
+    install(site, code, {"compass": "compass:Compass"})
+    known = Catalogue(plugins=["compass"])
+    assert "compass" in known
+    assert "compass" in known.names
+    assert "compass" not in sys.modules
+    assert known.family("compass") == "directions"
+    tasks = known.make("compass").task_ids(Split.TRAIN)[:8]
     played = run_episodes(
-        Engine(lambda text: "odd" if int(text.split()[-1]) % 2 else "even"),
-        [Task(environment="oddeven", task_id=task) for task in tasks],
+        Engine(lambda text: f"move {text.splitlines()[-1].split()[2]}"),
+        [Task(environment="compass", task_id=task) for task in tasks],
         temperature=0.0,
         seed=0,
         make_environment=known.make,
     )
     assert [t.success for t in played.trajectories] == [True] * 8
     wrong = run_episodes(
-        Engine(lambda text: "odd"),
-        [Task(environment="oddeven", task_id=task) for task in tasks],
+        Engine(lambda text: "move left"),
+        [Task(environment="compass", task_id=task) for task in tasks],
         temperature=0.0,
         seed=0,
         make_environment=known.make,
@@ -78,29 +78,29 @@ def test_the_documented_example_is_short_and_is_played_through_the_catalogue(sit
 
 
 def test_a_silo_names_it_in_its_file(site: Path, tmp_path: Path):
-    install(site, third_party(), {"oddeven": "oddeven:OddEven"})
+    install(site, third_party(), {"compass": "compass:Compass"})
     file = tmp_path / "silo.toml"
-    file.write_text('environments = ["oddeven", "craft"]\nplugins = ["oddeven"]\n')
+    file.write_text('environments = ["compass", "craft"]\nplugins = ["compass"]\n')
     config = SiloConfig.load(tmp_path)
-    assert config.families() == ("arithmetic", "craft")
+    assert config.families() == ("directions", "craft")
     assert config.catalogue() is config.catalogue()
     # An installed package alone changes nothing: the operator must list it.
-    file.write_text('environments = ["oddeven"]\n')
-    with pytest.raises(ConfigError, match="unknown environment 'oddeven'"):
+    file.write_text('environments = ["compass"]\n')
+    with pytest.raises(ConfigError, match="unknown environment 'compass'"):
         SiloConfig.load(tmp_path)
     file.write_text('plugins = ["evenodd"]\n')
-    with pytest.raises(ConfigError, match=r"no installed package has 'evenodd'.* there: oddeven"):
+    with pytest.raises(ConfigError, match=r"no installed package has 'evenodd'.* there: compass"):
         SiloConfig.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (("class OddEven", "class Other"), "cannot be imported"),
-        (('name = "oddeven"', 'name = "craft"'), "its name"),
-        (('family = "arithmetic"', 'family = "other"'), "its family"),
+        (("class Compass", "class Other"), "cannot be imported"),
+        (('name = "compass"', 'name = "craft"'), "its name"),
+        (('family = "directions"', 'family = "other"'), "its family"),
         (("max_steps = 1", 'max_steps = "1"'), "its max_steps"),
-        (("class OddEven(Environment)", "class OddEven"), "no subclass"),
+        (("class Compass(Environment)", "class Compass"), "no subclass"),
         (("from ", "raise RuntimeError\nfrom ", 1), "cannot be imported"),
     ],
 )
@@ -108,26 +108,26 @@ def test_what_cannot_be_used_is_refused(site: Path, change: tuple, problem: str)
     code = third_party()
     spoilt = code.replace(*change)
     assert spoilt != code
-    install(site, spoilt, {"oddeven": "oddeven:OddEven"})
+    install(site, spoilt, {"compass": "compass:Compass"})
     with pytest.raises(EnvironmentPluginError, match=problem):
-        Catalogue(plugins=["oddeven"]).make("oddeven")
+        Catalogue(plugins=["compass"]).make("compass")
 
 
 def test_a_package_for_an_earlier_version_is_told_what_to_import(site: Path):
     code = third_party().replace("from evolution.envs import", "from silo_agent.envs import")
-    install(site, code, {"oddeven": "oddeven:OddEven"})
+    install(site, code, {"compass": "compass:Compass"})
     with pytest.raises(EnvironmentPluginError, match=r"silo_agent\.envs.* from evolution\.envs$"):
-        Catalogue(plugins=["oddeven"]).make("oddeven")
+        Catalogue(plugins=["compass"]).make("compass")
 
 
 def test_nobody_takes_over_a_name(site: Path):
     code = third_party()
-    install(site, code, {"craft": "oddeven:OddEven", "oddeven": "oddeven:OddEven"})
+    install(site, code, {"craft": "compass:Compass", "compass": "compass:Compass"})
     with pytest.raises(EnvironmentPluginError, match="Chorale's own"):
         Catalogue(plugins=["craft"])
-    install(site, code, {"oddeven": "evil:OddEven"}, module="evil")
+    install(site, code, {"compass": "evil:Compass"}, module="evil")
     with pytest.raises(EnvironmentPluginError, match="two installed packages"):
-        Catalogue(plugins=["oddeven"])
+        Catalogue(plugins=["compass"])
     for name in ("../x", "", "openenv:x", "A"):
         with pytest.raises(EnvironmentPluginError):
             Catalogue(plugins=[name])

@@ -15,7 +15,8 @@ from lab.experiment.config import load_experiment
 from ops.doctor.checkup import Outcome
 from silo_agent.config import SiloConfig
 from silo_agent.daemon.process import Scrape
-from silo_agent.doctor.machine import dry_round, judge_gpu, judge_memory
+from silo_agent.doctor.dry_round import dry_round
+from silo_agent.doctor.machine import judge_gpu, judge_memory
 from silo_agent.machine.machine import look
 from silo_agent.metrics import SiloMetrics
 from tests.kit.lab.experiment_samples import HEAD, SILOS, base, setting, write

@@ -189,6 +189,7 @@ def operator_prepares(types, loopback):
     plan = f"{loopback.directory}/plan.toml --adapter {loopback.directory}/initial.safetensors"
     Path(f"{loopback.directory}/plan.toml").write_text(cf.plan_toml(rounds=1))
     types(f"chorale-silo alone {plan} --out alone {at}")
+    types("chorale-silo env try craft --episodes 1 --show --data operator")
     types(f"chorale-lab adapter init {BASE} --out first.safetensors --rank 1")
     types(f"chorale-lab run {ROOT}/experiments/fedse-shards.toml --out lab --check")
 
