@@ -140,7 +140,7 @@ def troubles(trial: Trial, *, max_new_tokens: int) -> tuple[Trouble, ...]:
             Trouble(
                 code="unknown_words",
                 text=f"the base model does not know {100 * trial.unknown_share:.0f} % of the words "
-                f"that it reads; above {100 * MAX_UNKNOWN:.0f} % it is mostly lost",
+                "that it reads: it cannot tell them apart, and never says one",
                 fix="another base model, or texts in words that this one knows "
                 "(docs/environments.md)",
             )

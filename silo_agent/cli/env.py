@@ -143,9 +143,10 @@ def attempt(
 
 def _heading(one: Played, *, of: int) -> str:
     limit = ", ended by a limit" if one.truncated else ""
+    turns = "1 turn" if one.answers == 1 else f"{one.answers} turns"
     return (
         f"episode {one.number} of {of}: task {one.task_id} ({one.label}): {one.outcome}, "
-        f"{one.answers} turns, {one.duration_s:.2f} s{limit}"
+        f"{turns}, {one.duration_s:.2f} s{limit}"
     )
 
 

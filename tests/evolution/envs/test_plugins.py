@@ -82,7 +82,7 @@ def test_a_silo_names_it_in_its_file(site: Path, tmp_path: Path):
     file = tmp_path / "silo.toml"
     file.write_text('environments = ["compass", "craft"]\nplugins = ["compass"]\n')
     config = SiloConfig.load(tmp_path)
-    assert config.families() == ("directions", "craft")
+    assert config.families() == ("craft", "directions")
     assert config.catalogue() is config.catalogue()
     # An installed package alone changes nothing: the operator must list it.
     file.write_text('environments = ["compass"]\n')
