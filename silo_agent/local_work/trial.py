@@ -297,4 +297,5 @@ def _conversation(
                 not_read=step.invalid,
             )
         )
-    return (*turns, Turn(role="user", text=chat.clean(one.final_observation)))
+    last = chat.clean(one.final_observation)
+    return (*turns, Turn(role="user", text=last)) if last else tuple(turns)
