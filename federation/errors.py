@@ -6,6 +6,7 @@
     ├── LayoutError     tensors or vectors that do not fit the agreed layout
     ├── AdapterError    published adapter bytes that are not a well-formed adapter
     ├── ModelShapeError a base model's config.json whose adapter's shapes are not known from it
+    ├── BaseFilesError  a directory whose files are no base model that is accepted
     ├── TargetError     a target that names layers which a base model does not have
     ├── ChainError      a task, record or chain of records that does not verify
     ├── UpdateError     a published update that does not follow from the published sum
@@ -63,6 +64,10 @@ class AdapterError(FederationError):
 
 class ModelShapeError(FederationError):
     """A base model's ``config.json`` does not say which adapter fits it."""
+
+
+class BaseFilesError(FederationError):
+    """A directory's files are no base model that is accepted, or cannot be read."""
 
 
 class TargetError(FederationError):

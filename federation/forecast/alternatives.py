@@ -17,20 +17,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
 
 from dp.accounting.charge import UnitKind
-from dp.accounting.rdp import calibrate, charged_attempts
+from dp.accounting.rdp import charged_attempts
 from dp.config import Mode, PrivacySpec, RecordSpec
 from dp.errors import PrivacyError, SpecError
+from federation.forecast.calibration import calibrated
 from federation.forecast.signal import Signal
 from federation.plan.charges import epsilon_of_releases, epsilon_of_round, units_of
 from federation.plan.plan import Plan
-
-METRICS_SHARE: Final = 0.1
-"""Part of ε that the metrics block would cost alone."""
-_TOLERANCE: Final = 1e-3
-_MAX_NOISE_MULTIPLIER: Final = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +80,7 @@ def _alternative(plan: Plan, mode: Mode, silos: int, colluding: int, dimension: 
     shape = _shape(plan, mode)
     releases = plan.rounds.count * shape.sums_per_round
     charged = charged_attempts(releases, plan.rounds.spare_attempts)
-    spec = shape if mode is Mode.NONE else _calibrated(shape, charged, plan.first_steps)
+    spec = shape if mode is Mode.NONE else calibrated(shape, charged, plan.first_steps)
     (unit,) = units_of(spec)
     signal = Signal(
         spec=spec,
@@ -144,39 +139,3 @@ def _record(plan: Plan, mode: Mode, own: PrivacySpec) -> RecordSpec | None:
         )
     clip = (record.delta_clip_l2 or own.clip_l2) if mode is Mode.RECORD_LOCAL else None
     return replace(record, delta_clip_l2=clip)
-
-
-def _calibrated(shape: PrivacySpec, charged: int, first_steps: int) -> PrivacySpec:
-    """The least z, to a thousandth from above, that keeps ε at or below the cap."""
-    cap, (unit,) = shape.epsilon_cap, units_of(shape)
-    shape = replace(
-        shape,
-        metrics_noise_multiplier=calibrate(
-            target_epsilon=METRICS_SHARE * cap, delta=shape.delta, steps=first_steps
-        ),
-    )
-
-    def reaches(z: float) -> bool:
-        spent = epsilon_of_releases(
-            replace(shape, noise_multiplier=z), releases=charged, first_steps=first_steps
-        )
-        return spent[unit].epsilon <= cap
-
-    high = 1.0
-    while not reaches(high):
-        high *= 2.0
-        if high > _MAX_NOISE_MULTIPLIER:
-            raise SpecError(
-                f"no noise reaches epsilon {cap:g} at delta {shape.delta:g}: raise one of them, or "
-                "expected_units"
-            )
-    low = high / 2.0
-    while low > 1.0 / _MAX_NOISE_MULTIPLIER and reaches(low):
-        low, high = low / 2.0, low
-    while high - low > _TOLERANCE * high:
-        middle = (low + high) / 2.0
-        if reaches(middle):
-            high = middle
-        else:
-            low = middle
-    return replace(shape, noise_multiplier=high)

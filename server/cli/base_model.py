@@ -1,7 +1,7 @@
-"""A plan's base model: its shape, the first adapter that follows from it, what it takes of a GPU.
+"""A plan's base model: its shape and digest, its first adapter, what it takes of a GPU.
 
 Covered: a ``config.json`` that is named, the one in the plan's own base directory, the published
-models of ``federation.adapter.shapes``. Not covered: reading weights; nothing here does. What a
+models of ``federation.adapter.shapes``. Not covered: loading weights; they are only hashed. What a
 silo has: `[rollout]` and `[training]` of its ``silo.toml`` say how it fits the work to it.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from federation.adapter.shapes import ModelShape
     from federation.plan.plan import Plan
 
-__all__ = ["base_shape", "describe_memory", "first_adapter", "memory_figures"]
+__all__ = ["base_digest", "base_shape", "describe_memory", "first_adapter", "memory_figures"]
 
 _CONFIG_FILE: Final = "config.json"
 _CONVERSATIONS: Final = 64
@@ -29,10 +29,11 @@ _FEW: Final = 1_000_000
 """Numbers of an adapter that are not told in millions."""
 
 
-def base_shape(plan: Plan, base_config: Path | None) -> tuple[ModelShape, str] | None:
+def base_shape(base: str, base_config: Path | None) -> tuple[ModelShape, str] | None:
     """The shape of a plan's base model, and where it is known from; None if it is not.
 
-    ``base_config`` is a ``config.json`` or the directory that holds it, and goes before the plan.
+    ``base`` is what the plan calls it. ``base_config`` is a ``config.json`` or the directory that
+    holds it, and goes before that.
 
     Raises:
         ModelShapeError: The file does not say a shape that is known here.
@@ -40,15 +41,38 @@ def base_shape(plan: Plan, base_config: Path | None) -> tuple[ModelShape, str] |
     """
     from federation.adapter.shapes import MAX_CONFIG_BYTES, shape_from_config, shape_of
 
-    path = base_config
-    if path is None and _is_directory(plan.model.base):
-        path = Path(plan.model.base)
+    path = _place(base, base_config)
     if path is not None:
         file = path / _CONFIG_FILE if path.is_dir() else path
         with file.open("rb") as opened:
             return shape_from_config(opened.read(MAX_CONFIG_BYTES + 1)), str(file)
-    known = shape_of(plan.model.base)
-    return None if known is None else (known, f"the published shape of {plan.model.base}")
+    known = shape_of(base)
+    return None if known is None else (known, f"the published shape of {base}")
+
+
+def base_digest(base: str, base_config: Path | None) -> tuple[str, Path] | None:
+    """The digest of the base model's files, and their directory; None if they are not here.
+
+    A ``config.json`` alone has a shape and no digest.
+    """
+    from federation.adapter.identity import base_sha256
+    from federation.errors import BaseFilesError
+
+    path = _place(base, base_config)
+    if path is None:
+        return None
+    directory = path if path.is_dir() else path.parent
+    try:
+        return base_sha256(directory), directory
+    except BaseFilesError:
+        return None
+
+
+def _place(base: str, base_config: Path | None) -> Path | None:
+    """Where the base model, or its ``config.json``, lies; None if that is not known here."""
+    if base_config is None and _is_directory(base):
+        return Path(base)
+    return base_config
 
 
 def _is_directory(base: str) -> bool:
@@ -69,7 +93,7 @@ def first_adapter(plan: Plan, base_config: Path | None) -> tuple[bytes, str]:
     from federation.adapter.encoding import encode_adapter
     from federation.adapter.initial import initial_adapter
 
-    found = base_shape(plan, base_config)
+    found = base_shape(plan.model.base, base_config)
     if found is None:
         raise CommandError(
             f"no initial adapter: the plan's base {plan.model.base!r} is no directory here, and "

@@ -26,6 +26,7 @@ from server.cli import (
     root,
     run,
     silo,
+    sizing,
     transcript,
 )
 
@@ -39,7 +40,7 @@ app = command_line(
         "Federations of organisations that evolve one agent together and share no data.\n\n"
         "First steps: chorale root init (elsewhere), chorale init, chorale-coordinator serve, "
         "chorale federation create, chorale invite, chorale roster propose, chorale root sign, "
-        "chorale roster publish, chorale run start."
+        "chorale roster publish, chorale plan new, chorale run start."
     ),
 )
 app.add_typer(root.app)
@@ -50,6 +51,7 @@ app.command("invite")(federation.invite)
 app.add_typer(silo.app, name="silo")
 app.add_typer(certificates.ca_app, name="ca")
 app.add_typer(federation.roster_app, name="roster")
+app.add_typer(sizing.app, name="plan")
 app.add_typer(run.app, name="run")
 app.add_typer(adapter.app, name="adapter")
 app.command("budget")(budget.budget)

@@ -95,6 +95,10 @@ def plan(
     --federation asks whether its terms allow the plan. Without --silos it is also asked whether the
     roster's silos can fill a round.
 
+    A warning is about what can start and was hardly meant: steps divided by more tasks than are
+    sampled, another base model than the one that lies here, environments that no silo of the roster
+    had when it was last ready.
+
     --live asks the silos that are there, through the running coordinator: each says accept, that
     its operator has to approve, or by which rule it refuses. It binds nobody, and each silo answers
     as many new questions a day as its policy says (max_preflights_per_day). Exit code 4 unless as
@@ -108,15 +112,15 @@ def plan(
 
         plan_toml, parsed = read_plan_file(path)
         terms = _beyond_terms(data, federation, parsed) if federation else ()
-        known = base_shape(parsed, base_config)
+        known = base_shape(parsed.model.base, base_config)
         shape = None if known is None else known[0]
         _require_target(parsed, shape, path)
         shared, whole = _dimensions(parsed, adapter, dimension, shape)
-        short, silent = "", ""
+        short, silent, declared = "", "", None
         if silos and colluding:
             n, c = silos, colluding
         else:
-            roster, members = _roster(data)
+            roster, members, declared = _roster(data)
             n, c = silos or len(roster.entries), colluding or roster.colluding
             if not silos:
                 short, silent = _absent(parsed, members)
@@ -130,6 +134,8 @@ def plan(
         adapter_note = INCOMPLETE_ADAPTERS.get(parsed.aggregation.method)
         if adapter_note is not None:
             show_result(output, f"note: {adapter_note}")
+        warnings = _warnings(parsed, base_config, declared)
+        say(*(f"warning: {warning}" for warning in warnings))
         if silent:
             # Plans are made before the silos run; a start is refused for it.
             say(f"note: {silent}")
@@ -142,6 +148,7 @@ def plan(
                 code="plan_refused",
                 exit_code=Exit.ARGUMENTS,
                 next_step=f"change {path} or the roster, and ask again",
+                data={"warnings": warnings} if warnings else None,
             )
         asked = None
         if live:
@@ -156,9 +163,22 @@ def plan(
                 "alternatives": [_plain(asdict(other)) for other in others],
                 "memory": memory_figures(parsed, shape),
                 "adapter_note": adapter_note,
+                "warnings": warnings,
                 **({} if asked is None else {"live": asked.figures()}),
             },
         )
+
+
+def _warnings(
+    parsed: Plan, base_config: Path | None, declared: Mapping[str, tuple[str, ...]] | None
+) -> list[str]:
+    """What the plan was hardly meant to say."""
+    from federation.forecast.doubts import doubts
+    from server.cli.base_model import base_digest
+
+    found = base_digest(parsed.model.base, base_config) if parsed.needs_tasks else None
+    sha256, place = found or (None, "")
+    return list(doubts(parsed, declared=declared, base_sha256=sha256, base_place=str(place)))
 
 
 def _require_target(parsed: Plan, shape: ModelShape | None, path: Path) -> None:
@@ -284,10 +304,10 @@ def _dimensions(
     )
 
 
-def _roster(data: Path) -> tuple[Roster, tuple[Member, ...]]:
-    """The roster in force, and how its silos stand."""
+def _roster(data: Path) -> tuple[Roster, tuple[Member, ...], Mapping[str, tuple[str, ...]]]:
+    """The roster in force, how its silos stand, and what those that may take part declared."""
     from server.config import CoordinatorConfig
-    from server.members.presence import members_of
+    from server.members.presence import may_take_part, members_of
     from server.store import Store
     from server.store.served import database_in_force
 
@@ -303,7 +323,9 @@ def _roster(data: Path) -> tuple[Roster, tuple[Member, ...]]:
             exit_code=Exit.ARGUMENTS,
             next_step="give --silos and --colluding, or publish a roster first",
         )
-    return signed.roster, members_of(signed, silos)
+    families = {silo.silo_id: silo.families for silo in silos}
+    declared = {name: families.get(name, ()) for name in may_take_part(signed, silos)}
+    return signed.roster, members_of(signed, silos), declared
 
 
 def _absent(parsed: Plan, members: tuple[Member, ...]) -> tuple[str, str]:

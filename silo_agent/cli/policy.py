@@ -49,23 +49,33 @@ def policy_init(
             help="With a plan of mode none: accept that a published sum may be this silo's alone.",
         ),
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a policy.toml that was edited, too.")
+    ] = False,
     output: Output = Format.TEXT,
 ) -> None:
-    """Write a commented policy.toml that refuses everything, or allows one plan."""
+    """Write a commented policy.toml that refuses everything, or allows one plan.
+
+    A file that this command or join wrote and that nobody has edited since is
+    replaced; its first line says whether that is so. An edited one stays as it
+    is unless --force is given.
+    """
     with answering(output):
         from silo_agent.policy.proposal import write_default, write_for_plan
 
         path = data / "policy.toml"
         if plan is None:
-            write_default(path)
+            replaced = write_default(path, force=force)
             show_result(output, f"wrote {path}: it refuses everything until you allow something")
         else:
             asked = plan_in(plan)
-            write_for_plan(path, asked, accept_no_privacy=accept_no_privacy)
+            replaced = write_for_plan(path, asked, accept_no_privacy=accept_no_privacy, force=force)
             show_result(output, f"wrote {path} from {plan}: read it before you run the daemon")
             if asked.privacy.mode == "none" and not accept_no_privacy:
                 say("the plan has no noise and stays refused: see accept_no_privacy in the file")
-        succeed(output, {"policy_file": str(path)})
+        if replaced:
+            say("it replaced the one that was there; restart the daemon if it runs")
+        succeed(output, {"policy_file": str(path), "replaced": replaced})
 
 
 @policy_app.command("check")
@@ -100,6 +110,7 @@ def policy_check(
             passed=PassedTime(config.data_dir).read(),
             cohort_may_vary=manual,
         )
+        absent = _absent_environments(config, asked)
         charges, caps = charges_of_run(asked), policy.privacy.caps()
         costs = shown_epsilon_of(charges, policy.privacy.delta)
         uncapped = [unit for unit in costs if unit not in capped_kinds(charges, caps)]
@@ -112,6 +123,7 @@ def policy_check(
             "shown_but_not_capped": uncapped,
             "approval": policy.policy.approval,
             "hardware": notes,
+            "environments_absent": absent,
             "min_episodes_per_round": policy.limits.min_episodes_per_round,
             "min_tasks_per_round": policy.limits.min_tasks_per_round,
             "allow_rollback": policy.methods.allow_rollback,
@@ -141,6 +153,12 @@ def policy_check(
                 output,
                 f"shown, but not capped: {', '.join(uncapped)} "
                 "(privacy.epsilon_caps does not name it)",
+            )
+        if absent:
+            show_result(
+                output,
+                f"this silo has no {', '.join(absent)}, which the plan names: it explores the "
+                "others; a name that is misspelt is corrected in silo.toml or in the plan",
             )
         for note in notes:
             show_result(output, f"on this machine: {note}")
@@ -172,6 +190,12 @@ def policy_check(
             output, "still checked every round: cohort, noise per silo, deadlines, schedule, budget"
         )
         succeed(output, data_out)
+
+
+def _absent_environments(config: SiloConfig, plan: Plan) -> list[str]:
+    """What the plan names and this silo does not have: said here, and to nobody else."""
+    mine = {entry.environment for entry in config.environments}
+    return [name for name in plan.evolve.environments if name not in mine]
 
 
 def suite_lines(policy: Policy) -> tuple[str, ...]:

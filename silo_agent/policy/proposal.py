@@ -2,7 +2,8 @@
 
 Invariants:
 
-1. Nothing that exists is overwritten, except the starter file that nobody has edited.
+1. Nothing that a site wrote is overwritten unless it says so. A file that was written here and that
+   nobody has edited since is known by its first line, the digest of the rest, and is replaced.
 2. What is written was parsed before. A proposal allows what one plan asks for and as little more as
    possible; the operator reads it before the daemon does.
 3. That a run without noise gives up all privacy is accepted by nobody but the operator: the line
@@ -13,7 +14,9 @@ Covered: ``chorale-silo join`` and ``policy init``. Not covered: changing a file
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -28,6 +31,8 @@ from federation.plan.charges import (
     protected_unit,
 )
 from federation.plan.plan import Plan
+from federation.plan.toml import MAX_TOML_BYTES
+from ops.files import replace_file
 from secagg.bounds import MAX_DIMENSION
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy.document import NO_PRIVACY, Policy
@@ -35,34 +40,36 @@ from silo_agent.policy.plan import largest_clip, least_noise_multiplier
 
 __all__ = ["write_default", "write_for_plan"]
 
+_UNEDITED: Final = "# Unedited, and replaced by `policy init`, while the rest has the SHA-256 "
+"""The first line of a file that was written here, with the digest of all others."""
 _MOST: Final = 1e18
 """What an infinite ε is written as: TOML has infinity, but a policy does not take it."""
 
 
-def write_default(path: Path) -> None:
-    """Write a commented policy that refuses everything.
+def write_default(path: Path, *, force: bool = False) -> bool:
+    """Write a commented policy that refuses everything; True if it replaced a file.
 
     Raises:
-        PolicyFileError: There is a file, or it cannot be written.
+        PolicyFileError: There is a file that was edited, and no ``force``; or it cannot be written.
     """
-    _write(path, _NOTHING)
+    return _write(path, _NOTHING, force=force)
 
 
-def write_for_plan(path: Path, plan: Plan, *, accept_no_privacy: bool = False) -> None:
+def write_for_plan(
+    path: Path, plan: Plan, *, accept_no_privacy: bool = False, force: bool = False
+) -> bool:
     """Write a commented policy that allows what one plan asks for, and as little more as possible.
 
-    It replaces the starter file that refuses everything, if nobody has edited that. Without
-    ``accept_no_privacy``, the operator's word for what a plan of mode ``none`` gives up, such a
-    plan stays refused until the line is uncommented.
+    True if it replaced a file. Without ``accept_no_privacy``, the operator's word for what a plan
+    of mode ``none`` gives up, such a plan stays refused until the line is uncommented.
 
     Raises:
-        PolicyFileError: There is a file, or it cannot be written.
+        PolicyFileError: There is a file that was edited, and no ``force``; or it cannot be written.
     """
     privacy, record = plan.privacy, plan.privacy.record
     spec = plan.spec
     protected = protected_unit(spec)
-    _remove_untouched_starter(path)
-    _write(
+    return _write(
         path,
         {
             "models": [plan.model.base_sha256],
@@ -93,6 +100,7 @@ def write_for_plan(path: Path, plan: Plan, *, accept_no_privacy: bool = False) -
             "max_per_day": most_debits(plan),
             "local_hours": plan.longest_ready_s / 3600.0,
         },
+        force=force,
     )
 
 
@@ -115,26 +123,39 @@ def _rounded_up(value: float) -> float:
     return math.ceil(value * 1000.0) / 1000.0 if value < _MOST else value
 
 
-def _remove_untouched_starter(path: Path) -> None:
+def _write(path: Path, values: Mapping[str, object], *, force: bool) -> bool:
+    body = _text(values)
+    Policy.parse(body.encode())
+    content = _marked(body.encode())
     try:
-        if path.read_text() == _text(_NOTHING):
-            path.unlink()
-    except FileNotFoundError:
-        return
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolicyFileError(f"cannot replace {path}: {error}") from error
-
-
-def _write(path: Path, values: Mapping[str, object]) -> None:
-    text = _text(values)
-    Policy.parse(text.encode())
-    try:
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_text(text)
-    except FileExistsError as error:
-        raise PolicyFileError(f"{path} exists: edit it, or move it away first") from error
+        if not path.exists():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as new:
+                new.write(content)
+            return False
+        if not force and not _is_unedited(path):
+            raise PolicyFileError(
+                f"{path} exists, and was edited or is of an earlier release: go on editing it, or "
+                "replace it with --force"
+            )
+        replace_file(path, (content,))
     except OSError as error:
         raise PolicyFileError(f"cannot write {path}: {error}") from error
+    return True
+
+
+def _is_unedited(path: Path) -> bool:
+    """Whether a file is as it was written here, by whichever release.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        first, _, body = file.read(MAX_TOML_BYTES).partition(b"\n")
+    return first + b"\n" + body == _marked(body)
+
+
+def _marked(body: bytes) -> bytes:
+    return f"{_UNEDITED}{hashlib.sha256(body).hexdigest()}\n".encode() + body
 
 
 def _text(values: Mapping[str, object]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from evolution.model.identity import base_sha256
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.initial import initial_adapter
 from federation.adapter.shapes import shape_from_config
@@ -79,7 +80,47 @@ def test_people_get_a_table_of_the_modes(monkeypatch, capsys):
     assert table["none"][1:5] == ["-"] * 4
     assert float(table["record_distributed"][4]) == pytest.approx(8.0, rel=5e-3)
     assert float(table["silo"][5]) < 0.1
-    assert err.startswith("next: chorale run start")
+    assert err.splitlines()[-1].startswith("next: chorale run start")
+
+
+def test_what_was_hardly_meant_is_warned_of_beside_the_result(monkeypatch, capsys, tmp_path):
+    plan = edited(tmp_path, "expected_units = 64", "expected_units = 80")
+    size = ("--dimension", 3072)
+    base = ("--base-config", ROOT / "lab" / "base_model")
+
+    def asked(*more: object) -> tuple[list[str], str]:
+        arguments = ("run", "plan", plan, *TEN, *size, *more)
+        code, out, err = call(monkeypatch, capsys, *arguments, "--format", "json")
+        assert code == 0, err
+        return json.loads(out)["data"]["warnings"], err
+
+    # Relative to the working directory the plan's own base may be here, and is then compared too.
+    monkeypatch.chdir(tmp_path)
+    (units, zeros), err = asked()
+    assert units.startswith("privacy.record.expected_units: ")
+    assert "zeros are no model's digest" in zeros
+    assert f"warning: {units}\n" in err
+    for found in (asked(*base)[0], asked("--base-config", base[1] / "config.json")[0]):
+        assert "it is all zeros, and that of" in found[1]
+        digest = found[1].partition(" is ")[2].partition(f"{base[1]} is ")[2][:64]
+        assert digest == base_sha256(base[1])
+    # A config.json without the weights tells a shape and no digest.
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_bytes((base[1] / "config.json").read_bytes())
+    assert asked("--base-config", alone)[0] == [units, zeros]
+    plan.write_text(plan.read_text().replace("0" * 64, digest).replace("units = 80", "units = 64"))
+    assert asked(*base)[0] == []
+    assert "warning" not in asked(*base)[1]
+
+
+def test_a_refusal_has_its_warnings_beside_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("run", "plan", DISTRIBUTED, *TEN, "--dimension", 100_000_000, "--format", "json")
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert code == 4
+    (warning,) = json.loads(out)["data"]["warnings"]
+    assert f"warning: {warning}\n" in err
 
 
 def test_below_the_gate_it_is_refused_with_what_would_help(monkeypatch, capsys, tmp_path):
@@ -98,7 +139,7 @@ def test_below_the_gate_it_is_refused_with_what_would_help(monkeypatch, capsys, 
     assert code == 4
     assert all(f"\n{mode} " in out for mode in MODES)
     assert "refused: privacy.min_cosine is 0.5" in out
-    assert err.startswith("error: this plan cannot start")
+    assert "error: this plan cannot start" in err
     accepted = edited(tmp_path, "min_cosine = 0.5", "min_cosine = 0.5\naccept_low_cosine = true")
     code, _, _ = call(monkeypatch, capsys, "run", "plan", accepted, *arguments)
     assert code == 0

@@ -180,15 +180,28 @@ def test_a_bug_says_it_is_one(silo: Path, monkeypatch, capsys):
     assert "Traceback" in err
 
 
-def test_policy_init_writes_a_file_once(tmp_path: Path, monkeypatch, capsys):
-    code, out, _ = call(
-        monkeypatch, capsys, "policy", "init", "--data", str(tmp_path), "--format", "json"
-    )
-    assert code == Exit.OK
-    assert Path(json.loads(out)["data"]["policy_file"]) == tmp_path / "policy.toml"
-    code, _, err = call(monkeypatch, capsys, "policy", "init", "--data", str(tmp_path))
+def test_policy_init_replaces_its_own_file_and_an_edited_one_with_force(
+    tmp_path: Path, monkeypatch, capsys
+):
+    given = ("policy", "init", "--data", str(tmp_path))
+    for replaced in (False, True):
+        code, out, _ = call(monkeypatch, capsys, *given, "--format", "json")
+        assert code == Exit.OK
+        assert json.loads(out)["data"] == {
+            "policy_file": str(tmp_path / "policy.toml"),
+            "replaced": replaced,
+        }
+    with (tmp_path / "policy.toml").open("a") as file:
+        file.write("# read on Monday\n")
+    code, _, err = call(monkeypatch, capsys, *given)
     assert code == Exit.ARGUMENTS
     assert "exists" in err
+    assert "--force" in err
+    assert "read on Monday" in (tmp_path / "policy.toml").read_text()
+    code, _, err = call(monkeypatch, capsys, *given, "--force")
+    assert code == Exit.OK
+    assert "it replaced the one that was there" in err
+    assert "read on Monday" not in (tmp_path / "policy.toml").read_text()
 
 
 def test_policy_init_from_a_plan_is_a_policy_that_accepts_it(silo: Path, monkeypatch, capsys):
@@ -259,6 +272,21 @@ def test_a_plan_that_this_silo_cannot_serve_is_about_silo_toml(silo: Path, monke
     assert json.loads(out)["data"]["rule"] == "environments_served"
     assert "the plan is about craft, maze, silo.toml has babyai" in err
     assert str(silo / "silo.toml") in json.loads(out)["next_step"]
+
+
+def test_an_environment_of_the_plan_that_this_silo_lacks_is_said_here(
+    silo: Path, monkeypatch, capsys
+):
+    given = ("policy", "check", str(silo / "plan.toml"), "--data", str(silo))
+    code, out, _ = call(monkeypatch, capsys, *given)
+    assert code == Exit.OK
+    assert "this silo has no" not in out
+    (silo / "silo.toml").write_text('environments = ["craft"]')
+    code, out, _ = call(monkeypatch, capsys, *given)
+    assert code == Exit.OK
+    assert "this silo has no maze, which the plan names" in out
+    code, out, _ = call(monkeypatch, capsys, *given, "--format", "json")
+    assert json.loads(out)["data"]["environments_absent"] == ["maze"]
 
 
 def test_what_a_command_logs_is_not_on_stdout(tmp_path: Path, monkeypatch, capsys):

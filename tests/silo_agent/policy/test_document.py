@@ -65,17 +65,16 @@ def test_a_missing_policy_file_says_how_to_get_one(tmp_path: Path):
         Policy.load(tmp_path / "policy.toml")
 
 
-def test_the_starter_file_refuses_everything_and_is_never_overwritten(tmp_path: Path):
+def test_the_starter_file_refuses_everything(tmp_path: Path):
     path = tmp_path / "policy.toml"
-    write_default(path)
+    assert write_default(path) is False
+    assert path.stat().st_mode & 0o777 == 0o600
     decision = check_plan(Policy.load(path), plan=make_plan(), site=SITE)
     assert not decision.accepted
     # A floor is there for those who edit it by hand.
     assert Policy.load(path).limits.min_episodes_per_round > 0
     assert Policy.load(path).limits.min_tasks_per_round > 0
     assert Policy.load(path).privacy.accept_no_privacy is None
-    with pytest.raises(PolicyFileError, match="exists"):
-        write_default(path)
 
 
 def test_caps_hold_the_kinds_that_have_a_budget():
@@ -183,14 +182,35 @@ def test_a_policy_for_a_run_that_protects_silos_as_well_has_both_budgets(tmp_pat
     assert check_plan(policy, plan=noisier, site=SITE).accepted
 
 
-def test_a_proposal_replaces_the_untouched_starter_and_nothing_else(tmp_path):
+def test_what_nobody_edited_is_replaced_and_an_edit_stays_unless_it_is_said(tmp_path):
     path = tmp_path / "policy.toml"
     plan = read_plan((EXAMPLES / "plan-demo-shards.toml").read_bytes())
-    write_default(path)
-    write_for_plan(path, plan)
+    other = make_plan(*MODES["record_local"])
+    assert write_default(path) is False
+    # The starter by a proposal, that by another one, and that by the starter again.
+    assert write_for_plan(path, plan) is True
     assert Policy.load(path).methods.evolvers == ("fed-se",)
-    with pytest.raises(PolicyFileError, match="exists"):
-        write_for_plan(path, plan)
-    path.write_text(path.read_text() + "# edited\n")
-    with pytest.raises(PolicyFileError, match="exists"):
-        write_for_plan(path, plan)
+    assert write_for_plan(path, other) is True
+    assert Policy.load(path).privacy.modes == ("record_local",)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert write_default(path) is True
+    assert [one.name for one in tmp_path.iterdir()] == ["policy.toml"]
+    written = path.read_text()
+    first, _, rest = written.partition("\n")
+    for edited_text in (
+        f"{written}# edited\n",
+        written.replace("max_rounds = 0", "max_rounds = 1"),
+        written.replace("\n", "\r\n"),
+        rest,
+        f"{first}\n",
+        "",
+    ):
+        path.write_bytes(edited_text.encode())
+        for write in (write_default, lambda at: write_for_plan(at, plan)):
+            with pytest.raises(PolicyFileError, match=r"exists, and was edited.*--force"):
+                write(path)
+        assert path.read_bytes() == edited_text.encode()
+    assert write_for_plan(path, plan, force=True) is True
+    assert Policy.load(path).methods.evolvers == ("fed-se",)
+    path.write_bytes(b"\xff\xfe")
+    assert write_default(path, force=True) is True

@@ -38,6 +38,7 @@ SUCCEEDS = {
     ("chorale", "root", "init"): "makes something new where nothing is",
     ("chorale-silo", "policy", "init"): "writes a first policy where none is",
     ("chorale", "run", "plan"): "is offline: the plan alone decides",
+    ("chorale", "plan", "new"): "is offline: silos, episodes and ε decide",
     ("chorale", "deploy", "compose"): "writes files for a federation that is not there yet",
     ("chorale", "deploy", "helm"): "writes files for a coordinator that is not there yet",
     ("chorale", "deploy", "systemd"): "writes files for a coordinator that is not there yet",
@@ -48,6 +49,7 @@ LONG = {("chorale-lab", "base", "build"): "makes a model, which takes minutes, w
 """Commands that an empty directory does not stop, and whose work is too long for this file."""
 MORE = {
     ("chorale", "run", "plan"): ("--dimension", "100", "--silos", "4", "--colluding", "1"),
+    ("chorale", "plan", "new"): ("--silos", "3", "--episodes", "80", "--epsilon", "8"),
     ("chorale-silo", "buffer", "delete"): ("--subject", "nobody"),
     ("chorale-lab", "base", "import"): ("--hf", "."),
     ("chorale-lab", "base", "smollm2"): ("--wheel", "nowhere.whl"),
@@ -287,6 +289,7 @@ SAMPLE = [
     ("chorale", "run", "start"),
     ("chorale", "doctor"),
     ("chorale", "audit", "verify"),
+    ("chorale", "plan", "new"),
     ("chorale", "demo"),
     ("chorale-coordinator", "serve"),
     ("chorale-silo", "join"),

@@ -103,6 +103,7 @@ def federation_begins(types, loopback):
         fresh.close()
     types(f"chorale federation show {at}")
     types(f"chorale doctor {at}")
+    types("chorale plan new --silos 3 --episodes 80 --epsilon 8 -o first.toml")
     types(f"chorale admin renew {at}")
     (invite,) = types(f"chorale invite {loopback.federation} silo-e --ttl 1h {at}")
     types(f"chorale-silo join {invite} --data {loopback.silo_dir('silo-e')}")
@@ -179,6 +180,7 @@ def silo_decides(types, loopback, run):
 def operator_prepares(types, loopback):
     Path("operator").mkdir()
     types("chorale-silo policy init --data operator")
+    types("chorale-silo policy init --force --data operator")
     types("chorale-silo deploy systemd --out silo-unit")
     Path("operator/silo.toml").write_text(f'environments = ["craft"]\nbase_model = "{BASE}"')
     Path("expert.jsonl").write_text(json.dumps(EPISODE))

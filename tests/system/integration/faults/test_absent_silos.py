@@ -89,6 +89,30 @@ def test_a_plan_says_who_is_missing(coordinator, chorale):
     assert chorale(*arguments, "--silos", 4, "--colluding", 1)[0] == 0
 
 
+def test_an_environment_that_no_silo_had_is_warned_of(coordinator, chorale, tmp_path):
+    plan = tmp_path / "plan.toml"
+    local = (PLAN.parent / "plan-record-local.toml").read_text().replace("n_min = 7", "n_min = 3")
+    plan.write_text(local.replace("0" * 64, "ab" * 32).replace('"craft"', '"craft", "maize"'))
+    asked = ("run", "plan", plan, "--dimension", 3072)
+    silos = coordinator.store.silos
+
+    def warnings(*more):
+        code, answer, prose = chorale(*asked, *more)
+        assert code == 0, prose
+        return answer["data"]["warnings"]
+
+    for silo in ("silo-000", "silo-001", "silo-002"):
+        silos.set_families(silo, ("craft", "maze"))
+    # The fourth was never ready, so nobody knows what it has.
+    assert warnings() == []
+    silos.set_families("silo-003", ("craft",))
+    (warning,) = warnings()
+    assert "no silo of the roster had 'maize' when it was last ready" in warning
+    assert "they had craft, maze" in warning
+    # Of a roster that is only thought of nothing is known.
+    assert warnings("--silos", 4, "--colluding", 1) == []
+
+
 def test_who_sits_out_is_shown_and_let_in_again(coordinator, chorale):
     store = coordinator.store
     run = make_run(store)
