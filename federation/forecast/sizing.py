@@ -181,8 +181,8 @@ def _problems(wish: Wish) -> list[str]:
             ways.append(f"--colluding {max(1, n - 2) if c >= 1 else 1}")
             problems.append(f"--colluding {c}: no quorum is possible, {error}: {_use(ways)}")
     if wish.episodes % tries or wish.episodes < tries:
-        down, up = wish.episodes - wish.episodes % tries, wish.episodes + -wish.episodes % tries
-        ways = [f"--episodes {count}" for count in dict.fromkeys((down, up)) if count >= tries]
+        down = max(wish.episodes, 0) // tries * tries
+        ways = [f"--episodes {count}" for count in (down, down + tries) if count >= tries]
         problems.append(
             f"--episodes {wish.episodes}: every task gets {tries} tries, which are counted as "
             f"episodes: {_use([*ways, '--tries 1'])}"

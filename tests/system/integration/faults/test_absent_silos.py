@@ -92,7 +92,8 @@ def test_a_plan_says_who_is_missing(coordinator, chorale):
 def test_an_environment_that_no_silo_had_is_warned_of(coordinator, chorale, tmp_path):
     plan = tmp_path / "plan.toml"
     local = (PLAN.parent / "plan-record-local.toml").read_text().replace("n_min = 7", "n_min = 3")
-    plan.write_text(local.replace("0" * 64, "ab" * 32).replace('"craft"', '"craft", "maize"'))
+    local = local.replace("lab/base_model", "elsewhere").replace("0" * 64, "ab" * 32)
+    plan.write_text(local.replace('"craft"', '"craft", "maize"'))
     asked = ("run", "plan", plan, "--dimension", 3072)
     silos = coordinator.store.silos
 
