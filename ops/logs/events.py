@@ -121,10 +121,12 @@ _BOTH: Final = {
     "audit_broken": ("reason",),
     "daemon_failed": ("reason",),
     "foreign_log": ("library", "place", "error"),
+    "not_alive": (),
     "not_ready": ("check",),
     "probe_failed": ("path",),
     "probe_tls_failed": ("reason",),
     "scrape_incomplete": ("part", "reason"),
+    "service_manager_not_told": ("reason",),
     "uncaught": ("where",),
 }
 _COORDINATOR: Final = {
