@@ -187,10 +187,10 @@ def _phase(picture: Picture, run: RunView) -> Iterator[Concern]:
             "Look at the coordinator's log.",
             f"chorale run watch {run.line.run_id}",
         )
-    if not current.strength.spare:
+    if not current.strength.spare and picture.roster_silos > current.strength.needed:
         # Below zero too few are there already, which is another concern.
         yield _watch(
-            "",
+            "ChoraleNoSpareSilo",
             f"No spare silo: {current.strength.live} are live and {current.strength.needed} are "
             "needed now. One more that is lost holds the run up.",
             "See who is silent, suspended or sits out.",

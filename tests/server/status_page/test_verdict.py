@@ -124,6 +124,9 @@ def test_a_run_without_a_spare_silo_is_watched(picture):
     for strength in (Strength(live=5, needed=4), Strength(live=3, needed=4)):
         assert judge(with_current(picture, strength=strength)).concerns == ()
     assert judge(with_run(picture, current=None)).concerns == ()
+    everybody = Strength(live=picture.roster_silos, needed=picture.roster_silos)
+    every = with_current(picture, strength=everybody)
+    assert judge(every).concerns == ()
 
 
 def test_too_few_silos_are_worse_than_a_silent_one(picture):
