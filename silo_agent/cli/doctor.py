@@ -19,14 +19,16 @@ def doctor(
         bool,
         typer.Option(
             "--dry-round",
-            help="Also play a few episodes and train on them once; nothing is charged or kept.",
+            help="Also play a few episodes, say what they came to, and train on them once; nothing "
+            "is charged or kept.",
         ),
     ] = False,
     plan: Annotated[
         Path | None,
         typer.Option(
-            help="With --dry-round: also measure what this plan's longest work takes here, and "
-            "propose its ready_after_s and step_answer_after_s.",
+            help="With --dry-round: play at this plan's temperature and longest answer, also "
+            "measure what its longest work takes here, and propose its ready_after_s and "
+            "step_answer_after_s.",
         ),
     ] = None,
     data: Data = DEFAULT_DATA,
