@@ -231,7 +231,11 @@ def _privacy(size: Size, base: Base) -> Iterator[_Key]:
     wish, spec = size.wish, size.spec
     yield _Key("mode", _quoted(wish.mode.value), _MEANING[wish.mode])
     if wish.mode in RECORD_MODES:
-        yield _Key("unit", '"task"', 'Whose contribution is hidden; "user" hides all tasks of one.')
+        yield _Key(
+            "unit",
+            '"task"',
+            'Whose contribution is hidden; "user" hides all tasks of one user together.',
+        )
     yield _Key("clip_l2", f"{spec.clip_l2:g}", _clip(size))
     if wish.mode is Mode.NONE:
         yield _Key("noise_multiplier", "0.0", "No noise, spelled out.")
@@ -256,7 +260,7 @@ def _privacy(size: Size, base: Base) -> Iterator[_Key]:
     yield _Key(
         "delta",
         f"{wish.delta:g}",
-        "At which ε is stated: well below one over the tasks of a silo.",
+        "At which ε is stated; keep it well below one over the number of tasks in a silo.",
     )
     yield _Key(
         "epsilon_cap",
@@ -391,7 +395,7 @@ def _rounds(size: Size) -> Iterator[_Key]:
             "ready_after_s",
             str(size.ready_after_s),
             "Nobody says ready sooner, so that how long the work took does not show, and work that "
-            f"takes longer is dropped. A minute, and 2 s an episode; {measured}: take the largest.",
+            f"takes longer is dropped. A minute, and 3 s an episode; {measured}: take the largest.",
         )
     yield _Key(
         "ready_deadline_s",
@@ -400,7 +404,7 @@ def _rounds(size: Size) -> Iterator[_Key]:
         + (
             "twice ready_after_s."
             if size.ready_after_s
-            else f"2 minutes, and 4 s an episode; {measured}."
+            else f"2 minutes, and 6 s an episode; {measured}."
         ),
     )
     if size.step_answer_after_s:

@@ -250,7 +250,7 @@ def _sized(wish: Wish) -> Size:
     most = _most_dimension(wish, spec, t)
     spec = _with_delta_clip(wish, spec, most)
     (unit,) = units_of(spec)
-    work_s = 60 + 2 * wish.episodes
+    work_s = 60 + 3 * wish.episodes
     record = spec.record
     step_s = 30 + -(-record.expected_units // 2) if record and spec.sums_per_round > 1 else 0
     upload_s = -(-4 * wish.dimension // 1_000_000)

@@ -134,8 +134,8 @@ def _write(path: Path, values: Mapping[str, object], *, force: bool) -> bool:
             return False
         if not force and not _is_unedited(path):
             raise PolicyFileError(
-                f"{path} exists, and was edited or is of an earlier release: go on editing it, or "
-                "replace it with --force"
+                f"{path} exists, and was edited since it was written: go on editing it, or replace "
+                "it with --force"
             )
         replace_file(path, (content,))
     except OSError as error:
@@ -144,14 +144,15 @@ def _write(path: Path, values: Mapping[str, object], *, force: bool) -> bool:
 
 
 def _is_unedited(path: Path) -> bool:
-    """Whether a file is as it was written here, by whichever release.
+    """Whether a file is as it was written here.
 
     Raises:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        first, _, body = file.read(MAX_TOML_BYTES).partition(b"\n")
-    return first + b"\n" + body == _marked(body)
+        content = file.read(MAX_TOML_BYTES)
+    # An earlier release wrote the starter without the first line.
+    return content in (_marked(content.partition(b"\n")[2]), _text(_NOTHING).encode())
 
 
 def _marked(body: bytes) -> bytes:

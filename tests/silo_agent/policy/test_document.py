@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dp.config import Mode
+from federation.forecast.proposal import Base, write_plan
+from federation.forecast.sizing import LEAST_DIMENSION, Wish, size_of
 from federation.plan.read import read_plan
 from silo_agent.errors import PolicyFileError
 from silo_agent.policy.document import NO_PRIVACY, Policy
@@ -201,7 +204,7 @@ def test_what_nobody_edited_is_replaced_and_an_edit_stays_unless_it_is_said(tmp_
         f"{written}# edited\n",
         written.replace("max_rounds = 0", "max_rounds = 1"),
         written.replace("\n", "\r\n"),
-        rest,
+        rest.replace("auto", "manual"),
         f"{first}\n",
         "",
     ):
@@ -214,3 +217,26 @@ def test_what_nobody_edited_is_replaced_and_an_edit_stays_unless_it_is_said(tmp_
     assert Policy.load(path).methods.evolvers == ("fed-se",)
     path.write_bytes(b"\xff\xfe")
     assert write_default(path, force=True) is True
+    # The starter of a release that wrote no digest.
+    path.write_text(rest)
+    assert write_for_plan(path, plan) is True
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_plan_that_was_sized_is_accepted_by_the_policy_proposed_for_it(tmp_path, mode):
+    wish = Wish(
+        silos=100,
+        episodes=80,
+        epsilon=None if mode is Mode.NONE else 8.0,
+        delta=1e-5,
+        mode=mode,
+        colluding=1,
+        rounds=3,
+        tries=4,
+        dimension=LEAST_DIMENSION,
+    )
+    base = Base(sha256=SITE.base_sha256.hex())
+    _, plan = write_plan(size_of(wish), name="plan", base=base, environments=("craft",))
+    write_for_plan(tmp_path / "policy.toml", plan, accept_no_privacy=True)
+    decision = check_plan(Policy.load(tmp_path / "policy.toml"), plan=plan, site=SITE)
+    assert decision.accepted, decision.detail
