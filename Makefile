@@ -177,6 +177,11 @@ demo-llm: base-smollm2
 demo-llm-picture: setup
 	$(BIN)/chorale report demo-out-llm --picture docs/img/demo-llm.png
 
+.PHONY: reference
+# docs/reference is generated from the models and committed; a test fails when it is stale.
+reference: setup
+	$(BIN)/python -m deploy.reference
+
 .PHONY: dashboards
 # The Grafana dashboards are generated and committed; a test fails when they are stale.
 dashboards: setup
@@ -257,8 +262,14 @@ test-ray:
 test-gpu: setup
 	tests/foreign/gpu/run.sh $(BIN)/python $(TEST_ARGS)
 
+.PHONY: tutorial
+# Types docs/tutorial.md and writes what was said under each command, and docs/img/status.png; needs
+# Debian's chromium.
+tutorial: setup
+	$(BIN)/python -m tests.system.integration.commands.tutorial
+
 .PHONY: test-journey
-# The operators' handbook, typed command by command on an installed wheel.
+# The operators' handbook and the tutorial, typed command by command on an installed wheel.
 test-journey: setup
 	$(BIN)/pytest tests/system/integration/commands/test_journey.py --timeout 900 $(TEST_ARGS)
 

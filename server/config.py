@@ -157,7 +157,7 @@ class CoordinatorConfig(BaseSettings):
     probes_certificate: Path | None = None
     """PEM: TLS for the probes; a relative path is below the data directory."""
     probes_key: Path | None = None
-    """PEM: its key."""
+    """PEM: the key of ``probes_certificate``."""
     runbooks_url: Annotated[str, Field(max_length=500), AfterValidator(_pages)] | None = None
     """Where you host ``docs/operations``: the status page links each alert that it names to
     ``<runbooks_url>/<alert>.md``. Without it the name stands alone."""
@@ -167,7 +167,7 @@ class CoordinatorConfig(BaseSettings):
     coordinator_address: Address | None = None
     """What silos dial; the first host name with the port of ``listen`` if unset."""
     enrol_address: Address | None = None
-    """The same for enrolment."""
+    """What silos dial to join; the first host name with the port of ``enrol_listen`` if unset."""
     database_url: str | None = None
     """``postgresql://user@host/name``; if unset, what the coordinator was last served from, at
     first SQLite in the data directory. A password comes from a file (``?passfile=/path``,

@@ -158,17 +158,18 @@ class SiloConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
 
     data_dir: Path
-    """Keys, ledger, memory, reports."""
+    """Keys, ledger, memory, reports; paths in this file are relative to it."""
     policy_file: Path = Path("policy.toml")
     """What this site allows."""
     base_model: Path | None = None
-    """Directory of the base model."""
+    """Directory of the base model, or the id of one that is in the local cache; none when absent,
+    which only a plan that needs none fits."""
     probes_listen: str = "127.0.0.1:0"
     """``host:port`` of probes and metrics; port 0 is written to ``probes.address``."""
     probes_certificate: Path | None = None
     """PEM: TLS for the probes; a relative path is below the data directory."""
     probes_key: Path | None = None
-    """PEM: its key."""
+    """PEM: the key of ``probes_certificate``."""
     probes_token_file: Path | None = None
     """What a scraper of /metrics shows as its bearer token; needed, with TLS, beyond loopback."""
     environments: tuple[EnvironmentEntry, ...] = ()
@@ -180,19 +181,20 @@ class SiloConfig(BaseSettings):
     rollout: EngineSpec = EngineSpec()
     """What plays the episodes."""
     training: TrainerSpec = TrainerSpec()
-    """What is trained on."""
+    """On what is trained."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Of the learning framework."""
+    """Threads of the learning framework."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
-    """This silo's own."""
+    """This silo's own, for which tasks it draws and in which order it trains."""
     evaluate: bool = True
     """Whether adopted adapters are judged on held-out tasks when a plan asks for it."""
     held_out_offset: Annotated[int, Field(ge=0)] = 0
     """Where in the held-out tasks the evaluation starts."""
     constant: dict[str, str | int | float] = {}
-    """Options of the ``constant`` method."""
+    """Options of the test method ``constant``: ``value``, ``family``, ``episodes``, ``successes``
+    and ``units``."""
     evolve: dict[str, str | int | float] = {}
-    """Options of recipes."""
+    """What the silo chooses by itself for any method that explores."""
 
     @classmethod
     def load(cls, data_dir: Path) -> SiloConfig:

@@ -1,22 +1,5 @@
 """What a silo chooses by itself for any recipe, from ``[evolve]`` of its ``silo.toml``.
 
-========================== ============= ===========================================================
-``buffer_capacity``        20000         Most successes kept. Refused where units are protected,
-                                         because one task would push out another's.
-``buffer_capacity_per_task`` no limit    Most successes kept of one task.
-``failure_capacity``       20000         Most other tries kept: failures, and successes that were
-                                         played before. Refused where units are protected.
-``failure_capacity_per_task`` 256        Most other tries kept of one task.
-``memory_max_age_days``    365           How long anything but a demonstration is kept.
-``gradient_backend``       ``loop``      ``loop``, ``hooks``, ``functorch``: ``dp.steps.grads``.
-``gate``                   none          A gate of the silo's own, if the plan's ``local_parts``
-                                         allows one.
-``personal``               ``off``       ``ditto``, ``finetune`` or ``fedsa``: an adapter of the
-                                         silo's own (``evolution/methods/personal/personal.py``).
-``personal_lambda``        0.1           Ditto's λ.
-``personal_epochs``        the plan's    Passes of Ditto and of fine-tuning.
-========================== ============= ===========================================================
-
 Invariants: an option of the wrong type or range, one that nothing knows and one that would have no
 effect are refused; none of them can come from a plan. What decides the sum and must be equal on all
 silos is no option: it is the plan's.
@@ -27,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self, cast
+from typing import Annotated, Literal, Self, cast
+
+from pydantic import Field
 
 from dp.steps.grads import BACKENDS
 from evolution.errors import EvolverSetupError
@@ -37,40 +22,41 @@ from evolution.methods.protection import protected, require_setup_apart
 __all__ = ["PersonalKind", "RecipeOptions"]
 
 PersonalKind = Literal["off", "ditto", "finetune", "fedsa"]
+BackendName = Literal["loop", "hooks", "functorch"]
 _KINDS: tuple[PersonalKind, ...] = ("off", "ditto", "finetune", "fedsa")
 _TRAINED_APART = ("ditto", "finetune")
-_DEFAULT_CAPACITY = 20_000
-_DEFAULT_FAILURES_PER_TASK = 256
-_DEFAULT_AGE_DAYS = 365
-_DEFAULT_LAMBDA = 0.1
 
 Options = Mapping[str, str | int | float]
+Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """See the module."""
+    """See the module; a field's default is the option's."""
 
-    buffer_capacity: int | None
-    """None where units are protected."""
-    buffer_capacity_per_task: int | None
-    """None for no limit."""
-    failure_capacity: int | None
-    """None where units are protected."""
-    failure_capacity_per_task: int | None
-    """Bounds what a silo keeps also where units are protected."""
-    memory_max_age_days: int | None
-    """Since the exploring that a try came from."""
-    gradient_backend: str
-    """A key of ``dp.steps.grads.BACKENDS``."""
-    gate: str | None
-    """The name of a gate of the silo's own."""
-    personal: PersonalKind
-    """Which adapter of its own the silo keeps."""
-    personal_lambda: float
-    """Ditto's λ; 0 for fine-tuning."""
-    personal_epochs: int | None
-    """None for the plan's number."""
+    buffer_capacity: Count | None = 20_000
+    """Most successes kept. Refused where units are protected, because one task would push out
+    another's."""
+    buffer_capacity_per_task: Count | None = None
+    """Most successes kept of one task; no limit when absent."""
+    failure_capacity: Count | None = 20_000
+    """Most other tries kept: failures, and successes that were played before. Refused where
+    units are protected."""
+    failure_capacity_per_task: Count | None = 256
+    """Most other tries kept of one task, also where units are protected."""
+    memory_max_age_days: Count | None = 365
+    """How long anything but a demonstration is kept, from the exploring that it came from."""
+    gradient_backend: BackendName = "loop"
+    """How gradients of single units are computed where units are protected; all give the same to
+    rounding (``dp/steps/grads.py``)."""
+    gate: str | None = None
+    """The name of a gate of the silo's own, if the plan's ``local_parts`` allows one."""
+    personal: PersonalKind = "off"
+    """Which adapter of its own the silo keeps, beside the shared one."""
+    personal_lambda: Annotated[float, Field(ge=0)] = 0.1
+    """Ditto's λ: how strongly the personal adapter is pulled to the shared one; 0 in others."""
+    personal_epochs: Count | None = None
+    """Passes of Ditto and of fine-tuning; the plan's ``epochs`` when absent."""
 
     @classmethod
     def of(cls, setup: EvolverSetup) -> Self:
@@ -84,10 +70,10 @@ class RecipeOptions:
         unknown = set(options) - {*cls.__dataclass_fields__}
         if unknown:
             raise EvolverSetupError(f"a recipe has no option {min(unknown)!r}{_moved(unknown)}")
-        backend = _one_of(options, "gradient_backend", "loop", tuple(BACKENDS))
+        backend = _one_of(options, "gradient_backend", tuple(BACKENDS))
         require_setup_apart(setup, backend=backend)
         guarded = protected(setup.privacy) is not None
-        kind = cast("PersonalKind", _one_of(options, "personal", "off", _KINDS))
+        kind = cast("PersonalKind", _one_of(options, "personal", _KINDS))
         if guarded and kind == "fedsa":
             raise EvolverSetupError(
                 "personal 'fedsa' keeps factors that were trained on the data without noise, and "
@@ -100,22 +86,16 @@ class RecipeOptions:
         if gate is not None and not isinstance(gate, str):
             raise EvolverSetupError(f"gate is the name of a gate, not {gate!r}")
         return cls(
-            buffer_capacity=None
-            if guarded
-            else _count(options, "buffer_capacity", _DEFAULT_CAPACITY),
-            buffer_capacity_per_task=_count(options, "buffer_capacity_per_task", None),
-            failure_capacity=None
-            if guarded
-            else _count(options, "failure_capacity", _DEFAULT_CAPACITY),
-            failure_capacity_per_task=_count(
-                options, "failure_capacity_per_task", _DEFAULT_FAILURES_PER_TASK
-            ),
-            memory_max_age_days=_count(options, "memory_max_age_days", _DEFAULT_AGE_DAYS),
-            gradient_backend=backend,
+            buffer_capacity=None if guarded else _count(options, "buffer_capacity"),
+            buffer_capacity_per_task=_count(options, "buffer_capacity_per_task"),
+            failure_capacity=None if guarded else _count(options, "failure_capacity"),
+            failure_capacity_per_task=_count(options, "failure_capacity_per_task"),
+            memory_max_age_days=_count(options, "memory_max_age_days"),
+            gradient_backend=cast("BackendName", backend),
             gate=gate,
             personal=kind,
             personal_lambda=_lambda(options) if kind == "ditto" else 0.0,
-            personal_epochs=_count(options, "personal_epochs", None),
+            personal_epochs=_count(options, "personal_epochs"),
         )
 
 
@@ -128,15 +108,15 @@ def _moved(unknown: set[str]) -> str:
     )
 
 
-def _one_of(options: Options, name: str, default: str, known: tuple[str, ...]) -> str:
-    value = options.get(name, default)
+def _one_of(options: Options, name: str, known: tuple[str, ...]) -> str:
+    value = options.get(name, getattr(RecipeOptions, name))
     if value not in known:
         raise EvolverSetupError(f"there is no {name} {value!r}; known: {', '.join(known)}")
     return str(value)
 
 
-def _count(options: Options, name: str, default: int | None) -> int | None:
-    value = options.get(name, default)
+def _count(options: Options, name: str) -> int | None:
+    value = options.get(name, getattr(RecipeOptions, name))
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -145,7 +125,7 @@ def _count(options: Options, name: str, default: int | None) -> int | None:
 
 
 def _lambda(options: Options) -> float:
-    value = options.get("personal_lambda", _DEFAULT_LAMBDA)
+    value = options.get("personal_lambda", RecipeOptions.personal_lambda)
     number = math.nan if isinstance(value, bool | str) else float(value)
     if not (math.isfinite(number) and number >= 0):
         raise EvolverSetupError(f"personal_lambda is a number from 0, not {value!r}")

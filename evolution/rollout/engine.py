@@ -39,11 +39,12 @@ class EngineSpec:
     kind: Literal["hf", "openai"] = "hf"
     """``hf`` runs the model in this process; ``openai`` asks vLLM servers beside it."""
     workers: int = 1
-    """``hf``: processes that share the episodes of a round; 1 plays in this process."""
+    """``hf``: processes, up to 256, that share the episodes of a round; 1 plays in this process."""
     device: str = "auto"
     """``hf``: ``auto`` takes a GPU if there is one."""
     rollout_batch: int = 64
-    """``hf``: the most episodes that are played at once; fewer where memory asks for it."""
+    """``hf``: the most episodes, up to 4096, that are played at once; fewer where memory asks for
+    it."""
     url: str = ""
     """``openai``: the server, on loopback or with TLS, for example ``http://127.0.0.1:8000``."""
     urls: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class EngineSpec:
     adapter_dir: Path | None = None
     """``openai``: where adapters are written for the server to load; both read the same path."""
     timeout_s: float = 120.0
-    """``openai``: for one answer."""
+    """``openai``: the most seconds of one answer."""
     max_in_flight: int = 64
     """``openai``: the most episodes that are played at once."""
 

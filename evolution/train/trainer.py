@@ -82,7 +82,7 @@ class TrainerSpec:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     processes: int = 1
-    """1 trains in the daemon; more start as many workers with torchrun, one GPU each."""
+    """1 trains in the daemon; more, up to 64, start as many workers with torchrun, one GPU each."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: ``ddp`` copies the base to each, ``fsdp`` divides it."""
 

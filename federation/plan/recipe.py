@@ -74,7 +74,7 @@ class PartChoice(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
 
     name: Slug
-    """Of its card."""
+    """What the part's card calls it."""
     package: str = Field(default="", pattern=r"^(|[a-z0-9]+(-[a-z0-9]+)*)$", max_length=128)
     """The distribution that brings it; empty for Chorale's own."""
 

@@ -36,7 +36,7 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"]
     """What the base weights are held in; adapters and deltas are float32 always."""
     lora_rank: Annotated[int, Field(ge=1, le=256)] = 8
-    """r."""
+    """Rank r of the adapter."""
     lora_alpha: Annotated[float, Field(gt=0, le=4096)] = 16.0
     """α; the adapter is scaled by α/r."""
     target: TargetKey = ALL_LINEAR
@@ -56,8 +56,7 @@ class EvolveSection(Section):
     """``[evolve]``: the local work of one round. Nothing here depends on private data."""
 
     method: Slug
-    """A name of ``federation.plan.methods``: ``constant`` contributes a fixed vector and needs no
-    model; ``fed-se`` imitates what succeeded."""
+    """How the agent learns: one of Chorale's methods, or one of an installed package."""
     parts: PartsSection = PartsSection()
     """Other parts in the place of the method's own."""
     local_parts: bool = False
@@ -67,7 +66,7 @@ class EvolveSection(Section):
     as it was trained. 1 in the record-level modes, where the released adapter alone plays."""
     normaliser: NormaliserName | None = None
     """By what the terms of a step's tries are divided where no unit is protected:
-    ``batch_tokens``, ``unit_tokens`` or ``constant``. None leaves it to the method."""
+    ``batch_tokens``, ``unit_tokens`` or ``constant``; as the method has it when absent."""
     nominal_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Of the normaliser ``constant``: tokens that a try is taken to have."""
     episodes_per_round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
@@ -179,7 +178,8 @@ class AggregationSection(Section):
     """``[aggregation]``: from the sum to the next adapter."""
 
     method: str
-    """A name of ``federation.aggregate.registry``."""
+    """``fedavg`` averages both factors; ``ffa`` trains B alone, ``rolora`` the factors in turns,
+    ``fedsvd`` is ``ffa`` with the gauge, and ``fedsa`` shares A and leaves B to each silo."""
     server_step: Annotated[float, Field(gt=0, le=100)] = 1.0
     """η_s; 1 is the plain mean. The adaptive server optimisers want 1e-3 to 1e-2."""
     gauge: bool = False
@@ -232,7 +232,7 @@ class PrivacySection(Section):
     noise_multiplier: Annotated[float, Field(ge=0, le=1e9)]
     """z: the noise's standard deviation in multiples of C."""
     metrics_noise_multiplier: Annotated[float, Field(ge=0, le=1e9)]
-    """z of the metrics block."""
+    """z of the metrics block: success, losses and norms, summed beside the update."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     """δ at which ε is stated."""
     epsilon_cap: Annotated[float, Field(gt=0, le=1e18)]
@@ -262,7 +262,7 @@ class RoundsSection(Section):
     """``[rounds]``: how many, and how long."""
 
     count: Annotated[int, Field(ge=1, le=10_000)]
-    """T."""
+    """T: rounds of the run."""
     ready_deadline_s: Seconds
     """From the round task to the last ready report; covers exploring and training."""
     ready_after_s: Annotated[int, Field(ge=0, le=7 * 24 * 3600)] = 0
@@ -359,7 +359,7 @@ class EvaluateSection(Section):
     held_out: Annotated[int, Field(ge=0, le=100_000)] = 200
     """Held-out tasks per environment; 0 switches evaluation off."""
     every_rounds: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Cadence."""
+    """The adapter of every so many rounds is judged, and the last one."""
     temperatures: Annotated[
         tuple[Annotated[float, Field(ge=0, le=10)], ...], Field(min_length=1, max_length=8)
     ] = (0.0, 1.0)

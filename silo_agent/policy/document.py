@@ -69,21 +69,21 @@ class PolicySection(_Section):
 
 
 class ModelsSection(_Section):
-    """``[models]``."""
+    """``[models]``: on which base models."""
 
     allowed: tuple[Sha256Hex, ...] = ()
     """SHA-256 of each base model that may be adapted."""
 
 
 class EnvironmentsSection(_Section):
-    """``[environments]``."""
+    """``[environments]``: in which environments."""
 
     allowed: tuple[str, ...] = ()
     """Environments that a plan may name."""
 
 
 class MethodsSection(_Section):
-    """``[methods]``."""
+    """``[methods]``: by which methods."""
 
     evolvers: tuple[str, ...] = ()
     """Evolution methods that may run here."""
@@ -107,7 +107,7 @@ class EpsilonCapsSection(_Section):
 
 
 class PrivacySection(_Section):
-    """``[privacy]``."""
+    """``[privacy]``: under which protection."""
 
     modes: tuple[ModeName, ...] = ()
     """Privacy modes that are acceptable; ``none`` only if it is written here."""
@@ -170,13 +170,13 @@ class CohortSection(_Section):
     """``[cohort]``: with whom."""
 
     min_silos: Annotated[int, Field(ge=3)] = 3
-    """Least n."""
+    """Least n: silos of a round's cohort."""
     min_threshold: Annotated[int, Field(ge=3)] = 3
-    """Least t."""
+    """Least t: silos that open a sum together."""
     min_survivors: Annotated[int, Field(ge=3)] = 3
     """Least n_min, the number of silos that a released sum holds."""
     min_colluding: Annotated[int, Field(ge=1)] = 1
-    """Least c that must be withstood."""
+    """Least c: silos that may collude with the coordinator and learn nothing more."""
     partners: tuple[SiloId, ...] | None = None
     """When present, nobody else may be in a cohort with this silo."""
 
@@ -245,27 +245,28 @@ class LimitsSection(_Section):
     """``[limits]``: how much."""
 
     max_rounds: Count = 0
-    """Rounds of one run."""
+    """Most rounds of one run."""
     max_episodes_per_round: Count = 0
-    """Episodes explored in one round."""
+    """Most episodes explored in one round."""
     min_episodes_per_round: Count | None = None
-    """Least of them; mode ``none`` must find it named, every other mode has no floor without it."""
+    """Least episodes explored in one round; mode ``none`` must find it named, every other mode has
+    no floor without it."""
     min_tasks_per_round: Count | None = None
-    """Least tasks that they are tries at; so too."""
+    """Least tasks that a round's episodes are tries at; mode ``none`` must find it named too."""
     max_dimension: Count = MAX_DIMENSION
-    """Coordinates of one upload, without its metrics."""
+    """Most coordinates of one upload, without its metrics."""
     max_attempts_per_round: Count = 8
-    """Attempts at one sum; each one that reaches the upload is charged."""
+    """Most attempts at one sum; each one that reaches the upload is charged."""
     min_ready_after_s: Count = 0
     """Least time that a plan must keep a silo's ready report back, so that it tells nothing of how
     long local work took."""
     min_step_answer_after_s: Count = 0
     """The same for the sum of unit gradients of a step, in ``record_distributed``."""
     max_attempts_per_day: Count = 0
-    """Attempts that reach the upload, and local trainings, in one UTC day; each is charged."""
+    """Most attempts that reach the upload, and local trainings, in one UTC day; each is charged."""
     max_preflights_per_day: Annotated[int, Field(ge=0, le=1000)] = 20
-    """Pre-flights that are judged in one UTC day, over all plans and tokens; beyond them, and at 0
-    always, each is answered that this silo was asked too often."""
+    """Most pre-flights that are judged in one UTC day, over all plans and tokens; beyond them, and
+    at 0 always, each is answered that this silo was asked too often."""
     max_local_hours_per_round: Annotated[float, Field(gt=0)] | None = None
     """Most wall time of one round's local work, and of what a plan may give it; no limit when
     absent. In the record-level modes ``ready_after_s`` of the plan, which is shorter, ends it."""
@@ -273,7 +274,7 @@ class LimitsSection(_Section):
     """Most that the data directory may hold when local work begins, without what has a size that
     follows from data (``silo_agent/machine/limits.py``); no limit when absent."""
     max_kept_runs: Annotated[int, Field(gt=0)] = 64
-    """Runs whose stores of successes, and personal adapters, stay in the data directory."""
+    """Most runs whose stores of successes, and personal adapters, stay in the data directory."""
     gpus: Annotated[tuple[Count, ...], Field(max_length=64)] | None = None
     """GPUs that may be used, by index; none when empty, all when absent."""
 
@@ -301,11 +302,11 @@ class Policy(_Section):
     secure_aggregation: SecureAggregationSection = SecureAggregationSection()
     """By which masks."""
     cohort: CohortSection = CohortSection()
-    """With whom."""
+    """With whom a sum may be made."""
     schedule: ScheduleSection = ScheduleSection()
-    """When."""
+    """When a round may begin."""
     limits: LimitsSection = LimitsSection()
-    """How much."""
+    """How much a run may ask for."""
 
     @classmethod
     def load(cls, path: Path) -> Policy:

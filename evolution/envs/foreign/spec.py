@@ -254,7 +254,7 @@ class ServerSpec(ForeignSpec):
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
     """For one whole answer, connecting included."""
     max_message_bytes: Annotated[int, Field(ge=1024, le=1 << 24)] = 1 << 20
-    """Largest answer."""
+    """Bytes of the largest answer."""
 
     @model_validator(mode="after")
     def _no_info(self) -> Self:
@@ -347,7 +347,7 @@ class HarnessSpec(ForeignSpec):
     max_forks: Annotated[int, Field(ge=0, le=64)] = 0
     """How often it may go on from another history than the recorded one."""
     max_body_bytes: Annotated[int, Field(ge=1_024, le=1 << 24)] = 1 << 20
-    """Largest request."""
+    """Bytes of the largest request."""
     max_output_bytes: Annotated[int, Field(ge=256, le=1 << 24)] = 1 << 16
     """Most that it may write to its standard output."""
     at_once: Annotated[int, Field(ge=1, le=256)] = 8
@@ -416,7 +416,9 @@ class TextWorldSpec(ForeignSpec):
     """``textworld:``, games that the package textworld makes: one for each task."""
 
     rooms: Annotated[int, Field(ge=1, le=20)] = 2
+    """Rooms of each game's map."""
     objects: Annotated[int, Field(ge=1, le=50)] = 4
+    """Things that lie in them."""
     quest_length: Annotated[int, Field(ge=1, le=10)] = 2
     """Commands that the shortest solution has."""
     admissible: bool = False
