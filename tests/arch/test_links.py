@@ -20,6 +20,7 @@ PAGES = sorted(
 FENCE = re.compile(r"(?ms)^ *(```|~~~).*?^ *\1[ \t]*$")
 HEADING = re.compile(r"(?m)^#{1,6} +(.*?)[ #]*$")
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+SOURCE = re.compile(r"<img[^>]* src=\"([^\"]+)\"")
 DEFINED = re.compile(r"(?m)^\[[^\]]+\]:\s+(\S+)")
 
 
@@ -37,7 +38,7 @@ def anchors(text: str) -> set[str]:
 
 def links(text: str) -> list[str]:
     prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
-    return LINK.findall(prose) + DEFINED.findall(prose)
+    return LINK.findall(prose) + DEFINED.findall(prose) + SOURCE.findall(prose)
 
 
 def broken(page: Path) -> list[str]:
@@ -70,6 +71,7 @@ def test_every_link_leads_somewhere():
         ("`[a](gone.md)`\n\n```\n[a](gone.md)\n# Gone\n```\n\n[b](#gone)", ["#gone"]),
         ("[a][b]\n\n[b]: gone.md", ["gone.md"]),
         ("![picture](gone.png) [a](https://example.org/#gone)", ["gone.png"]),
+        ('<img alt="a" src="gone.png" width="9">', ["gone.png"]),
     ],
 )
 def test_a_link_that_leads_nowhere_is_found(text, wanted, tmp_path, monkeypatch):

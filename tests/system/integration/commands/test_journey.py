@@ -26,6 +26,7 @@ import pytest
 from lab.loopback import free_port
 from tests.kit.paths import ROOT
 from tests.kit.waiting import until
+from tests.system.integration.commands import tutorial
 
 pytestmark = pytest.mark.long
 
@@ -305,3 +306,37 @@ def test_from_nothing_to_an_adapter_and_out_again(people):
 def state_of(admin: Person, run: str) -> str:
     (found,) = [r for r in admin.asks("chorale run list")["runs"] if r["run_id"] == run]
     return found["state"]
+
+
+def test_the_tutorial_says_what_its_commands_say(installed, tmp_path):
+    """docs/tutorial.md, typed on the silos' installation, which has the coordinator's commands."""
+    _, for_silos = installed
+    laptop = tutorial.Laptop(
+        home=tmp_path / "checkout" / "try", bin=for_silos, ports=tutorial.free_ports()
+    )
+    try:
+        differ = [
+            f"$ {command}\n{said}\nthe page has:\n{wanted}"
+            for command, wanted, said in tutorial.typed(laptop, tutorial.PAGE.read_text())
+            if not tutorial.fits(said, wanted)
+        ]
+        assert not differ, "\n\n".join(differ)
+        assert "adapter_model.safetensors" in {path.name for path in laptop.home.rglob("*")}
+    finally:
+        laptop.stops()
+
+
+@pytest.mark.parametrize(
+    ("said", "page", "same"),
+    [
+        ("round 1: 31.2 %\n", "round 3: 4 %\n", True),
+        ("key 1f3c:77a0:aa31\n", "key 8b1a:9953:c461\n", True),
+        ("a\nb\nc\n", "a\n…\nc\n", True),
+        ("a\nc\n", "a\n…\nc\n", True),
+        ("a\nb\n", "a\n…\nc\n", False),
+        ("refused\n", "accepted\n", False),
+        ("a\nb\n", "a\n", False),
+    ],
+)
+def test_an_output_is_held_to_the_page_but_for_its_figures(said, page, same):
+    assert tutorial.fits(said, page) == same
