@@ -54,7 +54,7 @@ class RecipeOptions:
     personal: PersonalKind = "off"
     """Which adapter of its own the silo keeps, beside the shared one."""
     personal_lambda: Annotated[float, Field(ge=0)] = 0.1
-    """Ditto's λ: how strongly the personal adapter is pulled to the shared one; 0 in others."""
+    """Of ``ditto``: λ, how strongly the personal adapter is pulled to the shared one."""
     personal_epochs: Count | None = None
     """Passes of Ditto and of fine-tuning; the plan's ``epochs`` when absent."""
 

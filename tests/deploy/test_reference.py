@@ -58,7 +58,7 @@ def test_a_key_without_a_line_is_refused(monkeypatch):
         ("plan.md", "| `lora_rank` | whole number, from 1 to 256 | `8` | Rank r of"),
         ("plan.md", "| `noise_multiplier` | number, from 0 to 1e9 | **required** | z: the noise's"),
         ("plan.md", "| `gae_lambda` | number, from 0 to 1 | `1.0` | λ of the generalised"),
-        ("silo.md", "| `personal_lambda` | number, from 0 | `0.1` | Ditto's λ"),
+        ("silo.md", "| `personal_lambda` | number, from 0 | `0.1` | Of `ditto`: λ"),
         ("silo.md", "| `quest_length` | whole number, from 1 to 10 | `2` | Commands that"),
         ("policy.md", '| `suites` | list of `"v1"`, `"v2"` | `["v2"]` | Suites that'),
         ("coordinator.md", '| `listen` | text | `"0.0.0.0:7443"` | Mutual TLS'),
