@@ -44,7 +44,7 @@ from server.status_page.figures import (
 )
 from server.status_page.picture import Picture, RunView
 from server.status_page.timeline import DRAWN, timeline
-from server.status_page.verdict import CERTIFICATE_S, SPENT_SHARE, Level, judge
+from server.status_page.verdict import CERTIFICATE_S, Level, due_share, judge
 from server.store.runs import ACTIVE
 
 __all__ = ["HEADERS", "HOLD", "REFRESH_S", "RUNS", "failure_page", "main_page", "run_page"]
@@ -194,7 +194,7 @@ def _environment() -> Environment:
         "NOT_REPORTED": NOT_REPORTED,
         "REFRESH_S": REFRESH_S,
         "SHOWN_SILOS": SHOWN_SILOS,
-        "SPENT_SHARE": SPENT_SHARE,
+        "due_share": due_share,
         "STYLE": Markup(STYLE),  # noqa: S704 - a file of ours
         "UNKNOWN": words.UNKNOWN,
     }

@@ -26,11 +26,12 @@ from server.status_page.words import named, percent, span
 from server.store.runs import ACTIVE, RunState
 from server.store.silos import SiloState
 
-__all__ = ["Concern", "Level", "Verdict", "judge"]
+__all__ = ["Concern", "Level", "Verdict", "due_share", "judge"]
 
 CERTIFICATE_S: Final = 7 * 86400
 DEADLINE_GRACE_S: Final = 60.0
-SPENT_SHARE: Final = 0.8
+SPENT_SHARE: Final = 0.5
+SPENT_SLACK: Final = 1.1
 FREE_SHARE: Final = 0.1
 DROPOUTS: Final = 2
 DROP: Final = 0.1
@@ -154,14 +155,24 @@ def _run(picture: Picture) -> Iterator[Concern]:
     yield from _phase(picture, run)
     if run.line.state in ACTIVE and run.releases:
         yield from _skips(run.releases)
-    if math.isfinite(run.epsilon_spent) and run.epsilon_spent > SPENT_SHARE * run.epsilon_cap:
+    if math.isfinite(run.epsilon_spent) and run.epsilon_spent > due_share(run) * run.epsilon_cap:
         yield _watch(
             "ChoraleEpsilonEndsEarly",
-            f"{percent(run.epsilon_spent / run.epsilon_cap)} of the run's ε is spent.",
-            "When it is used up the run ends.",
+            f"{percent(run.epsilon_spent / run.epsilon_cap)} of the run's ε is spent, more than "
+            "its rounds so far explain.",
+            "When it is used up the rounds that are left are skipped.",
             "chorale budget",
         )
     yield from _success(run)
+
+
+def due_share(run: RunView) -> float:
+    """The share of the ε cap that the rounds so far explain, as in the alert; at most 1.
+
+    ε grows at most with the square root of the rounds.
+    """
+    at = run.line.round if run.current is None else run.current.round
+    return min(1.0, max(SPENT_SHARE, SPENT_SLACK * math.sqrt(at / max(1, run.line.rounds))))
 
 
 def _phase(picture: Picture, run: RunView) -> Iterator[Concern]:

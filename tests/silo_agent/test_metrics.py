@@ -48,7 +48,9 @@ NAMES = {
     "chorale_silo_dp_partial_releases": "gauge",
     "chorale_silo_dp_unprotected_releases": "gauge",
     "chorale_silo_phase_duration_seconds": "histogram",
+    "chorale_silo_approvals_waiting": "gauge",
     "chorale_silo_round_phase": "gauge",
+    "chorale_silo_sent_bytes": "counter",
 }
 
 

@@ -23,6 +23,14 @@ def picture(tmp_path_factory):
     made.close()
 
 
+def spent(picture, share):
+    """Of the epsilon that the rounds so far explain, by the rule of the alert."""
+    run = picture.run
+    due = 1.1 * math.sqrt(run.current.round / run.line.rounds)
+    assert 0.5 < due < 0.99
+    return share * due * run.epsilon_cap
+
+
 def alerts(picture):
     return [concern.alert for concern in judge(picture).concerns]
 
@@ -64,7 +72,11 @@ def test_a_run_that_goes_on_is_well(picture):
         ),
         (lambda p: with_current(p, deadline_unix_s=NOW - 61), "ChoraleRoundStalled", Level.ALARM),
         (lambda p: with_current(p, attempt=2), "ChoraleSecAggBelowThreshold", Level.WATCH),
-        (lambda p: with_run(p, epsilon_spent=6.5), "ChoraleEpsilonEndsEarly", Level.WATCH),
+        (
+            lambda p: with_run(p, epsilon_spent=spent(p, 1.01)),
+            "ChoraleEpsilonEndsEarly",
+            Level.WATCH,
+        ),
         (lambda p: with_silo(p, 0, alive=False), "ChoraleSiloSilent", Level.WATCH),
         (
             lambda p: with_silo(p, 0, certificate_end_unix_s=NOW + 6 * DAY_S),
@@ -106,7 +118,7 @@ def test_each_concern_alone(picture, change, alert, level):
     [
         lambda p: with_current(p, deadline_unix_s=NOW - 59),
         lambda p: with_current(p, deadline_unix_s=0),
-        lambda p: with_run(p, epsilon_spent=6.39),
+        lambda p: with_run(p, epsilon_spent=spent(p, 0.99)),
         lambda p: with_run(p, epsilon_spent=math.inf),
         lambda p: with_silo(p, 0, certificate_end_unix_s=NOW + CERTIFICATE_S + 1),
         lambda p: replace(p, server_certificate_end_unix_s=0),

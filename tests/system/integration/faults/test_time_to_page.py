@@ -174,6 +174,7 @@ def doctor(fault):
 
 
 def test_who_is_woken_when(tmp_path, faults, postgresql):
+    cf.let_cohorts_vary(HALF.federation)
     plan, adapter = cf.write_run(HALF.federation, cf.plan_toml(rounds=200, ready_after_s=5))
     for silo_id in cf.SILOS:
         HALF.federation.start_silo(silo_id)
