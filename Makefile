@@ -273,6 +273,11 @@ tutorial: setup
 test-journey: setup
 	$(BIN)/pytest tests/system/integration/commands/test_journey.py --timeout 900 $(TEST_ARGS)
 
+.PHONY: time-to-page
+# Six faults under a real Prometheus with the shipped rules: how long until somebody is woken; about ten minutes, as root.
+time-to-page: setup
+	$(BIN)/pytest tests/system/integration/faults/test_time_to_page.py -m long -s --timeout 1500 $(TEST_ARGS)
+
 .PHONY: test-chaos
 # kill -9 at every phase, on SQLite and PostgreSQL, with a standby: 8 to 20 minutes on two cores; the matrix.
 test-chaos: setup
