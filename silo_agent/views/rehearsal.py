@@ -151,6 +151,7 @@ class Rehearsal(Coordinator):
         # Not the base's own: that opens a channel. Every request goes through these two names.
         self.requests: list[Request] = []
         self._stub = self._membership = _Notes(self.requests)
+        self.watch_sent(lambda _bytes: None)
 
     def _retry(
         self, attempt: Callable[[], Any], *, stream: UploadStream | DownloadStream | None = None

@@ -48,6 +48,7 @@ class Line(Coordinator):
     def __init__(self):
         self.sent = {}
         self._stub = self
+        self.watch_sent(lambda _bytes: None)
 
     def _retry(self, attempt, *, stream=None):
         return attempt()
