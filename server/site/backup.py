@@ -85,12 +85,15 @@ def backup_to(path: Path, config: CoordinatorConfig) -> Manifest:
 
 
 def note_backup(data_dir: Path) -> None:
-    """Note that a backup is whole; also for a service that runs as another user than who took it.
+    """Note that a backup is whole, for a service that may run as another user than who took it.
 
     Raises:
         OSError: The directory takes no file.
     """
-    replace_file(data_dir / NEWEST, (f"{int(time.time())}\n".encode(),), mode=0o644)
+    note, owner = data_dir / NEWEST, data_dir.stat()
+    replace_file(note, (f"{int(time.time())}\n".encode(),))
+    if os.geteuid() == 0:
+        os.chown(note, owner.st_uid, owner.st_gid)
 
 
 def last_backup_unix_s(data_dir: Path) -> float:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import time
@@ -175,7 +174,7 @@ def doctor(fault):
 
 def test_who_is_woken_when(tmp_path, faults, postgresql):
     cf.let_cohorts_vary(HALF.federation)
-    plan, adapter = cf.write_run(HALF.federation, cf.plan_toml(rounds=200, ready_after_s=5))
+    plan, adapter = cf.write_run(HALF.federation, cf.plan_toml(rounds=100, ready_after_s=5))
     for silo_id in cf.SILOS:
         HALF.federation.start_silo(silo_id)
     cf.await_heard(HALF.federation)
@@ -193,6 +192,8 @@ def test_who_is_woken_when(tmp_path, faults, postgresql):
             "everything is scraped",
             within_s=120,
         )
+        rounds = 'chorale_rounds_total{outcome="aggregated"}'
+        until(lambda: HALF.federation.metrics("coordinator")[rounds], "a round of four silos")
         make_faults(postgresql)
         broken = time.monotonic()
         # The certificate had ended before the first scrape.
@@ -227,7 +228,7 @@ def make_faults(postgresql):
     lock.execute("BEGIN IMMEDIATE")
     LOCKED.seen = lock
     postgresql.stop()
-    os.kill(DEAD.federation.pid("coordinator"), signal.SIGKILL)
+    DEAD.federation.kill("coordinator")
 
 
 def took_over(fault):
