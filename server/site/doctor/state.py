@@ -24,7 +24,12 @@ from ops.doctor.installed import judge_packages as judge_installed
 from ops.files import prove_writable
 from secagg import hybrid
 from server.config import CoordinatorConfig
-from server.errors import ConfigurationError, StoreError, StoreUnwritableError
+from server.errors import (
+    ConfigurationError,
+    StoreBusyError,
+    StoreError,
+    StoreUnwritableError,
+)
 from server.store.database import Database, spoken
 from server.store.served import database_in_force, named_by
 
@@ -55,6 +60,12 @@ def judge_database(config: CoordinatorConfig) -> Verdict:
         return failed(f"{error}; {named}", f"{_AS_THE_SERVICE}. {_LOST}")
     try:
         return _judge(database, spoken(make_url(url)), named)
+    except StoreBusyError as error:
+        return failed(
+            str(error),
+            "wait for it, or end it: a command of chorale's, a backup, somebody's sqlite3 or psql "
+            "(lsof FILE; SELECT * FROM pg_locks)",
+        )
     except StoreUnwritableError as error:
         return failed(str(error), "free space on its disk, or let its user write to it")
     except (StoreError, SQLAlchemyError, OSError) as error:

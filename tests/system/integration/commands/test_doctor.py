@@ -1,5 +1,6 @@
 """``chorale doctor``: every failure is caused for real, found by its own step, and has a fix."""
 
+import contextlib
 import json
 import os
 import re
@@ -438,3 +439,12 @@ def test_a_full_or_read_only_disk(data_dir, tmp_path, spoil, words):
     failures = [s for s in json.loads(done.stdout)["data"]["steps"] if s["outcome"] == "failed"]
     for expected, failure in zip(words, failures, strict=False):
         assert re.search(expected, failure["found"]), failures
+
+
+def test_a_database_that_somebody_holds(data_dir):
+    holder = sqlite3.connect(data_dir / DATABASE, isolation_level=None)
+    with contextlib.closing(holder):
+        holder.execute("BEGIN IMMEDIATE")
+        assert_failed(
+            data_dir, "database", "another transaction holds it", "wait for it, or end it"
+        )
