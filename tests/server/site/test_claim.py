@@ -175,12 +175,12 @@ def test_a_coordinator_whose_claim_was_taken_ends(postgresql, places, monkeypatc
     one, two = places
     url, taken_by = postgresql.url(name), []
 
-    async def serving(_config, _open_files, stop):
+    async def serving(_config, process):
         # Again and again: whoever serves is quick to renew its session.
         take = lambda: end_session(postgresql, name) or taken(two, url)  # noqa: E731
         taken_by.append(await asyncio.to_thread(until, take, "the other has it"))
         async with asyncio.timeout(10):
-            await stop.wait()
+            await process.stop.wait()
 
     monkeypatch.setattr(daemon, "_serve", serving)
     monkeypatch.setattr(daemon, "database_in_force", lambda _config: url)
