@@ -39,6 +39,7 @@ success = { reward_at_least = 1.0 }
 
 
 def load(directory: Path, text: str) -> SiloConfig:
+    directory.mkdir(exist_ok=True)
     (directory / "silo.toml").write_text(text)
     return SiloConfig.load(directory)
 
@@ -77,8 +78,10 @@ def test_the_operators_examples_are_the_environments(tmp_path: Path):
 def test_every_documented_table_is_accepted(tmp_path: Path):
     tables = [part.partition("```")[0] for part in DOCUMENT.read_text().split("```toml\n")[1:]]
     assert len(tables) >= 3
-    config = load(tmp_path, "\n".join(tables))
-    kinds = {name.partition(":")[0] for name in config.foreign}
+    kinds = set()
+    for number, table in enumerate(tables):
+        config = load(tmp_path / str(number), table)
+        kinds |= {name.partition(":")[0] for name in config.foreign}
     assert kinds == {"openenv", "agentgym", "gym", "reasoning-gym", "textworld", "trl"}
 
 
