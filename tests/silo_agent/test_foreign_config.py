@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,9 +79,8 @@ def test_every_documented_table_is_accepted(tmp_path: Path):
     tables = [part.partition("```")[0] for part in DOCUMENT.read_text().split("```toml\n")[1:]]
     assert len(tables) >= 3
     kinds = set()
-    for number, table in enumerate(tables):
-        # The model is where the reader has it.
-        config = load(tmp_path / str(number), re.sub(r"(?m)^base_model = .*$", "", table))
+    for number, table in enumerate(table for table in tables if "[foreign." in table):
+        config = load(tmp_path / str(number), table)
         kinds |= {name.partition(":")[0] for name in config.foreign}
     assert kinds == {"openenv", "agentgym", "gym", "reasoning-gym", "textworld", "trl"}
 
