@@ -90,6 +90,9 @@ def test_a_run_that_no_longer_fits_the_roster_fails_at_its_turn_and_the_next_one
         large = await start(world, "large", n_min=4, quorum=4)
         small = await start(world, "small")
         world.roster = publish(3, 5)
+        # Submitting took the run up again; who dies drives no more.
+        await world.conductor.close()
+        world.store.close()
         world._boot()
         world.conductor.resume()
         await settled(world)
