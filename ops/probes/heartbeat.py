@@ -6,12 +6,13 @@ no call any more. So the loop itself says that it lives: once a second, with how
 Invariants:
 
 1. Only the loop's own turn counts. Who asks reads a number and waits for nothing.
-2. Slow is not dead: a loop that is held up by a slow database comes back within its timeouts.
-   ``LIVE_WITHIN_S`` is longer than any of them; being restarted would mend nothing there.
+2. Slow is not dead: a loop that is held up by one wait for a database comes back within its
+   timeout, and ``LIVE_WITHIN_S`` is longer than any of them; a restart would mend nothing there.
 3. Without ``NOTIFY_SOCKET``, which systemd sets, nothing is sent anywhere.
 
 Source of the messages: sd_notify(3). Covered: Linux sockets by path and in the abstract namespace.
-Not covered: threads that hang while the loop turns.
+Not covered: threads that hang while the loop turns; many waits one after the other without a turn
+between them, as when many silos write in a round while somebody holds the database.
 """
 
 from __future__ import annotations
