@@ -174,7 +174,9 @@ def in_the_sandbox_of(machine, unit, command, *, name):
     text = machine.runs("cat", f"/etc/systemd/system/{unit}.service").stdout
     text, count = re.subn(r"(?m)^ExecStart=.*$", f"ExecStart={command}", text)
     assert count == 1
-    text = text.replace("Type=exec", "Type=oneshot").replace("Restart=on-failure\n", "")
+    text, count = re.subn(r"(?m)^Type=(exec|notify)$", "Type=oneshot", text)
+    assert count == 1
+    text = text.replace("Restart=on-failure\n", "")
     out = f"/run/{name}"
     text = text.replace("[Service]\n", f"[Service]\nStandardOutput=truncate:{out}\n"
                         f"StandardError=append:{out}.err\n")  # fmt: skip

@@ -74,7 +74,12 @@ LOCKED = Fault("database locked", "ChoraleStorageFailing", 300, 200, 200, "is bu
 GONE = Fault("database gone", "ChoraleStorageFailing", 300, 200, 503, "cannot be used")
 DEAD = Fault("coordinator dead, with a standby", "", 0, 200, 200, "")
 EXPIRED = Fault(
-    "certificate of a silo expired", "ChoraleSiloCertificateExpiring", 300, 200, 200, "expired"
+    "certificate of a silo expired",
+    "ChoraleSiloCertificateExpiring",
+    300,
+    200,
+    200,
+    "certificate ended",
 )
 FAULTS = (HALF, FULL, LOCKED, GONE, DEAD, EXPIRED)
 

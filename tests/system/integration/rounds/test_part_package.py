@@ -44,6 +44,8 @@ RETRY = """
 sampler = { name = "retry", package = "chorale-retry" }
 """
 
+OBJECTIVE = re.compile(r"(?m)^parts = \{ (objective = \{.*\}) \}\n")
+
 
 @pytest.fixture(scope="module")
 def loopback(tmp_path_factory):
@@ -69,7 +71,9 @@ def write(loopback, privacy, parts=PARTS, *, rounds=1):
     toml = plan_toml(settings, base=str(BASE_MODEL), base_sha256=base_sha256(BASE_MODEL))
     toml = toml.replace("accept_low_cosine = false", "accept_low_cosine = true")
     plan, adapter = (loopback.directory / f"{privacy}.{end}" for end in ("toml", "safetensors"))
-    plan.write_text(toml + parts)
+    # Where the recipe names an objective, it stands beside the package's parts.
+    objective = "".join(f"{named}\n" for named in OBJECTIVE.findall(toml))
+    plan.write_text(OBJECTIVE.sub("", toml) + parts + objective)
     recipe = settings.recipe
     adapter.write_bytes(
         encode_adapter(initial_adapter(BASE_MODEL, recipe.lora_rank, recipe.lora_alpha, 0))
