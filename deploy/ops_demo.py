@@ -1,13 +1,16 @@
-"""A federation as ops see it: three rounds, a dead silo, and what Prometheus says of it.
+"""A federation as ops see it: three rounds, dead silos, a stalled round, and what is said of it.
 
 ``make demo-ops`` (``python -m deploy.ops_demo --out DIR``):
 
 1. a coordinator and four silos of the small base model, real processes over mutual TLS, with a real
    Prometheus that scrapes all of them by ``deploy/prometheus/laptop.yml`` and its rules, unchanged;
 2. a run of three rounds under ``record_local``; in the second one silo is killed, and stays dead;
-3. once the alert on it fires, every alert that fires or is about to;
-4. the first screen of both dashboards as tables, each query answered by that Prometheus, and the
-   coordinator's status page as pictures: light, dark, and as wide as a phone.
+   in the third another, and now too few are left: the round stalls;
+3. then what somebody sees who was woken: every alert that fires or is about to, the first screen of
+   both dashboards as tables, each query answered by that Prometheus, and pictures of the
+   coordinator's status page, ``stalled-light`` and ``stalled-phone``;
+4. the second silo is started again, the round goes on, and the status page of the finished run:
+   light, dark, and as wide as a phone.
 
 Everything ends with the command; DIR keeps the pictures, the logs and Prometheus' data.
 
@@ -20,10 +23,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,11 +43,21 @@ from lab.demo.scenario import SILOS, DemoSettings
 from lab.loopback import LoopbackError, LoopbackFederation
 
 RULES: Final = Path(__file__).parent / "prometheus"
-VICTIM: Final = SILOS[-1]
+VICTIM, SECOND = SILOS[-1], SILOS[-2]
 DIES_IN_ROUND: Final = 2
+STALLS_IN_ROUND: Final = 3
+WORK_S: Final = 90
+"""From when silos say ready to when the round has stalled."""
 EXPECTED: Final = "ChoraleSiloDown"
 ALERT_PATIENCE_S: Final = 300.0
-WIDTH: Final = 1280
+WIDTH, PHONE = 1280, 360
+STALLED: Final = (("stalled-light", WIDTH, False), ("stalled-phone", PHONE, False))
+FINISHED: Final = (
+    ("status-light", WIDTH, False),
+    ("status-dark", WIDTH, True),
+    ("status-phone", PHONE, False),
+)
+"""Pictures of the status page: name, width in pixels, dark."""
 SCRAPE_S: Final = 5.0
 """As laptop.yml says."""
 
@@ -69,17 +83,27 @@ class OpsDemo:
         say = self.progress.say
         with LoopbackFederation(directory=self.demo.directory) as loopback:
             self.demo.set_up(loopback)
+            self._shorten()
             begun = time.time()
             config = self._write_config(loopback)
             with Prometheus(config, data_dir=self.out / "prometheus" / "data") as prometheus:
                 say(
                     f"Prometheus on {prometheus.url} scrapes the coordinator and {len(SILOS)} silos"
                 )
-                self._three_rounds(loopback)
-                self._await_alert(prometheus)
-                print_alerts(alerts(prometheus))
-                self._first_screens(prometheus.url, begun)
-            return self._status_page(loopback)
+                pictures = self._three_rounds(loopback, prometheus, begun)
+            return [*pictures, *self._status_page(loopback, FINISHED)]
+
+    def _shorten(self) -> None:
+        """A deadline at which a round stalls while somebody still looks."""
+        plan, recipe = self.demo.plan_file, self.demo.settings.recipe
+        text, replaced = re.subn(
+            r"(?m)^ready_deadline_s = .*$",
+            f"ready_deadline_s = {recipe.ready_after_s + WORK_S}",
+            plan.read_text(encoding="utf-8"),
+        )
+        if replaced != 1:
+            raise LoopbackError(f"{plan} has {replaced} ready_deadline_s; one was expected")
+        plan.write_text(text, encoding="utf-8")
 
     def _write_config(self, loopback: LoopbackFederation) -> Path:
         directory = self.out / "prometheus" / "config"
@@ -95,7 +119,11 @@ class OpsDemo:
             path.write_text(json.dumps([{"targets": targets}]))
         return directory / "laptop.yml"
 
-    def _three_rounds(self, loopback: LoopbackFederation) -> None:
+    def _three_rounds(
+        self, loopback: LoopbackFederation, prometheus: Prometheus, begun: float
+    ) -> list[Path]:
+        """The run; returns the pictures that were made while a round was stalled."""
+        pictures: list[Path] = []
         say, demo = self.progress.say, self.demo
         run = loopback.start_run(demo.plan_file, demo.adapter_file, token="demo-ops")  # noqa: S106  # names the submission, opens nothing
         say(f"run {run} started")
@@ -111,12 +139,35 @@ class OpsDemo:
                 self.progress.status(status, part)
                 last = status
                 current = status.get("current") or {}
-                due = current.get("round") == DIES_IN_ROUND and current.get("phase") == "training"
-                if due and loopback.alive(VICTIM):
+                number = current.get("round") if current.get("phase") == "training" else 0
+                if number == DIES_IN_ROUND and loopback.alive(VICTIM):
                     loopback.kill(VICTIM)
-                    say(f"killed {VICTIM} in round {DIES_IN_ROUND}; nobody starts it again")
+                    say(f"killed {VICTIM} in round {number}; nobody starts it again")
+                if number != STALLS_IN_ROUND or pictures:
+                    continue
+                if loopback.alive(SECOND):
+                    loopback.kill(SECOND)
+                    say(f"killed {SECOND} in round {number}: too few are left, so that it stalls")
+                elif current.get("stalled_since_unix_s"):
+                    pictures = self._woken(loopback, prometheus, begun)
+                    loopback.start_silo(SECOND)
+                    say(f"started {SECOND} again: the round goes on")
+        if not pictures:
+            raise LoopbackError(f"round {STALLS_IN_ROUND} did not stall, though too few were left")
         if last["run"]["state"] != "finished":
             raise LoopbackError(f"the run ended as {last['run']['state']}: {last.get('error')}")
+        return pictures
+
+    def _woken(
+        self, loopback: LoopbackFederation, prometheus: Prometheus, begun: float
+    ) -> list[Path]:
+        """What somebody sees who looks while the round is stalled."""
+        self.progress.say("the round is stalled: alerts, first screens, pictures")
+        self._await_alert(prometheus)
+        time.sleep(2 * SCRAPE_S)
+        print_alerts(alerts(prometheus))
+        self._first_screens(prometheus.url, begun)
+        return self._status_page(loopback, STALLED)
 
     def _await_alert(self, prometheus: Prometheus) -> None:
         self.progress.say(f"waiting for the alert {EXPECTED}, which holds for two minutes first")
@@ -141,14 +192,12 @@ class OpsDemo:
                 first = sum(panel["type"] != "row" for panel in dashboard["panels"])
                 print_first_screen(reading, first)
 
-    def _status_page(self, loopback: LoopbackFederation) -> list[Path]:
+    def _status_page(
+        self, loopback: LoopbackFederation, wanted: Sequence[tuple[str, int, bool]]
+    ) -> list[Path]:
         pictures = []
         with Browser() as opened:
-            for name, width, dark in (
-                ("status-light", WIDTH, False),
-                ("status-dark", WIDTH, True),
-                ("status-phone", 360, False),
-            ):
+            for name, width, dark in wanted:
                 opened.open(f"http://127.0.0.1:{loopback.probes_port}/", width=width, dark=dark)
                 pictures.append(opened.capture(self.out / f"{name}.png"))
         return pictures

@@ -27,10 +27,11 @@ from dp.errors import PrivacyError
 from federation.plan.charges import epsilon_of_releases, epsilon_of_run, own_unit, shown_units
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
+from server.context import RunContext
 from server.store import Store
 from server.store.rounds import Charged
 
-__all__ = ["budget_response", "epsilon_spent", "shown_epsilon"]
+__all__ = ["budget_response", "epsilon_spent", "show_epsilon", "shown_epsilon"]
 
 
 def epsilon_spent(plan: Plan, charged: Charged) -> dict[UnitKind, Epsilon]:
@@ -49,6 +50,12 @@ def epsilon_spent(plan: Plan, charged: Charged) -> dict[UnitKind, Epsilon]:
 def shown_epsilon(plan: Plan, charged: Charged) -> float:
     """ε so far, by the plan, for its own unit; infinite after the first release without noise."""
     return epsilon_spent(plan, charged)[own_unit(plan.spec)].epsilon
+
+
+def show_epsilon(plan: Plan, run_id: str, context: RunContext) -> None:
+    """Set the metrics of the run that is driven to what it has cost so far."""
+    spent = shown_epsilon(plan, context.store.rounds.charged(run_id))
+    context.metrics.set_epsilon(spent=spent, cap=plan.privacy.epsilon_cap)
 
 
 def budget_response(store: Store) -> pb.GetBudgetResponse:

@@ -50,6 +50,7 @@ from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import RunError, WrongRoundError
 from server.figures import Phase
+from server.run.budget import show_epsilon
 from server.run.chain import Chain
 from server.run.dropouts import Dropouts
 from server.run.kept_cohort import KeptCohort
@@ -317,6 +318,8 @@ class Cohorts:
         """Wait for the answers to a task: until they are enough, never can be, or its deadline."""
         deadline = training.task.ready_deadline_unix_s
         self._progress.enter(Phase.TRAINING, deadline, attempt_number)
+        # Under record_local a training is charged before it begins.
+        show_epsilon(self._plan, self._chain.head.run_id, self._context)
         while self._context.clock() < deadline:
             if not self._late() and self._suffices(self._ready(training)):
                 break

@@ -53,7 +53,7 @@ from server.errors import LostAttemptError, QuarantinedSumError, TooFewSilosErro
 from server.figures import BISECTED, STEPS, HalfSum, HalfVerdict, Phase, RoundFigures
 from server.run.aggregation import Aggregated, AggregatedGroups, norm_ratio, require_usable
 from server.run.attempts import Attempts
-from server.run.budget import shown_epsilon
+from server.run.budget import show_epsilon
 from server.run.chain import Chain
 from server.run.cohorts import Cohorts, Training
 from server.run.groups import OpenGroups, Summed
@@ -178,7 +178,7 @@ class RunDriver:
             row = self._context.store.rounds.finished(self.row.run_id)[-1]
             self._progress.close(RoundFigures.from_json(row.figures_json))
             self._closed()
-        self._show_epsilon()
+        show_epsilon(self.plan, self.row.run_id, self._context)
         self._context.metrics.update_norm_ratio.set(norm_ratio(self.finished, self.plan))
         require_usable(self.finished, self.plan)
         while self.next_place.round <= self.plan.rounds.count:
@@ -265,7 +265,6 @@ class RunDriver:
             if ready is None:
                 tasks_left -= 1
                 ready = await self.cohorts.gather(number)
-                self._show_epsilon()
                 if ready is None:
                     break
             aggregated: Aggregated | AggregatedGroups | None
@@ -424,7 +423,7 @@ class RunDriver:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             self._attempts.clear(attempt)
-        self._show_epsilon()
+        show_epsilon(self.plan, self.row.run_id, self._context)
 
     # Closing a release ----------------------------------------------------------------------------
 
@@ -582,10 +581,6 @@ class RunDriver:
             self._groups = self.attempt = None
         self._leave_attempt()
         self._context.changed.notify()
-
-    def _show_epsilon(self) -> None:
-        spent = shown_epsilon(self.plan, self._context.store.rounds.charged(self.row.run_id))
-        self._context.metrics.set_epsilon(spent=spent, cap=self.plan.privacy.epsilon_cap)
 
     def _set_run(self, state: RunState, event: AuditEvent) -> None:
         store, run_id = self._context.store, self.row.run_id

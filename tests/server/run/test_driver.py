@@ -18,6 +18,7 @@ from ops.audit_log import verify_log
 from secagg.errors import Check, VerificationError
 from server.errors import WrongRoundError
 from server.figures import Phase, RoundFigures
+from server.run.budget import shown_epsilon
 from server.store.runs import RunState
 from silo_agent.line.instruction import RoundAborted
 from tests.kit.secagg.secagg_samples import silo_names
@@ -82,6 +83,28 @@ def test_what_one_silo_alone_contributes_is_the_sum_unless_noise_hides_it(
     total = np.frombuffer(world.context.blobs.get(head.sum_sha256), dtype="<i4")
     exposed = np.array_equal(total[: sw.DIMENSION], fixed_point(alone))
     assert exposed is (mode == "none")
+
+
+def test_epsilon_is_shown_from_when_a_task_is_out(world):
+    """Under record_local a training is charged before it begins, and the gauge says so.
+
+    The silos of this world charge no training, so that they refuse to upload and the run ends.
+    """
+    seen = []
+
+    def look():
+        charged = world.store.rounds.charged(world.driver.row.run_id)
+        if charged.rounds and world.driver.current.phase is Phase.TRAINING:
+            shown = world.value("chorale_dp_epsilon_spent")
+            seen.append((shown, shown_epsilon(world.driver.plan, charged)))
+
+    world.before_wait = look
+    plan = sw.plan_toml(rounds=1, mode="record_local", noise=1.0, steps=4)
+    plan = plan.replace(b"steps_per_round = 4", b"steps_per_round = 4\ndelta_clip_l2 = 2.0")
+    asyncio.run(world.run(plan))
+    assert seen
+    for shown, charged in seen:
+        assert 0 < shown == pytest.approx(charged)
 
 
 def test_epsilon_is_shown_after_each_attempt(world):
