@@ -2,7 +2,8 @@
 
 An *option* is what a silo may use: a row of the experiment (`scores.Row`). It is judged for silo k
 by lines of silo k, or, where it belongs to all and was judged once (silo -1), by the labels that
-other lines call own, unseen or foreign to silo k at the same seed.
+other lines call own, unseen or foreign to silo k at the same seed: those of its own setting, for
+settings may deal tasks unlike, or, where it has none, of the others, which must agree then.
 
     own      the label is in the silo's shard
     unseen   of the silo's family, not in its shard
@@ -65,7 +66,7 @@ class Silos:
 
     def __init__(self, experiment: Experiment, temperature: float) -> None:
         self._lines: dict[tuple[Option, int, int], list[EvalLine]] = defaultdict(list)
-        self._groups: dict[tuple[int, int], dict[_Label, Group]] = defaultdict(dict)
+        self._groups: dict[tuple[str, int, int], dict[_Label, Group]] = defaultdict(dict)
         self.families: dict[int, set[str]] = defaultdict(set)
         """Of each silo."""
         last: dict[tuple[str, str, int], int] = {}
@@ -120,7 +121,7 @@ class Silos:
         strata: dict[tuple[object, ...], Stratum] = {}
         seeds = self._seeds(option)
         for seed in seeds:
-            silos = [k for k in self.indices if group in self._groups[seed, k].values()]
+            silos = [k for k in self.indices if group in self._owned(option, seed, k).values()]
             of_seed = 0.0
             for silo in silos:
                 lines = self._judged(option, seed, silo, group)
@@ -184,14 +185,27 @@ class Silos:
 
     def _place(self, line: EvalLine) -> None:
         group: Group = "own" if line.own else "unseen" if line.same_family else "other"
-        label = (line.environment, line.label)
-        if self._groups[line.seed, line.silo].setdefault(label, group) != group:
-            raise ReportError(
-                f"silo {line.silo} at seed {line.seed}: {line.environment} {line.label} is of two "
-                "groups"
-            )
+        groups = self._groups[line.setting, line.seed, line.silo]
+        _note(groups, (line.environment, line.label), group, silo=line.silo, seed=line.seed)
         if line.own:
             self.families[line.silo].add(line.family)
+
+    def _owned(self, option: Option, seed: int, silo: int) -> Mapping[_Label, Group]:
+        """Which labels are own, unseen or foreign to a silo under an option.
+
+        Raises:
+            ReportError: The option has no line of the silo, and other settings disagree.
+        """
+        mine = self._groups.get((option.setting, seed, silo))
+        if mine is not None:
+            return mine
+        found: dict[_Label, Group] = {}
+        for (_, at_seed, of), groups in self._groups.items():
+            if (at_seed, of) != (seed, silo):
+                continue
+            for label, group in groups.items():
+                _note(found, label, group, silo=silo, seed=seed)
+        return found
 
     def _paired(
         self, option: Option, alone: Option, silo: int, group: Group
@@ -222,7 +236,7 @@ class Silos:
 
     def _judged(self, option: Option, seed: int, silo: int, group: Group) -> list[EvalLine]:
         lines = self._lines.get((option, seed, silo)) or self._lines.get((option, seed, -1), [])
-        groups = self._groups[seed, silo]
+        groups = self._owned(option, seed, silo)
         return [line for line in lines if groups.get((line.environment, line.label)) == group]
 
     @staticmethod
@@ -232,6 +246,13 @@ class Silos:
         successes, tasks = _counts(line)
         before = strata[key].weight if key in strata else 0.0
         strata[key] = Stratum(weight=before + weight, successes=successes, tasks=tasks)
+
+
+def _note(
+    groups: dict[_Label, Group], label: _Label, group: Group, *, silo: int, seed: int
+) -> None:
+    if groups.setdefault(label, group) != group:
+        raise ReportError(f"silo {silo} at seed {seed}: {' '.join(label)} is of two groups")
 
 
 def _over_seeds(strata: Mapping[tuple[object, ...], Stratum]) -> list[Stratum]:

@@ -176,12 +176,28 @@ def test_one_adapter_judged_for_several_silos_counts_its_tasks_once(tmp_path):
 
 def test_a_label_of_two_groups_is_refused(tmp_path):
     lines = [
-        eval_line("a", 0, "1", silo=0, own=True, same_family=True),
-        eval_line("b", 0, "1", silo=0, own=False, same_family=True),
-        run_line("a", 0), run_line("b", 0),
+        eval_line("a", 0, "1", silo=0, own=True, same_family=True, round=2),
+        eval_line("a", 0, "1", silo=0, own=False, same_family=True),
+        run_line("a", 0),
     ]  # fmt: skip
     with pytest.raises(ReportError, match="two groups"):
         Silos(loaded(tmp_path, lines), 1.0)
+
+
+def test_settings_may_deal_a_label_unlike(tmp_path):
+    lines = [
+        eval_line("a", 0, "1", silo=0, own=True, same_family=True),
+        eval_line("b", 0, "0", silo=0, own=False, same_family=True),
+        eval_line("c", 0, "1", silo=-1),
+        *(run_line(name, 0) for name in "abc"),
+    ]
+    silos = Silos(loaded(tmp_path, lines), 1.0)
+    a, b, c = silos.options
+    assert (silos.rate(a, 0, "own").interval.rate, silos.rate(a, 0, "unseen")) == (1.0, None)
+    assert (silos.rate(b, 0, "own"), silos.rate(b, 0, "unseen").interval.rate) == (None, 0.0)
+    # Judged once for all: what a silo owns is then for the others to say, who disagree.
+    with pytest.raises(ReportError, match=r"silo 0 at seed 0: .* is of two groups"):
+        silos.rate(c, 0, "own")
 
 
 def test_curves_are_means_with_their_range(tmp_path):
