@@ -113,9 +113,9 @@ bench-privacy-modes: setup
 	$(BIN)/python benchmarks/privacy_modes.py $(BENCH_ARGS)
 
 .PHONY: demo-ops
-# A federation with a real Prometheus, two dead silos, a stalled round, and what ops see of it: alerts, first screens as
-# tables, pictures of the status page; needs Debian's prometheus
-# and chromium. About 9 minutes; DEMO_ARGS="--out DIR".
+# A federation with a real Prometheus, two dead silos, a stalled round, and what ops see of it: alerts,
+# first screens as tables, pictures of the status page. About 9 minutes; DEMO_ARGS="--out DIR".
+# Needs Debian's prometheus and chromium.
 demo-ops: setup
 	@$(BIN)/python -m deploy.ops_demo $(DEMO_ARGS)
 
