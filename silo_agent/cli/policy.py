@@ -75,6 +75,8 @@ def policy_init(
                 say("the plan has no noise and stays refused: see accept_no_privacy in the file")
         if replaced:
             say("it replaced the one that was there; restart the daemon if it runs")
+        if plan is not None:
+            say(f"next: chorale-silo policy check {plan} --data {data}")
         succeed(output, {"policy_file": str(path), "replaced": replaced})
 
 
@@ -222,11 +224,12 @@ def _way_out(rule: str, config: SiloConfig, data: Path) -> str:
 
 def _fitted(config: SiloConfig, policy: Policy, plan: Plan) -> tuple[tuple[str, ...], str]:
     """What the daemon would choose on this machine; no torch without a base model."""
-    from silo_agent.machine.hardware import Fitting
+    from silo_agent.machine.hardware import fit
     from silo_agent.machine.limits import restrict_gpus
+    from silo_agent.machine.machine import look
 
     restrict_gpus(policy.limits)
-    choice = Fitting(config).choice(plan)
+    choice = fit(look(config), plan, config)
     return choice.notes, choice.unfit
 
 

@@ -49,7 +49,7 @@ from federation.plan.toml import parse_toml
 from silo_agent.config import CONFIG_FILE, ENVIRONMENT_PREFIX, SiloConfig
 from silo_agent.machine.machine import Machine, in_gib, look, shape_in
 
-__all__ = ["Choice", "Fitting", "choose", "fixed_keys"]
+__all__ = ["Choice", "Fitting", "choose", "fit", "fixed_keys"]
 
 USABLE: Final = 0.8
 """Of a device's memory; ``federation/adapter/memory.py`` says what the rest is for."""
@@ -99,13 +99,7 @@ class Fitting:
             if self._machine is None:
                 self._machine = look(self._config)
             if self._choice is None or self._choice[0] != plan:
-                chosen = choose(
-                    self._machine,
-                    plan,
-                    self._config,
-                    shape=shape_in(self._config.base_model, plan.model.base),
-                    fixed=fixed_keys(self._config),
-                )
+                chosen = fit(self._machine, plan, self._config)
                 if chosen.notes:
                     log.info(
                         "hardware", plan=plan.name, machine=self._machine.line, chose=chosen.notes
@@ -120,6 +114,17 @@ class Fitting:
     def work(self, plan: Plan, work: Work) -> Work:
         """The same work with the settings that fit."""
         return replace(work, settings=self.choice(plan).settings(work.settings))
+
+
+def fit(machine: Machine, plan: Plan, config: SiloConfig) -> Choice:
+    """How the local work of a plan is done on a machine by a silo of this configuration."""
+    return choose(
+        machine,
+        plan,
+        config,
+        shape=shape_in(config.base_model, plan.model.base),
+        fixed=fixed_keys(config),
+    )
 
 
 def choose(

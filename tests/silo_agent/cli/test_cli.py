@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from federation.adapter.encoding import encode_adapter
 from federation.plan.read import read_plan
-from ops.cli.envelope import Exit
+from ops.cli.envelope import Exit, Format
 from ops.probes.metrics import MetricsAccess
 from ops.probes.server import ADDRESS_FILE, Probes
 from silo_agent.books.local_store import ChainHead, LocalStore
+from silo_agent.cli.program import answering
 from silo_agent.config import SiloConfig
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import NO_PRIVACY, Policy
@@ -289,21 +290,31 @@ def test_an_environment_of_the_plan_that_this_silo_lacks_is_said_here(
     assert json.loads(out)["data"]["environments_absent"] == ["maze"]
 
 
-def test_what_a_command_logs_is_not_on_stdout(tmp_path: Path, monkeypatch, capsys):
-    """The hardware that a plan is fitted to is logged, here and in the daemon."""
+def test_what_a_command_logs_is_not_on_stdout(capsys):
+    before = structlog.is_configured()
+    with answering(Format.JSON):
+        structlog.get_logger("silo_agent").info("hardware")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert '"event": "hardware"' in err
+    assert structlog.is_configured() == before
+
+
+def test_the_hardware_that_a_plan_is_fitted_to_is_said_once(tmp_path: Path, monkeypatch, capsys):
+    """In the answer; the daemon logs it too."""
     base = ROOT / "lab" / "base_model"
     (tmp_path / "silo.toml").write_text(f'base_model = "{base}"\nenvironments = ["craft"]\n')
     plan = tmp_path / "plan.toml"
     text = (ROOT / "deploy" / "examples" / "plan-record-local.toml").read_text()
     plan.write_text(text.replace("0" * 64, SiloConfig.load(tmp_path).base_sha256().hex()))
-    before = structlog.is_configured()
-    given = ("--data", str(tmp_path), "--format", "json")
-    assert call(monkeypatch, capsys, "policy", "init", "--plan", str(plan), *given)[0] == 0
+    given = ("--data", str(tmp_path))
+    code, _, err = call(monkeypatch, capsys, "policy", "init", "--plan", str(plan), *given)
+    assert code == Exit.OK
+    assert f"next: chorale-silo policy check {plan} --data {tmp_path}" in err
     code, out, err = call(monkeypatch, capsys, "policy", "check", str(plan), *given)
-    assert code == Exit.OK, err
-    assert json.loads(out)["data"]["accepted"]
-    assert '"event": "hardware"' in err
-    assert structlog.is_configured() == before
+    assert code == Exit.OK
+    assert "on this machine: " in out
+    assert "hardware" not in err
 
 
 def test_status_of_a_silo_that_has_not_joined(silo: Path, monkeypatch, capsys):
