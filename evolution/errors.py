@@ -25,6 +25,7 @@
     │   ├── OutcomeError                   what a step returned is not of the form
     │   ├── PrefixError                    the actions to replay leave nothing to play
     │   ├── VariantError                   the environment takes no task that somebody wrote
+    │   ├── ScaffoldError                  the environment has no place for a scaffold
     │   └── ForeignEnvironmentError        an environment that is not Chorale's own misbehaved
     │       ├── ForeignUnreachableError    it cannot be reached, hung up, or was given up a while
     │       ├── ForeignTimeoutError        it did not answer in time
@@ -124,6 +125,7 @@ __all__ = [
     "RolloutError",
     "RolloutWorkerError",
     "RowError",
+    "ScaffoldError",
     "ShardError",
     "TaskIdError",
     "TrainingJobError",
@@ -235,6 +237,10 @@ class PrefixError(EnvironmentFailureError):
 
 class VariantError(EnvironmentFailureError):
     """The environment takes no task that somebody wrote."""
+
+
+class ScaffoldError(EnvironmentFailureError):
+    """The environment has no place for text that is no part of the task."""
 
 
 class ForeignEnvironmentError(EnvironmentFailureError):

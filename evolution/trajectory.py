@@ -19,9 +19,24 @@ Covered: single-agent episodes with text turns. Not covered: several agents in o
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Group", "Step", "Task", "Trajectory"]
+__all__ = ["Group", "Scaffold", "Step", "Task", "Trajectory"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaffold:
+    """Text that helps a try and is no part of its task: a hint, what was tried before.
+
+    It stands before the first observation while the try is played, and training takes it away.
+    """
+
+    text: str
+    """What the agent reads; as bounded and cleaned as an observation."""
+    made_of: tuple[str, ...] = ()
+    """``conversation_sha256`` of the tries that it was made of."""
+    stays: bool = False
+    """It is left where it was when the try is trained on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +55,8 @@ class Task:
     variant: str = ""
     """The task as somebody wrote it, for an environment that takes such; empty for the task that
     the id alone stands for."""
+    scaffold: Scaffold | None = field(default=None, compare=False)
+    """What helps this try at it; the task is the same with any, and with none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +80,9 @@ class Step:
     """The environment could not read the action."""
     cut_off: bool = False
     """The answer reached the longest allowed length before its end token."""
+    bare_ids: tuple[int, ...] | None = None
+    """Of a first step: what ``context_ids`` would be without the try's scaffold, which is what
+    training puts in their place. None where there was no scaffold, and where it stays."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +105,8 @@ class Trajectory:
     """A limit ended it (of steps, of the context, or the environment's own) and not the
     environment's verdict. Such a try is a failure like any other, unless the environment calls it a
     success, and stays one of its group."""
+    helped_by: tuple[str, ...] = ()
+    """``conversation_sha256`` of the tries that its scaffold was made of."""
 
     @property
     def reward(self) -> float:

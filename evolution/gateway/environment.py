@@ -17,8 +17,8 @@ What a harness is told, in variables of its environment: ``OPENAI_BASE_URL``, ``
 ``OPENAI_MODEL``, and ``CHORALE_TASK``, a JSON object with ``index`` (the task's own number),
 ``label`` and ``instruction``.
 
-Covered: harnesses that write their prompts themselves. Not covered: prefixes and variants of tasks,
-which drop a try; a harness's rights, which are the daemon's.
+Covered: harnesses that write their prompts themselves. Not covered: prefixes, variants and
+scaffolds of tasks, which drop a try; a harness's rights, which are the daemon's.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from evolution.errors import (
     NotWantedError,
     PrefixError,
     RolloutError,
+    ScaffoldError,
     VariantError,
 )
 from evolution.gateway.endpoint import Endpoint
@@ -191,6 +192,8 @@ class HarnessEnvironment(Environment):
             raise PrefixError("a harness begins at the beginning")
         if task.variant:
             raise VariantError("a harness takes no task that somebody wrote")
+        if task.scaffold is not None:
+            raise ScaffoldError("a harness writes its prompts itself")
         told = self._told(task.task_id)
         with self._breaking:
             self._breaker.require_closed()

@@ -41,6 +41,7 @@ def encode_trajectory(trajectory: Trajectory) -> str:
                 "reward": step.reward,
                 "invalid": step.invalid,
                 "cut_off": step.cut_off,
+                **({} if step.bare_ids is None else {"bare_ids": step.bare_ids}),
             }
             for step in trajectory.steps
         ],
@@ -51,6 +52,7 @@ def encode_trajectory(trajectory: Trajectory) -> str:
             "prefix": trajectory.task.prefix,
             "variant": trajectory.task.variant,
         },
+        **({"helped_by": trajectory.helped_by} if trajectory.helped_by else {}),
     }
     return json.dumps(payload, separators=(",", ":"))
 
@@ -77,6 +79,7 @@ def decode_trajectory(text: bytes, environment: str, task_id: int) -> Trajectory
         adapter_sha256=str(payload["adapter_sha256"]),
         round=int(payload["round"]),
         truncated=_flag(payload, "truncated"),
+        helped_by=tuple(map(str, payload.get("helped_by", ()))),
     )
 
 
@@ -103,6 +106,7 @@ def _step(kept: dict[str, Any]) -> Step:
         reward=reward,
         invalid=_flag(kept, "invalid"),
         cut_off=_flag(kept, "cut_off"),
+        bare_ids=tuple(map(int, kept["bare_ids"])) if "bare_ids" in kept else None,
     )
 
 

@@ -29,6 +29,7 @@ from evolution.errors import EvolverSetupError
 from evolution.methods.playing import Player, play_all
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
+from evolution.rollout.asking import Ask
 from evolution.rollout.episodes import EpisodeBatch
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Step, Task, Trajectory
@@ -80,7 +81,7 @@ def what_is_made(parts: Mapping[str, Part], groups: Sequence[Group]) -> str:
         successes=lambda _shortest: tuple(one for one in tries if one.success),
         groups=lambda: groups,
     )
-    played = play_all([_player(parts["play"], tries, view)], _told(tries), apart=False)
+    played = play_all([_player(parts["play"], tries, view)], _told(tries), _said, apart=False)
     with view.opened():
         kept = [
             replace(group, trajectories=tuple(t for t in played.counted if t.task == group.task))
@@ -128,6 +129,11 @@ def _told(
     return lambda _asked, places: EpisodeBatch(
         tries=tuple(tries[place] for place in places), dropped=0, environment_steps=0
     )
+
+
+def _said(asks: Sequence[Ask], places: Sequence[int]) -> list[str]:
+    """What stands for the model's words."""
+    return [f"{one.text[:20]} {place}" for one, place in zip(asks, places, strict=True)]
 
 
 def _try(task: Task, rng: np.random.Generator, *, solved: bool) -> Trajectory:

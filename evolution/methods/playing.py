@@ -7,7 +7,8 @@ likes, and no play sees another's.
 Invariants:
 
 1. A play sees its own tries alone, and while it is asked, its own memory alone is open.
-2. It may ask for tasks that it was given, and for no more tries than it was given.
+2. It may ask for tasks that it was given, for no more tries than it was given, and as often for
+   words.
 3. What it says happened did: it returns trajectories that it was sent.
 4. The random draws of a try depend on the try's place: that of the play's own tasks in the round's
    order. How other plays go on changes no place.
@@ -19,13 +20,15 @@ themselves (``evolution/rollout/episodes.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
 from evolution.errors import LocalTimeError, NotWantedError, PartError
-from evolution.parts.seam import MemoryView, PartWork, Play, Playing
+from evolution.parts.seam import MemoryView, PartWork, Play, Playing, Wish
+from evolution.rollout.asking import Ask
 from evolution.rollout.episodes import EpisodeBatch, figures_of
 from evolution.trajectory import Task, Trajectory
 
@@ -35,6 +38,8 @@ _log = structlog.get_logger(__name__)
 
 Tries = Callable[[Sequence[Task], Sequence[int]], EpisodeBatch]
 """Plays tasks, each with the key of its random draws."""
+Words = Callable[[Sequence[Ask], Sequence[int]], Sequence[str]]
+"""Answers questions, each with the key of its random draws."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +78,13 @@ class Player:
     work: PartWork
     running: Playing | None = None
     asked: int = 0
+    said: int = 0
     sent: list[Trajectory] = field(default_factory=list)
     returned: tuple[Trajectory, ...] = ()
     failed: bool = False
 
 
-def play_all(players: Sequence[Player], tries: Tries, *, apart: bool) -> Played:
+def play_all(players: Sequence[Player], tries: Tries, words: Words, *, apart: bool) -> Played:
     """Run every play to its end.
 
     Raises:
@@ -91,17 +97,24 @@ def play_all(players: Sequence[Player], tries: Tries, *, apart: bool) -> Played:
         placed = sorted(
             (place, i, j) for i, wish in wishes.items() for j, (place, _) in enumerate(wish)
         )
-        batch = tries([wishes[i][j][1] for _, i, j in placed], [place for place, _, _ in placed])
-        steps += batch.environment_steps
-        dropped += batch.dropped
-        answers: dict[int, list[Trajectory | None]] = {
+        answers: dict[int, list[Any]] = {
             i: [None] * len(wish) for i, wish in wishes.items() if wish
         }
-        for (place, i, j), played in zip(placed, batch.tries, strict=True):
-            answers[i][j] = played
-            if played is not None:
-                players[i].sent.append(played)
-                kept.append((place, played))
+        tried = [(at, task) for at in placed if isinstance(task := _at(wishes, at), Task)]
+        asked = [(at, one) for at in placed if isinstance(one := _at(wishes, at), Ask)]
+        if asked:
+            said = words([one for _, one in asked], [place for (place, _, _), _ in asked])
+            for ((_, i, j), _), text in zip(asked, said, strict=True):
+                answers[i][j] = text
+        if tried:
+            batch = tries([task for _, task in tried], [place for (place, _, _), _ in tried])
+            steps += batch.environment_steps
+            dropped += batch.dropped
+            for ((place, i, j), _), played in zip(tried, batch.tries, strict=True):
+                answers[i][j] = played
+                if played is not None:
+                    players[i].sent.append(played)
+                    kept.append((place, played))
         wishes = {i: _ask(players[i], answer, apart=apart) for i, answer in answers.items()}
     kept.sort(key=lambda one: one[0])
     counted = tuple(one for player in players for one in player.returned)
@@ -114,9 +127,12 @@ def play_all(players: Sequence[Player], tries: Tries, *, apart: bool) -> Played:
     )
 
 
-def _ask(
-    player: Player, answer: Sequence[Trajectory | None] | None, *, apart: bool
-) -> list[tuple[int, Task]]:
+def _at(wishes: Mapping[int, list[tuple[int, Wish]]], at: tuple[int, int, int]) -> Wish:
+    _, i, j = at
+    return wishes[i][j][1]
+
+
+def _ask(player: Player, answer: Sequence[Any] | None, *, apart: bool) -> list[tuple[int, Wish]]:
     """What a play wants next, each with its place; nothing if it is at its end."""
     try:
         with player.view.opened():
@@ -132,7 +148,7 @@ def _ask(
         return []
 
 
-def _wish(player: Player, answer: Sequence[Trajectory | None] | None) -> list[tuple[int, Task]]:
+def _wish(player: Player, answer: Sequence[Any] | None) -> list[tuple[int, Wish]]:
     try:
         if player.running is None:
             player.running = player.play.play(player.tasks, player.view, player.work)
@@ -143,12 +159,25 @@ def _wish(player: Player, answer: Sequence[Trajectory | None] | None) -> list[tu
         player.returned = _returned(player, over.value)
         return []
     own = {(task.environment, task.task_id) for task in player.tasks}
-    if not wanted or any((task.environment, task.task_id) not in own for task in wanted):
+    if not wanted or not all(
+        isinstance(one, Ask) or (isinstance(one, Task) and (one.environment, one.task_id) in own)
+        for one in wanted
+    ):
         raise PartError("a play asked for nothing, or for tasks that it was not given")
-    start, player.asked = player.asked, player.asked + len(wanted)
-    if player.asked > len(player.tasks):
-        raise PartError(f"a play asked for {player.asked} tries and was given {len(player.tasks)}")
-    return list(zip(player.places[start : player.asked], wanted, strict=True))
+    placed: list[tuple[int, Wish]] = []
+    for one in wanted:
+        number = player.said if isinstance(one, Ask) else player.asked
+        if number >= len(player.places):
+            raise PartError(
+                f"a play asked for more than the {len(player.tasks)} tries it was given, or more "
+                "often for words"
+            )
+        placed.append((player.places[number], one))
+        if isinstance(one, Ask):
+            player.said += 1
+        else:
+            player.asked += 1
+    return placed
 
 
 def _returned(player: Player, said: object) -> tuple[Trajectory, ...]:

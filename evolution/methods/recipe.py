@@ -80,19 +80,18 @@ from evolution.methods.evolver import (
     StepWork,
     Work,
 )
+from evolution.methods.exploring import NOTHING_PLAYED, Explorer, part_work, whole_memory
 from evolution.methods.held_out import judge
 from evolution.methods.machines import make_machines
 from evolution.methods.options import RecipeOptions
 from evolution.methods.personal.choice import Choice, choose, validation_tasks
 from evolution.methods.personal.own_head import OwnHead
 from evolution.methods.personal.personal import PersonalAdapter, identity_of
-from evolution.methods.playing import Played, Player, play_all
+from evolution.methods.playing import Played
 from evolution.methods.population import (
     Population,
     UnitMemory,
     open_run_memory,
-    remember,
-    unit_of,
 )
 from evolution.methods.probes import MOST_PROBES, NO_PROBES, SiloProbes
 from evolution.methods.protection import (
@@ -101,8 +100,6 @@ from evolution.methods.protection import (
     require_drawn,
     require_plain_gradients,
     require_units,
-    shares_batch,
-    wave_size,
 )
 from evolution.methods.returned import (
     Tally,
@@ -114,7 +111,6 @@ from evolution.methods.returned import (
 )
 from evolution.methods.streams import (
     Stream,
-    round_rng,
     round_seed,
     temperature_of,
     train_settings,
@@ -123,10 +119,8 @@ from evolution.parts.seam import (
     Credit,
     Gate,
     MemoryView,
-    PartWork,
     Sampler,
 )
-from evolution.rollout.episodes import EpisodeBatch, run_episodes
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task
 from federation.plan.methods import Normaliser, Reads
@@ -134,7 +128,6 @@ from ops.tracing.spans import spanned
 
 __all__ = ["RecipeEvolver"]
 
-_NOTHING_PLAYED = Played(counted=(), kept=(), dropped=0, environment_steps=0)
 _NOBODY = Population(units=(), rows_of={})
 _log = structlog.get_logger(__name__)
 
@@ -152,7 +145,7 @@ class RecipeEvolver(Evolver):
         self._setup = setup
         self._parts = parts_of(setup, self._options)
         known = setup.catalogue
-        self._explored = known if protected(setup.privacy) is None else known.apart()
+        explored = known if protected(setup.privacy) is None else known.apart()
         try:
             self._environments = {
                 a.environment: setup.catalogue.make(a.environment) for a in setup.assignments
@@ -174,6 +167,13 @@ class RecipeEvolver(Evolver):
         self._personal = PersonalAdapter(self._options, state_dir=setup.state_dir)
         machines = setup.machines or make_machines(setup)
         self._engine, self._trainer = machines.engine, machines.trainer
+        self._explorer = Explorer(
+            engine=self._engine,
+            memory=self._memory,
+            play=self._parts["play"],
+            dtype=setup.dtype,
+            make_environment=explored.make,
+        )
 
     def evolve(self, work: Work) -> Evolution:
         """Run one local round."""
@@ -186,7 +186,7 @@ class RecipeEvolver(Evolver):
             require_descent(self._trainer, work, spec, self._descent(work.settings))
         families = Counter({e.family: 0 for e in self._environments.values()})
         tally = Tally(episodes=families, successes=Counter(families))
-        tally.add(too_long=0.0, **_NOTHING_PLAYED.figures)
+        tally.add(too_long=0.0, **NOTHING_PLAYED.figures)
         tasks = self._draw(work, spec)
         if spec is None:
             self._learn(work, tasks, start, tally)
@@ -317,7 +317,7 @@ class RecipeEvolver(Evolver):
             identity = work.adapter_sha256 if released else identity_of(adapter)
             began_s = time.perf_counter()
             with spanned("explore"):
-                played = self._explore(work, tasks, adapter, identity, epoch=epoch)
+                played = self._explorer.explore(work, tasks, adapter, identity, epoch=epoch)
             tally.explored_s += time.perf_counter() - began_s
             self._count(played, tally)
             groups = groups_of(played, work)
@@ -348,23 +348,11 @@ class RecipeEvolver(Evolver):
 
     def _credit(self, work: Work, groups: Sequence[Group], *, epoch: int) -> list[Row]:
         """What the whole round comes to as rows, by one instance that may see everything."""
-        view = self._whole_memory(work)
+        view = whole_memory(self._memory, work)
         credit: Credit = self._parts["credit"].make()
         with view.opened():
-            rows = credit.credit(groups, view, self._part_work(work, Stream.CREDIT, epoch=epoch))
+            rows = credit.credit(groups, view, part_work(work, Stream.CREDIT, epoch=epoch))
         return require_rows(rows)
-
-    def _whole_memory(self, work: Work) -> MemoryView:
-        settings = work.settings
-        return MemoryView(
-            successes=lambda shortest: self._memory.select(
-                round_index=work.round,
-                window=settings.window,
-                best_per_task=shortest,
-                use_expert=settings.use_expert,
-            ),
-            groups=lambda: self._memory.groups(round_index=work.round, window=settings.window),
-        )
 
     # Where units are protected --------------------------------------------------------------------
 
@@ -374,7 +362,7 @@ class RecipeEvolver(Evolver):
         began_s = time.perf_counter()
         try:
             with spanned("explore"):
-                played = self._explore(
+                played = self._explorer.explore(
                     work, tasks, work.adapter, work.adapter_sha256, spec=spec, epoch=0
                 )
             self._count(played, tally)
@@ -413,7 +401,7 @@ class RecipeEvolver(Evolver):
                 rows = (
                     self._parts["credit"]
                     .make()
-                    .credit(groups, view, self._part_work(work, Stream.CREDIT, unit=unit))
+                    .credit(groups, view, part_work(work, Stream.CREDIT, unit=unit))
                 )
             kept = short_enough(require_rows(rows), work.settings, tally)
             return tuple(knowing(self._trainer, kept, self._parts["objective"], work.settings))
@@ -459,103 +447,15 @@ class RecipeEvolver(Evolver):
         pool = pool_of(assignments, self._environments, distinct=spec is not None)
         # Who may read results is read off the cards, before anything is set up: a sampler that runs
         # where units are apart reads what is public, and its view of the memory is empty.
-        view = self._whole_memory(work) if spec is None else _EMPTY
+        view = whole_memory(self._memory, work) if spec is None else _EMPTY
         with view.opened():
             sampler: Sampler = self._parts["sampler"].make()
-            drawn = sampler.draw(pool, view, self._part_work(work, Stream.DRAW), count=count)
+            drawn = sampler.draw(pool, view, part_work(work, Stream.DRAW), count=count)
         tasks = require_tasks(drawn, pool, most=max(count, len(assignments)))
         if spec is not None:
             require_drawn(tasks, count=count)
             require_units(tasks, spec)
         return [task for task in tasks for _ in range(tries)]
-
-    def _explore(
-        self,
-        work: Work,
-        tasks: list[Task],
-        adapter: Mapping[str, np.ndarray],
-        identity: str,
-        *,
-        spec: PrivacySpec | None = None,
-        epoch: int,
-    ) -> Played:
-        """Play the tasks and remember every try."""
-        if not tasks:
-            return _NOTHING_PLAYED
-        self._memory.explore(tasks, round_index=work.round, adapter_sha256=identity)
-        self._engine.load_adapter(identity, adapter)
-
-        def tries(asked: Sequence[Task], places: Sequence[int]) -> EpisodeBatch:
-            return run_episodes(
-                self._engine,
-                asked,
-                keys=places,
-                temperature=work.settings.temperature,
-                seed=round_seed(work, Stream.EXPLORE, epoch=epoch),
-                max_new_tokens=work.settings.max_new_tokens,
-                batch_size=wave_size(work.settings, spec, self._setup.dtype),
-                round_index=work.round,
-                try_s=None if spec is None else work.settings.try_s,
-                make_environment=self._explored.make,
-                apart=not shares_batch(spec, self._setup.dtype),
-                max_tokens=work.settings.max_sequence_tokens,
-            )
-
-        players = self._players(work, tasks, spec, epoch=epoch)
-        played = play_all(players, tries, apart=spec is not None)
-        if any(t.adapter_sha256 != identity for t in played.kept):
-            raise EvolveError("episodes were not played with the round's released adapter")
-        remember(self._memory, played.kept)
-        return played
-
-    def _players(
-        self, work: Work, tasks: Sequence[Task], spec: PrivacySpec | None, *, epoch: int
-    ) -> list[Player]:
-        """One play for everything, or where units are apart one for each of them."""
-        play = self._parts["play"]
-        if spec is None:
-            return [
-                Player(
-                    play=play.make(),
-                    tasks=tasks,
-                    places=range(len(tasks)),
-                    view=self._whole_memory(work),
-                    work=self._part_work(work, Stream.PLAY, epoch=epoch),
-                )
-            ]
-        places: dict[UnitId, list[int]] = {}
-        for place, task in enumerate(tasks):
-            places.setdefault(unit_of(task, spec.unit), []).append(place)
-        memory = UnitMemory(
-            self._memory, round_index=work.round, settings=work.settings, unit=spec.unit
-        )
-        return [
-            Player(
-                play=play.make(),
-                tasks=[tasks[place] for place in own],
-                places=own,
-                view=memory.view(unit),
-                work=self._part_work(work, Stream.PLAY, unit=unit),
-            )
-            for unit, own in places.items()
-        ]
-
-    def _part_work(
-        self,
-        work: Work | StepWork,
-        stream: Stream,
-        *,
-        epoch: int = 0,
-        unit: UnitId | None = None,
-    ) -> PartWork:
-        settings = work.settings
-        return PartWork(
-            round=work.round,
-            tries_per_task=settings.tries_per_task,
-            best_per_task=settings.best_per_task,
-            temperature=settings.temperature,
-            rng=round_rng(work, stream, epoch=epoch, unit=unit),
-        )
 
     def _admits(
         self, work: Work, start: Mapping[str, np.ndarray], local: Mapping[str, np.ndarray]
@@ -569,7 +469,7 @@ class RecipeEvolver(Evolver):
         )
         shown = probes if gate.card.reads is Reads.SILO else NO_PROBES
         made: Gate = gate.make()
-        return bool(made.admit(start, local, shown, self._part_work(work, Stream.GATE)))
+        return bool(made.admit(start, local, shown, part_work(work, Stream.GATE)))
 
     def _train_apart(self, work: Work) -> dict[str, float]:
         """The personal adapter; the round's delta is made already."""

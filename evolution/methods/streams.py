@@ -40,6 +40,7 @@ class Stream(enum.IntEnum):
     PLAY = 5
     CREDIT = 6
     GATE = 7
+    ASK = 8
 
 
 def round_seed(work: Work | StepWork, stream: Stream, *, epoch: int = 0) -> int:

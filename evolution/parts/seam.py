@@ -9,8 +9,9 @@ Invariants of what is handed out:
 1. A ``MemoryView`` is shut but for the time in which its own unit is worked on: whoever kept one
    finds it empty.
 2. ``PartWork.rng`` is the part's own stream: of the round, or of the unit where units are apart.
-3. A play gets back what it asked for, in order: a trajectory, or None where the try failed. It may
-   ask for its own tasks alone, and for no more tries than it was given.
+3. A play gets back what it asked for, in order: a trajectory, or None where the try failed; words
+   for a question. It may ask for its own tasks alone, for no more tries than it was given, and for
+   words as often as it has tries.
 
 Covered: the seam. Not covered: objectives (``evolution/train/objective.py``), which the trainer
 calls.
@@ -21,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from evolution.rollout.asking import Ask
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task, Trajectory
 
@@ -43,11 +45,15 @@ __all__ = [
     "Probes",
     "Sampler",
     "TaskPool",
+    "Wish",
 ]
 
 Adapter = Mapping[str, np.ndarray]
-Playing = Generator[Sequence[Task], "Sequence[Trajectory | None]", Sequence[Trajectory]]
-"""Yields tries, is sent what became of them, returns the episodes that the round counts."""
+Wish = Task | Ask
+"""A try at a task, perhaps with a scaffold, or a question to the model."""
+Playing = Generator[Sequence[Wish], "Sequence[Any]", Sequence[Trajectory]]
+"""Yields wishes, is sent what became of each (``Trajectory | None`` of a try, ``str`` of a
+question), returns the episodes that the round counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

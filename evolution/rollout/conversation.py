@@ -116,11 +116,17 @@ class ChatFormat:
         return cls(tokenizer, pieces)
 
     def opening(
-        self, instruction: str, first_observation: str, examples: Sequence[Example] = ()
+        self,
+        instruction: str,
+        first_observation: str,
+        examples: Sequence[Example] = (),
+        *,
+        scaffold: str = "",
     ) -> list[int]:
         """Token ids before the agent's first word; they end with the header of its turn.
 
-        Examples are turns before the first.
+        Examples are turns before the first. A scaffold stands above the first observation, in the
+        same turn.
 
         Raises:
             ConversationError: There are more than ``MAX_EXAMPLES``.
@@ -128,12 +134,15 @@ class ChatFormat:
         if len(examples) > MAX_EXAMPLES:
             raise ConversationError(f"{len(examples)} example turns; at most {MAX_EXAMPLES} fit")
         before, between, after = self._pieces.opening
-        observations = [*(observation for observation, _ in examples), first_observation]
+        first = self.clean(first_observation)
+        if scaffold:
+            first = f"{self.clean(scaffold)}\n\n{first}"
+        observations = [*(self.clean(observation) for observation, _ in examples), first]
         token_ids = self._encode(
-            f"{before}{self.clean(instruction)}{between}{self.clean(observations[0])}{after}"
+            f"{before}{self.clean(instruction)}{between}{observations[0]}{after}"
         )
         for (_, action), observation in zip(examples, observations[1:], strict=True):
-            token_ids += self.answer(action) + self.next_turn(observation)
+            token_ids += self.answer(action) + self._turn(observation)
         return token_ids
 
     def next_turn(self, observation: str) -> list[int]:
@@ -142,8 +151,11 @@ class ChatFormat:
         They end with the header of the agent's turn. If the agent was cut off before its end token,
         the caller feeds ``turn_end_id`` first, as context.
         """
+        return self._turn(self.clean(observation))
+
+    def _turn(self, cleaned: str) -> list[int]:
         before, after = self._pieces.turn
-        return self._encode(f"{before}{self.clean(observation)}{after}")
+        return self._encode(f"{before}{cleaned}{after}")
 
     def answer(self, action: str) -> list[int]:
         """Token ids of an agent's turn that was written as text, for demonstrations.

@@ -26,7 +26,8 @@ different in length its episodes are. Invariants:
 8. A task's prefix is replayed before the first turn, in the try's own time. One that ends the
    episode, or leaves no step of ``max_steps``, drops the try; so does a variant where the
    environment takes none. Neither is ever left out in silence, for the try would be one at another
-   task.
+   task. A task's scaffold is read by the agent and by no environment; an environment that plays
+   itself has no place for one, and drops the try.
 
 9. Environments that wait for somebody else (``Environment.waits``) begin and step together, each
    on a thread of its own; all others one after the other, here. An object is called once at a time.
@@ -42,7 +43,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
@@ -163,6 +164,8 @@ class _Episode:
     context: list[int] = field(default_factory=list)
     """Tokens since the agent's last answer."""
     history: list[int] = field(default_factory=list)
+    bare: tuple[int, ...] | None = None
+    """See ``Step.bare_ids``."""
     steps: list[Step] = field(default_factory=list)
     acted: int = 0
     """Actions sent to the environment, the one that it failed at included; none of the prefix."""
@@ -412,14 +415,16 @@ class _Table:
         """Note what an episode came to, and let go of what it was played with."""
         self.pool.take_back(episode)
         if not episode.failed:
+            helped = episode.task.scaffold
             episode.trajectory = Trajectory(
-                task=episode.task,
+                task=replace(episode.task, scaffold=None),
                 steps=tuple(episode.steps),
                 final_observation=episode.observation,
                 success=episode.success,
                 adapter_sha256=self.engine.adapter_version,
                 round=self.round,
                 truncated=episode.truncated,
+                helped_by=() if helped is None else helped.made_of,
             )
         episode.steps, episode.history, episode.context = [], [], []
 
@@ -496,6 +501,12 @@ def _take_first(
 ) -> None:
     episode.observation, instruction, examples = first()
     episode.context = engine.chat.opening(instruction, episode.observation, examples)
+    helped = episode.task.scaffold
+    if helped is not None:
+        episode.bare = None if helped.stays else tuple(episode.context)
+        episode.context = engine.chat.opening(
+            instruction, episode.observation, examples, scaffold=helped.text
+        )
 
 
 def _begun(environment: Environment, task: Task) -> str:
@@ -554,6 +565,7 @@ def _take_step(engine: RolloutEngine, episode: _Episode, stepped: Callable[[], _
             reward=outcome.reward,
             invalid=not outcome.valid,
             cut_off=not answer.ended,
+            bare_ids=None if episode.steps else episode.bare,
         )
     )
     episode.history += [*episode.context, *answer.token_ids]

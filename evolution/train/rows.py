@@ -71,34 +71,37 @@ class Row:
         *,
         weight: float | Sequence[float] = 1.0,
         mask: Sequence[bool] | None = None,
-        scaffold: Iterable[tuple[int, int]] = (),
     ) -> Self:
         """The row of a try, whose unit is its task.
 
-        ``weight`` is one for all tokens, or one for each token. The mask is by default the tokens
-        that the agent sampled. Spans of ``scaffold``, [start, end) in tokens, are left out of the
-        row: text that helped in playing and shall not be leant on.
+        ``weight`` is one for all of the try's tokens, or one for each. The mask is by default the
+        tokens that the agent sampled. A scaffold that helped in playing is taken away: the row
+        begins as the try would have begun without it. The behaviour policy's log-probabilities are
+        those of the policy that read it.
 
         Raises:
             RowError: Something does not fit the trajectory's tokens.
         """
         ids = np.array(trajectory.token_ids, dtype=np.int64)
-        keep = np.ones(ids.shape, dtype=np.bool_)
-        for start, end in scaffold:
-            if not 0 <= start <= end <= len(ids):
-                raise RowError(f"there is no scaffold from {start} to {end} in {len(ids)} tokens")
-            keep[start:end] = False
         weights = np.asarray(weight, dtype=np.float32)
         weights = np.full(ids.shape, weights) if weights.ndim == 0 else weights
         about = np.array(trajectory.agent_mask if mask is None else mask, dtype=np.bool_)
         behaviour = np.array(trajectory.logprobs, dtype=np.float32)
         if any(a.shape != ids.shape for a in (weights, about, behaviour)):
             raise RowError("a row's tokens, mask, weights and log-probabilities are of one length")
+        first = trajectory.steps[0] if trajectory.steps else None
+        if first is not None and first.bare_ids is not None:
+            opening, played = len(first.bare_ids), len(first.context_ids)
+            ids = np.concatenate([np.array(first.bare_ids, dtype=np.int64), ids[played:]])
+            weights, about, behaviour = (
+                np.concatenate([np.zeros(opening, dtype=one.dtype), one[played:]])
+                for one in (weights, about, behaviour)
+            )
         return cls(
-            token_ids=ids[keep],
-            mask=about[keep],
-            weights=weights[keep],
-            logprobs=behaviour[keep],
+            token_ids=ids,
+            mask=about,
+            weights=weights,
+            logprobs=behaviour,
             name=trajectory.conversation_sha256,
             unit=UnitId(trajectory.task.environment, str(trajectory.task.task_id)),
         )

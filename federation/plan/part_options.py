@@ -11,7 +11,15 @@ from pydantic import Field, model_validator
 
 from federation.plan.section import Section
 
-__all__ = ["ClippedOptions", "GroupRelativeOptions", "PpoOptions", "RewardOptions"]
+__all__ = [
+    "ClippedOptions",
+    "EpisodesOptions",
+    "GroupRelativeOptions",
+    "HintsOptions",
+    "PpoOptions",
+    "RetryOptions",
+    "RewardOptions",
+]
 
 Width = Annotated[float, Field(gt=0, le=100)]
 Coefficient = Annotated[float, Field(ge=0, le=100)]
@@ -88,3 +96,36 @@ class PpoOptions(ClippedOptions):
     """How far a value may go from what it was before the first step; 0 for no bound."""
     value_trains_adapter: bool = False
     """Whether the value loss reaches the adapter through the hidden state."""
+
+
+class HintsOptions(Section):
+    """Of the play ``hints``."""
+
+    levels: Annotated[int, Field(ge=1, le=8)] = 3
+    """Hints of growing length, a try each."""
+    stays: bool = False
+    """A hinted try is trained on with its hint, as it was played; else without."""
+
+
+class RetryOptions(Section):
+    """Of the play ``retry``."""
+
+    attempts: Literal[1, 2] = 1
+    """How many failed tries are told."""
+    critique: bool = False
+    """The model is asked what went wrong, and its answer is told as well."""
+    critique_tokens: Annotated[int, Field(ge=1, le=512)] = 64
+    """The longest answer."""
+
+
+class EpisodesOptions(Section):
+    """Of the play ``episodes``."""
+
+    count: Annotated[int, Field(ge=1, le=8)] = 3
+    """How many remembered successes are told."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """The least likeness of one to the try's beginning."""
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """α: how far a value moves to what a try came to."""
+    explore: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """ε: how often others than those of the highest value are told."""

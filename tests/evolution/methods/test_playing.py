@@ -8,6 +8,7 @@ from evolution.methods.admission import made_up
 from evolution.methods.playing import Player, play_all
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
+from evolution.rollout.asking import Ask
 from evolution.rollout.episodes import EpisodeBatch
 
 WORK = PartWork(
@@ -43,6 +44,10 @@ class World:
         dropped = sum(one is None for one in tries)
         return EpisodeBatch(tries=tries, dropped=dropped, environment_steps=len(tries))
 
+    def say(self, asks, places):
+        self.asked.append([(place, one.text) for one, place in zip(asks, places, strict=True)])
+        return [f"of {one.text}" for one in asks]
+
     def players(self, *plays):
         return [
             Player(
@@ -66,7 +71,7 @@ def once():
 def test_the_tries_of_all_plays_are_one_batch_in_the_order_of_their_places():
     world = World("a", "b")
     world.broken = {2}
-    played = play_all(world.players(once(), once()), world, apart=True)
+    played = play_all(world.players(once(), once()), world, world.say, apart=True)
     assert world.asked == [[*range(8)]]
     expected = [one for i, one in enumerate((*world.tries["a"], *world.tries["b"])) if i != 2]
     assert list(played.kept) == list(played.counted) == expected
@@ -82,7 +87,7 @@ def test_a_play_may_ask_one_after_the_other_and_keeps_its_places():
         return found[1:]
 
     world = World("a", "b")
-    played = play_all(world.players(Played(by_one), once()), world, apart=True)
+    played = play_all(world.players(Played(by_one), once()), world, world.say, apart=True)
     assert world.asked == [[0, 4, 5, 6, 7], [1], [2], [3]]
     # All that was played is kept, what the play returned is counted.
     assert played.counted == (*world.tries["a"][1:], *world.tries["b"])
@@ -101,8 +106,34 @@ def test_a_smuggled_memory_of_another_unit_is_empty():
         return played
 
     world = World("a", "b")
-    play_all(world.players(Played(smuggles), Played(smuggles)), world, apart=True)
+    play_all(world.players(Played(smuggles), Played(smuggles)), world, world.say, apart=True)
     assert seen == [[], [()], [1, 0], [0, 1]]
+
+
+def test_words_are_asked_for_beside_tries_and_come_back_in_order():
+    heard = []
+
+    def asks(tasks, past, work):
+        words = yield [Ask(instruction="say", text="one"), Ask(instruction="say", text="two")]
+        one, word = yield [tasks[0], Ask(instruction="say", text="three")]
+        heard.extend([*words, word])
+        return [one]
+
+    world = World("a", "b")
+    played = play_all(world.players(once(), Played(asks)), world, world.say, apart=True)
+    assert heard == ["of one", "of two", "of three"]
+    # Every question has a place of its own, as every try has.
+    assert world.asked == [[(4, "one"), (5, "two")], [*range(4)], [(6, "three")], [4]]
+    assert played.counted == (*world.tries["a"], world.tries["b"][0])
+
+
+def always_asks(tasks, past, work):
+    while True:
+        yield [Ask(instruction="say", text="more")]
+
+
+def wishes(tasks, past, work):
+    return (yield ["a task"])
 
 
 def too_many(tasks, past, work):
@@ -132,13 +163,15 @@ def raises(tasks, past, work):
     raise KeyError("data")
 
 
-@pytest.mark.parametrize("play", [too_many, foreign, nothing, made_up_return, twice, raises])
+@pytest.mark.parametrize(
+    "play", [too_many, always_asks, wishes, foreign, nothing, made_up_return, twice, raises]
+)
 def test_what_a_play_may_not_do_costs_its_own_unit_or_the_round(play):
     world = World("a", "b")
-    played = play_all(world.players(Played(play), once()), world, apart=True)
+    played = play_all(world.players(Played(play), once()), world, world.say, apart=True)
     assert played.counted == world.tries["b"]
     with pytest.raises((PartError, KeyError)):
-        play_all(World("a", "b").players(Played(play), once()), World("a", "b"), apart=False)
+        play_all(world.players(Played(play), once()), world, world.say, apart=False)
 
 
 def test_the_end_of_the_time_ends_everything():
@@ -148,4 +181,4 @@ def test_the_end_of_the_time_ends_everything():
 
     world = World("a", "b")
     with pytest.raises(LocalTimeError):
-        play_all(world.players(Played(late), once()), world, apart=True)
+        play_all(world.players(Played(late), once()), world, world.say, apart=True)

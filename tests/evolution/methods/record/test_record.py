@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,9 +32,11 @@ def test_the_steps_are_charged_after_exploring_and_all_of_them_run(
 ):
     order = []
     silo = make_silo()
-    explore, descend = silo._explore, silo._trainer.descend
+    explore, descend = silo._explorer.explore, silo._trainer.descend
     monkeypatch.setattr(
-        silo, "_explore", lambda *a, **k: (order.append("explore"), explore(*a, **k))[1]
+        silo,
+        "_explorer",
+        SimpleNamespace(explore=lambda *a, **k: (order.append("explore"), explore(*a, **k))[1]),
     )
     monkeypatch.setattr(
         silo._trainer, "descend", lambda *a, **k: (order.append("train"), descend(*a, **k))[1]
