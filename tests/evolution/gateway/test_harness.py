@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from evolution.errors import EpisodeStateError, HarnessStartError, NotWantedErro
 from evolution.local_time import while_wanted
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
-from evolution.trajectory import Task
+from evolution.trajectory import Scaffold, Task
 from tests.kit.evolution import harnesses as hs
 from tests.kit.evolution.scripted_engine import (
     Recorded,
@@ -307,6 +308,17 @@ def test_while_the_model_answers_the_harness_s_clock_stands(tmp_path):
     engine.generate = slow
     played = hs.play(engine, hs.program(tmp_path, LOOP, timeout_s=15.0))
     assert played.dropped == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"prefix": ("x",)}, {"variant": "x"}, {"scaffold": Scaffold(text="x")}],
+    ids=["prefix", "variant", "scaffold"],
+)
+def test_a_try_that_begins_as_no_harness_can_is_dropped(tmp_path, change):
+    tasks = [hs.TASK, replace(hs.TASK, **change)]
+    played = hs.play(ScriptedEngine("x"), hs.program(tmp_path, LOOP, timeout_s=60.0), tasks=tasks)
+    assert [one is None for one in played.tries] == [False, True]
 
 
 def test_try_s_is_the_shorter_clock(tmp_path):
