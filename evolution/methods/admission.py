@@ -30,6 +30,7 @@ from evolution.methods.playing import Player, play_all
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
 from evolution.rollout.asking import Ask
+from evolution.rollout.conversation import RenderedEpisode
 from evolution.rollout.episodes import EpisodeBatch
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Step, Task, Trajectory
@@ -109,6 +110,18 @@ def _work() -> PartWork:
         best_per_task=True,
         temperature=1.0,
         rng=np.random.default_rng(1),
+        rendered=_rendered,
+    )
+
+
+def _rendered(
+    instruction: str, observations: Sequence[str], actions: Sequence[str]
+) -> RenderedEpisode:
+    """What stands for a tokenizer: a token for each letter."""
+    asked, answered = [*instruction, *"".join(observations)], [*"".join(actions)]
+    return RenderedEpisode(
+        token_ids=tuple(ord(letter) % 50 for letter in (*asked, *answered)),
+        agent_mask=(*(False,) * len(asked), *(True,) * len(answered)),
     )
 
 

@@ -23,6 +23,7 @@ from evolution.methods.evolver import EvolveSettings, Work
 from evolution.methods.population import Population
 from evolution.methods.protection import require_steps
 from evolution.methods.streams import temperature_of, value_learning_rate_of
+from evolution.methods.taught import taught
 from evolution.part import Part
 from evolution.train.rows import Row
 from evolution.train.trainer import Trainer
@@ -83,7 +84,8 @@ def knowing(
 
     The adapter that the trainer was reset to is the anchor and the one before the first step.
     """  # noqa: D205  # one sentence
-    needs = objective.needs - {VALUE}
+    rows = taught(trainer, rows, objective, settings)
+    needs = objective.needs - {VALUE, "teacher"}
     if not needs or not rows:
         return rows
     at = temperature_of(settings, objective)
@@ -95,7 +97,7 @@ def knowing(
     if "old_value" in needs:
         known["old_value"] = trainer.values(rows)
     return [
-        row.knowing({name: values[place] for name, values in known.items()})
+        row.knowing({**row.known, **{name: values[place] for name, values in known.items()}})
         for place, row in enumerate(rows)
     ]
 

@@ -27,6 +27,7 @@ from evolution.methods.streams import Stream, round_rng, round_seed
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
 from evolution.rollout.asking import Ask, say
+from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
 from evolution.trajectory import Task
@@ -37,7 +38,12 @@ NOTHING_PLAYED = Played(counted=(), kept=(), dropped=0, environment_steps=0)
 
 
 def part_work(
-    work: Work | StepWork, stream: Stream, *, epoch: int = 0, unit: UnitId | None = None
+    work: Work | StepWork,
+    stream: Stream,
+    *,
+    chat: ChatFormat,
+    epoch: int = 0,
+    unit: UnitId | None = None,
 ) -> PartWork:
     """What a part is told of a round, with its own random stream."""
     settings = work.settings
@@ -47,6 +53,7 @@ def part_work(
         best_per_task=settings.best_per_task,
         temperature=settings.temperature,
         rng=round_rng(work, stream, epoch=epoch, unit=unit),
+        rendered=chat.render,
     )
 
 
@@ -144,7 +151,7 @@ class Explorer:
                     tasks=tasks,
                     places=range(len(tasks)),
                     view=whole_memory(self.memory, work),
-                    work=part_work(work, Stream.PLAY, epoch=epoch),
+                    work=part_work(work, Stream.PLAY, chat=self.engine.chat, epoch=epoch),
                 )
             ]
         places: dict[UnitId, list[int]] = {}
@@ -159,7 +166,7 @@ class Explorer:
                 tasks=[tasks[place] for place in own],
                 places=own,
                 view=memory.view(unit),
-                work=part_work(work, Stream.PLAY, unit=unit),
+                work=part_work(work, Stream.PLAY, chat=self.engine.chat, unit=unit),
             )
             for unit, own in places.items()
         ]

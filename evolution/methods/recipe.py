@@ -51,6 +51,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import structlog
@@ -115,6 +116,7 @@ from evolution.methods.streams import (
     temperature_of,
     train_settings,
 )
+from evolution.methods.taught import taught
 from evolution.parts.seam import (
     Credit,
     Gate,
@@ -167,6 +169,7 @@ class RecipeEvolver(Evolver):
         self._personal = PersonalAdapter(self._options, state_dir=setup.state_dir)
         machines = setup.machines or make_machines(setup)
         self._engine, self._trainer = machines.engine, machines.trainer
+        self._part_work = partial(part_work, chat=self._engine.chat)
         self._explorer = Explorer(
             engine=self._engine,
             memory=self._memory,
@@ -323,8 +326,9 @@ class RecipeEvolver(Evolver):
             groups = groups_of(played, work)
             rows = self._credit(work, groups, epoch=epoch)
             with spanned("train"):
+                kept = short_enough(rows, work.settings, tally) if work.settings.learn else []
                 report = self._trainer.train(
-                    short_enough(rows, work.settings, tally) if work.settings.learn else [],
+                    taught(self._trainer, kept, self._parts["objective"], work.settings),
                     self._parts["objective"],
                     train_settings(
                         work.settings,
@@ -351,7 +355,7 @@ class RecipeEvolver(Evolver):
         view = whole_memory(self._memory, work)
         credit: Credit = self._parts["credit"].make()
         with view.opened():
-            rows = credit.credit(groups, view, part_work(work, Stream.CREDIT, epoch=epoch))
+            rows = credit.credit(groups, view, self._part_work(work, Stream.CREDIT, epoch=epoch))
         return require_rows(rows)
 
     # Where units are protected --------------------------------------------------------------------
@@ -401,7 +405,11 @@ class RecipeEvolver(Evolver):
                 rows = (
                     self._parts["credit"]
                     .make()
-                    .credit(groups, view, part_work(work, Stream.CREDIT, unit=unit))
+                    .credit(
+                        groups,
+                        view,
+                        self._part_work(work, Stream.CREDIT, unit=unit),
+                    )
                 )
             kept = short_enough(require_rows(rows), work.settings, tally)
             return tuple(knowing(self._trainer, kept, self._parts["objective"], work.settings))
@@ -450,7 +458,7 @@ class RecipeEvolver(Evolver):
         view = whole_memory(self._memory, work) if spec is None else _EMPTY
         with view.opened():
             sampler: Sampler = self._parts["sampler"].make()
-            drawn = sampler.draw(pool, view, part_work(work, Stream.DRAW), count=count)
+            drawn = sampler.draw(pool, view, self._part_work(work, Stream.DRAW), count=count)
         tasks = require_tasks(drawn, pool, most=max(count, len(assignments)))
         if spec is not None:
             require_drawn(tasks, count=count)
@@ -469,7 +477,7 @@ class RecipeEvolver(Evolver):
         )
         shown = probes if gate.card.reads is Reads.SILO else NO_PROBES
         made: Gate = gate.make()
-        return bool(made.admit(start, local, shown, part_work(work, Stream.GATE)))
+        return bool(made.admit(start, local, shown, self._part_work(work, Stream.GATE)))
 
     def _train_apart(self, work: Work) -> dict[str, float]:
         """The personal adapter; the round's delta is made already."""
@@ -478,7 +486,12 @@ class RecipeEvolver(Evolver):
         try:
             tries = self._memory.groups(round_index=work.round, window=1)
             rows = self._credit(work, tries, epoch=0)
-            kept = short_enough(rows, work.settings, None)
+            kept = taught(
+                self._trainer,
+                short_enough(rows, work.settings, None),
+                self._parts["objective"],
+                work.settings,
+            )
             return self._personal.train_apart(
                 self._trainer, kept, self._parts["objective"], work, head=self._head.first()
             )

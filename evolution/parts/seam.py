@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from evolution.errors import PartError
 from evolution.rollout.asking import Ask
+from evolution.rollout.conversation import RenderedEpisode
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task, Trajectory
 
@@ -117,6 +119,13 @@ class MemoryView:
             self._open = False
 
 
+def _unwritten(
+    instruction: str, observations: Sequence[str], actions: Sequence[str]
+) -> RenderedEpisode:
+    words = sum(map(len, (instruction, *observations, *actions)))
+    raise PartError(f"{words} letters have no tokenizer here")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartWork:
     """What a part is told of the round."""
@@ -131,6 +140,9 @@ class PartWork:
     """At which tries are played."""
     rng: np.random.Generator
     """The part's own stream."""
+    rendered: Callable[[str, Sequence[str], Sequence[str]], RenderedEpisode] = _unwritten
+    """The tokens of a conversation that is given as text: instruction, what is said to the agent,
+    and what it is to answer (``ChatFormat.render``)."""
 
 
 class Sampler(Protocol):

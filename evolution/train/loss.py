@@ -259,7 +259,7 @@ def _public(answer_tokens: int) -> Row:
         name=f"public {answer_tokens}",
         known={
             name: np.full(len(ids), -1.0, dtype=np.float32)
-            for name in ("base", "first", "old", "old_value", "reference")
+            for name in ("base", "first", "old", "old_value", "reference", "teacher")
         },
     )
 

@@ -16,11 +16,13 @@ operations of torch that ``torch.func.vmap`` takes may be used.
     value        V(x_<t) of the value head, with its gradient; how it is made and how far back that
                  gradient reaches: ``evolution/model/value_head.py``
     old_value    the same before the training's first step, without
+    teacher      log-probability of each token after a teacher's opening (``Row.taught_ids``)
 
-``old``, ``reference``, ``first``, ``base`` and the values are there where the objective asks for
-them. Where units are protected all but ``base`` and ``value`` are under the released adapter that
-the round, or the step, began with. Where the card says ``tempered``, all of it, entropy and
-likeliest tokens too, is of the distribution at the temperature that tries are played at, else at 1.
+``old``, ``reference``, ``first``, ``base``, ``teacher`` and the values are there where the
+objective asks for them. Where units are protected all but ``base`` and ``value`` are under the
+released adapter that the round, or the step, began with. Where the card says ``tempered``, all of
+it, entropy and likeliest tokens too, is of the distribution at the temperature that tries are
+played at, else at 1.
 
 An objective whose class names ``watches`` is given a ``Watch`` where nobody is protected, and notes
 in it what the silo's own operator wants to see of a training.
@@ -98,6 +100,11 @@ class TokenOut:
         if self._value is None:
             raise EvolverSetupError("the objective needs a value, and the model has no value head")
         return self._value
+
+    @property
+    def teacher(self) -> torch.Tensor:
+        """See the module."""
+        return self._of("teacher")
 
     @property
     def old_value(self) -> torch.Tensor:

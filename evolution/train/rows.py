@@ -55,6 +55,10 @@ class Row:
     """Log-probabilities and values of each token that an objective needs and that were computed
     before, by their name in ``evolution/train/objective.py``; the trainer computes what is not
     here."""
+    taught_ids: npt.NDArray[np.int64] | None = None
+    """The same answers after another opening, that of a teacher who has seen more: all its tokens.
+    They end as the row's own do from its first answer on. What the teacher says of each answer's
+    token is ``known["teacher"]``, and the driver computes it (``methods/taught.py``)."""
 
     def __post_init__(self) -> None:
         """Refuse what is no row, whoever made it."""
@@ -63,6 +67,10 @@ class Row:
             raise RowError("a row's tokens, mask, weights and log-probabilities are of one length")
         if not (np.isfinite(self.weights).all() and np.isfinite(self.logprobs).all()):
             raise RowError("a row's weights and log-probabilities are finite numbers")
+        if self.taught_ids is not None and self.mask.any():
+            said = len(self) - int(self.mask.argmax())
+            if not np.array_equal(self.taught_ids[-said:], self.token_ids[-said:]):
+                raise RowError("what a teacher reads does not end with the row's own answers")
 
     @classmethod
     def of(
@@ -132,7 +140,10 @@ class Row:
             (self.logprobs, other.logprobs),
             *((value, other.known[name]) for name, value in self.known.items()),
         ]
-        return all(one.tobytes() == two.tobytes() for one, two in pairs)
+        mine, theirs = self.taught_ids, other.taught_ids
+        if mine is None or theirs is None:
+            return mine is theirs and all(one.tobytes() == two.tobytes() for one, two in pairs)
+        return all(one.tobytes() == two.tobytes() for one, two in [*pairs, (mine, theirs)])
 
     __hash__ = None  # type: ignore[assignment]  # its arrays can change
 

@@ -41,7 +41,7 @@ KINDS: Final = ("sampler", "play", "credit", "objective", "gate")
 """What a recipe is made of, in the order in which a round uses them; a gate is optional."""
 DRIVER: Final = "evolution.methods.recipe:RecipeEvolver"
 """What runs every recipe and holds its parts to their cards."""
-NEEDS: Final = frozenset({"old", "reference", "first", "base", "value", "old_value"})
+NEEDS: Final = frozenset({"old", "reference", "first", "base", "value", "old_value", "teacher"})
 """What an objective may ask the trainer for beside the present log-probability."""
 VALUE: Final = "value"
 """Of ``NEEDS``: what makes the trainer put a value head on the model."""

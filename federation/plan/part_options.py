@@ -16,8 +16,10 @@ __all__ = [
     "EpisodesOptions",
     "GroupRelativeOptions",
     "HintsOptions",
+    "JudgeMixOptions",
     "PpoOptions",
     "RetryOptions",
+    "ReverseKlOptions",
     "RewardOptions",
 ]
 
@@ -129,3 +131,21 @@ class EpisodesOptions(Section):
     """α: how far a value moves to what a try came to."""
     explore: Annotated[float, Field(ge=0, le=1)] = 0.05
     """ε: how often others than those of the highest value are told."""
+
+
+class ReverseKlOptions(Section):
+    """Of the objective ``reverse-kl``."""
+
+    gap: Width = 5.0
+    """How far the teacher's log-probability of a token counts from the policy's own."""
+    most: Width = 5.0
+    """The greatest ratio of the policy to what was recorded."""
+
+
+class JudgeMixOptions(Section):
+    """Of the credit ``judge-mix``."""
+
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.15
+    """Of a token of an answer to a question, where one that acts weighs 1."""
+    each: Annotated[int, Field(ge=1, le=64)] = 1
+    """The most solved tries of a task that are asked about, and as many failed ones."""

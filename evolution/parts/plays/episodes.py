@@ -2,7 +2,7 @@
 
 MemRL (row 53), with α .3, ε .05 and k 3 as its shipped settings have them::
 
-    candidates   stored successes as like the try's beginning as ``floor`` at least (``sources.py``)
+    candidates   stored successes at least ``floor`` like the try's beginning (``parts/telling.py``)
     chosen       the k of highest Q, ties by likeness; with probability ε others, each as likely
     Q ← Q + α·(r − Q),  Q₀ = 0,  r = 1 if the try that it helped succeeded, else −1
 
@@ -26,9 +26,9 @@ from typing import ClassVar
 import numpy as np
 
 from evolution.part import BasePart
-from evolution.parts.plays.sources import like, told
 from evolution.parts.plays.waves import Line, in_waves, lines_of
 from evolution.parts.seam import MemoryView, PartWork, Playing
+from evolution.parts.telling import like, told
 from evolution.trajectory import Group, Scaffold, Task, Trajectory
 from federation.plan.methods import Couples, Reads
 from federation.plan.part_options import EpisodesOptions

@@ -2,7 +2,8 @@
 
 AgentEvolver's experience-guided exploration with its experience discarded (row 9): the first half
 of a task's tries, at least one, is made plainly; the others with the likest stored success before
-their first observation (``sources.py``), told turn by turn. Where nothing is stored all are plain.
+their first observation (``parts/telling.py``), told turn by turn. Where nothing is stored all are
+plain.
 
 Covered: successes and demonstrations of the plan's window. Not covered: which of them help, which
 ``episodes`` learns.
@@ -15,9 +16,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from evolution.part import BasePart
-from evolution.parts.plays.sources import like, told
 from evolution.parts.plays.waves import Line, in_waves, lines_of
 from evolution.parts.seam import MemoryView, PartWork, Playing
+from evolution.parts.telling import like, told
 from evolution.trajectory import Scaffold, Task
 from federation.plan.methods import Couples, Reads
 

@@ -7,8 +7,8 @@ SAGE's self-hinting (row 52 of the page of methods), with G tries at a task and 
     else at level 1, 2, … L until one succeeds    the first ⌈n·ℓ/(L + 1)⌉ of a solution's n actions
     after a success                               the tries that are left are without a hint
 
-The solution is a stored success of the task, else of the likest one (``sources.py``). A task has as
-many tries as without hints, so methods are compared at equal episodes.
+The solution is a stored success of the task, else of the likest one (``parts/telling.py``). A task
+has as many tries as without hints, so methods are compared at equal episodes.
 
 With ``stays`` a hinted try is trained on with its hint before it, as it was played (the paper's
 form); else the hint is taken away, and the recorded probabilities are those of the policy that read
@@ -26,9 +26,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from evolution.part import BasePart
-from evolution.parts.plays.sources import like, steps_of
 from evolution.parts.plays.waves import Line, in_waves, lines_of
 from evolution.parts.seam import MemoryView, PartWork, Playing
+from evolution.parts.telling import like, steps_of
 from evolution.trajectory import Scaffold, Task, Trajectory
 from federation.plan.methods import Couples, Reads
 from federation.plan.part_options import HintsOptions

@@ -22,9 +22,9 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from evolution.part import BasePart
-from evolution.parts.plays.sources import told
 from evolution.parts.plays.waves import Line, lines_of
 from evolution.parts.seam import MemoryView, PartWork, Playing
+from evolution.parts.telling import told
 from evolution.rollout.asking import Ask
 from evolution.trajectory import Scaffold, Task, Trajectory
 from federation.plan.methods import Couples, Reads

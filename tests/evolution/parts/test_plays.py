@@ -12,7 +12,7 @@ from dp.config import Mode
 from evolution.part import Part
 from evolution.parts.plays.episodes import values_of
 from evolution.parts.plays.repair import suspected
-from evolution.parts.plays.sources import like, likeness
+from evolution.parts.telling import like, likeness
 from evolution.rollout.asking import Ask
 from evolution.trajectory import Group, Task
 from federation.plan.methods import PARTS

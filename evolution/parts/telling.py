@@ -55,7 +55,11 @@ def steps_of(actions: Sequence[str]) -> str:
     return "\n".join(actions)
 
 
-def told(one: Trajectory) -> str:
-    """A try as text: what was seen and what was done, in turns; the end is kept if it is long."""
+def told(one: Trajectory, *, ending: bool = True) -> str:
+    """A try as text: what was seen and what was done, in turns; the end is kept if it is long.
+
+    Without its ending it stops before what the environment said last.
+    """
     turns = [line for step in one.steps for line in (step.observation, f"> {step.action}")]
-    return "\n".join([*turns, one.final_observation])[-_MOST_CHARS:]
+    last = [one.final_observation] if ending else []
+    return "\n".join([*turns, *last])[-_MOST_CHARS:]
