@@ -27,7 +27,13 @@ HELP = (7, 8, 9)
 
 
 def plain(*actions, solved=False):
-    return tried(task(1), *actions, solved=solved)
+    """A try whose words are tokens that the smallest vocabulary has."""
+    one = tried(task(1), *actions, solved=solved)
+    steps = tuple(
+        replace(step, action_ids=tuple(token - 90 for token in step.action_ids))
+        for step in one.steps
+    )
+    return replace(one, steps=steps)
 
 
 def helped(*actions, solved=True):
