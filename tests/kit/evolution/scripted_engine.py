@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from evolution.rollout.conversation import ChatFormat
-from evolution.rollout.engine import Generation
+from evolution.rollout.engine import ANY_NUMBER, Generation
 
 PLAIN = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -85,6 +85,7 @@ class ScriptedEngine:
 
     adapter_version = "a" * 64
     context_limit = 100_000
+    most_at_once = ANY_NUMBER
 
     def __init__(self, *script, template=PLAIN, end=True, context_limit=100_000):
         self.chat = ChatFormat.from_tokenizer(tokenizer(template))
