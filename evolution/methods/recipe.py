@@ -320,7 +320,7 @@ class RecipeEvolver(Evolver):
                 played = self._explore(work, tasks, adapter, identity, epoch=epoch)
             tally.explored_s += time.perf_counter() - began_s
             self._count(played, tally)
-            groups = groups_of(played, work)
+            groups = groups_of(played, tasks, work)
             rows = self._credit(work, groups, epoch=epoch)
             with spanned("train"):
                 report = self._trainer.train(
