@@ -33,13 +33,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from evolution.envs.outcome import outcome_of
 from evolution.envs.tasks import Shard, Split, label_index, shard_index, task_range
-from evolution.errors import EnvironmentFailureError
+from evolution.errors import EnvironmentFailureError, VariantError
 
 __all__ = [
     "MAX_OBSERVATION_WORDS",
@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 MAX_OBSERVATION_WORDS = 64
+_AFTER: Final = "after "
 
 Info = dict[str, Any]
 Example = tuple[str, str]
@@ -68,6 +69,7 @@ class Environment(ABC):
     labels: ClassVar[tuple[str, ...]]  # values of the attribute tasks are dealt out by
     vocabulary: ClassVar[frozenset[str]] = frozenset()  # empty: open vocabulary
     waits: ClassVar[bool] = False  # for somebody else: objects are called at the same time
+    replays: ClassVar[bool] = True  # a task may begin after actions of an earlier try
     descriptor: str = ""  # of one object: a line before the instruction that says which it is
 
     @property
@@ -118,7 +120,12 @@ class Environment(ABC):
 
 
 class ScriptedEnvironment(Environment):
-    """An environment that can also be played without a model, to make demonstrations."""
+    """An environment that can also be played without a model, to make demonstrations.
+
+    Its tasks have variants that begin nearer to their end: ``after 2`` is what is left of a task
+    once the expert has played its first two actions. They count as steps, so that the expert ends
+    a variant at the very step at which it ends the task.
+    """
 
     @abstractmethod
     def expert_action(self, rng: np.random.Generator) -> str:
@@ -147,6 +154,27 @@ class ScriptedEnvironment(Environment):
             actions.append(action)
             if outcome.over:
                 return tuple(actions) if self.success(outcome.info) else ()
+
+    def variants(self, task_id: int) -> Sequence[str]:
+        """The task after each of the expert's actions but the last, farthest from the end first.
+
+        An episode under way is over.
+        """
+        return tuple(f"{_AFTER}{done}" for done in range(1, len(self.solve(task_id))))
+
+    def reset_variant(self, task_id: int, variant: str) -> tuple[str, Info]:
+        """Start the episode of a variant; return its first observation.
+
+        Raises:
+            VariantError: It is none of the task's.
+        """
+        if variant not in self.variants(task_id):
+            raise VariantError("the task has no such variant")
+        actions = self.solve(task_id)[: int(variant.removeprefix(_AFTER))]
+        observation, info = self.reset(task_id)
+        for action in actions:
+            observation, *_, info = self.step(action)
+        return observation, info
 
 
 @runtime_checkable

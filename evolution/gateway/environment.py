@@ -67,6 +67,8 @@ _LOOK_S: Final = 0.05
 class HarnessEnvironment(Environment):
     """See the module; made by ``evolution/envs/foreign/foreign.py``."""
 
+    replays = False
+
     def __init__(self, spec: HarnessSpec, breaker: Breaker) -> None:
         self._spec = spec
         self._breaker = breaker

@@ -323,7 +323,7 @@ class RecipeEvolver(Evolver):
                 played = self._explorer.explore(work, tasks, adapter, identity, epoch=epoch)
             tally.explored_s += time.perf_counter() - began_s
             self._count(played, tally)
-            groups = groups_of(played, work)
+            groups = groups_of(played, tasks, work)
             rows = self._credit(work, groups, epoch=epoch)
             with spanned("train"):
                 kept = short_enough(rows, work.settings, tally) if work.settings.learn else []

@@ -7,21 +7,24 @@ Covered: types and bounds. Not covered: plays, whose episodes are checked while 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 
-from evolution.envs.environment import Environment
+from evolution.envs.environment import Environment, TakesVariants
 from evolution.envs.tasks import Split
 from evolution.errors import PartError
 from evolution.methods.evolver import Assignment, EvolveSettings, Work
 from evolution.methods.playing import Played
-from evolution.parts.seam import EnvironmentPool, TaskPool
+from evolution.parts.seam import MOST_START, EnvironmentPool, TaskPool
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task, Trajectory
 
 __all__ = ["Tally", "groups_of", "pool_of", "require_rows", "require_tasks", "short_enough"]
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,6 +58,9 @@ def pool_of(
                 environment=one.environment,
                 task_ids=environments[one.environment].task_ids(Split.TRAIN, shard=one.shard),
                 subject_of=environments[one.environment].task_subject,
+                label_of=environments[one.environment].task_label,
+                variants_of=_variants_of(environments[one.environment]),
+                replays=environments[one.environment].replays,
             )
             for one in assignments
         ),
@@ -62,19 +68,42 @@ def pool_of(
     )
 
 
-def groups_of(played: Played, work: Work) -> list[Group]:
-    """The episodes that count, task by task in the order of their first tries."""
-    found: dict[tuple[str, int], list[Trajectory]] = {}
+def _variants_of(environment: Environment) -> Callable[[int], Sequence[str]]:
+    """What an environment says of a task's variants: those that are texts a memory can keep."""
+
+    def found(task_id: int) -> Sequence[str]:
+        if not isinstance(environment, TakesVariants):
+            return ()
+        try:
+            said = tuple(environment.variants(task_id))
+        except Exception as error:  # noqa: BLE001  # an environment is foreign code: it has none then
+            _log.warning(
+                "variants_not_told", environment=environment.name, error=type(error).__name__
+            )
+            return ()
+        return tuple(one for one in said if isinstance(one, str) and 0 < len(one) <= MOST_START)
+
+    return found
+
+
+def groups_of(played: Played, drawn: Sequence[Task], work: Work) -> list[Group]:
+    """The episodes that count, by where they began, in the order of their first tries.
+
+    Tries of one task from two beginnings cannot be measured against each other. ``drawn`` has each
+    task as often as it was to be tried; how many tries from elsewhere failed, the play alone knows.
+    """
+    found: dict[Task, list[Trajectory]] = {}
     for one in played.counted:
-        found.setdefault((one.task.environment, one.task.task_id), []).append(one)
+        found.setdefault(one.task, []).append(one)
+    begun = Counter(drawn)
     return [
         Group(
-            task=tries[0].task,
+            task=task,
             round=work.round,
             trajectories=tuple(tries),
-            dropped=max(0, work.settings.tries_per_task - len(tries)),
+            dropped=max(0, begun[task] - len(tries)),
         )
-        for tries in found.values()
+        for task, tries in found.items()
     ]
 
 

@@ -11,7 +11,10 @@ Invariants of what is handed out:
 2. ``PartWork.rng`` is the part's own stream: of the round, or of the unit where units are apart.
 3. A play gets back what it asked for, in order: a trajectory, or None where the try failed; words
    for a question. It may ask for its own tasks alone, for no more tries than it was given, and for
-   words as often as it has tries.
+   words as often as it has tries. Where in a task a try begins (``Task.prefix``, ``Task.variant``)
+   is the play's own choice.
+4. A group holds tries that began alike: those of a task from another prefix, or of another variant,
+   are another group.
 
 Covered: the seam. Not covered: objectives (``evolution/train/objective.py``), which the trainer
 calls.
@@ -22,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "MOST_START",
     "Adapter",
     "Credit",
     "EnvironmentPool",
@@ -51,6 +55,8 @@ __all__ = [
 ]
 
 Adapter = Mapping[str, np.ndarray]
+MOST_START: Final = 4096
+"""Characters of a prefix, or of a variant: what a memory can keep, however they are written."""
 Wish = Task | Ask
 """A try at a task, perhaps with a scaffold, or a question to the model."""
 Playing = Generator[Sequence[Wish], "Sequence[Any]", Sequence[Trajectory]]
@@ -68,10 +74,22 @@ class EnvironmentPool:
     """The silo's own part of the training split."""
     subject_of: Callable[[int], str]
     """Whose data a task is made of; empty if nobody's."""
+    label_of: Callable[[int], str]
+    """The value of the attribute that the environment's tasks are told apart by."""
+    variants_of: Callable[[int], Sequence[str]]
+    """The variants of a task that the environment would take; empty where it takes none."""
+    replays: bool
+    """Whether a task may begin after actions of an earlier try (``Task.prefix``)."""
 
-    def task(self, task_id: int) -> Task:
-        """One of them."""
-        return Task(environment=self.environment, task_id=task_id, subject=self.subject_of(task_id))
+    def task(self, task_id: int, *, prefix: tuple[str, ...] = (), variant: str = "") -> Task:
+        """One of them, from its beginning or from where it is to begin."""
+        return Task(
+            environment=self.environment,
+            task_id=task_id,
+            subject=self.subject_of(task_id),
+            prefix=prefix,
+            variant=variant,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

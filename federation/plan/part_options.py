@@ -12,12 +12,17 @@ from pydantic import Field, model_validator
 from federation.plan.section import Section
 
 __all__ = [
+    "BanditOptions",
     "ClippedOptions",
     "EpisodesOptions",
+    "FailuresOptions",
     "GroupRelativeOptions",
     "HintsOptions",
     "JudgeMixOptions",
     "PpoOptions",
+    "PrefixesOptions",
+    "RegretOptions",
+    "RerunOptions",
     "RetryOptions",
     "ReverseKlOptions",
     "RewardOptions",
@@ -25,6 +30,63 @@ __all__ = [
 
 Width = Annotated[float, Field(gt=0, le=100)]
 Coefficient = Annotated[float, Field(ge=0, le=100)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class BanditOptions(Section):
+    """Of the sampler ``bandit``."""
+
+    contrast: Literal["plain", "std"] = "plain"
+    """What a group of tries is worth, p of which solved the task: 2p(1−p), or 2√(p(1−p))."""
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """α: how far a label's worth goes to what a round's groups were worth."""
+    tau: Annotated[float, Field(gt=0, le=100)] = 0.3
+    """τ: the smaller, the more a label that is worth more is preferred."""
+    fresh: Share = 0.0
+    """The share of tasks that are drawn whatever their label."""
+
+
+class RegretOptions(Section):
+    """Of the sampler ``regret``."""
+
+    reward: Literal["success", "return"] = "success"
+    """What a try is worth: 1 if the environment calls it solved, else 0; or the sum of what the
+    environment gave for its steps."""
+    fresh: Share = 0.5
+    """The share of tasks that are drawn from all, tried or not."""
+
+
+class FailuresOptions(Section):
+    """Of the sampler ``failures``."""
+
+    low: Share = 0.05
+    """The least estimated success of a task that is drawn again."""
+    high: Share = 0.75
+    """The greatest estimated success of a task that is drawn again."""
+    fresh: Share = 0.5
+    """The share of tasks that are drawn from all, tried or not."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> FailuresOptions:
+        if self.low > self.high:
+            raise ValueError("low is at most high")
+        return self
+
+
+class PrefixesOptions(Section):
+    """Of the sampler ``prefixes``."""
+
+    fresh: Share = 0.5
+    """The share of tasks that are drawn from all and begin at their beginning."""
+
+
+class RerunOptions(Section):
+    """Of the sampler ``rerun``."""
+
+    most_tries: Annotated[int, Field(ge=3, le=10_000)] = 8
+    """A task with more tries in the window is not drawn again, however few of them solved it."""
+    fresh: Share = 0.0
+    """The share of tasks that are drawn from all even while there are lucky wins."""
 
 
 class RewardOptions(Section):

@@ -82,7 +82,8 @@ class EvolveSection(Section):
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Sampling temperature while exploring."""
     window: Annotated[int, Field(ge=0, le=10_000)] = 1
-    """Rounds of successes trained on; 0 is the whole cumulative buffer."""
+    """Rounds whose tries parts see, this one included: whose successes are trained on, and which
+    samplers look at; 0 is all of them."""
     tries_per_task: Annotated[int, Field(ge=1, le=1024)] = 4
     """Tries at each task; the shortest success is kept."""
     max_new_tokens: Annotated[int, Field(ge=1, le=8192)] = 8
@@ -137,6 +138,7 @@ class EvolveSection(Section):
             nominal_tokens=self.nominal_tokens,
             temperature=self.temperature,
             tries_per_task=self.tries_per_task,
+            window=self.window,
         )
         if recipe.parts:
             if not self.environments:

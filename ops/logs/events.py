@@ -192,6 +192,7 @@ _SILO: Final = {
     "delta_not_finite": ("round", "uploads"),
     "environment_not_closed": ("environment", "error"),
     "environment_not_replayed": ("environment", "error"),
+    "variants_not_told": ("environment", "error"),
     "episode_dropped": ("environment", "error"),
     "evolve_failed": ("contributes",),
     "explore_failed": ("round", "contributes"),

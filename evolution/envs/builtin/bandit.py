@@ -106,6 +106,10 @@ class Bandit(ScriptedEnvironment):
         """Both moves, always."""
         return ACTIONS
 
+    def variants(self, task_id: int) -> tuple[str, ...]:  # noqa: ARG002  # of no task
+        """None: after the turn that decides there would be nothing left to solve."""
+        return ()
+
     def expert_action(self, rng: np.random.Generator) -> str:
         """The better move, by whoever knows which environment this is."""
         del rng

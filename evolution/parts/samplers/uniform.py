@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from evolution.part import BasePart
+from evolution.parts.samplers.places import evenly
 from evolution.parts.seam import MemoryView, PartWork, TaskPool
 from evolution.trajectory import Task
 from federation.plan.methods import Couples, Reads
@@ -26,11 +27,8 @@ class Uniform(BasePart):
     def draw(self, pool: TaskPool, past: MemoryView, work: PartWork, *, count: int) -> list[Task]:  # noqa: ARG002  # the seam
         """Draw equal parts, environment after environment."""
         each = max(1, count // len(pool.environments))
-        tasks: list[Task] = []
-        for environment in pool.environments:
-            ids = environment.task_ids
-            repeated = each > len(ids) > 0 and not pool.distinct
-            drawn = each if repeated else min(each, len(ids))
-            chosen = work.rng.choice(len(ids), size=drawn, replace=repeated)
-            tasks += [environment.task(ids[int(index)]) for index in chosen]
-        return tasks
+        return [
+            task
+            for environment in pool.environments
+            for task in evenly(environment, work.rng, count=each, distinct=pool.distinct)
+        ]

@@ -16,11 +16,16 @@ from evolution.envs import (
     ShardError,
     SolvesTasks,
     Split,
+    TakesVariants,
     TaskIdError,
     make,
 )
 from evolution.envs.environment import MAX_OBSERVATION_WORDS
+from evolution.errors import VariantError
+from evolution.rollout.episodes import run_episodes
+from evolution.trajectory import Task
 from lab.base.tokenizer import UNKNOWN, build_tokenizer, environment_words
+from tests.kit.evolution.scripted_engine import ScriptedEngine
 
 # The scripted player may run out of steps in BabyAI; elsewhere it knows everything.
 EXPERT_SOLVES = {
@@ -230,6 +235,58 @@ def test_the_experts_solution_of_a_task_solves_it(environment):
             solved += other.success(info)
     other.close()
     assert solved >= 18
+
+
+def test_every_variant_of_a_task_is_nearer_to_its_end_and_the_expert_solves_it(environment):
+    assert isinstance(environment, TakesVariants)
+    offered = 0
+    for task_id in environment.task_ids(Split.TRAIN)[:10]:
+        solution = environment.solve(task_id)
+        variants = environment.variants(task_id)
+        # An answer in one turn has no middle; nor has a task that the expert does not solve.
+        assert variants == tuple(f"after {done}" for done in range(1, len(solution)))
+        offered += len(variants)
+        for done, variant in enumerate(variants, start=1):
+            observation, info = environment.reset_variant(task_id, variant)
+            assert not environment.vocabulary or set(observation.split()) <= environment.vocabulary
+            assert len(observation.split()) <= MAX_OBSERVATION_WORDS
+            assert not environment.success(info)
+            for action in solution[done:]:
+                *_, terminated, _, info = environment.step(action)
+            assert terminated
+            assert environment.success(info)
+        for none_such in ("", "after 0", f"after {len(solution)}", "after", "after 1 "):
+            with pytest.raises(VariantError):
+                environment.reset_variant(task_id, none_such)
+    assert (offered > 0) == (environment.name != "words")
+
+
+def test_an_episode_begins_where_a_prefix_or_a_variant_leads(environment):
+    for task_id in environment.task_ids(Split.TRAIN)[:4]:
+        solution = environment.solve(task_id)
+        if len(solution) < 2:
+            continue
+        environment.reset(task_id)
+        done = len(solution) // 2
+        for action in solution[:done]:
+            seen, *_ = environment.step(action)
+        tasks = [
+            Task(environment=environment.name, task_id=task_id, prefix=tuple(solution[:done])),
+            Task(environment=environment.name, task_id=task_id, variant=f"after {done}"),
+        ]
+        played = run_episodes(
+            ScriptedEngine(*solution[done:]),
+            tasks,
+            temperature=0.0,
+            seed=0,
+            max_new_tokens=100,
+            make_environment=make,
+        )
+        assert [one.task for one in played.trajectories] == tasks
+        for one in played.trajectories:
+            assert one.success
+            assert one.steps[0].observation == seen
+            assert len(one.steps) == len(solution) - done
 
 
 def test_expert_solves_tasks(environment):

@@ -1,11 +1,16 @@
 """Plays in step: common batches, each its own tries and memory, and failures where they belong."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from evolution.errors import LocalTimeError, PartError
 from evolution.methods.admission import made_up
+from evolution.methods.evolver import EvolveSettings, Work
+from evolution.methods.playing import Played as PlayedTries
 from evolution.methods.playing import Player, play_all
+from evolution.methods.returned import groups_of
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
 from evolution.rollout.asking import Ask
@@ -92,6 +97,52 @@ def test_a_play_may_ask_one_after_the_other_and_keeps_its_places():
     # All that was played is kept, what the play returned is counted.
     assert played.counted == (*world.tries["a"][1:], *world.tries["b"])
     assert played.kept == (*world.tries["a"], *world.tries["b"])
+
+
+class Begun(World):
+    """Its tries are of the tasks that were asked for, wherever they begin."""
+
+    def __call__(self, tasks, places):
+        batch = super().__call__(tasks, places)
+        tries = zip(tasks, batch.tries, strict=True)
+        begun = tuple(one and dataclasses.replace(one, task=task) for task, one in tries)
+        return dataclasses.replace(batch, tries=begun)
+
+
+def test_tries_that_begin_elsewhere_in_a_task_are_a_group_of_their_own():
+    def half_from_the_middle(tasks, past, work):
+        found = yield tasks[:2]
+        later = yield [dataclasses.replace(task, prefix=("act",)) for task in tasks[2:]]
+        return [one for one in (*found, *later) if one is not None]
+
+    world = Begun("a", "b")
+    world.broken = {1, 3}
+    drawn = [one.task for unit in "ab" for one in world.tries[unit]]
+    players = world.players(Played(half_from_the_middle), once())
+    groups = groups_of(play_all(players, world, apart=False), drawn, _work())
+    # Of the four tries of "a" two began elsewhere, and one of these and of those failed.
+    assert [(g.task.prefix, len(g.trajectories), g.dropped) for g in groups] == [
+        ((), 1, 3), (("act",), 1, 0), ((), 4, 0)
+    ]  # fmt: skip
+    assert all(one.task == group.task for group in groups for one in group.trajectories)
+
+
+def test_a_task_that_was_drawn_twice_is_one_group_and_knows_how_many_are_missing():
+    tries = made_up("a")[0].trajectories
+    played = PlayedTries(counted=tries[:3], kept=tries[:3], dropped=5, environment_steps=0)
+    (group,) = groups_of(played, [tries[0].task] * 8, _work())
+    assert (len(group.trajectories), group.dropped, group.round) == (3, 5, 7)
+
+
+def _work():
+    return Work(
+        round=7,
+        adapter={},
+        adapter_sha256="",
+        trainable=frozenset(),
+        settings=EvolveSettings(tries_per_task=4),
+        seed=0,
+    )
 
 
 def test_a_smuggled_memory_of_another_unit_is_empty():

@@ -37,7 +37,7 @@ def part(kind, name, couples, reads):
     return PartCard(kind=kind, name=name, code="cards:Made", says="a part",
                     couples=couples, reads=reads, options=Options)
 
-BANDIT = part("sampler", "bandit", Couples.ALL, Reads.SILO)
+ADAPTIVE = part("sampler", "adaptive", Couples.ALL, Reads.SILO)
 CENTRED = part("credit", "centred", Couples.ALL, Reads.SILO)
 NAMES = dict(sampler="uniform", play="once", credit="all-tries", objective="nll")
 EVEN = MethodCard(name="even", says="constant", normaliser=Normaliser.CONSTANT, parts=NAMES)
@@ -66,12 +66,12 @@ def installed(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Chorale_Extra\nVersion: 1.0\n")
     points = [
-        "bandit=BANDIT",
+        "adaptive=ADAPTIVE",
         "centred=CENTRED",
         "even=EVEN",
         "own=OWN",
         "broken=BROKEN",
-        "nll=BANDIT",
+        "nll=ADAPTIVE",
     ]
     lines = [f"{name} = cards:{value}" for name, value in (one.split("=") for one in points)]
     (info / "entry_points.txt").write_text("\n".join(["[chorale.parts]", *lines, ""]))
@@ -105,6 +105,8 @@ def test_the_tables_are_whole():
         {"kind": "thing"},
         {"couples": "task"},
         {"kind": "sampler"},
+        {"least_tries": True},
+        {"least_window": 2.0},
         {"kind": "gate"},
         {"options": dict},
         {"needs": frozenset({"old"})},
@@ -183,14 +185,14 @@ def test_a_method_that_is_no_recipe_has_no_parts():
 
 
 def test_a_package_brings_parts_and_methods(installed):
-    named = PartChoice(name="bandit", package="chorale-extra", alpha=0.25)
+    named = PartChoice(name="adaptive", package="chorale-extra", alpha=0.25)
     recipe = choose(sampler=named)
     assert recipe.packages == ("chorale-extra",)
     assert recipe.parts["sampler"].options.alpha == 0.25
     with pytest.raises(UnknownPartError, match="package = 'chorale-extra'"):
-        choose(sampler="bandit")
+        choose(sampler="adaptive")
     with pytest.raises(UnknownPartError, match=r"parts\.sampler\.beta.*alpha"):
-        choose(sampler=PartChoice(name="bandit", package="chorale-extra", beta=1))
+        choose(sampler=PartChoice(name="adaptive", package="chorale-extra", beta=1))
     with pytest.raises(UnknownPartError, match="no PartCard of that name"):
         choose(credit=PartChoice(name="broken", package="chorale-extra"))
     # A name of Chorale's own stays Chorale's.
@@ -205,18 +207,18 @@ def test_two_packages_with_one_name_give_neither(installed, tmp_path):
     info = tmp_path / "other-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[chorale.parts]\nbandit = elsewhere:BANDIT\n")
+    (info / "entry_points.txt").write_text("[chorale.parts]\nadaptive = elsewhere:ADAPTIVE\n")
     with pytest.raises(UnknownPartError, match="two installed packages"):
-        choose(sampler=PartChoice(name="bandit", package="chorale-extra"))
+        choose(sampler=PartChoice(name="adaptive", package="chorale-extra"))
 
 
 def test_a_plan_is_refused_with_the_part_and_the_reason_where_units_are_apart(installed):
-    parts = '\n[evolve.parts]\nsampler = { name = "bandit", package = "chorale-extra" }\n'
+    parts = '\n[evolve.parts]\nsampler = { name = "adaptive", package = "chorale-extra" }\n'
     assert read_plan((SILO + parts).encode()).recipe.packages == ("chorale-extra",)
     with pytest.raises(PlanError) as refused:
         read_plan((PLAN + parts).encode())
     (problem,) = refused.value.problems
-    assert problem.startswith("evolve.parts.sampler: sampler 'bandit' couples 'all'")
+    assert problem.startswith("evolve.parts.sampler: sampler 'adaptive' couples 'all'")
     assert "record_local" in problem
 
 
@@ -255,6 +257,27 @@ def test_keys_that_a_recipe_asks_for_or_has_no_use_for(installed, text, words):
     with pytest.raises(PlanError) as refused:
         read_plan(plan.encode())
     assert all(word in str(refused.value) for word in words), refused.value
+
+
+@pytest.mark.parametrize(
+    ("sampler", "window", "tries", "problem"),
+    [
+        ("regret", 1, 4, "earlier rounds: set window to at least 2, or to 0 for all"),
+        ("regret", 2, 4, None),
+        ("regret", 0, 1, "set tries_per_task to at least 2"),
+        ("rerun", 0, 2, "set tries_per_task to at least 3"),
+        ("failures", 0, 1, None),
+        ("uniform", 1, 1, None),
+    ],
+)
+def test_a_part_that_looks_at_earlier_tries_says_how_many_it_needs(sampler, window, tries, problem):
+    keys = f'tries_per_task = {tries}\nwindow = {window}\nparts = {{ sampler = "{sampler}" }}'
+    plan = SILO.replace("tries_per_task = 4", keys).encode()
+    if problem is None:
+        assert read_plan(plan).recipe.parts["sampler"].card.name == sampler
+        return
+    with pytest.raises(PlanError, match=problem):
+        read_plan(plan)
 
 
 def test_a_recipes_own_options_stay_but_for_those_that_a_plan_gives_the_same_part():
