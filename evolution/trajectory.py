@@ -20,8 +20,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Group", "Step", "Task", "Trajectory"]
+__all__ = ["EXPERT_ROUND", "Group", "Step", "Task", "Trajectory"]
+
+EXPERT_ROUND: Final = -1
+"""The round of every demonstration: before the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +94,11 @@ class Trajectory:
     def reward(self) -> float:
         """The sum of its steps' rewards."""
         return sum(step.reward for step in self.steps)
+
+    @property
+    def demonstrated(self) -> bool:
+        """Whether the operator gave it: no agent of this silo played it."""
+        return self.round == EXPERT_ROUND
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -119,13 +119,7 @@ from evolution.methods.streams import (
     temperature_of,
     train_settings,
 )
-from evolution.parts.seam import (
-    Credit,
-    Gate,
-    MemoryView,
-    PartWork,
-    Sampler,
-)
+from evolution.parts.seam import Credit, Gate, MemoryView, PartWork, Sampler
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task
@@ -240,12 +234,13 @@ class RecipeEvolver(Evolver):
         require_plain_gradients(work.spec, work.settings)
         self._trainer.reset(work.adapter)
         population = self._population(work, work.spec)
+        descent = self._descent(work.settings)
         return unit_sum(
             population.units,
             population.rows_of if work.settings.learn else {},
             spec=work.spec,
             dimension=sum(work.adapter[name].size for name in work.names),
-            backend=self._descent(work.settings).gradients(self._trainer, work.names),
+            backend=descent.gradients(self._trainer, work.names, progress=work.progress),
         )
 
     def evaluate(self, work: Evaluation) -> list[EvaluationRow]:
@@ -364,6 +359,7 @@ class RecipeEvolver(Evolver):
                 use_expert=settings.use_expert,
             ),
             groups=lambda: self._memory.groups(round_index=work.round, window=settings.window),
+            demonstrations=lambda: self._memory.experts() if settings.use_expert else (),
         )
 
     # Where units are protected --------------------------------------------------------------------

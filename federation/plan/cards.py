@@ -124,14 +124,18 @@ class PartCard:
     behaviour policy are, so it must be above 0; else at 1. Of objectives only."""
     least_tries: int = 1
     """At each task, for it to mean anything."""
+    least_window: int = 1
+    """Rounds of the memory, the present one included, for it to mean anything."""
 
     def __post_init__(self) -> None:
         """Refuse what is no card, whoever made it."""
         _require_named(self.name, self.code, self.says)
         if not isinstance(self.tempered, bool) or (self.tempered and self.kind != "objective"):
             raise UnknownPartError(f"part {self.name!r}: objectives alone are tempered, or not")
-        if isinstance(self.least_tries, bool) or not isinstance(self.least_tries, int):
-            raise UnknownPartError(f"part {self.name!r}: least_tries is a whole number")
+        for name in ("least_tries", "least_window"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UnknownPartError(f"part {self.name!r}: {name} is a whole number")
         if self.kind not in KINDS:
             raise UnknownPartError(f"part {self.name!r}: its kind is one of {', '.join(KINDS)}")
         if not isinstance(self.couples, Couples) or not isinstance(self.reads, Reads):

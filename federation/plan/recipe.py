@@ -145,6 +145,11 @@ class Recipe:
         return max((part.card.least_tries for part in self.parts.values()), default=1)
 
     @property
+    def least_window(self) -> int:
+        """Rounds of the memory that it looks back on, the present one included."""
+        return max((part.card.least_window for part in self.parts.values()), default=1)
+
+    @property
     def value_head(self) -> Literal["local", "federated"] | None:
         """Where the value head lies that the objective learns; None where it learns none.
 
@@ -269,7 +274,12 @@ def recipe_of(
 
 
 def require_fitting(
-    recipe: Recipe, *, nominal_tokens: int | None, temperature: float, tries_per_task: int
+    recipe: Recipe,
+    *,
+    nominal_tokens: int | None,
+    temperature: float,
+    tries_per_task: int,
+    window: int,
 ) -> None:
     """Check numbers of ``[evolve]`` against what its recipe needs.
 
@@ -293,6 +303,11 @@ def require_fitting(
         raise ValueError(
             f"method {name!r} compares the tries at a task with each other: set tries_per_task to "
             f"at least {recipe.least_tries}"
+        )
+    if 0 < window < recipe.least_window:
+        raise ValueError(
+            f"method {name!r} learns from tries of earlier rounds, and a window of {window} has "
+            f"none: set window to at least {recipe.least_window}, or to 0 for all rounds"
         )
 
 

@@ -137,6 +137,7 @@ class EvolveSection(Section):
             nominal_tokens=self.nominal_tokens,
             temperature=self.temperature,
             tries_per_task=self.tries_per_task,
+            window=self.window,
         )
         if recipe.parts:
             if not self.environments:

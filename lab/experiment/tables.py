@@ -129,6 +129,7 @@ class EvolveTable(Section):
             nominal_tokens=self.nominal_tokens,
             temperature=self.temperature,
             tries_per_task=self.tries_per_task,
+            window=self.window,
         )
         if not self.success_filter and self.parts.credit is not None:
             raise ValueError("success_filter = false is the credit 'all-tries': name one of them")
