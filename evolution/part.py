@@ -42,6 +42,10 @@ class BasePart:
     """An instance of its card's ``options``."""
     watch: Any = None
     """An ``evolution.train.objective.Watch`` while an objective is watched."""
+    progress: float = 0.0
+    """How far the training has come that an objective is part of, before each of its steps: 0 at
+    the first, towards 1. A count of steps and nothing of the data. Where each step is an
+    aggregation of its own, the steps are those of the round."""
 
     def __init__(self, options: Section) -> None:
         self.options = options

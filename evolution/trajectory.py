@@ -20,8 +20,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Final
 
-__all__ = ["Group", "Scaffold", "Step", "Task", "Trajectory"]
+__all__ = ["EXPERT_ROUND", "Group", "Scaffold", "Step", "Task", "Trajectory"]
+
+EXPERT_ROUND: Final = -1
+"""The round of every demonstration: before the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +116,11 @@ class Trajectory:
     def reward(self) -> float:
         """The sum of its steps' rewards."""
         return sum(step.reward for step in self.steps)
+
+    @property
+    def demonstrated(self) -> bool:
+        """Whether the operator gave it: no agent of this silo played it."""
+        return self.round == EXPERT_ROUND
 
     @property
     def token_ids(self) -> tuple[int, ...]:

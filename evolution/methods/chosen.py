@@ -1,8 +1,9 @@
 """The parts that a recipe runs with here: the plan's, with the silo's own gate, as far as they may.
 
 Invariants: a part that couples or reads more than the set-up's privacy lets it is refused with its
-reason; so is a class that says something else than its card; a package's parts are tried on made-up
-units before they run where units are protected (``admission``).
+reason; so is a class that says something else than its card, and an objective over whole
+mini-batches where the silo's trainer divides them; a package's parts are tried on made-up units
+before they run where units are protected (``admission``).
 
 Covered: refusals before anything is explored or charged. Not covered: whether the site allows a
 package (``silo_agent/policy/plan.py``).
@@ -49,9 +50,25 @@ def parts_of(setup: EvolverSetup, options: RecipeOptions) -> dict[str, Part]:
     parts = {kind: Part(card=one.card, options=one.options) for kind, one in chosen.items()}
     for part in parts.values():
         part.load()
+    if "objective" in parts:
+        _require_whole(parts["objective"], setup)
     if spec is not None and any(one.package for one in chosen.values()):
         require_apart_parts(parts)
     return parts
+
+
+def _require_whole(objective: Part, setup: EvolverSetup) -> None:
+    """Refuse an objective over whole mini-batches where the set-up divides them."""
+    # Safety: an objective has been loaded, and with it torch.
+    from evolution.train.loop import require_whole
+    from evolution.train.objective import Batchwise
+
+    if issubclass(objective.load(), Batchwise):
+        require_whole(
+            micro_batch_tokens=setup.trainer.micro_batch_tokens,
+            processes=setup.trainer.processes,
+            normaliser=setup.recipe.normaliser,
+        )
 
 
 def _own_gate(name: str) -> ChosenPart:

@@ -49,14 +49,17 @@ class Descent:
     temperature: float = 1.0
     """Of what the objective sees."""
 
-    def gradients(self, trainer: Trainer, names: Sequence[str]) -> GradientBackend[Row]:
-        """Per-unit gradients of a trainer's adapter by these factors."""
+    def gradients(
+        self, trainer: Trainer, names: Sequence[str], *, progress: float = 0.0
+    ) -> GradientBackend[Row]:
+        """Per-unit gradients of a trainer's adapter by these factors, so far in their training."""
         return trainer.gradients(
             names,
             self.objective,
             backend=self.backend,
             divisor=self.divisor,
             temperature=self.temperature,
+            progress=progress,
         )
 
 

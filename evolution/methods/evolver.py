@@ -162,6 +162,12 @@ class StepWork:
     spec: PrivacySpec
     """The plan's, with its record settings."""
 
+    @property
+    def progress(self) -> float:
+        """The part of the round's steps that are taken: 0 at the first, towards 1."""
+        record = self.spec.record
+        return 0.0 if record is None else self.step / record.steps_per_round
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evolution:

@@ -25,12 +25,9 @@ from evolution.envs.catalogue import BUILT_IN, Catalogue
 from evolution.envs.environment import ScriptedEnvironment
 from evolution.errors import EnvironmentFailureError, ExpertError
 from evolution.rollout.conversation import ChatFormat
-from evolution.trajectory import Step, Task, Trajectory
+from evolution.trajectory import EXPERT_ROUND, Step, Task, Trajectory
 
 __all__ = ["EXPERT_ROUND", "demonstrations"]
-
-EXPERT_ROUND = -1
-"""The round of every demonstration: before the first."""
 
 
 def demonstrations(

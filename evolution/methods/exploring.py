@@ -68,6 +68,7 @@ def whole_memory(memory: Memory, work: Work) -> MemoryView:
             use_expert=settings.use_expert,
         ),
         groups=lambda: memory.groups(round_index=work.round, window=settings.window),
+        demonstrations=lambda: memory.experts() if settings.use_expert else (),
     )
 
 

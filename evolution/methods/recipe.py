@@ -243,12 +243,13 @@ class RecipeEvolver(Evolver):
         require_plain_gradients(work.spec, work.settings)
         self._trainer.reset(work.adapter)
         population = self._population(work, work.spec)
+        descent = self._descent(work.settings)
         return unit_sum(
             population.units,
             population.rows_of if work.settings.learn else {},
             spec=work.spec,
             dimension=sum(work.adapter[name].size for name in work.names),
-            backend=self._descent(work.settings).gradients(self._trainer, work.names),
+            backend=descent.gradients(self._trainer, work.names, progress=work.progress),
         )
 
     def evaluate(self, work: Evaluation) -> list[EvaluationRow]:

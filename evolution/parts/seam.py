@@ -110,10 +110,12 @@ class MemoryView:
         *,
         successes: Callable[[bool], Sequence[Trajectory]],
         groups: Callable[[], Sequence[Group]],
+        demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
     ) -> None:
         """Read through these; the first is told whether only the shortest of a task is wanted."""
         self._successes = successes
         self._groups = groups
+        self._demonstrations = demonstrations
         self._open = False
 
     def successes(self, *, shortest: bool) -> Sequence[Trajectory]:
@@ -122,6 +124,10 @@ class MemoryView:
         With ``shortest`` of the agent's own only the shortest of each task.
         """
         return self._successes(shortest) if self._open else ()
+
+    def demonstrations(self) -> Sequence[Trajectory]:
+        """What the operator gave, where it counts; of ``successes`` those that nobody played."""
+        return self._demonstrations() if self._open else ()
 
     def groups(self) -> Sequence[Group]:
         """All tries of the window, task by task and round by round, solved or not."""

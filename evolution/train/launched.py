@@ -221,13 +221,14 @@ class LaunchedTrainer(Trainer):
         backend: str,
         divisor: float | None = None,
         temperature: float = 1.0,
+        progress: float = 0.0,
     ) -> GradientBackend[Row]:
         """Refuse.
 
         Raises:
             EvolverSetupError: Always.
         """
-        _refuse(names, objective, backend, divisor, temperature)
+        _refuse(names, objective, backend, divisor, temperature, progress)
 
     def descend(
         self,

@@ -41,7 +41,7 @@ from evolution.train.trainer import SftReport, SftSettings, share_of_step
 from federation.adapter.value_head import VALUE_HEAD
 from federation.plan.methods import Normaliser
 
-__all__ = ["Loop", "OneProcess", "Processes", "checkpointed", "step_groups"]
+__all__ = ["Loop", "OneProcess", "Processes", "checkpointed", "require_whole", "step_groups"]
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -128,14 +128,15 @@ class Loop:
 
         Raises:
             EvolverSetupError: The objective needs a whole batch in one pass, and batches are
-                divided.
+                divided, or rows scaled.
         """
-        if isinstance(objective, Batchwise) and (self.micro_batch_tokens or processes.count > 1):
-            raise EvolverSetupError(
-                "this objective looks at a whole mini-batch: set training.micro_batch_tokens to 0 "
-                "and training.processes to 1"
-            )
         plan, parameters = self.settings, list(chosen.values())
+        if isinstance(objective, Batchwise):
+            require_whole(
+                micro_batch_tokens=self.micro_batch_tokens,
+                processes=processes.count,
+                normaliser=plan.normaliser,
+            )
         groups = step_groups(
             chosen, learning_rate=plan.learning_rate, value_learning_rate=plan.value_learning_rate
         )
@@ -158,6 +159,8 @@ class Loop:
                 require_wanted()
                 require_time()
                 optimiser.zero_grad()
+                if isinstance(objective, BasePart):
+                    objective.progress = steps / all_steps
                 loss_sum += self._backward(model, batches[index], objective, device, processes)
                 processes.settle(parameters)
                 if start is not None:
@@ -349,6 +352,24 @@ class Loop:
         if anchor is not None:
             return _like(chosen, anchor)
         return [parameter.detach().clone() for parameter in chosen.values()]
+
+
+def require_whole(*, micro_batch_tokens: int, processes: int, normaliser: Normaliser) -> None:
+    """Refuse what leaves an objective over whole mini-batches no mini-batch that is whole.
+
+    Raises:
+        EvolverSetupError: Batches are divided, or each row has a scale of its own.
+    """
+    if micro_batch_tokens or processes > 1:
+        raise EvolverSetupError(
+            "this objective looks at a whole mini-batch: set training.micro_batch_tokens to 0 "
+            "and training.processes to 1"
+        )
+    if normaliser is Normaliser.UNIT_TOKENS:
+        raise EvolverSetupError(
+            "this objective makes one loss of a whole mini-batch, and evolve.normaliser "
+            "'unit_tokens' scales each task's part: set it to 'batch_tokens' or 'constant'"
+        )
 
 
 class _Pass(NamedTuple):

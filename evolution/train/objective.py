@@ -24,11 +24,14 @@ released adapter that the round, or the step, began with. Where the card says ``
 it, entropy and likeliest tokens too, is of the distribution at the temperature that tries are
 played at, else at 1.
 
+Before each step the trainer tells a ``BasePart`` its ``progress`` (``evolution/part.py``).
+
 An objective whose class names ``watches`` is given a ``Watch`` where nobody is protected, and notes
 in it what the silo's own operator wants to see of a training.
 
 A ``Batchwise`` objective gets a whole mini-batch, and so couples all units: it runs only where none
-is protected, in one process and without micro-batches.
+is protected, in one process, without micro-batches, and under a normaliser that takes all rows of
+a mini-batch alike.
 
 Covered: the seam. Not covered: more than one value for a token.
 """

@@ -53,7 +53,7 @@ from evolution.model.value_head import head_on
 from evolution.part import Part
 from evolution.train.loop import Loop, OneProcess, checkpointed, step_groups
 from evolution.train.loss import PROBE_ROWS, Batch, as_batch, keeps_agent_logits, row_sums
-from evolution.train.objective import Batchwise, Objective, RowTensors, TokenOut
+from evolution.train.objective import Batchwise, RowTensors, TokenOut
 from evolution.train.openings import goes_on, reads_openings_once
 from evolution.train.rows import Row, in_order
 from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
@@ -88,8 +88,14 @@ class RowTerms:
     Each row meets an instance of its own, so that none can leave anything for another.
     """
 
-    def __init__(self, objective: Part, *, temperature: float = 1.0) -> None:
-        """Take the objective, and the temperature of what it sees.
+    def __init__(
+        self,
+        objective: Part,
+        *,
+        temperature: float = 1.0,
+        progress: Callable[[], float] = float,
+    ) -> None:
+        """Take the objective, the temperature of what it sees, and how far its training has come.
 
         Raises:
             EvolverSetupError: It looks at whole batches, or cannot be loaded.
@@ -100,6 +106,7 @@ class RowTerms:
         # A value has a gradient: it is the model's own word in the very pass.
         self._needs = sorted(objective.needs - {VALUE})
         self._temperature = temperature
+        self._progress = progress
 
     def length(self, row: Row) -> int:
         """Tokens of a row."""
@@ -128,7 +135,11 @@ class RowTerms:
         known = dict(zip(self._needs, rest, strict=True))
         padded = Batch(ids_BT, mask_BT, weights_BT, logprobs_BT, known)
         sums_B = row_sums(
-            model, padded, _Fresh(self._objective), keep=False, temperature=self._temperature
+            model,
+            padded,
+            _Fresh(self._objective, self._progress()),
+            keep=False,
+            temperature=self._temperature,
         )
         return sums_B, padded.mask[:, 1:].sum(dim=1)
 
@@ -136,12 +147,15 @@ class RowTerms:
 class _Fresh:
     """An instance of the objective for each call: for each row."""
 
-    def __init__(self, objective: Part) -> None:
+    def __init__(self, objective: Part, progress: float) -> None:
         self._objective = objective
+        self._progress = progress
 
     def terms(self, out: TokenOut, row: RowTensors) -> torch.Tensor:
-        made: Objective = self._objective.make()
-        return made.terms(out, row)
+        made = self._objective.make()
+        made.progress = self._progress
+        found: torch.Tensor = made.terms(out, row)
+        return found
 
 
 class SftTrainer(Trainer):
@@ -171,6 +185,8 @@ class SftTrainer(Trainer):
         self._keep: bool | None = None
         self._goes_on: bool | None = None
         self._backend: tuple[_Asked, GradientBackend[Row]] | None = None
+        self._progress = 0.0
+        """Of the training that per-unit gradients are of."""
 
     def reset(self, adapter: Mapping[str, np.ndarray]) -> None:
         """Become the global adapter, bit for bit."""
@@ -274,6 +290,7 @@ class SftTrainer(Trainer):
         backend: str,
         divisor: float | None = None,
         temperature: float = 1.0,
+        progress: float = 0.0,
     ) -> GradientBackend[Row]:
         """Per-unit gradients by these factors, at whatever values they have when asked.
 
@@ -282,6 +299,7 @@ class SftTrainer(Trainer):
             EvolverSetupError: The silo asked for a GPU, or the objective looks at whole batches.
         """
         self._to_cpu()
+        self._progress = progress
         key = (tuple(names), objective, backend, divisor, temperature)
         if self._backend is not None and self._backend[0] == key:
             return self._backend[1]
@@ -290,7 +308,7 @@ class SftTrainer(Trainer):
         made = BACKENDS[backend](
             model=self._model,
             parameters={name: chosen[name] for name in names},
-            loss=RowTerms(objective, temperature=temperature),
+            loss=RowTerms(objective, temperature=temperature, progress=lambda: self._progress),
             probe=PROBE_ROWS,
             divisor=divisor,
         )
@@ -317,7 +335,8 @@ class SftTrainer(Trainer):
                 value_learning_rate=value_learning_rate,
             )
         )
-        for _ in range(steps):
+        for taken in range(steps):
+            self._progress = taken / steps
             flat = torch.from_numpy(direction())
             start = 0
             for parameter in chosen:

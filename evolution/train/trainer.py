@@ -186,13 +186,15 @@ class Trainer(ABC):
         backend: str,
         divisor: float | None = None,
         temperature: float = 1.0,
+        progress: float = 0.0,
     ) -> GradientBackend[Row]:
         """Per-unit gradients by these factors, at whatever values they have when asked.
 
         The names are in the order of the flat vector; ``backend`` is a key of
         ``dp.steps.grads.BACKENDS``. A unit's terms are divided by its own tokens, or by
-        ``divisor``; what the objective sees is at the temperature. What is returned is good until
-        another backend, or ``train``, chooses other factors.
+        ``divisor``; what the objective sees is at the temperature, and its training has come as far
+        as ``progress`` says until ``descend`` takes steps. What is returned is good until another
+        backend, or ``train``, chooses other factors.
         """
 
     @abstractmethod
@@ -208,5 +210,6 @@ class Trainer(ABC):
         """Take Adam steps along noisy directions; a value head's have a size of their own.
 
         ``direction`` gives the next one at the factors' present values, in the order of the names.
-        Nothing about the data changes how many steps are taken.
+        Before each the objective of ``gradients`` is told how many of the steps are taken. Nothing
+        about the data changes how many there are.
         """

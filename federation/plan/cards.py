@@ -125,7 +125,7 @@ class PartCard:
     least_tries: int = 1
     """At each task, for it to mean anything."""
     least_window: int = 1
-    """Rounds whose tries it has to see: 2 for a part that looks at earlier ones."""
+    """Rounds of the memory, the present one included, for it to mean anything."""
 
     def __post_init__(self) -> None:
         """Refuse what is no card, whoever made it."""

@@ -5,32 +5,44 @@ Covered: names, types, ranges. Not covered: what a part makes of them (``evoluti
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from federation.plan.section import Section
 
 __all__ = [
+    "AnchoredOptions",
     "BanditOptions",
+    "ClipCovOptions",
     "ClippedOptions",
+    "ConfidentReplayOptions",
+    "CovarianceOptions",
+    "DistinctOptions",
+    "EchoOptions",
     "EpisodesOptions",
     "FailuresOptions",
     "GroupRelativeOptions",
     "HintsOptions",
     "JudgeMixOptions",
+    "KlCovOptions",
+    "OnePerTaskOptions",
     "PpoOptions",
     "PrefixesOptions",
     "RegretOptions",
     "RerunOptions",
     "RetryOptions",
     "ReverseKlOptions",
+    "Reward",
     "RewardOptions",
+    "SelfImitationOptions",
+    "SppoOptions",
 ]
 
 Width = Annotated[float, Field(gt=0, le=100)]
 Coefficient = Annotated[float, Field(ge=0, le=100)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Reward = Literal["success", "return"]
 
 
 class BanditOptions(Section):
@@ -49,7 +61,7 @@ class BanditOptions(Section):
 class RegretOptions(Section):
     """Of the sampler ``regret``."""
 
-    reward: Literal["success", "return"] = "success"
+    reward: Reward = "success"
     """What a try is worth: 1 if the environment calls it solved, else 0; or the sum of what the
     environment gave for its steps."""
     fresh: Share = 0.5
@@ -92,7 +104,7 @@ class RerunOptions(Section):
 class RewardOptions(Section):
     """Of every credit that compares what tries came to."""
 
-    reward: Literal["success", "return"] = "success"
+    reward: Reward = "success"
     """What a try is worth: 1 if the environment calls it solved, else 0; or the sum of what the
     environment gave for its steps."""
     invalid_penalty: Coefficient = 0.1
@@ -106,6 +118,62 @@ class GroupRelativeOptions(RewardOptions):
     """The mean of all tries at the task, or of all but the try itself (RLOO)."""
     scale: Literal["none", "std", "mean"] = "none"
     """By what the difference is divided: nothing, the group's standard deviation, or its mean."""
+
+
+class SelfImitationOptions(GroupRelativeOptions):
+    """Of the credit ``self-imitation``; the rest is of its fresh rows."""
+
+    max_age: Annotated[int, Field(ge=1, le=10_000)] = 5
+    """Rounds that a success may be old; the plan's ``window`` has an end as well."""
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """How much the part of tries that succeed stays what it was before a round; 0 takes the last
+    round's alone."""
+    replay_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """What a replayed success of a task that is never solved would be worth."""
+    least: Share = 0.0
+    """A replayed success that is worth no more than this is left out."""
+
+
+class OnePerTaskOptions(Section):
+    """Of the credit ``one-per-task``."""
+
+    reward: Reward = "success"
+    """What a try is worth: 1 if the environment calls it solved, else 0; or the sum of what the
+    environment gave for its steps."""
+    threshold: Annotated[float, Field(ge=-1e9, le=1e9)] = 0.0
+    """A try is worth more than this, or is not imitated."""
+
+
+class DistinctOptions(Section):
+    """Of the credit ``distinct``."""
+
+    copies: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Most successes of a task, demonstrations aside."""
+
+
+class ConfidentReplayOptions(Section):
+    """Of the credit ``confident-replay``."""
+
+    low: Share = 0.5
+    """An earlier success is replayed if the player gave its tokens more than this, in the geometric
+    mean."""
+    high: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """And no more than this."""
+    times: Annotated[float, Field(ge=0, le=100)] = 2.0
+    """Most steps that are replayed, for each step of a success of the round itself."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ConfidentReplayOptions:
+        if self.low >= self.high:
+            raise ValueError("low is below high")
+        return self
+
+
+class EchoOptions(Section):
+    """Of the credit ``echo``."""
+
+    coefficient: Annotated[float, Field(gt=0, le=100)] = 0.1
+    """What the mean over the observations counts, where that over the agent's tokens counts 1."""
 
 
 class ClippedOptions(Section):
@@ -211,3 +279,76 @@ class JudgeMixOptions(Section):
     """Of a token of an answer to a question, where one that acts weighs 1."""
     each: Annotated[int, Field(ge=1, le=64)] = 1
     """The most solved tries of a task that are asked about, and as many failed ones."""
+
+
+class CovarianceOptions(Section):
+    """Of the objectives that look at how credit goes with log-probability in a mini-batch."""
+
+    clip_low: Annotated[float, Field(gt=0, le=1)]
+    """The ratio is cut below 1 minus this; 1 leaves it as it is."""
+    clip_high: Width
+    """The ratio is cut above 1 plus this."""
+    dual_clip: Annotated[float, Field(ge=0, le=1000)] = 10.0
+    """Of a token with negative credit: the loss is at most this times it; 0 for no bound."""
+    share: Annotated[float, Field(gt=0, le=1)]
+    """The part of a mini-batch's tokens that is taken, rounded down, but at least one."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if 0 < self.dual_clip <= 1:
+            raise ValueError("dual_clip is above 1, or 0 for no bound")
+        return self
+
+
+class ClipCovOptions(CovarianceOptions):
+    """Of the objective ``clip-cov``."""
+
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The ratio is cut below 1 minus this; 1 leaves it as it is."""
+    clip_high: Width = 1.0
+    """The ratio is cut above 1 plus this."""
+    share: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    """The part of a mini-batch's tokens that loses its loss, rounded down, but at least one where
+    one has such a covariance."""
+    low: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
+    """Those tokens have a covariance above this."""
+    high: Annotated[float, Field(ge=-1e6, le=1e6)] = 5.0
+    """And below this."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ClipCovOptions:
+        if self.low >= self.high:
+            raise ValueError("low is below high")
+        return self
+
+
+class KlCovOptions(CovarianceOptions):
+    """Of the objective ``kl-cov``."""
+
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The ratio is cut below 1 minus this; 1 leaves it as it is."""
+    clip_high: Width = 0.2
+    """The ratio is cut above 1 plus this; 100 leaves it as good as as it is."""
+    share: Annotated[float, Field(gt=0, le=1)] = 2e-3
+    """The part of a mini-batch's tokens, of the greatest covariances, that is drawn back to where
+    it was sampled; rounded down, but at least one."""
+    coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Of the divergence from the behaviour policy, on those tokens."""
+    kl: Literal["abs", "k2"] = "abs"
+    """Its estimator: how far apart the log-probabilities are, or half the square of that."""
+
+
+class SppoOptions(Section):
+    """Of the objective ``sppo``."""
+
+    eta: Annotated[float, Field(gt=0, le=1e6)] = 1000.0
+    """η: how far a try's log-probability is drawn, for a share of pairs that is 1 above a half."""
+
+
+class AnchoredOptions(Section):
+    """Of the objective ``anchored``."""
+
+    first: Coefficient = 0.0
+    """λ at a training's first step."""
+    last: Coefficient = 0.1
+    """What λ goes to, in a straight line, up to a training's end."""

@@ -146,7 +146,7 @@ class Recipe:
 
     @property
     def least_window(self) -> int:
-        """Rounds whose tries its parts have to see."""
+        """Rounds of the memory that it looks back on, the present one included."""
         return max((part.card.least_window for part in self.parts.values()), default=1)
 
     @property
@@ -306,8 +306,8 @@ def require_fitting(
         )
     if 0 < window < recipe.least_window:
         raise ValueError(
-            f"a part of method {name!r} looks at the tries of earlier rounds: set window to at "
-            f"least {recipe.least_window}, or to 0 for all of them"
+            f"method {name!r} learns from tries of earlier rounds, and a window of {window} has "
+            f"none: set window to at least {recipe.least_window}, or to 0 for all rounds"
         )
 
 

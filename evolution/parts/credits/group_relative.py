@@ -29,11 +29,19 @@ from evolution.parts.seam import MemoryView, PartWork
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Trajectory
 from federation.plan.methods import Couples, Reads
-from federation.plan.part_options import GroupRelativeOptions, RewardOptions
+from federation.plan.part_options import GroupRelativeOptions, Reward, RewardOptions
 
-__all__ = ["GroupRelative", "advantages", "reinforced", "worth"]
+__all__ = [
+    "CONTRAST",
+    "GroupRelative",
+    "advantages",
+    "compared",
+    "gained",
+    "reinforced",
+    "worth",
+]
 
-_CONTRAST: Final = 1e-8
+CONTRAST: Final = 1e-8
 """Least difference of rewards within a group."""
 _STD_FLOOR: Final = 1e-6
 
@@ -47,26 +55,34 @@ class GroupRelative(BasePart):
 
     def credit(self, groups: Sequence[Group], past: MemoryView, work: PartWork) -> list[Row]:  # noqa: ARG002  # the seam
         """One row for each try of a group in which tries differ."""
-        rows = []
-        for group in groups:
-            worths = [worth(one, self.options) for one in group.trajectories]
-            for one, advantage in zip(
-                group.trajectories, advantages(worths, self.options), strict=True
-            ):
-                rows += reinforced(one, advantage)
-        return rows
+        return compared(groups, self.options)
+
+
+def compared(groups: Sequence[Group], options: GroupRelativeOptions) -> list[Row]:
+    """The rows of groups, as the module has it."""
+    rows = []
+    for group in groups:
+        worths = [worth(one, options) for one in group.trajectories]
+        for one, advantage in zip(group.trajectories, advantages(worths, options), strict=True):
+            rows += reinforced(one, advantage)
+    return rows
 
 
 def worth(one: Trajectory, options: RewardOptions) -> float:
     """R of a try."""
-    gained = one.reward if options.reward == "return" else float(one.success)
-    return gained - options.invalid_penalty * sum(step.invalid for step in one.steps)
+    invalid = sum(step.invalid for step in one.steps)
+    return gained(one, options.reward) - options.invalid_penalty * invalid
+
+
+def gained(one: Trajectory, reward: Reward) -> float:
+    """What the environment gave for a try, or whether it calls it solved."""
+    return one.reward if reward == "return" else float(one.success)
 
 
 def advantages(worths: Sequence[float], options: GroupRelativeOptions) -> list[float]:
     """A of each of a group's tries; 0 for all of them where there is no contrast."""
     count = len(worths)
-    if count < 2 or max(worths) - min(worths) < _CONTRAST:
+    if count < 2 or max(worths) - min(worths) < CONTRAST:
         return [0.0] * count
     mean = statistics.fmean(worths)
     above = [one - mean for one in worths]

@@ -34,7 +34,7 @@ from federation.plan.methods import Couples, Reads
 from federation.plan.part_options import ClippedOptions
 from federation.plan.section import Section
 
-__all__ = ["Clipped"]
+__all__ = ["Clipped", "bounded", "half_square", "ratio_of"]
 
 _MOST_LOG_RATIO: Final = 20.0
 _MATCH: Final = (0.5, 5.0)
@@ -69,12 +69,12 @@ class Clipped(BasePart):
     def terms(self, out: TokenOut, row: RowTensors) -> torch.Tensor:
         """See the module."""
         said = self.options
-        ratio = _ratio(out.logprob, row.logprobs)
+        ratio = ratio_of(out.logprob, row.logprobs)
         gain = self._gain(ratio, out.logprob, row)
         if self.watch is not None:
             self._note(ratio, out, row)
         if said.mask_mismatch:
-            first = _ratio(out.first, row.logprobs)
+            first = ratio_of(out.first, row.logprobs)
             gain = torch.where((first >= _MATCH[0]) & (first <= _MATCH[1]), gain, 0.0)
         loss = -gain
         if said.kl_beta:
@@ -93,11 +93,7 @@ class Clipped(BasePart):
         if said.surrogate == "dppo":
             moved = (logprob.exp() - row.logprobs.exp()).detach() * credit.sign()
             return torch.where(moved > said.dppo_width, 0.0, ratio * credit)
-        cut = ratio.clamp(1.0 - said.clip_low, 1.0 + said.clip_high)
-        gain = torch.minimum(ratio * credit, cut * credit)
-        if said.dual_clip:
-            gain = torch.where(credit < 0, torch.maximum(gain, said.dual_clip * credit), gain)
-        return gain
+        return bounded(ratio, credit, low=said.clip_low, high=said.clip_high, dual=said.dual_clip)
 
     @torch.no_grad()
     def _note(self, ratio: torch.Tensor, out: TokenOut, row: RowTensors) -> None:
@@ -117,7 +113,7 @@ class Clipped(BasePart):
         said = out.base if self.options.kl_to == "base" else out.reference
         further = said - out.logprob
         if self.options.kl == "k2":
-            return 0.5 * further.square() * ratio.detach()
+            return half_square(further, ratio)
         further = further.clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO)
         return further.exp() - further - 1.0
 
@@ -126,5 +122,20 @@ def _reference(options: ClippedOptions) -> str:
     return "base" if options.kl_to == "base" else "reference"
 
 
-def _ratio(logprob: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+def bounded(
+    ratio: torch.Tensor, credit: torch.Tensor, *, low: float, high: float, dual: float
+) -> torch.Tensor:
+    """J of ``clip``, as the module has it; ``dual`` is c, and 0 leaves that bound out."""
+    cut = ratio.clamp(1.0 - low, 1.0 + high)
+    gain = torch.minimum(ratio * credit, cut * credit)
+    return torch.where(credit < 0, torch.maximum(gain, dual * credit), gain) if dual else gain
+
+
+def half_square(further: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+    """k2, as the module has it, of how far apart two log-probabilities are."""
+    return 0.5 * further.square() * ratio.detach()
+
+
+def ratio_of(logprob: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    """r, as the module has it."""
     return (logprob - behaviour).clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO).exp()

@@ -116,7 +116,10 @@ def test_a_card_whose_code_is_no_method_is_refused(code):
 
 
 def test_every_method_runs_under_every_mode_and_its_parts_say_what_their_cards_say():
-    assert METHODS.keys() == {"constant", "fed-se", "fedagent", "grpo", "ppo", "rloo"}
+    assert METHODS.keys() == {
+        *("agentevol", "constant", "fed-se", "fedagent", "grpo"),
+        *("maxrl", "ppo", "rloo", "spear", "sppo"),
+    }
     for name in METHODS:
         # With a head of each silo's own it does not: tests/federation/plan/test_value_head.py.
         shared = PartChoice(name="ppo", value_head="federated") if name == "ppo" else None

@@ -110,11 +110,14 @@ def test_what_couples_all_differs_when_a_unit_is_removed():
 
 
 def test_a_view_is_empty_but_while_it_is_open():
-    view = MemoryView(successes=lambda _shortest: ("mine",), groups=lambda: ("mine",))
-    assert view.successes(shortest=True) == view.groups() == ()
+    mine = ("mine",)
+    view = MemoryView(
+        successes=lambda _shortest: mine, groups=lambda: mine, demonstrations=lambda: mine
+    )
+    assert view.successes(shortest=True) == view.groups() == view.demonstrations() == ()
     with view.opened():
-        assert view.successes(shortest=True) == view.groups() == ("mine",)
-    assert view.groups() == ()
+        assert view.successes(shortest=True) == view.groups() == view.demonstrations() == mine
+    assert view.groups() == view.demonstrations() == ()
     assert PartWork.__dataclass_fields__.keys() == {
         "round", "tries_per_task", "best_per_task", "temperature", "rng"
     }  # fmt: skip

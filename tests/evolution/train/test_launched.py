@@ -122,6 +122,21 @@ def test_workers_adapt_the_targets_layers_alone(tiny_base, tmp_path):
         trainer.train(ROWS, NLL, PLAN, trainable=frozenset(adapter))
 
 
+def test_workers_tell_an_objective_how_far_the_training_is(tiny_base, tmp_path, adapter):
+    def held(last, name, **spec):
+        trainer = made(tiny_base, tmp_path / name, **spec)
+        trainer.reset(adapter)
+        objective, plan = Part.own("anchored", last=last), replace(PLAN, epochs=3)
+        report = trainer.train(ROWS, objective, plan, trainable=frozenset(adapter))
+        return trainer.adapter(), report.figures["anchor_kl"]
+
+    (here, mine), (there, theirs) = held(9.0, "here"), held(9.0, "there", processes=2)
+    assert apart(here, there) < ROUNDING
+    assert mine == pytest.approx(theirs, rel=1e-3)
+    # Told of no progress the pull would be what it is at the first step: none.
+    assert apart(here, held(0.0, "free")[0]) > 1e-3
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_ratio_of_policies_is_the_same_in_several_processes(

@@ -3,6 +3,7 @@
 import sys
 import types
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -350,3 +351,43 @@ def test_batches_by_a_public_constant_are_of_tries_of_any_length(tiny_base, adap
     by_tokens = replace(settings, normaliser=Normaliser.BATCH_TOKENS)
     loop = trainer_of(tiny_base, adapter)._loop(by_tokens, frozenset())
     assert {row.name for row in loop._batches(rows)[0]} == shortest
+
+
+class Told(BasePart):
+    """Notes how far its training is said to be."""
+
+    told: ClassVar[list[float]] = []
+
+    def terms(self, out, row):
+        self.told.append(self.progress)
+        return -out.logprob * row.weights
+
+
+def test_before_each_step_an_objective_is_told_how_far_its_training_is(tiny_base, adapter, part):
+    Told.told.clear()
+    trainer = trainer_of(tiny_base, adapter)
+    plan = replace(PLAN, epochs=2, batch_size=3)
+    trainer.train(WEIGHTED, part(Told), plan, trainable=frozenset(adapter))
+    # Two batches of three rows, twice.
+    assert Told.told == [value for value in (0.0, 0.25, 0.5, 0.75) for _ in range(3)]
+    # The next training begins anew.
+    Told.told.clear()
+    trainer.train(WEIGHTED, part(Told), replace(plan, epochs=1), trainable=frozenset(adapter))
+    assert Told.told == [0.0] * 3 + [0.5] * 3
+
+
+@pytest.mark.parametrize("backend", ["loop", "functorch"])
+def test_units_gradients_are_of_the_step_that_is_taken(tiny_base, adapter, part, backend):
+    trainer, names = trainer_of(tiny_base, adapter), sorted(adapter)
+    gradients = trainer.gradients(names, part(Told), backend=backend, progress=0.5)
+    Told.told.clear()
+    list(gradients.unit_gradients([WEIGHTED[:1]]))
+    assert Told.told == [0.5]
+
+    def direction():
+        (found,) = gradients.unit_gradients([WEIGHTED[:1]])
+        return found
+
+    Told.told.clear()
+    trainer.descend(names, direction, steps=4, learning_rate=1e-3)
+    assert Told.told == [0.0, 0.25, 0.5, 0.75]

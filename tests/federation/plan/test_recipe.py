@@ -112,6 +112,8 @@ def test_the_tables_are_whole():
         {"needs": frozenset({"old"})},
         {"kind": "objective", "needs": frozenset({"worth"})},
         {"kind": "objective", "needs": frozenset({"old_value"})},
+        {"least_tries": 1.5},
+        {"least_window": True},
     ],
 )
 def test_what_is_no_card_is_refused(changes):
@@ -244,6 +246,14 @@ def test_a_plan_is_refused_with_the_part_and_the_reason_where_units_are_apart(in
         ),
         ('normaliser = "halves"\n', ["evolve.normaliser", "batch_tokens"]),
         (
+            'method = "spear"\nnominal_tokens = 9\nwindow = 1\n',
+            ["set window to at least 2, or to 0"],
+        ),
+        (
+            'parts = { credit = "confident-replay" }\n',
+            ["evolve.parts.credit: credit 'confident-replay' couples 'all'"],
+        ),
+        (
             'method = "grpo"\nnominal_tokens = 9\nparts = { objective = { name = "clipped", dual_clip = 0.5 } }\n',  # noqa: E501  # one line of TOML
             ["evolve: parts.objective: dual_clip is above 1"],
         ),
@@ -253,6 +263,8 @@ def test_keys_that_a_recipe_asks_for_or_has_no_use_for(installed, text, words):
     plan = PLAN.replace('method = "fed-se"\n', "" if "method" in text else 'method = "fed-se"\n')
     if "tries_per_task" in text:
         plan = plan.replace("tries_per_task = 4\n", "")
+    if "window" in text:
+        plan = plan.replace("window = 4\n", "")
     plan = plan.replace("[evolve]\n", f"[evolve]\n{text}")
     with pytest.raises(PlanError) as refused:
         read_plan(plan.encode())

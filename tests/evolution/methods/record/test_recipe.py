@@ -236,3 +236,33 @@ def test_a_units_play_and_credit_see_that_unit_alone(make_silo, adapter, ledger,
     assert evolution.metrics["population"] == len(seen) == 8
     assert all(len(tasks) == 1 for tasks in seen)
     assert len(set.union(*seen)) == 8
+
+
+class Told(BasePart):
+    def terms(self, out, row):
+        told.append(self.progress)
+        return -out.logprob * row.weights
+
+
+told: list[float] = []
+
+
+def test_an_objective_is_told_of_the_charged_steps(make_silo, adapter, ledger, recipe):
+    sure = dataclasses.replace(LOCAL, record=dataclasses.replace(LOCAL.record, sampling_rate=1.0))
+    silo = make_silo(sure, recipe=recipe("objective", Told, couples=Couples.TRY))
+    told.clear()
+    silo.evolve(work(adapter, ledger, spec=sure)[0])
+    steps = LOCAL.record.steps_per_round
+    assert sorted(set(told)) == [step / steps for step in range(steps)]
+    assert told[-1] == (steps - 1) / steps
+
+
+def test_where_each_step_is_an_aggregation_it_is_told_of_the_rounds_steps(
+    make_silo, adapter, recipe
+):
+    silo = make_silo(SURE, recipe=recipe("objective", Told, couples=Couples.TRY))
+    silo.evolve(work(adapter, spec=SURE)[0])
+    for step in (2, 0, 1):
+        told.clear()
+        silo.unit_sum(step_work(adapter, spec=SURE, step=step))
+        assert set(told) == {step / SURE.record.steps_per_round}
