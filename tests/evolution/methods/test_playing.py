@@ -119,7 +119,7 @@ def test_tries_that_begin_elsewhere_in_a_task_are_a_group_of_their_own():
     world.broken = {1, 3}
     drawn = [one.task for unit in "ab" for one in world.tries[unit]]
     players = world.players(Played(half_from_the_middle), once())
-    groups = groups_of(play_all(players, world, apart=False), drawn, _work())
+    groups = groups_of(play_all(players, world, world.say, apart=False), drawn, _work())
     # Of the four tries of "a" two began elsewhere, and one of these and of those failed.
     assert [(g.task.prefix, len(g.trajectories), g.dropped) for g in groups] == [
         ((), 1, 3), (("act",), 1, 0), ((), 4, 0)

@@ -119,5 +119,5 @@ def test_a_view_is_empty_but_while_it_is_open():
         assert view.successes(shortest=True) == view.groups() == view.demonstrations() == mine
     assert view.groups() == view.demonstrations() == ()
     assert PartWork.__dataclass_fields__.keys() == {
-        "round", "tries_per_task", "best_per_task", "temperature", "rng"
+        "round", "tries_per_task", "best_per_task", "temperature", "rng", "rendered"
     }  # fmt: skip

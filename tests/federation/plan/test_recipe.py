@@ -274,7 +274,7 @@ def test_keys_that_a_recipe_asks_for_or_has_no_use_for(installed, text, words):
 @pytest.mark.parametrize(
     ("sampler", "window", "tries", "problem"),
     [
-        ("regret", 1, 4, "earlier rounds: set window to at least 2, or to 0 for all"),
+        ("regret", 1, 4, "set window to at least 2, or to 0 for all"),
         ("regret", 2, 4, None),
         ("regret", 0, 1, "set tries_per_task to at least 2"),
         ("rerun", 0, 2, "set tries_per_task to at least 3"),
