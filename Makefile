@@ -217,6 +217,11 @@ experiments-groups: setup
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report groups \
 	  --reference sum --out groups.md --plots plots
 
+# The first look of docs/experiments/parts.md.
+.PHONY: experiments-parts
+experiments-parts: setup
+	$(BIN)/chorale-lab run experiments/parts-screen.toml --out $(EXPERIMENTS)/parts-screen $(LAB_ARGS)
+
 # In the order of docs/experiments/fedagent.md, about six hours on two cores; ends with the tables and
 # with predicted and observed patterns.
 FEDAGENT_RUN := $(BIN)/chorale-lab run experiments/fedagent-

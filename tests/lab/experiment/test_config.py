@@ -52,6 +52,7 @@ def test_the_files_that_are_announced_are_shipped():
         "fedse-paper.toml",
         "fedse-shards.toml",
         "groups.toml",
+        "parts-screen.toml",
         "words-grpo.toml",
         "words.toml",
     ]
