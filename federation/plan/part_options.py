@@ -31,7 +31,7 @@ __all__ = [
 
 Width = Annotated[float, Field(gt=0, le=100)]
 Coefficient = Annotated[float, Field(ge=0, le=100)]
-Part = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Reward = Literal["success", "return"]
 
 
@@ -64,7 +64,7 @@ class SelfImitationOptions(GroupRelativeOptions):
     round's alone."""
     replay_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """What a replayed success of a task that is never solved would be worth."""
-    least: Part = 0.0
+    least: Share = 0.0
     """A replayed success that is worth no more than this is left out."""
 
 
@@ -88,7 +88,7 @@ class DistinctOptions(Section):
 class ConfidentReplayOptions(Section):
     """Of the credit ``confident-replay``."""
 
-    low: Part = 0.5
+    low: Share = 0.5
     """An earlier success is replayed if the player gave its tokens more than this, in the geometric
     mean."""
     high: Annotated[float, Field(gt=0, le=1)] = 0.95
