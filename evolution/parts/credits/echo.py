@@ -10,8 +10,8 @@ and the normaliser ``batch_tokens`` a round's mean loss is
 
     mean −log π over the agent's tokens  +  coefficient · mean −log π over the observations
 
-whatever each kind's share. A mini-batch has its own share of both, and is one of these means in
-expectation only.
+whatever each kind's share. A mini-batch has a share of both that is its own, and the loss of a step
+is this sum of means only roughly.
 
 A world model by the same rows (arXiv 2504.21024 trains one apart; the form is prime-rl's ``echo``:
 cross-entropy on the observation tokens of the very rollouts, a normaliser of its own, 0.1). The
