@@ -12,7 +12,7 @@ from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError
 from evolution.memory.memory import Memory
-from evolution.methods import recipe
+from evolution.methods import exploring, recipe
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.methods.returned import short_enough
 from evolution.model.causal_lm import load_base
@@ -350,7 +350,7 @@ def test_without_the_filter_what_was_played_is_imitated_as_it_was_from_memory(
     every = recipe_of(FED_SE, PartsSection(credit=PartChoice(name="all-tries")))
     silo, adapter = make_silo(recipe=every), first(tiny_base)
     held = {}
-    honest = recipe.run_episodes
+    honest = exploring.run_episodes
 
     def noted(*args, **options):
         batch = honest(*args, **options)
@@ -358,7 +358,7 @@ def test_without_the_filter_what_was_played_is_imitated_as_it_was_from_memory(
             held[t.task.environment, t.task.task_id, t.conversation_sha256] = t
         return batch
 
-    monkeypatch.setattr(recipe, "run_episodes", noted)
+    monkeypatch.setattr(exploring, "run_episodes", noted)
     for index in range(3):
         one = work(adapter, index, window=0, use_expert=False)
         evolution = silo.evolve(one)

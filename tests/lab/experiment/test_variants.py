@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-import evolution.methods.recipe
+import evolution.methods.exploring
 import lab.experiment.judge
 from evolution.envs.tasks import Split
 from lab.experiment.environments import judged_catalogue
@@ -126,7 +126,7 @@ def test_a_run_explores_variants_is_judged_without_them_and_can_be_repeated(tmp_
 
         monkeypatch.setattr(module, "run_episodes", playing)
 
-    noted(evolution.methods.recipe, "explored")
+    noted(evolution.methods.exploring, "explored")
     noted(lab.experiment.judge, "judged")
     results = [play_run(run, tmp_path / str(n), progress=lambda *_: None) for n in range(2)]
     lines = [text.partition(" . ")[0] for text in told["explored"]]

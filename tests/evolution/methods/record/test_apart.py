@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evolution.errors import EvolverSetupError
-from evolution.methods import descend, recipe
+from evolution.methods import descend, exploring
 from evolution.methods.expert import EXPERT_ROUND
 from evolution.trajectory import Step, Task, Trajectory
 from tests.kit.evolution.record_round import LOCAL, SHARED, population, step_work, summed, work
@@ -124,7 +124,7 @@ def test_options_that_would_escape_the_charge_are_refused(make_silo, spec, optio
 def test_gradients_that_are_not_plain_are_refused_before_exploring(
     make_silo, adapter, ledger, monkeypatch, spec
 ):
-    monkeypatch.setattr(recipe, "run_episodes", pytest.fail)
+    monkeypatch.setattr(exploring, "run_episodes", pytest.fail)
     silo = make_silo(spec)
     asked, reserved = work(adapter, ledger, spec=spec, proximal_mu=0.1)
     with pytest.raises(EvolverSetupError, match="proximal_mu"):

@@ -12,7 +12,7 @@ from evolution.envs.catalogue import Catalogue
 from evolution.errors import EvolverSetupError, NotWantedError
 from evolution.local_time import while_wanted
 from evolution.memory.memory import Memory
-from evolution.methods import recipe
+from evolution.methods import exploring
 from evolution.methods.recipe import RecipeEvolver
 from evolution.rollout.engine import EngineSpec
 from evolution.rollout.episodes import EpisodeBatch
@@ -62,7 +62,7 @@ def test_one_unit_that_fails_moves_the_sum_by_its_own_clip_at_most(
 
 @pytest.mark.parametrize(
     "broken",
-    [(recipe, "run_episodes"), (RecipeEvolver, "_population")],
+    [(exploring, "run_episodes"), (RecipeEvolver, "_population")],
     ids=["playing", "reading"],
 )
 def test_where_exploring_fails_as_a_whole_the_charged_steps_are_noise(
@@ -120,7 +120,7 @@ def test_a_success_that_cannot_be_stored_costs_its_own_task_alone(
 def test_what_cannot_run_is_found_before_exploring_and_charging(
     make_silo, adapter, ledger, monkeypatch
 ):
-    monkeypatch.setattr(recipe, "run_episodes", pytest.fail)
+    monkeypatch.setattr(exploring, "run_episodes", pytest.fail)
     coarse = dataclasses.replace(LOCAL, grid=16)
     users = dataclasses.replace(LOCAL, unit="user")
     for spec, match in ((coarse, "cannot be taken"), (users, "subject")):
@@ -147,13 +147,13 @@ def test_in_16_bits_units_are_computed_one_at_a_time_or_not_at_all(make_silo, ba
 def test_in_16_bits_a_batch_holds_the_tries_of_one_task(
     make_silo, adapter, ledger, monkeypatch, *, dtype, batches
 ):
-    seen, honest = set(), recipe.run_episodes
+    seen, honest = set(), exploring.run_episodes
 
     def noted(*args, batch_size, apart, **options):
         seen.add((batch_size, apart))
         return honest(*args, batch_size=batch_size, apart=apart, **options)
 
-    monkeypatch.setattr(recipe, "run_episodes", noted)
+    monkeypatch.setattr(exploring, "run_episodes", noted)
     make_silo(dtype=dtype).evolve(work(adapter, ledger)[0])
     assert seen == batches
 
@@ -174,7 +174,7 @@ def test_where_units_are_protected_no_task_makes_an_environment_be_left_alone(
         made_by.append(make_environment.__self__)
         return EpisodeBatch(tries=(None,) * len(tasks), dropped=len(tasks), environment_steps=0)
 
-    monkeypatch.setattr(recipe, "run_episodes", play)
+    monkeypatch.setattr(exploring, "run_episodes", play)
     catalogue = Catalogue()
     one = work(adapter, spec=spec)[0]
     if spec is None:

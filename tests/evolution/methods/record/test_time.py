@@ -11,7 +11,7 @@ import pytest
 from dp.noise.unit_sum import UnitSum
 from evolution.errors import LocalTimeError
 from evolution.local_time import local_time
-from evolution.methods import recipe
+from evolution.methods import exploring
 from tests.kit.evolution.record_round import (
     LOCAL,
     SHARED,
@@ -104,7 +104,7 @@ def test_a_limit_on_the_whole_would_take_all_units_away_at_once(
     def over(*_, **__):
         raise LocalTimeError("one unit slept for as long as all may work")
 
-    monkeypatch.setattr(recipe, "run_episodes", over)
+    monkeypatch.setattr(exploring, "run_episodes", over)
     one, reserved = work(adapter, ledger, spec=spec)
     with local_time(1.0), pytest.raises(LocalTimeError):
         make_silo(spec).evolve(one)
