@@ -12,7 +12,7 @@ from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError
 from evolution.memory.memory import Memory
-from evolution.methods import exploring, recipe
+from evolution.methods import exploring
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.methods.returned import short_enough
 from evolution.model.causal_lm import load_base
@@ -362,6 +362,6 @@ def test_without_the_filter_what_was_played_is_imitated_as_it_was_from_memory(
     for index in range(3):
         one = work(adapter, index, window=0, use_expert=False)
         evolution = silo.evolve(one)
-        found = silo._credit(one, recipe._NOTHING_PLAYED, epoch=0)
+        found = silo._credit(one, exploring.NOTHING_PLAYED, epoch=0)
         assert found == [Row.of(held[key]) for key in sorted(held)]
         adapter = {k: v + evolution.delta[k] for k, v in adapter.items()}
