@@ -22,10 +22,21 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["EXPERT_ROUND", "Group", "Scaffold", "Step", "Task", "Trajectory"]
+__all__ = [
+    "EXPERT_ROUND",
+    "MOST_SAID_TOKENS",
+    "Ask",
+    "Group",
+    "Scaffold",
+    "Step",
+    "Task",
+    "Trajectory",
+]
 
 EXPERT_ROUND: Final = -1
 """The round of every demonstration: before the first."""
+MOST_SAID_TOKENS: Final = 512
+"""Of one answer to an ``Ask``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +52,18 @@ class Scaffold:
     """``conversation_sha256`` of the tries that it was made of."""
     stays: bool = False
     """It is left where it was when the try is trained on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """One question to the model beside any try, under the adapter that plays."""
+
+    instruction: str
+    """What it is to do."""
+    text: str
+    """What with."""
+    max_new_tokens: int = 64
+    """Longest answer, of at most ``MOST_SAID_TOKENS``; a longer one is cut off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

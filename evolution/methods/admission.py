@@ -29,11 +29,10 @@ from evolution.errors import EvolverSetupError
 from evolution.methods.playing import Player, play_all
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
-from evolution.rollout.asking import Ask
 from evolution.rollout.conversation import RenderedEpisode
 from evolution.rollout.episodes import EpisodeBatch
 from evolution.train.rows import Row
-from evolution.trajectory import Group, Step, Task, Trajectory
+from evolution.trajectory import Ask, Group, Step, Task, Trajectory
 
 __all__ = ["made_up", "require_apart_parts", "what_is_made"]
 

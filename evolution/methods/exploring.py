@@ -26,11 +26,11 @@ from evolution.methods.protection import shares_batch, wave_size
 from evolution.methods.streams import Stream, round_rng, round_seed
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
-from evolution.rollout.asking import Ask, say
+from evolution.rollout.asking import say
 from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.episodes import EpisodeBatch, run_episodes
-from evolution.trajectory import Task
+from evolution.trajectory import Ask, Task
 
 __all__ = ["NOTHING_PLAYED", "Explorer", "part_work", "whole_memory"]
 

@@ -28,9 +28,8 @@ import structlog
 
 from evolution.errors import LocalTimeError, NotWantedError, PartError
 from evolution.parts.seam import MemoryView, PartWork, Play, Playing, Wish
-from evolution.rollout.asking import Ask
 from evolution.rollout.episodes import EpisodeBatch, figures_of
-from evolution.trajectory import Task, Trajectory
+from evolution.trajectory import Ask, Task, Trajectory
 
 __all__ = ["Played", "Player", "play_all"]
 

@@ -30,10 +30,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from evolution.errors import PartError
-from evolution.rollout.asking import Ask
-from evolution.rollout.conversation import RenderedEpisode
 from evolution.train.rows import Row
-from evolution.trajectory import Group, Task, Trajectory
+from evolution.trajectory import Ask, Group, Task, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +47,7 @@ __all__ = [
     "Play",
     "Playing",
     "Probes",
+    "Rendered",
     "Sampler",
     "TaskPool",
     "Wish",
@@ -143,9 +142,19 @@ class MemoryView:
             self._open = False
 
 
-def _unwritten(
-    instruction: str, observations: Sequence[str], actions: Sequence[str]
-) -> RenderedEpisode:
+class Rendered(Protocol):
+    """A conversation as tokens."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """All of them."""
+
+    @property
+    def agent_mask(self) -> Sequence[bool]:
+        """True at those of the answers."""
+
+
+def _unwritten(instruction: str, observations: Sequence[str], actions: Sequence[str]) -> Rendered:
     words = sum(map(len, (instruction, *observations, *actions)))
     raise PartError(f"{words} letters have no tokenizer here")
 
@@ -164,7 +173,7 @@ class PartWork:
     """At which tries are played."""
     rng: np.random.Generator
     """The part's own stream."""
-    rendered: Callable[[str, Sequence[str], Sequence[str]], RenderedEpisode] = _unwritten
+    rendered: Callable[[str, Sequence[str], Sequence[str]], Rendered] = _unwritten
     """The tokens of a conversation that is given as text: instruction, what is said to the agent,
     and what it is to answer (``ChatFormat.render``)."""
 

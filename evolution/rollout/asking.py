@@ -15,7 +15,6 @@ Covered: one question, one answer. Not covered: conversations of several turns, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -23,25 +22,12 @@ import structlog
 from evolution.errors import PartlyAnsweredError
 from evolution.local_time import require_time, require_wanted
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
+from evolution.trajectory import MOST_SAID_TOKENS, Ask
 
-__all__ = ["MOST_SAID_TOKENS", "Ask", "say"]
+__all__ = ["say"]
 
-MOST_SAID_TOKENS: Final = 512
-"""Of one answer."""
 _MOST_CHARS: Final = 2_000
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
-    """One question to the model, under the adapter that plays."""
-
-    instruction: str
-    """What it is to do."""
-    text: str
-    """What with."""
-    max_new_tokens: int = 64
-    """Longest answer, of at most ``MOST_SAID_TOKENS``; a longer one is cut off."""
 
 
 def say(
@@ -86,7 +72,7 @@ def _answers(
     except PartlyAnsweredError as error:
         return [one if isinstance(one, Generation) else None for one in error.answers]
     except Exception as error:  # noqa: BLE001  # an engine's failure costs words, never a round
-        _log.warning("not_said", questions=len(prompts), error=type(error).__name__)
+        _log.warning("not_said", error=type(error).__name__)
         if len(prompts) == 1:
             return [None]
         return [_answers(engine, [prompt], sampling)[0] for prompt in prompts]

@@ -198,6 +198,7 @@ _SILO: Final = {
     "explore_failed": ("round", "contributes"),
     "credit_failed": ("error",),
     "play_failed": ("error",),
+    "not_said": ("error",),
     "gradients_failed": ("contributes",),
     "harness_ended": ("environment", "error", "counts_as"),
     "hardware": ("plan", "machine", "chose"),

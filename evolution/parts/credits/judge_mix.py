@@ -17,11 +17,11 @@ compare with recorded probabilities, for nobody sampled the answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
 
-from dp.steps.units import UnitId
 from evolution.part import BasePart
 from evolution.parts.seam import MemoryView, PartWork
 from evolution.parts.telling import told
@@ -58,11 +58,11 @@ class JudgeMix(BasePart):
         answer = "yes" if one.success else "no"
         made = work.rendered(_QUESTION, [told(one, ending=False)], [answer])
         ids = np.array(made.token_ids, dtype=np.int64)
-        return Row(
+        return replace(
+            Row.of(one),
             token_ids=ids,
             mask=np.array(made.agent_mask, dtype=np.bool_),
             weights=np.full(ids.shape, self.options.weight, dtype=np.float32),
             logprobs=np.zeros(ids.shape, dtype=np.float32),
             name=f"judged {one.conversation_sha256}",
-            unit=UnitId(one.task.environment, str(one.task.task_id)),
         )

@@ -25,8 +25,7 @@ from evolution.part import BasePart
 from evolution.parts.plays.waves import Line, lines_of
 from evolution.parts.seam import MemoryView, PartWork, Playing
 from evolution.parts.telling import told
-from evolution.rollout.asking import Ask
-from evolution.trajectory import Scaffold, Task, Trajectory
+from evolution.trajectory import Ask, Scaffold, Task, Trajectory
 from federation.plan.methods import Couples, Reads
 from federation.plan.part_options import RetryOptions
 

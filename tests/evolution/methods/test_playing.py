@@ -13,8 +13,8 @@ from evolution.methods.playing import Player, play_all
 from evolution.methods.returned import groups_of
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
-from evolution.rollout.asking import Ask
 from evolution.rollout.episodes import EpisodeBatch
+from evolution.trajectory import Ask
 
 WORK = PartWork(
     round=1, tries_per_task=4, best_per_task=True, temperature=1.0, rng=np.random.default_rng(0)

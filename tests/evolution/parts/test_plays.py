@@ -13,8 +13,7 @@ from evolution.part import Part
 from evolution.parts.plays.episodes import values_of
 from evolution.parts.plays.repair import suspected
 from evolution.parts.telling import like, likeness
-from evolution.rollout.asking import Ask
-from evolution.trajectory import Group, Task
+from evolution.trajectory import Ask, Group, Task
 from federation.plan.methods import PARTS
 from federation.plan.recipe import refusal
 from tests.kit.evolution.plays import play_out, task, tried

@@ -9,10 +9,10 @@ import pytest
 
 from evolution.envs.environment import Environment
 from evolution.memory.trajectory_json import decode_trajectory, encode_trajectory
-from evolution.rollout.asking import Ask, say
+from evolution.rollout.asking import say
 from evolution.rollout.episodes import run_episodes
 from evolution.train.rows import Row
-from evolution.trajectory import Scaffold, Task
+from evolution.trajectory import Ask, Scaffold, Task
 from tests.kit.evolution.scripted_engine import ScriptedEngine
 
 TASK = Task(environment="two", task_id=1)

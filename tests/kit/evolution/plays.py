@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evolution.parts.seam import MemoryView, PartWork
-from evolution.rollout.asking import Ask
-from evolution.trajectory import Step, Task, Trajectory
+from evolution.trajectory import Ask, Step, Task, Trajectory
 
 
 def task(number=1, subject=""):
