@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from dp.config import Mode, PrivacySpec, RecordSpec
+from dp.config import RECORD_MODES, Mode, PrivacySpec, RecordSpec
 from dp.errors import TooManyUnitsError
 from evolution.errors import EvolveError, EvolverSetupError, UnknownEvolverError
 from evolution.methods.evolver import (
@@ -115,16 +115,19 @@ def test_a_card_whose_code_is_no_method_is_refused(code):
         make_evolver(setup)
 
 
-def test_every_method_runs_under_every_mode_and_its_parts_say_what_their_cards_say():
+def test_methods_run_under_the_modes_that_their_parts_allow_and_its_parts_say_what_their_cards_say():
     assert METHODS.keys() == {
         *("agentevol", "constant", "fed-se", "fedagent", "grpo"),
-        *("maxrl", "ppo", "rloo", "spear", "sppo"),
+        *("maxrl", "ppo", "rloo", "self-distil", "spear", "sppo"),
     }
     for name in METHODS:
         # With a head of each silo's own it does not: tests/federation/plan/test_value_head.py.
         shared = PartChoice(name="ppo", value_head="federated") if name == "ppo" else None
         recipe = recipe_of(name, PartsSection(objective=shared))
-        assert not any(recipe.refusals(mode, unit) for mode in Mode for unit in ("task", "user"))
+        refused = {(m, u) for m in Mode for u in ("task", "user") if recipe.refusals(m, u)}
+        # Its hints look at other tasks.
+        alone = {(m, "task") for m in RECORD_MODES} if name == "self-distil" else set()
+        assert refused == alone
     # What the table says without torch is what the classes say.
     for name, card in PARTS.items():
         made = Part.own(name).load()
