@@ -303,7 +303,7 @@ def _launch(directory: Path, *, processes: int) -> None:
             status = _wait(worker)
         except BaseException as ended:
             _stop(worker)
-            ended.add_note(f"The training processes' last lines:\n{_tail(log, scale=4)}")
+            ended.add_note(f"The training processes' last lines:\n{_tail(log, scale=8)}")
             raise
     if status != 0:
         failed = TrainingWorkerError(
@@ -311,7 +311,7 @@ def _launch(directory: Path, *, processes: int) -> None:
             f"{read_failure(directory)}\nTheir last lines:\n{_tail(log)}"
         )
         # torchrun has the last word in the log: what a worker said stands before it.
-        failed.add_note(f"What they said before:\n{_tail(log, scale=4)}")
+        failed.add_note(f"What they said before:\n{_tail(log, scale=8)}")
         raise failed
 
 

@@ -23,4 +23,4 @@ export CHORALE_VLLM_PYTHON
 cd "$root"
 PYTHONPATH="$root:$root/proto" \
   exec "${CHORALE_PYTHON:-$root/.venv/bin/python}" -m pytest -n 0 -p no:cacheprovider \
-  --timeout 900 -q -rA -s "$here" "$@"
+  --timeout 2400 -q -rA -s "$here" "$@"

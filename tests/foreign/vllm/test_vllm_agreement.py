@@ -132,7 +132,7 @@ class Asked:
         self._server = server
 
     def _ask(self, **body: Any) -> Any:
-        connection = HTTPConnection("127.0.0.1", self._server.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self._server.port, timeout=600)
         headers = {
             "Content-Type": "application/json",
             "Authorization": f"Bearer {self._server.key_file.read_text()}",
@@ -193,7 +193,7 @@ def asked_all(base, exported, tensors, directory, dtype):
     try:
         spec = EngineSpec(
             kind="openai", url=server.url, model="base", api_key_file=server.key_file,
-            adapter_dir=directory / "adapters", timeout_s=60.0,
+            adapter_dir=directory / "adapters", timeout_s=600.0,
         )  # fmt: skip
         served = make_engine(base, alpha=ours.ALPHA, dtype=dtype, threads=1, spec=spec)
         vllm = Asked(server)

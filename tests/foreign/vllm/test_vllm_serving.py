@@ -77,7 +77,7 @@ def greedy_with(model, openings):
 def greedy_from(server, model, openings):
     """The same, from the server's OpenAI interface."""
     answers = []
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=600)
     for ids in openings:
         body = {
             "model": model, "prompt": list(ids), "max_tokens": NEW_TOKENS, "temperature": 0,
