@@ -115,7 +115,7 @@ def test_a_card_whose_code_is_no_method_is_refused(code):
         make_evolver(setup)
 
 
-def test_methods_run_under_the_modes_that_their_parts_allow_and_its_parts_say_what_their_cards_say():
+def test_methods_run_in_the_modes_of_their_parts_and_classes_say_what_cards_say():
     assert METHODS.keys() == {
         *("agentevol", "constant", "fed-se", "fedagent", "grpo"),
         *("maxrl", "ppo", "rloo", "self-distil", "spear", "sppo"),
