@@ -5,8 +5,9 @@ Each is a conversation of one turn. What is said is text of the silo's own and s
 Invariants:
 
 1. The random draws of an answer depend on the seed and its key, never on the batch.
-2. An answer that the engine fails to give, or that has no room in the context, is empty: nobody can
-   tell it from a model that had nothing to say.
+2. A question that has no tokens or no room in the context, and one that the engine fails to answer,
+   costs its own answer alone, which is empty: nobody can tell it from a model that had nothing to
+   say, and no unit's text ends the round for others.
 3. What was said is cleaned of everything that could open or close a turn, and of bounded length.
 
 Covered: one question, one answer. Not covered: conversations of several turns, which are episodes.
@@ -47,7 +48,11 @@ def say(
     waiting: dict[int, list[tuple[int, Prompt]]] = {}
     for place, (one, key) in enumerate(zip(asks, keys, strict=True)):
         longest = min(one.max_new_tokens, MOST_SAID_TOKENS)
-        prompt = Prompt(key=key, token_ids=engine.chat.opening(one.instruction, one.text))
+        try:
+            prompt = Prompt(key=key, token_ids=engine.chat.opening(one.instruction, one.text))
+        except Exception as error:  # noqa: BLE001  # what was seen is data: it costs its own answer
+            _log.warning("not_said", error=type(error).__name__)
+            continue
         if len(prompt.token_ids) + longest <= engine.context_limit:
             waiting.setdefault(longest, []).append((place, prompt))
     for longest, prompts in sorted(waiting.items()):

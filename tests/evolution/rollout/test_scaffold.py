@@ -143,6 +143,10 @@ def test_an_answer_cannot_open_a_turn_and_is_cut_at_its_length():
     assert asked(ScriptedEngine("abcdefghijkl"), "x") == ["abcdefgh"]
 
 
+def test_a_question_that_no_tokenizer_reads_costs_its_own_answer_alone():
+    assert asked(ScriptedEngine("yes"), "good", "\ud800", "fine") == ["yes", "", "yes"]
+
+
 def test_a_question_without_room_or_that_fails_is_answered_by_silence():
     engine = ScriptedEngine("yes")
     engine.context_limit = 60
