@@ -1,4 +1,4 @@
-"""The play ``principles``: which are read, what is counted, of what the model is asked, what is new.
+"""The play ``principles``: what is read, what is counted, of what the model is asked, what is new.
 
 That a task keeps its number of tries is in test_plays.py; what is kept of notes in
 tests/evolution/memory/test_principles.py.

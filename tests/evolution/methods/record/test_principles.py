@@ -1,12 +1,13 @@
-"""Principles through the driver: a round again, users apart, and notes that are not a play's own."""
+"""Principles through the driver: a round again, users apart, notes that are not a play's own."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
+from structlog.testing import capture_logs
 
-from evolution.errors import PartError
+from evolution.errors import MemoryContentError, PartError
 from evolution.memory.principles import Again, Learned, Principles, Used
 from evolution.methods.noted import Noted
 from evolution.methods.playing import Player
@@ -76,6 +77,24 @@ def test_a_round_that_is_begun_again_changes_nothing(make_silo, adapter, monkeyp
     assert len(kept(again)) > 0
 
 
+def test_no_text_and_no_subject_is_logged_or_counted(make_silo, adapter, monkeypatch):
+    monkeypatch.setattr(Coin, "subjects", True)
+    silo = make_silo(None, recipe=RECIPE)
+    with capture_logs() as logs:
+        said = [silo.evolve(free(adapter, number)).metrics for number in range(2)]
+        with monkeypatch.context() as patched:
+            refuse = MemoryContentError("a text that is none")
+            patched.setattr(Principles, "note", lambda *_, **__: (_ for _ in ()).throw(refuse))
+            said.append(silo.evolve(free(adapter, 2)).metrics)
+    assert [line["error"] for line in logs if line["event"] == "principles_not_kept"] == [
+        "MemoryContentError"
+    ]
+    told = repr((logs, said))
+    assert "user " not in told
+    assert len(kept(silo)) > 0
+    assert not [one for one in kept(silo) if one.text in told or one.id in told]
+
+
 def test_there_is_no_file_where_the_play_keeps_nothing(make_silo, adapter, tmp_path):
     silo = make_silo(None, recipe=recipe_of("fed-se", PartsSection()))
     silo.evolve(free(adapter, 0))
@@ -87,16 +106,15 @@ def test_a_users_principles_are_of_his_own_tries_whatever_others_did(
     make_silo, adapter, monkeypatch
 ):
     monkeypatch.setattr(Coin, "subjects", True)
-    reset, success = Coin.reset, Coin.success
+    reset = Coin.reset
     found = {}
     for other in (False, True):
 
-        def remembers(self, task_id):
+        def solvable(self, task_id, other=other):
             self.solvable = other or task_id % 3 != 1
             return reset(self, task_id)
 
-        monkeypatch.setattr(Coin, "reset", remembers)
-        monkeypatch.setattr(Coin, "success", success)
+        monkeypatch.setattr(Coin, "reset", solvable)
         silo = make_silo(USERS, f"other {other}", recipe=RECIPE)
         for number in range(2):
             silo.evolve(work(adapter, spec=USERS, round_index=number, **PLAIN)[0])
