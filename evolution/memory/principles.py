@@ -1,11 +1,7 @@
-"""A silo's principles: sentences that its model wrote about its tries, for its operator as well.
+"""A run's principles (``evolution/principle.py``), kept on the silo's own disk.
 
-A principle is of one environment and one subject, whose tries it was made of. Its score is that of
-EvolveR (row 4 of the page of methods)::
-
-    score = (successes + 1) / (uses + 2)      of the tries that read it and that ended
-
-An operator may read, edit and delete principles (``chorale-silo principles``). Invariants:
+Plays read them and note things about them; an operator reads, edits and deletes them
+(``chorale-silo principles``). Invariants:
 
 1. A round that is begun again counts once: ``begin`` takes back whatever the round, or a later one,
    noted before, so that a round reads the same principles each time. What is too old, and what is
@@ -33,7 +29,6 @@ import hashlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -41,24 +36,13 @@ from typing import Any, Final, Self
 import structlog
 
 from evolution.errors import MemoryContentError, MemoryCorruptError
+from evolution.principle import MOST_CHARS, Again, Learned, Note, Principle, Used, one_line
 from evolution.trajectory import Task, Trajectory
 
-__all__ = [
-    "MOST_CHARS",
-    "PRINCIPLES_FILE",
-    "Again",
-    "Learned",
-    "Note",
-    "Principle",
-    "Principles",
-    "Used",
-    "one_line",
-]
+__all__ = ["PRINCIPLES_FILE", "Principles"]
 
 PRINCIPLES_FILE: Final = "principles.sqlite"
 """Of a run, in the method's private directory, where its play keeps some."""
-MOST_CHARS: Final = 300
-"""Of a text."""
 _MOST_SOURCES: Final = 16
 """Conversations that are named as what a principle was made of: the first ones."""
 _APPLICATION_ID: Final = 0x43485052
@@ -166,75 +150,6 @@ _DELETE_TASK: Final = """
 DELETE FROM principle
 WHERE environment = ? AND id IN (SELECT id FROM source WHERE task_id = ?)
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Principle:
-    """One sentence, and what came of reading it."""
-
-    id: str
-    """Its name in the file."""
-    environment: str
-    """Of the tries that it was made of."""
-    subject: str
-    """Whose data they are of; empty if nobody's."""
-    text: str
-    """What the agent reads."""
-    round: int
-    """It was first written in."""
-    uses: int = 0
-    """Tries that read it and ended, since it was written or edited."""
-    successes: int = 0
-    """Those of them that succeeded."""
-    made_of: tuple[str, ...] = ()
-    """``conversation_sha256`` of the first tries of which the model wrote it, or the like of it."""
-    edited: bool = False
-    """The operator wrote the text."""
-
-    @property
-    def score(self) -> float:
-        """Of a share of successes, drawn to a half while it was seldom used."""
-        return (self.successes + 1) / (self.uses + 2)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Learned:
-    """A note: the model wrote a new principle."""
-
-    text: str
-    """As ``one_line`` has it."""
-    sources: tuple[Trajectory, ...]
-    """The try that it was written of, and those of which the like was written; of one environment
-    and one subject."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Again:
-    """A note: of another try the model wrote the like of a principle that there is."""
-
-    principle: str
-    """Its name."""
-    source: Trajectory
-    """The try."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Used:
-    """A note: a try that read a principle ended."""
-
-    principle: str
-    """Its name."""
-    success: bool
-    """How it ended."""
-
-
-Note = Learned | Again | Used
-
-
-def one_line(text: str) -> str:
-    """A text as a principle may have it: one line, printable, cut at its length; perhaps empty."""
-    words = "".join(one if one.isprintable() else " " for one in text).split()
-    return " ".join(words)[:MOST_CHARS].strip()
 
 
 class Principles:

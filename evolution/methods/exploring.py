@@ -19,7 +19,7 @@ from dp.steps.units import UnitId
 from evolution.envs.environment import Environment
 from evolution.errors import EvolveError
 from evolution.memory.memory import Memory
-from evolution.memory.principles import Principle, Principles
+from evolution.memory.principles import Principles
 from evolution.methods.evolver import StepWork, Work
 from evolution.methods.noted import Noted
 from evolution.methods.playing import Played, Player, play_all
@@ -28,6 +28,7 @@ from evolution.methods.protection import shares_batch, wave_size
 from evolution.methods.streams import Stream, round_rng, round_seed
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
+from evolution.principle import Principle
 from evolution.rollout.asking import Ask, say
 from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import RolloutEngine

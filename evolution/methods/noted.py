@@ -24,17 +24,10 @@ import structlog
 from dp.config import PrivacySpec
 from dp.steps.units import UnitId
 from evolution.errors import MemoryStoreError, PartError
-from evolution.memory.principles import (
-    PRINCIPLES_FILE,
-    Again,
-    Learned,
-    Note,
-    Principle,
-    Principles,
-    Used,
-)
+from evolution.memory.principles import PRINCIPLES_FILE, Principles
 from evolution.methods.playing import Player
 from evolution.part import Part
+from evolution.principle import Again, Learned, Note, Principle, Used
 
 __all__ = ["Noted", "open_run_principles"]
 

@@ -29,9 +29,9 @@ from dp.config import Unit
 from dp.steps.units import UnitId, group_by_unit
 from evolution.errors import EvolverSetupError, MemoryStoreError
 from evolution.memory.memory import Memory
-from evolution.memory.principles import Principle
 from evolution.methods.evolver import EvolveSettings
 from evolution.parts.seam import MemoryView
+from evolution.principle import Principle
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task, Trajectory
 

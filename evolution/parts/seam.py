@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from evolution.errors import PartError
-from evolution.memory.principles import Note, Principle
+from evolution.principle import Note, Principle
 from evolution.rollout.asking import Ask
 from evolution.rollout.conversation import RenderedEpisode
 from evolution.train.rows import Row

@@ -123,6 +123,8 @@ _BOTH: Final = {
     "foreign_log": ("library", "place", "error"),
     "not_alive": (),
     "not_ready": ("check",),
+    "principle_not_read": ("error",),
+    "principles_not_kept": ("error",),
     "probe_failed": ("path",),
     "probe_tls_failed": ("reason",),
     "scrape_incomplete": ("part", "reason"),

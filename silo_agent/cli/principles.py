@@ -24,7 +24,7 @@ from silo_agent.cli.stores import daemon_stopped, principles_of, typed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from evolution.memory.principles import Principle
+    from evolution.principle import Principle
 
 __all__ = ["principles_app"]
 
@@ -166,7 +166,7 @@ def _read_line(before: Principle) -> str:
         except typer.Abort:
             return ""
     # A character more than any text may have, so that a longer one is refused and not cut.
-    from evolution.memory.principles import MOST_CHARS
+    from evolution.principle import MOST_CHARS
 
     return sys.stdin.readline(MOST_CHARS + 2).strip()
 

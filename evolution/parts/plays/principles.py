@@ -18,8 +18,8 @@ Of ``questions`` tries at most the model is asked in a round, task by task. What
 is at least ``alike`` it is that one again, which keeps its text; where that is one that the
 operator wrote, nothing is kept. Training takes the text away.
 
-What a round writes and counts is read from the next round on (``memory/principles.py``), so within
-a round it does not matter which task comes first.
+What a round writes and counts is kept at its end (``evolution/memory/principles.py``), so within it
+no task's tries read what was written of another's.
 
 Covered: likeness by words; principles that the operator edits or deletes. Not covered: embeddings;
 choosing by likeness to the task, for every principle of an environment and subject may be read at
@@ -33,11 +33,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
-from evolution.memory.principles import Again, Learned, Principle, Used, one_line
 from evolution.part import BasePart
 from evolution.parts.plays.waves import Line, in_waves, lines_of
 from evolution.parts.seam import MemoryView, PartWork, Playing
 from evolution.parts.telling import likeness, told
+from evolution.principle import Again, Learned, Principle, Used, one_line
 from evolution.rollout.asking import Ask
 from evolution.trajectory import Scaffold, Task, Trajectory
 from federation.plan.methods import Couples, Reads

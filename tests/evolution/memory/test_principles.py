@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from evolution.errors import MemoryContentError, MemoryCorruptError
-from evolution.memory.principles import Again, Learned, Principles, Used, one_line
+from evolution.memory.principles import Principles
+from evolution.principle import Again, Learned, Used, one_line
 from evolution.trajectory import Task
 from tests.kit.evolution.plays import task, tried
 

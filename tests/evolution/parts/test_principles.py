@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from evolution.memory.principles import Again, Learned, Principle, Used
 from evolution.part import Part
 from evolution.parts.seam import MemoryView
+from evolution.principle import Again, Learned, Principle, Used
 from evolution.rollout.asking import Ask
 from evolution.trajectory import Task
 from tests.kit.evolution.plays import play_out, task, tried

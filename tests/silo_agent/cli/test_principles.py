@@ -10,7 +10,8 @@ import shutil
 
 import pytest
 
-from evolution.memory.principles import Learned, Principles, Used
+from evolution.memory.principles import Principles
+from evolution.principle import Learned, Used
 from ops.cli.envelope import Exit
 from silo_agent.books.departure import wipe
 from silo_agent.books.ledger import LEDGER_FILE

@@ -8,11 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from evolution.errors import MemoryContentError, PartError
-from evolution.memory.principles import Again, Learned, Principles, Used
+from evolution.memory.principles import Principles
 from evolution.methods.noted import Noted
 from evolution.methods.playing import Player
 from evolution.methods.population import unit_of
 from evolution.parts.seam import MemoryView
+from evolution.principle import Again, Learned, Used
 from federation.plan.recipe import PartChoice, PartsSection, recipe_of
 from tests.kit.evolution.plays import task, tried
 from tests.kit.evolution.record_round import LOCAL, SURE, Coin, work
