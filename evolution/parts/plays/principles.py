@@ -18,8 +18,8 @@ Of ``questions`` tries at most the model is asked in a round, task by task. What
 is at least ``alike`` it is that one again, which keeps its text; where that is one that the
 operator wrote, nothing is kept. Training takes the text away.
 
-What a round writes and counts is kept at its end (``evolution/memory/principles.py``), so within it
-no task's tries read what was written of another's.
+What is written and counted is kept when all tries are at their end
+(``evolution/memory/principles.py``), so none reads what was written of another beside it.
 
 Covered: likeness by words; principles that the operator edits or deletes. Not covered: embeddings;
 choosing by likeness to the task, for every principle of an environment and subject may be read at
