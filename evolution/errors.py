@@ -55,9 +55,9 @@
     │       ├── EngineTimeoutError         no whole answer in time
     │       ├── EngineRefusalError         another HTTP status than 200
     │       └── EngineReplyError           an answer that cannot be what was asked for
-    ├── MemoryStoreError                   a silo's memory
+    ├── MemoryStoreError                   a silo's memory, and its principles
     │   ├── MemoryCorruptError             the file is damaged or not ours
-    │   └── MemoryContentError             a trajectory that may not be stored
+    │   └── MemoryContentError             a trajectory or a text that may not be stored
     ├── BaseModelError                     the directory is no base model that is accepted
     ├── AdapterMismatchError               tensors that do not belong to this model; a ValueError
     └── LocalTimeError                     local work took longer than it may
@@ -387,7 +387,7 @@ class MemoryCorruptError(MemoryStoreError):
 
 
 class MemoryContentError(MemoryStoreError):
-    """The trajectory may not be stored."""
+    """The trajectory, or the text, may not be stored."""
 
 
 class BaseModelError(EvolutionError):

@@ -36,6 +36,8 @@ class BasePart:
     """As on its card."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """As on its card; of objectives only."""
+    keeps_principles: ClassVar[bool] = False
+    """Whether the silo keeps principles for it (``MemoryView.principles``); of plays only."""
     watches: ClassVar[tuple[str, ...]] = ()
     """Figures that an objective notes of a training."""
     options: Any

@@ -19,13 +19,16 @@ from dp.steps.units import UnitId
 from evolution.envs.environment import Environment
 from evolution.errors import EvolveError
 from evolution.memory.memory import Memory
+from evolution.memory.principles import Principles
 from evolution.methods.evolver import StepWork, Work
+from evolution.methods.noted import Noted
 from evolution.methods.playing import Played, Player, play_all
 from evolution.methods.population import UnitMemory, remember, unit_of
 from evolution.methods.protection import shares_batch, wave_size
 from evolution.methods.streams import Stream, round_rng, round_seed
 from evolution.part import Part
 from evolution.parts.seam import MemoryView, PartWork
+from evolution.principle import Principle
 from evolution.rollout.asking import say
 from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import RolloutEngine
@@ -57,7 +60,9 @@ def part_work(
     )
 
 
-def whole_memory(memory: Memory, work: Work) -> MemoryView:
+def whole_memory(
+    memory: Memory, work: Work, *, principles: Callable[[], Sequence[Principle]] = tuple
+) -> MemoryView:
     """Everything of the plan's window, for parts that may see the silo."""
     settings = work.settings
     return MemoryView(
@@ -69,6 +74,7 @@ def whole_memory(memory: Memory, work: Work) -> MemoryView:
         ),
         groups=lambda: memory.groups(round_index=work.round, window=settings.window),
         demonstrations=lambda: memory.experts() if settings.use_expert else (),
+        principles=principles,
     )
 
 
@@ -82,6 +88,8 @@ class Explorer:
     dtype: str
     """Of the base's weights."""
     make_environment: Callable[[str], Environment]
+    principles: Principles | None = None
+    """Where the play keeps some."""
 
     def explore(
         self,
@@ -103,7 +111,9 @@ class Explorer:
         """
         if not tasks:
             return NOTHING_PLAYED
+        noted = Noted(self.principles, spec)
         self.memory.explore(tasks, round_index=work.round, adapter_sha256=identity)
+        noted.begin(work.round, epoch=epoch)
         self.engine.load_adapter(identity, adapter)
         settings, together = work.settings, shares_batch(spec, self.dtype)
         at_once = wave_size(settings, spec, self.dtype)
@@ -134,40 +144,48 @@ class Explorer:
                 batch_size=at_once if together else 1,
             )
 
-        players = self._players(work, tasks, spec, epoch=epoch)
+        of_units = self._players(work, tasks, spec, noted, epoch=epoch)
+        players = list(of_units.values())
         played = play_all(players, tries, words, apart=spec is not None)
         if any(t.adapter_sha256 != identity for t in played.kept):
             raise EvolveError("episodes were not played with the round's released adapter")
         remember(self.memory, played.kept)
+        noted.keep(of_units, round_index=work.round)
         return played
 
     def _players(
-        self, work: Work, tasks: Sequence[Task], spec: PrivacySpec | None, *, epoch: int
-    ) -> list[Player]:
-        """One play for everything, or where units are apart one for each of them."""
+        self,
+        work: Work,
+        tasks: Sequence[Task],
+        spec: PrivacySpec | None,
+        noted: Noted,
+        *,
+        epoch: int,
+    ) -> dict[UnitId | None, Player]:
+        """One play for everything, of no unit, or where units are apart one for each of them."""
         if spec is None:
-            return [
-                Player(
+            return {
+                None: Player(
                     play=self.play.make(),
                     tasks=tasks,
                     places=range(len(tasks)),
-                    view=whole_memory(self.memory, work),
+                    view=whole_memory(self.memory, work, principles=noted.of(None)),
                     work=part_work(work, Stream.PLAY, chat=self.engine.chat, epoch=epoch),
                 )
-            ]
+            }
         places: dict[UnitId, list[int]] = {}
         for place, task in enumerate(tasks):
             places.setdefault(unit_of(task, spec.unit), []).append(place)
         memory = UnitMemory(
             self.memory, round_index=work.round, settings=work.settings, unit=spec.unit
         )
-        return [
-            Player(
+        return {
+            unit: Player(
                 play=self.play.make(),
                 tasks=[tasks[place] for place in own],
                 places=own,
-                view=memory.view(unit),
+                view=memory.view(unit, principles=noted.of(unit)),
                 work=part_work(work, Stream.PLAY, chat=self.engine.chat, unit=unit),
             )
             for unit, own in places.items()
-        ]
+        }

@@ -46,6 +46,9 @@ class RecipeOptions:
     """Most other tries kept of one task, also where units are protected."""
     memory_max_age_days: Count | None = 365
     """How long anything but a demonstration is kept, from the exploring that it came from."""
+    principle_capacity: Count | None = 64
+    """Most principles kept of one environment and one subject, where the plan's play keeps some;
+    their age is that of the memory."""
     gradient_backend: BackendName = "loop"
     """How gradients of single units are computed where units are protected; all give the same to
     rounding (``dp/steps/grads.py``)."""
@@ -91,6 +94,7 @@ class RecipeOptions:
             failure_capacity=None if guarded else _count(options, "failure_capacity"),
             failure_capacity_per_task=_count(options, "failure_capacity_per_task"),
             memory_max_age_days=_count(options, "memory_max_age_days"),
+            principle_capacity=_count(options, "principle_capacity"),
             gradient_backend=cast("BackendName", backend),
             gate=gate,
             personal=kind,

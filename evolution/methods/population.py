@@ -18,7 +18,7 @@ task; importing demonstrations (``silo_agent/cli/buffer.py``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from evolution.errors import EvolverSetupError, MemoryStoreError
 from evolution.memory.memory import Memory
 from evolution.methods.evolver import EvolveSettings
 from evolution.parts.seam import MemoryView
+from evolution.principle import Principle
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task, Trajectory
 
@@ -169,11 +170,14 @@ class UnitMemory:
         self._successes: dict[bool, Mapping[UnitId, tuple[Trajectory, ...]]] = {}
         self._groups: Mapping[UnitId, tuple[Group, ...]] | None = None
 
-    def view(self, unit: UnitId) -> MemoryView:
+    def view(
+        self, unit: UnitId, *, principles: Callable[[], Sequence[Principle]] = tuple
+    ) -> MemoryView:
         """What that unit's parts may see: its own, by released adapters alone."""
         return MemoryView(
             successes=lambda shortest: self._successes_of(shortest=shortest).get(unit, ()),
             groups=lambda: self.groups(unit),
+            principles=principles,
         )
 
     def groups(self, unit: UnitId) -> tuple[Group, ...]:

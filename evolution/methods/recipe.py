@@ -84,6 +84,7 @@ from evolution.methods.evolver import (
 from evolution.methods.exploring import NOTHING_PLAYED, Explorer, part_work, whole_memory
 from evolution.methods.held_out import judge
 from evolution.methods.machines import make_machines
+from evolution.methods.noted import open_run_principles
 from evolution.methods.options import RecipeOptions
 from evolution.methods.personal.choice import Choice, choose, validation_tasks
 from evolution.methods.personal.own_head import OwnHead
@@ -165,6 +166,12 @@ class RecipeEvolver(Evolver):
             max_age_days=self._options.memory_max_age_days,
             environments=self._environments,
         )
+        self._principles = open_run_principles(
+            setup.state_dir,
+            self._parts["play"],
+            capacity=self._options.principle_capacity,
+            max_age_days=self._options.memory_max_age_days,
+        )
         self._head = OwnHead(setup, setup.base_dir, state_dir=setup.state_dir)
         self._personal = PersonalAdapter(self._options, state_dir=setup.state_dir)
         machines = setup.machines or make_machines(setup)
@@ -176,6 +183,7 @@ class RecipeEvolver(Evolver):
             play=self._parts["play"],
             dtype=setup.dtype,
             make_environment=explored.make,
+            principles=self._principles,
         )
 
     def evolve(self, work: Work) -> Evolution:
@@ -304,10 +312,12 @@ class RecipeEvolver(Evolver):
         )
 
     def close(self) -> None:
-        """Release the models that are the method's own, and close the memory."""
+        """Release the models that are the method's own, and close what is kept."""
         if self._setup.machines is None:
             self._engine.close()
         self._memory.close()
+        if self._principles is not None:
+            self._principles.close()
 
     # Where nothing inside the silo is protected ---------------------------------------------------
 

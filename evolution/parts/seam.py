@@ -13,7 +13,11 @@ Invariants of what is handed out:
    for a question. It may ask for its own tasks alone, for no more tries than it was given, and for
    words as often as it has tries. Where in a task a try begins (``Task.prefix``, ``Task.variant``)
    is the play's own choice.
-4. A group holds tries that began alike: those of a task from another prefix, or of another variant,
+4. Principles are read and noted by plays whose class says ``keeps_principles``, and by nothing
+   else. A note is about the play's own: tries that it was sent, principles that it was shown. It is
+   kept when all plays of the exploring are at their end and its own did not fail; what a play reads
+   never changes while it runs.
+5. A group holds tries that began alike: those of a task from another prefix, or of another variant,
    are another group.
 
 Covered: the seam. Not covered: objectives (``evolution/train/objective.py``), which the trainer
@@ -30,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from evolution.errors import PartError
+from evolution.principle import Note, Principle
 from evolution.train.rows import Row
 from evolution.trajectory import Ask, Group, Task, Trajectory
 
@@ -110,12 +115,16 @@ class MemoryView:
         successes: Callable[[bool], Sequence[Trajectory]],
         groups: Callable[[], Sequence[Group]],
         demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
+        principles: Callable[[], Sequence[Principle]] = tuple,
     ) -> None:
         """Read through these; the first is told whether only the shortest of a task is wanted."""
         self._successes = successes
         self._groups = groups
         self._demonstrations = demonstrations
+        self._principles = principles
         self._open = False
+        self.noted: list[Note] = []
+        """In order; for the driver."""
 
     def successes(self, *, shortest: bool) -> Sequence[Trajectory]:
         """What the window's training set would be: successes, and demonstrations where they count.
@@ -131,6 +140,15 @@ class MemoryView:
     def groups(self) -> Sequence[Group]:
         """All tries of the window, task by task and round by round, solved or not."""
         return self._groups() if self._open else ()
+
+    def principles(self) -> Sequence[Principle]:
+        """By environment, subject and score, the best first; of equal scores the older before."""
+        return self._principles() if self._open else ()
+
+    def note(self, one: Note) -> None:
+        """Have something about principles written down; see the module."""
+        if self._open:
+            self.noted.append(one)
 
     @contextmanager
     def opened(self) -> Iterator[MemoryView]:

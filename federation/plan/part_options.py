@@ -29,6 +29,7 @@ __all__ = [
     "OnePerTaskOptions",
     "PpoOptions",
     "PrefixesOptions",
+    "PrinciplesOptions",
     "RegretOptions",
     "RerunOptions",
     "RetryOptions",
@@ -261,6 +262,20 @@ class EpisodesOptions(Section):
     """α: how far a value moves to what a try came to."""
     explore: Annotated[float, Field(ge=0, le=1)] = 0.05
     """ε: how often others than those of the highest value are told."""
+
+
+class PrinciplesOptions(Section):
+    """Of the play ``principles``."""
+
+    count: Annotated[int, Field(ge=1, le=8)] = 3
+    """How many principles are read, those of the highest score."""
+    alike: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """A new one that is at least so like one that there is, is none of its own."""
+    questions: Annotated[int, Field(ge=1, le=1024)] = 32
+    """The most tries of a round of which the model is asked to write one; where units are protected
+    of each unit."""
+    tokens: Annotated[int, Field(ge=1, le=512)] = 64
+    """The longest answer."""
 
 
 class ReverseKlOptions(Section):

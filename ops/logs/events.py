@@ -218,6 +218,8 @@ _SILO: Final = {
     "personal_adapter_not_trained": ("round",),
     "preflight_answered": ("outcome", "rule"),
     "preflight_not_answered": ("kind", "detail"),
+    "principle_not_read": ("error",),
+    "principles_not_kept": ("error",),
     "ready_not_taken": ("reason",),
     "refusal_not_delivered": ("detail",),
     "refused": ("rule", "detail"),

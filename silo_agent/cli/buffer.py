@@ -20,10 +20,6 @@ which are in the directory that was named there; adapters, which cannot forget.
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,9 +27,9 @@ import typer
 
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 from silo_agent.cli.program import DEFAULT_DATA, Data, answering
+from silo_agent.cli.stores import daemon_stopped, memories, principles_of, typed
 
 if TYPE_CHECKING:
-    from evolution.memory.memory import Memory
     from evolution.rollout.conversation import ChatFormat
 
 __all__ = ["buffer_app"]
@@ -59,7 +55,7 @@ def buffer_import(
     They are part of every training set of a plan that says use_expert. Under
     record-level privacy nothing is trained on them.
     """
-    with answering(output), _typed():
+    with answering(output), typed():
         from evolution.memory.memory import Memory
         from evolution.methods.expert_file import read_expert_file
         from evolution.methods.population import EXPERT_FILE
@@ -75,7 +71,7 @@ def buffer_import(
                 exit_code=Exit.ARGUMENTS,
                 next_step=f"add it to environments in {data / 'silo.toml'}, or name another one",
             )
-        with _daemon_stopped(config.data_dir):
+        with daemon_stopped(config.data_dir):
             given = read_expert_file(file, environment=environment, chat=_chat(config.base_model))
             with Memory(config.data_dir / EXPERT_FILE) as memory:
                 added = memory.add_expert(given)
@@ -90,15 +86,15 @@ def buffer_import(
 @buffer_app.command("show")
 def buffer_show(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """How many tries and demonstrations each memory holds, per environment."""
-    with answering(output), _typed():
+    with answering(output), typed():
         from dataclasses import asdict
 
         from silo_agent.config import SiloConfig
 
         config = SiloConfig.load(data)
         shown = []
-        with _daemon_stopped(config.data_dir):
-            for path, memory in _memories(config.data_dir):
+        with daemon_stopped(config.data_dir):
+            for path, memory in memories(config.data_dir):
                 name = str(path.relative_to(config.data_dir))
                 counts = memory.counts()
                 shown.append({"file": name, "environments": [asdict(row) for row in counts]})
@@ -126,11 +122,11 @@ def buffer_delete(
 ) -> None:
     """Forget a subject or a task in every memory, and overwrite what was there.
 
-    Finished work that is not released yet goes too: it is done again, and local training
-    charged again. Adapters that were trained on it stay as they are.
+    The principles that were made of it go too, edited ones as well. Finished work
+    that is not released yet goes too: it is done again, and local training charged
+    again. Adapters that were trained on it stay as they are.
     """
-    with answering(output), _typed():
-        from evolution.trajectory import Task
+    with answering(output), typed():
         from silo_agent.config import SiloConfig
         from silo_agent.local_work.diagnosis import delete_reports
         from silo_agent.local_work.result_file import delete_results
@@ -140,17 +136,14 @@ def buffer_delete(
                 "name either --subject or --task", code="arguments", exit_code=Exit.ARGUMENTS
             )
         config = SiloConfig.load(data)
-        deleted = 0
-        with _daemon_stopped(config.data_dir):
-            for _, memory in _memories(config.data_dir):
-                if subject is not None:
-                    deleted += memory.delete_subject(subject)
-                elif task is not None:
-                    deleted += memory.delete_task(Task(environment=task[0], task_id=task[1]))
+        with daemon_stopped(config.data_dir):
+            deleted, principles = _forget(config.data_dir, subject, task)
             results = delete_results(config.data_dir)
             diagnoses = delete_reports(config.data_dir)
             personal = sorted(config.data_dir.glob("evolve/*/personal"))
         show_result(output, f"deleted {deleted} trajectories")
+        if principles:
+            show_result(output, f"deleted {principles} principle(s) that were made of them")
         if results:
             show_result(
                 output,
@@ -165,6 +158,7 @@ def buffer_delete(
             output,
             {
                 "deleted": deleted,
+                "principles": principles,
                 "results": results,
                 "diagnoses": diagnoses,
                 "personal": [str(path) for path in personal],
@@ -172,54 +166,17 @@ def buffer_delete(
         )
 
 
-@contextmanager
-def _typed() -> Iterator[None]:
-    """The errors of memories and of files of demonstrations as those of a command."""
-    from evolution.errors import ConversationError, EvolveError, MemoryStoreError
+def _forget(data_dir: Path, subject: str | None, task: tuple[str, int] | None) -> tuple[int, int]:
+    """How many trajectories and how many principles of a subject or of a task went."""
+    from evolution.trajectory import Task
 
-    try:
-        yield
-    except (MemoryStoreError, EvolveError, ConversationError) as error:
-        code = type(error).__name__.removesuffix("Error")
-        code = "".join(f"_{c.lower()}" if c.isupper() else c for c in code).lstrip("_")
-        raise CommandError(str(error), code=code, exit_code=Exit.ARGUMENTS) from error
-
-
-@contextmanager
-def _daemon_stopped(data_dir: Path) -> Iterator[None]:
-    """Hold the lock that a daemon holds on its ledger; a CommandError if one does."""
-    from silo_agent.books.ledger import LEDGER_FILE
-
-    try:
-        descriptor = os.open(data_dir / LEDGER_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        # A silo whose daemon never ran.
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CommandError(
-                "the daemon of this silo is running",
-                code="daemon_running",
-                exit_code=Exit.SERVER,
-                hint="it has the memory open",
-                next_step="stop it, then try again",
-            ) from error
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _memories(data_dir: Path) -> Iterator[tuple[Path, Memory]]:
-    from evolution.memory.memory import Memory
-    from evolution.methods.population import EXPERT_FILE, MEMORY_FILE
-
-    for path in (data_dir / EXPERT_FILE, *sorted(data_dir.glob(f"evolve/*/{MEMORY_FILE}"))):
-        if path.is_file():
-            with Memory(path) as memory:
-                yield path, memory
+    deleted = principles = 0
+    of = None if task is None else Task(environment=task[0], task_id=task[1])
+    for _, memory in memories(data_dir):
+        deleted += memory.delete_subject(subject or "") if of is None else memory.delete_task(of)
+    for _, kept in principles_of(data_dir):
+        principles += kept.delete_subject(subject or "") if of is None else kept.delete_task(of)
+    return deleted, principles
 
 
 def _chat(base_model: Path | None) -> ChatFormat:

@@ -35,6 +35,7 @@ from silo_agent.cli.doctor import doctor
 from silo_agent.cli.env import env_app
 from silo_agent.cli.leave import leave
 from silo_agent.cli.policy import policy_app
+from silo_agent.cli.principles import principles_app
 from silo_agent.cli.program import DEFAULT_DATA, Data, answering
 from silo_agent.cli.roster import roster_app
 from silo_agent.cli.runs import approve, preview, refuse, runs
@@ -50,6 +51,7 @@ app = command_line(
 app.add_typer(budget_app, name="budget")
 app.add_typer(policy_app, name="policy")
 app.add_typer(buffer_app, name="buffer")
+app.add_typer(principles_app, name="principles")
 app.add_typer(env_app, name="env")
 app.add_typer(audit_app, name="audit")
 app.add_typer(roster_app, name="roster")

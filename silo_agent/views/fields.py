@@ -23,7 +23,7 @@ MASKED: Final = "masked and noised"
 SHARE: Final = "a share of a mask's seed"
 
 NEVER: Final = (
-    "prompts, trajectories, tasks, tools, memories, demonstrations and whatever else is text",
+    "prompts, trajectories, tasks, tools, memories, principles, demonstrations and all other text",
     "the update of this silo alone, its norm, its loss, its rewards",
     "how many episodes this silo played or solved, but in the masked and noised block",
     "how long local work took, as far as the plan's ready_after_s keeps the report back",

@@ -35,12 +35,20 @@ def tried(of, *actions, solved=False, saw="a red door", invalid=(), round_index=
     )
 
 
-def play_out(play, tasks, answer, *, successes=(), groups=(), words="do better", seed=0):
-    """What a play returned and the waves that it asked for.
+def play_out(
+    play, tasks, answer, *, successes=(), groups=(), principles=(), words="do better", seed=0,
+    noted=None,
+):  # fmt: skip
+    """What a play returned and the waves that it asked for; what it noted goes into ``noted``.
 
-    ``answer`` is given the wish and how many tries at its task came before it.
+    ``answer`` is given the wish and how many tries at its task came before it; ``words`` are what
+    the model says, or are given the question.
     """
-    view = MemoryView(successes=lambda _shortest: successes, groups=lambda: groups)
+    view = MemoryView(
+        successes=lambda _shortest: successes,
+        groups=lambda: groups,
+        principles=lambda: principles,
+    )
     work = PartWork(
         round=2,
         tries_per_task=4,
@@ -52,7 +60,7 @@ def play_out(play, tasks, answer, *, successes=(), groups=(), words="do better",
 
     def became(wish):
         if isinstance(wish, Ask):
-            return words
+            return words(wish) if callable(words) else words
         number = before.get(wish.task_id, 0)
         before[wish.task_id] = number + 1
         return answer(wish, number)
@@ -65,4 +73,6 @@ def play_out(play, tasks, answer, *, successes=(), groups=(), words="do better",
                 waves.append(list(wave))
                 wave = running.send([became(wish) for wish in wave])
         except StopIteration as over:
+            if noted is not None:
+                noted.extend(view.noted)
             return over.value, waves

@@ -114,7 +114,7 @@ def test_a_personal_adapter_that_may_know_what_was_deleted_is_named(call, silo, 
     personal.mkdir()
     _, answer = call("delete", "--subject", "zoe", "--data", silo)
     assert answer["data"] == {
-        "deleted": 2, "results": 0, "diagnoses": 0, "personal": [str(personal)],
+        "deleted": 2, "principles": 0, "results": 0, "diagnoses": 0, "personal": [str(personal)],
     }  # fmt: skip
 
 

@@ -19,7 +19,12 @@ from tests.kit.evolution.record_round import (
 
 PLAIN = {"episodes": 32, "tries_per_task": 4, "window": 2, "max_new_tokens": 3}
 OF_ONE_TASK = [{"name": "retry"}, {"name": "retry", "critique": True}, {"name": "repair"}]
-OF_A_USER = [{"name": "hints"}, {"name": "experience"}, {"name": "episodes", "floor": 0.0}]
+OF_A_USER = [
+    {"name": "hints"},
+    {"name": "experience"},
+    {"name": "episodes", "floor": 0.0},
+    {"name": "principles"},
+]
 
 
 def recipe(play, method="fed-se"):

@@ -31,6 +31,9 @@ ELSEWHERE = {
     ("chorale-coordinator", "serve"): "a daemon, which has no result",
     ("chorale-silo", "run"): "a daemon, which has no result",
     ("chorale-silo", "diagnose"): "plays and trains: tests/silo_agent/cli/test_diagnose.py",
+    ("chorale-silo", "principles", "show"): "needs one: tests/silo_agent/cli/test_principles.py",
+    ("chorale-silo", "principles", "edit"): "needs one: tests/silo_agent/cli/test_principles.py",
+    ("chorale-silo", "principles", "delete"): "needs one: tests/silo_agent/cli/test_principles.py",
     ("chorale-silo", "replay"): "needs two adapters of a base model that explores",
     ("chorale-lab", "base", "build"): "makes a model, which takes minutes",
     ("chorale-lab", "base", "import"): "tests/lab/base/test_pretrained.py",
@@ -187,6 +190,7 @@ def operator_prepares(types, loopback):
     types("chorale-silo buffer import expert.jsonl --environment craft --data operator")
     types("chorale-silo buffer show --data operator")
     types("chorale-silo buffer delete --subject zoe --data operator")
+    types("chorale-silo principles list --data operator")
     at = f"--data {loopback.silo_dir('silo-b')}"
     plan = f"{loopback.directory}/plan.toml --adapter {loopback.directory}/initial.safetensors"
     Path(f"{loopback.directory}/plan.toml").write_text(cf.plan_toml(rounds=1))

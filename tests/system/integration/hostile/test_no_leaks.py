@@ -121,6 +121,8 @@ def plan_toml():
         held_out=HELD_OUT,
     )
     toml = toml.replace('method = "fed-se"\n', 'method = "fed-se"\nuse_expert = true\n')
+    # Each task has tries before and after its silo's model wrote about some.
+    toml = toml.replace("\n[aggregation]", '\n[evolve.parts]\nplay = "principles"\n\n[aggregation]')
     # As much as can leave a silo leaves it.
     toml = toml.replace("\ngrid = ", "\nexact_figures = true\ngrid = ")
     return re.sub("phase_deadline_s = [0-9]+", "phase_deadline_s = 30", toml)
@@ -453,6 +455,11 @@ def test_every_secret_is_where_it_belongs(story, index):
         assert f"{silo_id}'s {kind} as raw" in found
     kept = [place for place, what in hits(haystacks, mine) if "'s observation" in what]
     assert any("successes.sqlite" in place for place in kept)
+    # Whose principles they are; what they say is the small base's own.
+    whose = [
+        place for place, what in hits(haystacks, mine) if what == f"{silo_id}'s subject as raw"
+    ]
+    assert any("principles.sqlite" in place for place in whose)
     assert f"{silo_id}'s reward as text" in found
     assert f"{silo_id}'s delta_norm as text" in found
     for key in ("leaf.key", "protocol.key"):
