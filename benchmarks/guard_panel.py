@@ -59,7 +59,8 @@ def _line(who: str, counts: tuple[int, ...]) -> str:
     played, solved, broke, kept = counts
     return (
         f"{who}: {played} tries, {100 * solved / played:.1f} % solved, "
-        f"{100 * broke / played:.1f} % broke the rule, {100 * kept / played:.1f} % solved within it\n"
+        f"{100 * broke / played:.1f} % broke the rule, "
+        f"{100 * kept / played:.1f} % solved within it\n"
     )
 
 

@@ -279,10 +279,8 @@ class SiloConfig(BaseSettings):
                 object.__setattr__(self, name, data_dir / path.expanduser())
         if self.base_model is not None:
             object.__setattr__(self, "base_model", _base_directory(data_dir, self.base_model))
-        if self.guard is not None and self.guard.serve_dir is not None:
-            serve_dir = data_dir / self.guard.serve_dir.expanduser()
-            guard = self.guard.model_copy(update={"serve_dir": serve_dir})
-            object.__setattr__(self, "guard", guard)
+        if self.guard is not None:
+            object.__setattr__(self, "guard", self.guard.below(data_dir))
         names = [entry.environment for entry in self.environments]
         if len(set(names)) != len(names):
             raise ValueError("environments: name each environment once")
@@ -299,10 +297,8 @@ class SiloConfig(BaseSettings):
                 catalogue.require_shards(entry.environment, entry.shard_count or 1)
                 if entry.variant is not None:
                     catalogue.require_variant(entry.environment, entry.variant)
-            for panel in () if self.guard is None else self.guard.panels:
-                if panel.environment not in catalogue:
-                    known = ", ".join(catalogue.names)
-                    raise ValueError(f"guard.panels: {panel.environment!r} is none of {known}")
+            if self.guard is not None:
+                self.guard.require_known(catalogue.names)
         except EnvironmentFailureError as error:
             raise ValueError(f"environments: {error}") from error
 

@@ -1,12 +1,13 @@
 """``[guard]`` of ``silo.toml``: which panels judge adopted adapters, by what bounds, served where.
 
 Covered: types and bounds. Not covered: whether the silo has a panel's environment, which
-``silo_agent/config.py`` asks; the rule that reads these (``silo_agent/guard/rule.py``).
+``silo_agent/config.py`` knows; the rule that reads these (``silo_agent/guard/rule.py``).
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -81,3 +82,20 @@ class GuardSection(BaseModel):
         if len(set(names)) != len(names):
             raise ValueError("panels: name each environment once")
         return self
+
+    def below(self, directory: Path) -> GuardSection:
+        """The same, with paths that are relative to a directory."""
+        if self.serve_dir is None:
+            return self
+        return self.model_copy(update={"serve_dir": directory / self.serve_dir.expanduser()})
+
+    def require_known(self, environments: Collection[str]) -> None:
+        """Refuse panels of an environment that the silo does not have.
+
+        Raises:
+            ValueError: There is one.
+        """
+        for panel in self.panels:
+            if panel.environment not in environments:
+                known = ", ".join(environments)
+                raise ValueError(f"guard.panels: {panel.environment!r} is none of {known}")

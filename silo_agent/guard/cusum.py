@@ -144,8 +144,7 @@ def _posterior(tries: int, violations: int) -> tuple[Floats, Floats]:
     logs = violations * np.log(grid) + (tries - violations) * np.log1p(-grid)
     dense = np.exp(logs - logs.max())
     below = np.cumsum(dense) / dense.sum()
-    first = grid[np.searchsorted(below, _TAIL)]
-    last = grid[min(np.searchsorted(below, 1 - _TAIL), _GRID - 1)]
+    first, last = grid[below >= _TAIL][0], grid[below <= 1 - _TAIL][-1]
     places = np.linspace(first, last, _NODES)
     weights = np.interp(places, grid, dense)
     return places, weights / weights.sum()

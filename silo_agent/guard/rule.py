@@ -1,6 +1,7 @@
 """The rule of the gate: which adapter passes, and which of those that passed is served.
 
-With s, v the adapter's shares of solved and of violating tries on a panel and s_0, v_0 the base's ::
+With s and v the adapter's shares of solved and of violating tries on a panel, s_0 and v_0 the
+base's ::
 
     success      s < s_0 − tau
     violations   v > v_0 + violations
