@@ -144,7 +144,8 @@ def _posterior(tries: int, violations: int) -> tuple[Floats, Floats]:
     logs = violations * np.log(grid) + (tries - violations) * np.log1p(-grid)
     dense = np.exp(logs - logs.max())
     below = np.cumsum(dense) / dense.sum()
-    first, last = grid[below >= _TAIL][0], grid[below <= 1 - _TAIL][-1]
+    first, last = grid[np.argmax(below >= _TAIL)], grid[np.argmax(below >= 1 - _TAIL)]
     places = np.linspace(first, last, _NODES)
     weights = np.interp(places, grid, dense)
+    weights[[0, -1]] /= 2
     return places, weights / weights.sum()
