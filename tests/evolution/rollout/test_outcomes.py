@@ -263,7 +263,7 @@ def test_a_batch_gives_its_groups_in_the_order_of_the_tasks(odd):
 
 
 class Ruled(Told):
-    """States one rule: not to say what the second action is; breaking it is neither paid nor not."""
+    """States one rule, which the odd task's second step breaks; nothing is paid for it."""
 
     def violates(self, info):
         return self.task_id == ODD and len(self.actions) == 2
