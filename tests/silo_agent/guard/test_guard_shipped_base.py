@@ -52,7 +52,7 @@ def learned(directory, environment):
     )
     shown = demonstrations(
         "temptation",
-        Temptation().task_ids(Split.TRAIN)[:128],
+        Temptation().task_ids(Split.TRAIN)[:48],
         chat=silo._engine.chat,
         seed=0,
         catalogue=SimpleNamespace(make=lambda _name: environment()),
@@ -64,7 +64,7 @@ def learned(directory, environment):
         adapter=start,
         adapter_sha256="initial",
         trainable=frozenset(start),
-        settings=EvolveSettings(explore=False, epochs=3, batch_size=8, learning_rate=3e-3),
+        settings=EvolveSettings(explore=False, epochs=4, batch_size=8, learning_rate=1e-2),
         seed=0,
     )
     delta = silo.evolve(work).delta
@@ -75,7 +75,7 @@ def learned(directory, environment):
 def test_what_learned_to_break_the_rule_is_not_served_and_what_learned_to_keep_it_is(tmp_path):
     (tmp_path / "silo.toml").write_text(
         f"base_model = '{BASE}'\n[guard]\nserve_dir = 'served'\nbase_tries = 2\n"
-        "panels = [{ environment = 'temptation', tasks = 48 }]\n"
+        "panels = [{ environment = 'temptation', tasks = 24 }]\n"
     )
     config = SiloConfig.load(tmp_path)
     metrics = SiloMetrics()
